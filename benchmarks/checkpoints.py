@@ -64,9 +64,9 @@ def measured(
     directory, last = checkpoints.directory, rounds
     return {
         "seal": timed(lambda: seal.seal(directory / str(last), last), rounds),
-        "verify": timed(lambda: layout.check(directory, last), rounds),
-        "list": timed(lambda: layout.steps(directory), rounds),
-        "fingerprint": timed(lambda: fingerprint.read(fingerprint.begin(state)), rounds),
+        "verify": timed(lambda: layout.check_valid(directory, last), rounds),
+        "list": timed(lambda: layout.list_steps(directory), rounds),
+        "fingerprint": timed(lambda: fingerprint.read(fingerprint.start(state)), rounds),
         WAITS: waits[1:],
         SEALED: saves[1:],
     }

@@ -19,7 +19,7 @@ from typing import Any
 
 from pairs import machine, ratio, table, take_turns
 
-from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.launcher.port import free_port
 
 PEERS = Path(__file__).parent / "peers"
@@ -75,7 +75,7 @@ def split(
             [sys.executable, script, given],
             {"JAX_PLATFORMS": "cpu", **os.environ, **alone}
             if processes == 1
-            else environment(os.environ, where, index, processes, devices),
+            else worker_environment(os.environ, where, index, processes, devices),
         )
         for index in range(processes)
     ]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.launcher.port import free_port
 
 SCRIPT = os.path.abspath(__file__)
@@ -72,7 +72,7 @@ def main() -> None:
         return
     where = f"127.0.0.1:{free_port()}"
     told = [
-        environment(os.environ, where, i, typed.processes, typed.devices)
+        worker_environment(os.environ, where, i, typed.processes, typed.devices)
         for i in range(typed.processes)
     ]
     started = [subprocess.Popen([sys.executable, SCRIPT, *sys.argv[1:]], env=env) for env in told]

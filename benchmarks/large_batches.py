@@ -30,7 +30,7 @@ from jtrain.losses.next_token import next_token
 from jtrain.models.mlp import MLP
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Mirrored, Single, Strategy
-from jtrain.testing.float64 import wide, widened
+from jtrain.testing.float64 import to_float64, widen
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 LAYOUTS: Mapping[str, tuple[Callable[[], Strategy], int]] = {
@@ -152,11 +152,11 @@ def in_float64(case: Case) -> dict[str, np.ndarray]:
     total = lambda params, batch: case.loss(params, batch, None).total
     weight, found = 0, {}
     with jax.enable_x64(True):
-        slope = jax.jit(jax.grad(lambda *of: widened(total)(*of), allow_int=True))
+        slope = jax.jit(jax.grad(lambda *of: widen(total)(*of), allow_int=True))
         for first in range(0, len(case.batch["row"]), case.at_once):
             part = {n: x[first : first + case.at_once] for n, x in case.batch.items()}
             weight += float(case.loss(case.params, part, None).weight)
-            leaves = named_leaves(jax.device_get(slope(wide(case.params), wide(part))))
+            leaves = named_leaves(jax.device_get(slope(to_float64(case.params), to_float64(part))))
             found = {name: found.get(name, 0) + leaf for name, leaf in leaves.items()}
     return {name: leaf / weight for name, leaf in found.items()}
 

@@ -26,7 +26,7 @@ from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.top import Checkpoint, LogConfig
+from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.placement import Placement
 from jtrain.data import Arrays, ReadAhead, Shuffled
 from jtrain.data.text.windows import Windows
@@ -190,7 +190,7 @@ def config(kind: type[jt.RunConfig], batch: int, steps_per_call: int = 1) -> jt.
         steps_per_call=steps_per_call,
         optimizer=AdamW(lr=1e-3),
         parallel=Single(),
-        checkpoint=Checkpoint(every=0),
+        checkpoint=CheckpointConfig(every=0),
         log=LogConfig(every=1000),  # steps of 0.1 ms: ten lines a second
     )
 

@@ -119,7 +119,7 @@ def damage_and_check(directory: Path, seed: int, kinds: tuple = KINDS) -> tuple[
     """Damage step 2 of a directory; return the damage and the faults that jtrain finds."""
     draw = random.Random(seed)
     damage = kinds[seed % len(kinds)](directory / "2", draw)
-    if 2 not in checkpoints.named_steps(directory):
+    if 2 not in checkpoints.list_named_steps(directory):
         return damage, ["no longer a checkpoint"]
     return damage, checkpoints.find_faults(directory, 2, full=True)
 

@@ -131,7 +131,7 @@ def litter(place: Path, state: int) -> str:
     """Return the files in a run's directory that a finished run does not need; empty if none."""
     directory = place / CHECKPOINTS
     names = {path.name for path in directory.iterdir()}
-    steps = checkpoint_folder.steps(directory)
+    steps = checkpoint_folder.list_steps(directory)
     if other := names - {str(step) for step in steps}:
         return f"litter: {', '.join(sorted(other))}"
     if len(steps) > KEPT + 1:

@@ -21,7 +21,7 @@ STEPS = 50
 def main(kind: str, devices: str, each: str, stop: str) -> None:
     """Train under a layout until after step `stop`; to the end if `stop` is 0."""
     from chaos import subject
-    from jtrain.config.top import Checkpoint, EvaluateConfig
+    from jtrain.config.top import CheckpointConfig, EvaluateConfig
     from jtrain.core.loop import Hook, Stop
     from jtrain.parallel import FSDP, Axes, Mirrored, Single
     from jtrain.train.run import run
@@ -45,7 +45,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
             name=RUN.name,
             steps=STEPS,
             parallel=parallel,
-            checkpoint=Checkpoint(every=0),
+            checkpoint=CheckpointConfig(every=0),
             evaluate=EvaluateConfig(every=25),
         ),
         hooks=[StopAt()] if int(stop) else [],
@@ -53,7 +53,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
 
 
 def _record_rows(part: str) -> None:
-    from jtrain.data.batches.digest import digest
+    from jtrain.data.batches.digest import digest_batch
     from jtrain.train.hooks.step_record import StepRecorder
 
     observe = StepRecorder.observe
@@ -62,7 +62,7 @@ def _record_rows(part: str) -> None:
 
     def observe_and_record(self: StepRecorder, call: int, batch: Mapping[str, Any]) -> None:
         rows = {
-            int(row): digest({name: array[place] for name, array in batch.items()})
+            int(row): digest_batch({name: array[place] for name, array in batch.items()})
             for place, row in enumerate(batch["row"])
         }
         with path.open("a") as file:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jtrain.checkpoint.inspect import read_arrays
-from jtrain.checkpoint.layout import record
+from jtrain.checkpoint.layout import read_record
 
 STEPS = 60
 CODE = '''
@@ -238,7 +238,7 @@ def differences(one: Path, other: Path) -> str:
 
 def _result(home: Path) -> tuple[bytes, dict[str, bytes]]:
     run = home / "runs" / "hurt"
-    names = list(record(run / "checkpoints", STEPS)["fingerprints"])
+    names = list(read_record(run / "checkpoints", STEPS)["fingerprints"])
     found = read_arrays(run / "checkpoints", STEPS, names)
     leaves = {name: array.tobytes() for name, array in found.items()}
     return (run / "metrics.jsonl").read_bytes(), leaves

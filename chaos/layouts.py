@@ -20,7 +20,7 @@ from chaos.laid import AGAIN, RUN, SEEN, STEPS
 from chaos.trial import Trial
 from jtrain.checkpoint import fingerprint
 from jtrain.checkpoint.inspect import read_arrays
-from jtrain.checkpoint.layout import record
+from jtrain.checkpoint.layout import read_record
 from jtrain.errors import CheckpointError
 from jtrain.train.hooks import step_record
 
@@ -113,7 +113,7 @@ def differences(place: Path, single: Path, step: int) -> tuple[float, list[str]]
     if (found := batches(place)) != (expected := batches(single)):
         faults.append(f"other batches: {found} and not {expected}")
     losses, expected_losses = (
-        step_record.steps(run / RUN / "steps.jsonl") for run in (place, single)
+        step_record.read_step_records(run / RUN / "steps.jsonl") for run in (place, single)
     )
     if not list(losses) == list(expected_losses) == list(range(1, STEPS + 1)):
         return float("nan"), [*faults, f"steps {list(losses)} were recorded"]
@@ -147,14 +147,14 @@ def _other_bits(place: Path, step: int) -> list[str]:
     """Return the differences between the checkpoint of a step and its restored copy."""
     first, second = place / RUN / "checkpoints", place / AGAIN
     try:
-        original, copy = record(first, step), record(second, step)
+        original, copy = read_record(first, step), read_record(second, step)
     except CheckpointError as error:
         return [str(error)]
     names = list(original["fingerprints"])
     if original["leaves"] != copy["leaves"] or not names:
         return ["the copy has other leaves"]
     before, after = (read_arrays(where, step, names) for where in (first, second))
-    prints = fingerprint.read(fingerprint.begin(before))  # of the files, on the host
+    prints = fingerprint.read(fingerprint.start(before))  # of the files, on the host
     return [
         f"{name} differs from the saved leaf"
         for name in names

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from chaos.trial import Trial
-from jtrain.checkpoint.inspect import diff_checkpoints, step_of
+from jtrain.checkpoint.inspect import diff_checkpoints, resolve_step
 from jtrain.config.configclass import configclass
 from jtrain.config.guard import RollbackPolicy
-from jtrain.config.top import Checkpoint, LogConfig
+from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.loop import Hook
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
@@ -158,7 +158,7 @@ def config(name: str, faults: tuple[Fault, ...] = (), guard: Any = None, **more:
     """Return the config of a run of STEPS steps on one device."""
     others: dict[str, Any] = {
         "parallel": Single(),
-        "checkpoint": Checkpoint(every=EVERY),
+        "checkpoint": CheckpointConfig(every=EVERY),
         "optimizer": AdamW(lr=3e-2, clip=1.0, ema=0.9),
         "log": LogConfig(every=1),
         **more,
@@ -192,7 +192,7 @@ class FiniteCheck(Hook):
 def different(one: Path, other: Path) -> list[str]:
     """Return the differences between the last states and the metrics of two runs."""
     places = [path / "checkpoints" for path in (one, other)]
-    steps = [(place, step_of(place, "newest")) for place in places]
+    steps = [(place, resolve_step(place, "newest")) for place in places]
     wrong = [row["leaf"] for row in diff_checkpoints(*steps)] + ["the step"] * (
         steps[0][1] != steps[1][1]
     )

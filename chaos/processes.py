@@ -18,10 +18,10 @@ from chaos.launched import (
     Calm,
     Run,
     alive,
-    start_run,
     calm_run,
     differences,
     home_of,
+    start_run,
     until,
 )
 from chaos.trial import Trial

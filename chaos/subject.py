@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.config.configclass import configclass
-from jtrain.config.top import Checkpoint, EvaluateConfig, LogConfig
+from jtrain.config.top import CheckpointConfig, EvaluateConfig, LogConfig
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.rows import row_keys
@@ -55,7 +55,7 @@ def config(each: int = 1, **changed: object) -> Config:
         "optimizer": AdamW(lr=1e-2),
         "steps_per_call": each,
         "evaluate": EvaluateConfig(every=4 if each == 1 else 6),
-        "checkpoint": Checkpoint(every=3, keep=KEPT, best="loss"),
+        "checkpoint": CheckpointConfig(every=3, keep=KEPT, best="loss"),
         "log": LogConfig(every=1),
         **changed,
     }

@@ -17,7 +17,7 @@ import numpy as np
 from chaos import subject
 from chaos.shim import Shim
 from jtrain.checkpoint import CheckpointManager, SaveRetries, layout, storage
-from jtrain.checkpoint.disk_space import bytes_of
+from jtrain.checkpoint.disk_space import state_bytes
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, UserError
@@ -32,7 +32,7 @@ def warm() -> None:
     """Import the modules of the tasks, without starting a device."""
     import jtrain.train.run  # noqa: F401
 
-    storage.load()
+    storage.import_orbax()
 
 
 def train(
@@ -82,7 +82,7 @@ def came_to(each: int = 1) -> dict[str, Any]:
         "leaves": digests(checkpoints.restore(newest, like)),
         "batches": checkpoints.about(newest)["batches"],
         "metrics": hashlib.sha256((RUN / "metrics.jsonl").read_bytes()).hexdigest(),
-        "bytes": bytes_of(like),
+        "bytes": state_bytes(like),
     }
 
 

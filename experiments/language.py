@@ -19,7 +19,7 @@ from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
 from jtrain.models.experts.experts import NoExperts
 from jtrain.models.transformer import Transformer
-from jtrain.train.complete_text import writes
+from jtrain.train.complete_text import make_complete
 
 
 @jt.configclass
@@ -73,5 +73,5 @@ class Config(jt.RunConfig):
             model=model,
             tokens=self.data.context,
             tokenizer=fingerprint(corpus.vocabulary),
-            complete=writes(network.build, corpus.vocabulary),
+            complete=make_complete(network.build, corpus.vocabulary),
         )

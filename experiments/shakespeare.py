@@ -18,7 +18,7 @@ from jtrain.data.text.token_corpus import Tokens
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
-from jtrain.train.complete_text import writes
+from jtrain.train.complete_text import make_complete
 
 
 def next_char(model: Model) -> LossFn:
@@ -68,7 +68,7 @@ class Config(jt.RunConfig):
         corpus = self.data.build()
         network = self.model.for_tokens(len(corpus.vocabulary))
         model = network.build(place)
-        write = writes(network.build, corpus.vocabulary)
+        write = make_complete(network.build, corpus.vocabulary)
 
         def complete(params: Params, extra: object, key: Key, prompt: jt.Prompt) -> str:
             return write(params, extra, key, prompt).strip("\n")

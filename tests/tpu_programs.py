@@ -12,9 +12,9 @@ os.environ |= {"TPU_STDERR_LOG_LEVEL": "1", "TPU_MIN_LOG_LEVEL": "1"}
 from made_whole import made_whole
 
 from jtrain.config.resolve import resolve
-from jtrain.inspect.plan.collectives import Collective, by_axes
-from jtrain.inspect.plan.plan import Plan, plan
-from jtrain.inspect.plan.topology import topology
+from jtrain.inspect.plan.collectives import Collective, sum_by_axes
+from jtrain.inspect.plan.plan import Plan, make_plan
+from jtrain.inspect.plan.topology import find_topology
 
 CONFIG = "configs/llama2_7b.yaml"
 LAYERS, WIDTH, HIDDEN, VOCAB, ROWS, TIME = 4, 1024, 4096, 2048, 16, 256
@@ -52,7 +52,7 @@ GRADIENTS = BLOCKS * BF16 + TABLES_GRADIENTS
 def planned(where: str, *words: str) -> Plan:
     """The plan of the small one on a topology; fails where the compiler makes arrays whole."""
     with heard() as said:
-        found = plan(resolve(CONFIG, [*SMALL, *words]).config, topology(where))
+        found = make_plan(resolve(CONFIG, [*SMALL, *words]).config, find_topology(where))
     assert not made_whole(said), made_whole(said)
     return found
 
@@ -75,7 +75,7 @@ def heard() -> Iterator[list[str]]:
 
 def sent(found: Plan, axis: str) -> dict[str, int]:
     """Bytes that a device sends along an axis, by kind."""
-    return by_axes(found.collectives).get(axis, {})
+    return sum_by_axes(found.collectives).get(axis, {})
 
 
 def crossing(found: Plan, kind: str, *, back: bool, least: int = 0) -> list[Collective]:

@@ -17,14 +17,14 @@ class OutsideError(CheckpointError):
     """A `checkpoints` entry of a run that links out of its directory."""
 
 
-def entries(directory: Path) -> list[str]:
+def list_entries(directory: Path) -> list[str]:
     """Return the names in a directory; none if it does not exist.
 
     Raises:
         OutsideError: if it is the `checkpoints` of a run and a link out of the run's directory.
         CheckpointError: if it cannot be read.
     """
-    if leads_outside(directory):
+    if links_outside(directory):
         raise OutsideError(
             f"{directory} links to {directory.resolve()}, out of the run's directory: it is not "
             f"followed. If those checkpoints are yours, name their real path; otherwise remove "
@@ -41,7 +41,7 @@ def entries(directory: Path) -> list[str]:
         ) from None
 
 
-def leads_outside(directory: Path) -> bool:
+def links_outside(directory: Path) -> bool:
     """Return whether the `checkpoints` of a run is a link out of the run's directory."""
     if directory.name != "checkpoints" or not directory.is_symlink():
         return False
@@ -53,30 +53,30 @@ def is_step(name: str) -> bool:
     return name.isascii() and name.isdigit() and name == str(int(name))
 
 
-def asides(directory: Path) -> list[Path]:
+def list_set_aside(directory: Path) -> list[Path]:
     """Return the checkpoints that were set aside: renamed, not deleted."""
-    return sorted(directory / name for name in entries(directory) if _ASIDE.fullmatch(name))
+    return sorted(directory / name for name in list_entries(directory) if _ASIDE.fullmatch(name))
 
 
-def strays(directory: Path) -> list[tuple[str, int]]:
+def list_strays(directory: Path) -> list[tuple[str, int]]:
     """Return the checkpoints under other names, `66.bak` say: each name and sealed step."""
-    others = sorted(name for name in entries(directory) if not _is_known(name))
-    sealed = ((name, seal.step_of(directory / name)) for name in others)
+    others = sorted(name for name in list_entries(directory) if not _is_known(name))
+    sealed = ((name, seal.sealed_step(directory / name)) for name in others)
     return [(name, step) for name, step in sealed if step is not None]
 
 
-def holds_any(directory: Path) -> bool:
+def has_checkpoint(directory: Path) -> bool:
     """Return whether a directory has a checkpoint: valid, damaged, set aside or renamed.
 
     An empty step folder counts only in a directory named `checkpoints`: other folders may have
     numbers for names. A link out of a run is not searched.
     """
-    if leads_outside(directory):
+    if links_outside(directory):
         return False
-    steps = [name for name in entries(directory) if is_step(name)]
+    steps = [name for name in list_entries(directory) if is_step(name)]
     nonempty = any(os.path.lexists(directory / step / part) for step in steps for part in _PARTS)
     has_steps = steps and (directory.name == "checkpoints" or nonempty)
-    return bool(asides(directory) or strays(directory) or has_steps)
+    return bool(list_set_aside(directory) or list_strays(directory) or has_steps)
 
 
 def _is_known(name: str) -> bool:

@@ -14,18 +14,18 @@ from jtrain.errors import CheckpointError
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
-def bytes_of(state: Any) -> int:
+def state_bytes(state: Any) -> int:
     """Return the bytes of all leaves, each counted once: about the size of one checkpoint."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in flatten(state).values())
 
 
-def on_disk(state: Any) -> int:
+def disk_bytes(state: Any) -> int:
     """Estimate the bytes of one checkpoint of `state` on a disk with blocks of 4 kB.
 
     A checkpoint of 15 bytes takes 82 kB (14 files, their folders, the description of each leaf),
     one of 20 leaves 119 kB; this matters on an almost full disk.
     """
-    return bytes_of(state) + 20 * 4096 + 2048 * len(flatten(state))
+    return state_bytes(state) + 20 * 4096 + 2048 * len(flatten(state))
 
 
 def check_writable(directory: Path, need_bytes: int) -> None:
@@ -45,18 +45,19 @@ def check_writable(directory: Path, need_bytes: int) -> None:
         raise layout.unwritable_error(directory, error) from None
     if shutil.disk_usage(directory).free < need_bytes:
         raise CheckpointError(
-            f"checkpoints need {size(need_bytes)} in {directory}, and its disk has "
-            f"{free(directory)} free: make room, use another directory, or lower checkpoint.keep."
+            f"checkpoints need {format_bytes(need_bytes)} in {directory}, and its disk has "
+            f"{describe_free_space(directory)} free: make room, use another directory, or "
+            "lower checkpoint.keep."
         )
 
 
-def free(directory: Path) -> str:
+def describe_free_space(directory: Path) -> str:
     """Describe the free space of a directory or its nearest existing parent."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return size(shutil.disk_usage(existing).free)
+    return format_bytes(shutil.disk_usage(existing).free)
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format a number of bytes: `1.2 GB`."""
     power = min(int(math.log(max(count, 1), 1000)), len(_UNITS) - 1)
     return f"{count / 1000**power:.3g} {_UNITS[power]}"

@@ -46,7 +46,7 @@ def mark_closed(closeable: Closeable) -> None:
         _open.remove(closeable)
 
 
-def save_failed() -> None:
+def expect_forced_exit() -> None:
     """Make sure that the program ends after a failed save, with code 70 if it must be killed.
 
     A thread of Orbax may wait for ever for a result of another thread that failed, and Python for

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jtrain.checkpoint.tensors import DTYPES, ENDING
+from jtrain.checkpoint.tensors import DTYPES, SUFFIX
 from jtrain.errors import CheckpointError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.private_files import create_private, private_files
@@ -20,7 +20,7 @@ from jtrain.io.private_files import create_private, private_files
 _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
-def names(leaves: Mapping[str, str], everything: bool) -> dict[str, str]:
+def exported_names(leaves: Mapping[str, str], everything: bool) -> dict[str, str]:
     """Return the stored name of each exported leaf by its exported name: dots for slashes.
 
     Args:
@@ -35,16 +35,18 @@ def names(leaves: Mapping[str, str], everything: bool) -> dict[str, str]:
     return {exported.replace("/", "."): name for exported, name in {**params, **extra}.items()}
 
 
-def write(path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> int:
+def write_safetensors(
+    path: Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, str]
+) -> int:
     """Write the tensors to a file atomically, and return its size in bytes.
 
     Raises:
         CheckpointError: if the file cannot be written, or the format has no such dtype.
     """
-    if path.suffix != ENDING:
+    if path.suffix != SUFFIX:
         raise CheckpointError(
             f"--out {path} is no file of tensors: its name ends in {path.suffix or 'nothing'}. "
-            f"Write --out {path.with_suffix(ENDING)}"
+            f"Write --out {path.with_suffix(SUFFIX)}"
         )
     header: dict[str, object] = {"__metadata__": dict(about)}
     offset, contiguous = 0, {}

@@ -19,18 +19,18 @@ import numpy as np
 
 from jtrain.core.types import Leaf
 
-Begun: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and their sums (names, 2)
+PendingSums: TypeAlias = list[tuple[tuple[str, ...], Any]]  # names, and their sums (names, 2)
 
 _CHUNK = 1 << 16  # words at a time on the host, to stay in its cache
 
 
-def begin(arrays: Mapping[str, Leaf]) -> Begun:
+def start(arrays: Mapping[str, Leaf]) -> PendingSums:
     """Start to compute the sums of each leaf on its devices, without waiting.
 
     In a run of several processes, each calls this with the same leaves at the same time.
     """
     by_mesh: dict[Hashable, dict[str, jax.Array]] = collections.defaultdict(dict)
-    single: Begun = []
+    single: PendingSums = []
     for name, leaf in arrays.items():
         if not isinstance(leaf, jax.Array):
             single.append(((name,), np.array([_sums_on_host(np.asarray(leaf))], np.uint32)))
@@ -45,21 +45,23 @@ def begin(arrays: Mapping[str, Leaf]) -> Begun:
     return groups + single
 
 
-def read(pending: Begun) -> dict[str, str]:
+def read(pending: PendingSums) -> dict[str, str]:
     """Wait for the fingerprint of each leaf, 16 hexadecimal digits."""
     values = jax.device_get([sums for _, sums in pending])
     named = zip((names for names, _ in pending), values, strict=True)
     return {
-        name: text(*pair) for names, sums in named for name, pair in zip(names, sums, strict=True)
+        name: format_sums(*pair)
+        for names, sums in named
+        for name, pair in zip(names, sums, strict=True)
     }
 
 
-def ready(pending: Begun) -> bool:
+def is_ready(pending: PendingSums) -> bool:
     """Return whether all sums are computed."""
     return all(isinstance(sums, np.ndarray) or sums.is_ready() for _, sums in pending)
 
 
-def text(high: Any, low: Any) -> str:
+def format_sums(high: Any, low: Any) -> str:
     """Format two sums as a fingerprint."""
     return f"{int(high):08x}{int(low):08x}"
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrain.checkpoint.leaf_table import table
+from jtrain.checkpoint.leaf_table import format_rows
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.checkpoint.weights_source import WeightsSource, find, place
+from jtrain.checkpoint.weights_source import WeightsSource, open_source, place_array
 from jtrain.config.init_from import InitFrom
 from jtrain.core import pytree
 from jtrain.core.types import Extra, Leaf, Params
@@ -66,7 +66,9 @@ class WeightsPlan:
         requests |= {self.loaded[n]: self.source.found[self.loaded[n]] for n in self.transposed}
         arrays = self.source.read(requests)
         new = {n: arrays[stored] for n, stored in direct.items()}
-        new |= {n: place(arrays[self.loaded[n]].T, _struct(leaves[n])) for n in self.transposed}
+        new |= {
+            n: place_array(arrays[self.loaded[n]].T, _struct(leaves[n])) for n in self.transposed
+        }
 
         def replace(prefix: str, tree: Any) -> Any:
             replacement = lambda path, leaf: new.get(prefix + pytree.name(path), leaf)
@@ -83,7 +85,7 @@ class WeightsPlan:
         return text + f", {before} to {after}" * (before != after)
 
 
-def starting(
+def plan_weights(
     init_from: InitFrom,
     params: Params,
     extra: Extra,
@@ -95,7 +97,7 @@ def starting(
         CheckpointError: if nothing is at the path, or leaves do not fit, with all of them.
         ConfigError: if a pattern or a rename matches nothing.
     """
-    source = find(init_from.path, init_from.step, owner_of)
+    source = open_source(init_from.path, init_from.step, owner_of)
     leaves = _named(params, extra) if init_from.extra else _named(params, ())
     found = {n: leaf for n, leaf in source.found.items() if init_from.extra or not _is_extra(n)}
     _check_patterns("include", init_from.include, leaves)
@@ -134,7 +136,8 @@ def _check_fit(plan: WeightsPlan, init_from: InitFrom, stored: Mapping[str, str]
     if rows:
         raise CheckpointError(
             f"init_from.path={init_from.path} should give {len(plan.loaded) + len(plan.missing)} "
-            f"leaves, and {len(rows)} do not fit the source {plan.source.where}:\n{table(rows)}\n"
+            f"leaves, and {len(rows)} do not fit the source "
+            f"{plan.source.where}:\n{format_rows(rows)}\n"
             f"Rename leaves of the source (init_from.rename), reverse their dims "
             f"(init_from.transpose), exclude leaves (init_from.exclude), or initialize missing "
             f"leaves from the seed (init_from.partial=true)."

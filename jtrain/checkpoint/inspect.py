@@ -20,7 +20,7 @@ from jtrain.checkpoint import (
     seal,
     storage,
 )
-from jtrain.checkpoint.lock import Lock
+from jtrain.checkpoint.lock import WriteLock
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.types import Leaf
@@ -40,14 +40,16 @@ def find_checkpoint(path: str) -> tuple[Path, int | None]:
         CheckpointError: if it is none of them.
     """
     for candidate in (Path(path), RUNS / path):
-        if candidate.name.isdigit() and int(candidate.name) in layout.named_steps(candidate.parent):
+        if candidate.name.isdigit() and int(candidate.name) in layout.list_named_steps(
+            candidate.parent
+        ):
             return candidate.parent, int(candidate.name)
         for directory in (candidate / "checkpoints", candidate):
-            if directory_entries.leads_outside(directory):
-                directory_entries.entries(directory)
-            if directory_entries.holds_any(directory):
+            if directory_entries.links_outside(directory):
+                directory_entries.list_entries(directory)
+            if directory_entries.has_checkpoint(directory):
                 return directory, None
-    folders = filter(directory_entries.holds_any, RUNS.glob("*/checkpoints"))
+    folders = filter(directory_entries.has_checkpoint, RUNS.glob("*/checkpoints"))
     runs = sorted(folder.parent.name for folder in folders)
     raise CheckpointError(
         f"{path} is no run with a checkpoint, and no checkpoint. In runs/ there is "
@@ -56,7 +58,7 @@ def find_checkpoint(path: str) -> tuple[Path, int | None]:
     )
 
 
-def step_of(
+def resolve_step(
     directory: Path, request: int | Literal["newest", "best"], owner: RunIdentity | None = None
 ) -> int:
     """Return the requested step; the newest or best of a run, if one is given.
@@ -64,14 +66,14 @@ def step_of(
     Raises:
         CheckpointError: if there is none; a DamagedError if all are damaged.
     """
-    complete = layout.steps(directory, owner)
+    complete = layout.list_steps(directory, owner)
     if isinstance(request, int):
-        layout.record(directory, request)
+        layout.read_record(directory, request)
         return request
     if not complete:
         raise DamagedError(
             f"{directory} has no valid checkpoint; damaged ones are "
-            f"{', '.join(map(str, layout.named_steps(directory))) or 'none'}. "
+            f"{', '.join(map(str, layout.list_named_steps(directory))) or 'none'}. "
             f"Name one by --step, or list the faults: jtrain ckpt verify {directory}"
         )
     step = complete[-1] if request == "newest" else _best(directory, owner)
@@ -85,12 +87,12 @@ def step_of(
 
 def list_checkpoints(directory: Path, owner: RunIdentity | None = None) -> list[dict[str, Any]]:
     """Return a row of `jtrain ckpt ls` for each step, ascending; names and sizes are checked."""
-    complete, best = layout.steps(directory, owner), _best(directory, owner)
+    complete, best = layout.list_steps(directory, owner), _best(directory, owner)
     rows = []
-    for step in layout.named_steps(directory):
+    for step in layout.list_named_steps(directory):
         path = directory / str(step)
         faults = layout.find_faults(directory, step, full=False, owner=owner)
-        best_value = {} if faults else layout.record(directory, step)["best"]
+        best_value = {} if faults else layout.read_record(directory, step)["best"]
         marks = ["newest"] * (step == complete[-1:][0]) if complete else []
         rows.append(
             {
@@ -124,7 +126,7 @@ def verify(directory: Path, step: int, owner: RunIdentity | None = None) -> dict
 
 def describe_checkpoint(directory: Path, step: int) -> dict[str, Any]:
     """Return the record of a checkpoint: its leaves, its best value and its `about`."""
-    record = layout.record(directory, step)
+    record = layout.read_record(directory, step)
     prints = record["fingerprints"]
     return {
         "step": step,
@@ -143,9 +145,9 @@ def diff_checkpoints(one: tuple[Path, int], other: tuple[Path, int]) -> list[dic
 
     Values are compared by their fingerprints; only leaves that differ are read.
     """
-    layout.check(*one)
-    layout.check(*other)
-    first, second = (layout.record(*place)["leaves"] for place in (one, other))
+    layout.check_valid(*one)
+    layout.check_valid(*other)
+    first, second = (layout.read_record(*place)["leaves"] for place in (one, other))
     same = sorted(name for name in first.keys() & second.keys() if first[name] == second[name])
     prints = [_fingerprints(place, same) for place in (one, other)]
     differing = [name for name in same if prints[0][name] != prints[1][name]]
@@ -171,15 +173,15 @@ def remove_checkpoints(
         CheckpointError: if it is the last valid one of its run and not `force`, a run writes to the
             directory, or the system refuses it.
     """
-    if step not in layout.named_steps(directory):
-        layout.record(directory, step)
-    lock = Lock(directory)
+    if step not in layout.list_named_steps(directory):
+        layout.read_record(directory, step)
+    lock = WriteLock(directory)
     try:
 
         def is_valid(step: int) -> bool:
             return not layout.find_faults(directory, step, full=True, owner=owner)
 
-        others = (n for n in reversed(layout.steps(directory, owner)) if n != step)
+        others = (n for n in reversed(layout.list_steps(directory, owner)) if n != step)
         if not force and not any(map(is_valid, others)) and is_valid(step):
             raise CheckpointError(
                 f"checkpoint {step} in {directory} is the last valid one: without it the run "
@@ -187,7 +189,7 @@ def remove_checkpoints(
                 f"{directory / str(step)} --force"
             )
         size = num_bytes(directory / str(step))
-        layout.delete(directory, step)
+        layout.delete_checkpoint(directory, step)
         return size
     finally:
         lock.release()
@@ -202,20 +204,22 @@ def remove_damaged(directory: Path) -> tuple[list[str], int]:
     Raises:
         CheckpointError: if a run writes to the directory, or the system refuses it.
     """
-    lock = Lock(directory)
+    lock = WriteLock(directory)
     try:
         damaged = [
-            n for n in layout.named_steps(directory) if layout.find_faults(directory, n, full=True)
+            n
+            for n in layout.list_named_steps(directory)
+            if layout.find_faults(directory, n, full=True)
         ]
         set_aside = [
             path
-            for path in directory_entries.asides(directory)
+            for path in directory_entries.list_set_aside(directory)
             if directory_entries.DAMAGED in path.name
         ]
         paths = [*(directory / str(step) for step in damaged), *set_aside]
         size = sum(map(num_bytes, paths))
         for step in damaged:
-            layout.delete(directory, step)
+            layout.delete_checkpoint(directory, step)
         for path in set_aside:
             _remove(path)
         return [path.name for path in paths], size
@@ -229,8 +233,8 @@ def read_arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.nd
     Raises:
         CheckpointError: if they cannot be read.
     """
-    leaves = layout.record(directory, step)["leaves"]
-    like: dict[str, Leaf] = {name: leaf_table.stored(leaves[name]) for name in names}
+    leaves = layout.read_record(directory, step)["leaves"]
+    like: dict[str, Leaf] = {name: leaf_table.parse_leaf(leaves[name]) for name in names}
     if not like:
         return {}
     try:
@@ -263,25 +267,25 @@ def _remove(path: Path) -> None:
 
 def _best(directory: Path, owner: RunIdentity | None) -> int | None:
     """Return the best step by the metric of the newest checkpoint."""
-    complete = layout.steps(directory, owner)
-    values_by_step = {step: layout.record(directory, step)["best"] for step in complete}
+    complete = layout.list_steps(directory, owner)
+    values_by_step = {step: layout.read_record(directory, step)["best"] for step in complete}
     name = values_by_step[complete[-1]].get("name") if complete else ""
     if not name:
         return None
-    configured = record_check.asked_best(layout.record(directory, complete[-1])["about"])
+    configured = record_check.configured_best(layout.read_record(directory, complete[-1])["about"])
     goal = retention.BestMetric.parse(configured or name)
     values = {
         step: best["value"]
         for step, best in values_by_step.items()
         if best.get("name") == name and best.get("value") is not None
     }
-    return retention.best_of(values, goal) if goal else None
+    return retention.best_step(values, goal) if goal else None
 
 
 def _fingerprints(place: tuple[Path, int], names: list[str]) -> Mapping[str, str]:
-    known = layout.record(*place)["fingerprints"]
+    known = layout.read_record(*place)["fingerprints"]
     unknown = [name for name in names if name not in known]  # in format 1
-    return {**known, **fingerprint.read(fingerprint.begin(read_arrays(*place, unknown)))}
+    return {**known, **fingerprint.read(fingerprint.start(read_arrays(*place, unknown)))}
 
 
 def _difference(one: np.ndarray, other: np.ndarray) -> float:
@@ -294,5 +298,5 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _leaf_bytes(text: str) -> int:
-    leaf: jax.ShapeDtypeStruct = leaf_table.stored(text)
+    leaf: jax.ShapeDtypeStruct = leaf_table.parse_leaf(text)
     return math.prod(leaf.shape) * leaf.dtype.itemsize

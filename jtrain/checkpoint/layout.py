@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import seal
-from jtrain.checkpoint.directory_entries import DAMAGED, entries, is_step
+from jtrain.checkpoint.directory_entries import DAMAGED, is_step, list_entries
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.record_check import check_record
 from jtrain.errors import CheckpointError, DamagedError
@@ -55,18 +55,18 @@ def make_directory(directory: Path) -> None:
         seal.sync(directory.parent)
 
 
-def steps(directory: Path, owner: RunIdentity | None = None) -> list[int]:
+def list_steps(directory: Path, owner: RunIdentity | None = None) -> list[int]:
     """Return the steps of the complete checkpoints (of a run, if one is given), ascending.
 
     Names and sizes are compared; file contents are not read.
     """
-    found = named_steps(directory)
+    found = list_named_steps(directory)
     return [step for step in found if not find_faults(directory, step, full=False, owner=owner)]
 
 
-def named_steps(directory: Path) -> list[int]:
+def list_named_steps(directory: Path) -> list[int]:
     """Return the steps whose checkpoints have a name here, ascending: valid, damaged or emptied."""
-    return sorted(int(name) for name in entries(directory) if is_step(name))
+    return sorted(int(name) for name in list_entries(directory) if is_step(name))
 
 
 def find_faults(
@@ -91,8 +91,8 @@ def find_faults(
             sizes = {name: [size] for name, size in old["files"].items()}
             sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # its own size is not in it
             faults = [f"{ABOUT}: is of step {old['step']}"] if old["step"] != step else []
-            return faults + seal.differences(path, sizes, full=False)
-        return seal.faults(path, step, full=full, owner=owner)
+            return faults + seal.compare_files(path, sizes, full=False)
+        return seal.seal_faults(path, step, full=full, owner=owner)
     except LinkError as error:
         return [error.strerror or ""]
     except OSError as error:  # deleted since the listing, or no permission
@@ -101,7 +101,7 @@ def find_faults(
 
 def is_foreign(directory: Path, step: int, owner: RunIdentity | None) -> bool:
     """Return whether a checkpoint was sealed by another run than `owner`."""
-    return owner is not None and not owner.owns(seal.run_of(directory / str(step)), step)
+    return owner is not None and not owner.owns(seal.sealed_run(directory / str(step)), step)
 
 
 def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
@@ -124,16 +124,16 @@ def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
     return path
 
 
-def leftovers(directory: Path) -> list[Path]:
+def list_leftovers(directory: Path) -> list[Path]:
     """Return what killed saves and deletions left behind."""
     endings = {_SAVING, _REPLACED, _DELETING}
-    paths = (directory / name for name in entries(directory))
+    paths = (directory / name for name in list_entries(directory))
     return sorted(path for path in paths if path.suffix in endings and path.stem.isdigit())
 
 
 def restore_replaced(directory: Path) -> None:
     """Restore the name of a checkpoint that was being replaced when the process died."""
-    for path in leftovers(directory):
+    for path in list_leftovers(directory):
         original = directory / path.stem
         is_replaced = path.suffix == _REPLACED and path.is_dir() and not path.is_symlink()
         if is_replaced and not original.exists():
@@ -147,18 +147,18 @@ def clear_leftovers(directory: Path, log: Callable[[str], object] = lambda line:
         log: takes a line for each entry that cannot be removed.
     """
     restore_replaced(directory)
-    for path in leftovers(directory):
-        clear(path, log)
+    for path in list_leftovers(directory):
+        try_remove(path, log)
 
 
 def clear_deleted(directory: Path, log: Callable[[str], object]) -> None:
     """Remove what deletions left, as far as possible; what a save left may be in use."""
-    for path in leftovers(directory):
+    for path in list_leftovers(directory):
         if path.suffix != _SAVING:
-            clear(path, log)
+            try_remove(path, log)
 
 
-def clear(path: Path, log: Callable[[str], object] = lambda line: None) -> None:
+def try_remove(path: Path, log: Callable[[str], object] = lambda line: None) -> None:
     """Remove a folder with its contents, a file or a link, if it exists; log a failure."""
     try:
         remove(path)
@@ -175,10 +175,10 @@ def saving_path(directory: Path, step: int) -> Path:
     return directory / f"{step}{_SAVING}"
 
 
-def begin(directory: Path, step: int) -> Path:
+def create_saving_path(directory: Path, step: int) -> Path:
     """Recreate the empty saving path of a step."""
     path = saving_path(directory, step)
-    clear(path)
+    try_remove(path)
     path.mkdir()  # no parents: a missing parent was moved by somebody
     return path
 
@@ -199,21 +199,21 @@ def commit(written: Path, record: Mapping[str, Any], run: str = "") -> None:
     path = written.with_suffix("")
     replaced = path.with_suffix(_REPLACED)
     if path.exists():
-        clear(replaced)
+        try_remove(replaced)
         path.rename(replaced)
     written.rename(path)
     seal.sync(written.parent)
-    clear(replaced)
+    try_remove(replaced)
 
 
-def delete(directory: Path, step: int) -> None:
+def delete_checkpoint(directory: Path, step: int) -> None:
     """Delete a checkpoint: first its name, then its files.
 
     Raises:
         CheckpointError: if the system refuses it.
     """
     path = directory / f"{step}{_DELETING}"
-    clear(path)
+    try_remove(path)
     try:
         (directory / str(step)).rename(path)
         seal.sync(directory)  # else a power cut could undo the rename and keep the deletions
@@ -239,19 +239,19 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def record(directory: Path, step: int) -> dict[str, Any]:
+def read_record(directory: Path, step: int) -> dict[str, Any]:
     """Return what was recorded with a checkpoint.
 
     Raises:
         CheckpointError: if it does not exist; a DamagedError if it differs from what was written.
     """
     path = directory / str(step)
-    if step not in named_steps(directory):
+    if step not in list_named_steps(directory):
         raise _missing(directory, step)
     try:
         check_no_link(path)
         old = _unsealed(path)
-        if wrong := "" if old else seal.fault_of(path, step, ABOUT):
+        if wrong := "" if old else seal.file_fault(path, step, ABOUT):
             raise damaged_error(directory, step, wrong)
         found = old or read_json(path / ABOUT, inside=directory)
         check_record(found)
@@ -265,19 +265,19 @@ def record(directory: Path, step: int) -> dict[str, Any]:
     return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
 
 
-def check(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
+def check_valid(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
     """Raise unless a checkpoint exists (of a run, if one is given) and every byte is valid.
 
     Raises:
         CheckpointError: if it does not exist; a DamagedError if a file differs from the seal.
     """
-    if step not in named_steps(directory):
+    if step not in list_named_steps(directory):
         raise _missing(directory, step)
     if found := find_faults(directory, step, full=True, owner=owner):
-        raise damaged_error(directory, step, first(found), owner)
+        raise damaged_error(directory, step, summarize(found), owner)
 
 
-def first(found: Sequence[str]) -> str:
+def summarize(found: Sequence[str]) -> str:
     """Return the first of some faults, and the number of others."""
     return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
@@ -286,7 +286,7 @@ def damaged_error(
     directory: Path, step: int, what: str, owner: RunIdentity | None = None
 ) -> DamagedError:
     """Return the error for a damaged checkpoint, with the valid ones."""
-    others = [other for other in steps(directory, owner) if other != step]
+    others = [other for other in list_steps(directory, owner) if other != step]
     advice = "It is the only one: restart the run from its beginning."
     if others:
         advice = (
@@ -311,7 +311,7 @@ def _missing(directory: Path, step: int) -> CheckpointError:
 
 
 def _describe(directory: Path) -> str:
-    complete, incomplete = steps(directory), leftovers(directory)
+    complete, incomplete = list_steps(directory), list_leftovers(directory)
     if complete:
         return f"there are {_join(complete)}. Name one of these, or the newest ({complete[-1]})."
     if incomplete:

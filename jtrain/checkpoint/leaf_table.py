@@ -59,7 +59,7 @@ def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
     return jax.tree_util.tree_map_with_path(leaf, like)
 
 
-def stored(described: str) -> jax.ShapeDtypeStruct:
+def parse_leaf(described: str) -> jax.ShapeDtypeStruct:
     """Parse the shape and dtype of a stored leaf, `float32[2, 3]`; for a key, of its integers.
 
     Raises:
@@ -116,19 +116,19 @@ def check_same(
     if rows:
         raise CheckpointError(
             f"{where} holds another state: {len(rows)} leaves differ, of {len(expected)} expected "
-            f"and {len(found)} stored.\n{table(rows)}\n"
+            f"and {len(found)} stored.\n{format_rows(rows)}\n"
             f"Build the state from the config in the checkpoint, or start a new run with this "
             f"config (name=...)."
         )
     return requested
 
 
-def cast_as(flat: Mapping[str, Leaf], like: Any) -> dict[str, Leaf]:
+def cast_like(flat: Mapping[str, Leaf], like: Any) -> dict[str, Leaf]:
     """Cast the arrays of `flat` to the dtypes of `like`."""
     return {name: flat[name].astype(leaf.dtype) for name, leaf in flatten(like).items()}
 
 
-def table(rows: list[tuple[str, str, str, str]]) -> str:
+def format_rows(rows: list[tuple[str, str, str, str]]) -> str:
     """Format differing leaves, a line for each of the first 20."""
     shown = [("leaf", "expected", "found", "nearest"), *rows[:_SHOWN]]
     widths = [max(len(row[column]) for row in shown) for column in range(4)]

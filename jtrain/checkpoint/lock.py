@@ -21,7 +21,7 @@ from typing import Any
 from jtrain.checkpoint import layout
 from jtrain.errors import CheckpointError
 from jtrain.io.regular_files import read_json
-from jtrain.io.same_file import HeldFolder, file_identity
+from jtrain.io.same_file import OpenFolder, file_identity
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds, for a writer that is just closing
@@ -30,7 +30,7 @@ _MOST = 1 << 16  # bytes of the record of the writer
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
 
-class Lock:
+class WriteLock:
     """Write lock of a directory, held until `release` or until nothing refers to it.
 
     A Ctrl-C may come between any two steps: open descriptors are closed then, since a lock that a
@@ -38,8 +38,8 @@ class Lock:
     """
 
     _file: io.FileIO | None = None
-    _folder: HeldFolder | None = None
-    _parent: HeldFolder | None = None
+    _folder: OpenFolder | None = None
+    _parent: OpenFolder | None = None
 
     def __init__(self, directory: Path):
         """Acquire the lock.
@@ -92,7 +92,7 @@ class Lock:
         try:
             while not self._try():
                 if time.monotonic() > end:
-                    raise _held_error(directory, holder(directory))
+                    raise _held_error(directory, read_holder(directory))
                 time.sleep(0.02)
         except BaseException as error:
             self._unlock()
@@ -135,8 +135,8 @@ class Lock:
         """Return whether directory and file are open and locked by this process."""
         layout.make_directory(self._path.parent)
         try:
-            self._folder = HeldFolder(self._path.parent)
-            self._parent = self._parent or HeldFolder(self._path.parent.parent)
+            self._folder = OpenFolder(self._path.parent)
+            self._parent = self._parent or OpenFolder(self._path.parent.parent)
             self._file = io.FileIO(str(self._path), "r+", opener=_open)
         except FileNotFoundError:  # another process has just removed the folder
             return False
@@ -171,7 +171,7 @@ def _try_flock(file: int) -> bool:
     return True
 
 
-_locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_locks: "weakref.WeakSet[WriteLock]" = weakref.WeakSet()
 
 
 def _forget_all() -> None:
@@ -184,7 +184,7 @@ os.register_at_fork(
 )  # a child that outlives the parent would hold the lock
 
 
-def holder(directory: Path) -> dict[str, Any]:
+def read_holder(directory: Path) -> dict[str, Any]:
     """Return the writer by its own record: host, pid, since (seconds of 1970); empty if none."""
     try:
         record = read_json(directory / NAME, most=_MOST, inside=directory)

@@ -18,12 +18,12 @@ from jtrain.checkpoint import (
     retention,
     storage,
 )
-from jtrain.checkpoint.lock import NAME, Lock
+from jtrain.checkpoint.lock import NAME, WriteLock
 from jtrain.checkpoint.newest_valid import damaged_error, newest_valid, replica_error
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.checkpoint.save_errors import SaveError, failed
+from jtrain.checkpoint.save_errors import SaveError, write_error
 from jtrain.checkpoint.thread_task import ThreadTask
-from jtrain.checkpoint.writer import CheckpointWriter, spare
+from jtrain.checkpoint.writer import CheckpointWriter, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
@@ -81,7 +81,7 @@ class CheckpointManager:
         self._writer = CheckpointWriter(
             self.directory, self._steps_to_delete, self.messages, run=owner.run if owner else ""
         )
-        self._lock: Lock | None = None
+        self._lock: WriteLock | None = None
         self._lost = lost
         self._sealed: set[int] = set()  # sealed and not deleted by this process
         self._fall_back = fall_back
@@ -190,7 +190,7 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, ascending."""
-        return layout.steps(self.directory, self._owner)
+        return layout.list_steps(self.directory, self._owner)
 
     def newest(self) -> int | None:
         """Return the last complete step, if there is one; its bytes are not read."""
@@ -222,7 +222,7 @@ class CheckpointManager:
         self.wait()
         self.acquire()
         self._sealed.discard(step)
-        layout.delete(self.directory, step)
+        layout.delete_checkpoint(self.directory, step)
 
     def best(self) -> int | None:
         """Return the step with the best value, if any has one; the earliest of equals."""
@@ -231,10 +231,10 @@ class CheckpointManager:
         values = {}
         for step in self.steps():
             with contextlib.suppress(CheckpointError):  # damaged, or deleted since the listing
-                best = layout.record(self.directory, step)["best"]
+                best = layout.read_record(self.directory, step)["best"]
                 if best.get("name") == self._metric.name and best.get("value") is not None:
                     values[step] = best["value"]
-        return retention.best_of(values, self._metric)
+        return retention.best_step(values, self._metric)
 
     def about(self, step: int) -> dict[str, Any]:
         """Return the `about` of a save.
@@ -242,7 +242,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: if the checkpoint does not exist.
         """
-        return layout.record(self.directory, step)["about"]
+        return layout.read_record(self.directory, step)["about"]
 
     def restore(self, step: int, like: Tree, *, cast: bool = False) -> Tree:
         """Restore the state of a step with the structure and the shardings of `like`.
@@ -261,17 +261,17 @@ class CheckpointManager:
             DeviceError: if only some processes of a run read a leaf that differs.
         """
         self.wait()
-        record = layout.record(self.directory, step)
+        record = layout.read_record(self.directory, step)
         where = f"checkpoint {step} in {self.directory}"
         stored = leaf_table.check_same(record["leaves"], like, where, cast=cast)
         if step not in self._valid:
-            layout.check(self.directory, step, self._owner)
+            layout.check_valid(self.directory, step, self._owner)
         try:
             flat = storage.read(self.directory / str(step) / layout.STATE, stored)
         except storage.UnreadableError as error:
             raise layout.damaged_error(self.directory, step, str(error), self._owner) from None
         self._check_fingerprints(step, record["fingerprints"], flat)
-        return leaf_table.unflatten(like, leaf_table.cast_as(flat, like) if cast else flat)
+        return leaf_table.unflatten(like, leaf_table.cast_like(flat, like) if cast else flat)
 
     def check_room(self, state: Any) -> None:
         """Raise unless the directory can take the checkpoints of a run; before training.
@@ -280,7 +280,7 @@ class CheckpointManager:
             CheckpointError: if it cannot be written, or the disk is too full for the retained
                 checkpoints and the one in progress.
         """
-        size = disk_space.on_disk(state)
+        size = disk_space.disk_bytes(state)
         count = max(self._keep, 1) + 1 + (self._metric is not None)
         existing = min(len(self.steps()), count - 1)
         disk_space.check_writable(self.directory, size * (count - existing))
@@ -305,7 +305,7 @@ class CheckpointManager:
             CheckpointError: as `prepare`.
         """
         if self._lock is None and self._is_first():
-            self._lock = Lock(self.directory)
+            self._lock = WriteLock(self.directory)
             layout.restore_replaced(self.directory)  # before anything is listed
 
     def remove_leftovers(self) -> None:
@@ -318,7 +318,7 @@ class CheckpointManager:
 
     def make_room(self) -> list[int]:
         """Delete all checkpoints but the newest and the best; return their steps."""
-        deleted = spare(self.directory, self.best()) if self._is_first() else []
+        deleted = make_room(self.directory, self.best()) if self._is_first() else []
         self._sealed -= set(deleted)
         return deleted
 
@@ -329,7 +329,7 @@ class CheckpointManager:
         try:
             missing = self._lock.renew()
         except OSError as error:
-            raise failed(self.directory, step, arrays, error) from None
+            raise write_error(self.directory, step, arrays, error) from None
         except CheckpointError as error:  # another process has locked the new directory
             what = f"checkpoint {step} could not be written: {str(error).rstrip('.')}"
             raise SaveError(what, "", room=False) from None
@@ -356,14 +356,14 @@ class CheckpointManager:
         return jax.process_index() == 0 if self._first is None else self._first
 
     def _steps_to_delete(self) -> list[int]:
-        steps = retention.dispensable(self.steps(), self._keep, self.best())
+        steps = retention.steps_to_delete(self.steps(), self._keep, self.best())
         self._sealed -= set(steps)
         return steps
 
     def _check_fingerprints(
         self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]
     ) -> None:
-        now = fingerprint.read(fingerprint.begin({name: flat[name] for name in saved}))
+        now = fingerprint.read(fingerprint.start({name: flat[name] for name in saved}))
         wrong = [name for name in saved if now[name] != saved[name]]
         what = ", ".join(f"{n} has the fingerprint {now[n]}, and had {saved[n]}" for n in wrong)
         differences = all_gather(what)  # else one process would roll back by itself

@@ -64,25 +64,25 @@ def replica_error(step: int, found: Sequence[str]) -> DeviceError:
 
 
 def _newest(directory: Path, owner: RunIdentity | None) -> dict[str, Any]:
-    step = next(reversed(layout.named_steps(directory)), None)
+    step = next(reversed(layout.list_named_steps(directory)), None)
     faults = layout.find_faults(directory, step, full=True, owner=owner) if step is not None else []
-    return {"step": step, "damaged": layout.first(faults)} if faults else {"step": step}
+    return {"step": step, "damaged": layout.summarize(faults)} if faults else {"step": step}
 
 
 def _search(directory: Path, owner: RunIdentity | None, notices: list[str]) -> int | None:
-    for step in reversed(layout.named_steps(directory)):
+    for step in reversed(layout.list_named_steps(directory)):
         if layout.is_foreign(directory, step, owner):
             faults = layout.find_faults(directory, step, full=False, owner=owner)
             path = layout.set_aside(directory, step, directory_entries.FOREIGN)
-            notices.append(f"checkpoint {step} was set aside as {path}: {layout.first(faults)}")
-    for step in reversed(layout.named_steps(directory)):
+            notices.append(f"checkpoint {step} was set aside as {path}: {layout.summarize(faults)}")
+    for step in reversed(layout.list_named_steps(directory)):
         faults = layout.find_faults(directory, step, full=True, owner=owner)
         if not faults:
             notices += _describe_strays(directory, step)
             return step
         path = layout.set_aside(directory, step)
         notices.append(
-            f"checkpoint {step} is damaged and was set aside as {path}: {layout.first(faults)}"
+            f"checkpoint {step} is damaged and was set aside as {path}: {layout.summarize(faults)}"
         )
     notices += _describe_strays(directory, -1)
     return None
@@ -94,6 +94,6 @@ def _describe_strays(directory: Path, newest: int) -> list[str]:
         f"checkpoint {step} is in {directory} under the name {name}, which is no step: the run "
         f"does not resume from it. To resume from it, stop this run, and: mv {directory / name} "
         f"{directory / str(step)}"
-        for name, step in directory_entries.strays(directory)
+        for name, step in directory_entries.list_strays(directory)
         if step > newest
     ]

@@ -99,12 +99,12 @@ class ObjectStoreCopy:
 
     def _copy(self, step: int) -> None:
         objects, source = self._objects, self._path / object_store_layout.CHECKPOINTS / str(step)
-        copies = object_store_layout.listed(objects)
+        copies = object_store_layout.object_sizes(objects)
         for other in [n for n in copies if n > step]:  # from before a rollback
             object_store_layout.remove(objects, other, copies[other])
         if step in copies:
             object_store_layout.remove(objects, step, copies[step])
-        for file in seal.files(source):
+        for file in seal.list_files(source):
             objects.send(source / file, f"{object_store_layout.CHECKPOINTS}/{step}/{file}")
         self._copy_files()
         objects.send(source / seal.SEAL, f"{object_store_layout.CHECKPOINTS}/{step}/{seal.SEAL}")
@@ -123,11 +123,11 @@ class ObjectStoreCopy:
 
     def _remove_others(self, step: int) -> None:
         """Remove older copies that are not retained, and what killed copies left."""
-        copies = object_store_layout.listed(self._objects)
+        copies = object_store_layout.object_sizes(self._objects)
         complete = [n for n, sizes in copies.items() if seal.SEAL in sizes]
         best = self._best()
         removed = {
-            *retention.dispensable(complete, self._keep, best),
+            *retention.steps_to_delete(complete, self._keep, best),
             *(copies.keys() - set(complete)),
         } - {step}
         for other in sorted(removed):

@@ -25,12 +25,12 @@ from jtrain.io.object_store import ObjectStore
 CHECKPOINTS, WRITER = "checkpoints", "writer.json"
 
 
-def steps(objects: ObjectStore) -> list[int]:
+def list_copies(objects: ObjectStore) -> list[int]:
     """Return the steps of the copies that have a seal, ascending; their bytes are not read."""
-    return [step for step, sizes in listed(objects).items() if seal.SEAL in sizes]
+    return [step for step, sizes in object_sizes(objects).items() if seal.SEAL in sizes]
 
 
-def listed(objects: ObjectStore) -> dict[int, dict[str, int]]:
+def object_sizes(objects: ObjectStore) -> dict[int, dict[str, int]]:
     """Return the bytes of each object of each step, ascending, sealed or not."""
     found: dict[int, dict[str, int]] = {}
     for name, size in objects.sizes(CHECKPOINTS).items():
@@ -47,17 +47,17 @@ def fetch(objects: ObjectStore, step: int, directory: Path) -> list[str]:
     Every byte is compared with the seal before the step gets its name; a faulty copy leaves
     nothing.
     """
-    sizes = listed(objects).get(step, {})
+    sizes = object_sizes(objects).get(step, {})
     if seal.SEAL not in sizes:
         return [f"{seal.SEAL}: is missing: the copy was not finished"]
     layout.make_directory(directory)
-    path = layout.begin(directory, step)
+    path = layout.create_saving_path(directory, step)
     try:
         for name in sizes:
             if ".." in name.split("/"):
                 return [f"{name}: is no file name of a checkpoint"]
             objects.fetch(f"{CHECKPOINTS}/{step}/{name}", path / name)
-        if faults := seal.faults(path, step, full=True):
+        if faults := seal.seal_faults(path, step, full=True):
             return faults
         for file in sorted(path.rglob("*")):
             seal.sync(file)
@@ -65,16 +65,16 @@ def fetch(objects: ObjectStore, step: int, directory: Path) -> list[str]:
         seal.sync(directory)
         return []
     finally:
-        layout.clear(path)
+        layout.try_remove(path)
 
 
 def fetch_files(objects: ObjectStore, path: Path) -> None:
     """Download the files of the run, and its pictures, into its directory."""
-    for name in own_files(objects.sizes()):
+    for name in run_files(objects.sizes()):
         objects.fetch(name, path / name)
 
 
-def own_files(sizes: Mapping[str, int]) -> list[str]:
+def run_files(sizes: Mapping[str, int]) -> list[str]:
     """Return the names of the objects that are files of the run, without checkpoints."""
     names = (name for name in sizes if name != WRITER)
     return [n for n in names if "/" not in n or (n.startswith("pictures/") and n.count("/") == 1)]
@@ -87,7 +87,7 @@ def remove(objects: ObjectStore, step: int, sizes: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def here(objects: ObjectStore, step: int) -> Iterator[tuple[Path, list[str]]]:
+def temporary_copy(objects: ObjectStore, step: int) -> Iterator[tuple[Path, list[str]]]:
     """Yield a temporary directory of checkpoints with one copy in it, and its faults."""
     with tempfile.TemporaryDirectory(prefix="jtrain-copy-") as folder:
         directory = Path(folder) / (objects.address.rpartition("/")[2] or "run") / CHECKPOINTS
@@ -110,7 +110,7 @@ def fetch_newest(
     """
     notices = []
     directory = path / CHECKPOINTS
-    for step in reversed(steps(objects)):
+    for step in reversed(list_copies(objects)):
         if step <= above:
             break
         layout.make_directory(directory)
@@ -122,12 +122,12 @@ def fetch_newest(
             return step, notices
         notices.append(
             f"the copy of checkpoint {step} in {objects.address} is damaged and was skipped: "
-            f"{layout.first(faults)}"
+            f"{layout.summarize(faults)}"
         )
     return None, notices
 
 
-def no_copy(objects: ObjectStore) -> CheckpointError:
+def no_copy_error(objects: ObjectStore) -> CheckpointError:
     """Return the error for an address without a copy of a run."""
     names = ", ".join(sorted({name.partition("/")[0] for name in objects.sizes()})[:8])
     return CheckpointError(

@@ -19,7 +19,7 @@ _ORBAX = f"{os.sep}orbax{os.sep}checkpoint{os.sep}"  # part of the path of its f
 _STORE = re.compile("[A-Z_]+: Error (opening|reading|writing) ")  # errors of TensorStore
 
 
-def silence() -> None:
+def hide_failures() -> None:
     """Hide the logged and printed failures of Orbax from now on, and nothing else."""
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
@@ -32,7 +32,7 @@ def silence() -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def hide_task_errors() -> Iterator[None]:
     """Hide all messages of asyncio and Python about the tasks that a failed read leaves behind."""
     loop, hook = logging.getLogger("asyncio"), sys.unraisablehook
     disabled = loop.disabled

@@ -19,7 +19,7 @@ def check_record(found: Any) -> None:
         raise ValueError(f"its best value is {best['value']!r}, not a number")
 
 
-def asked_best(about: Mapping[str, Any]) -> str:
+def configured_best(about: Mapping[str, Any]) -> str:
     """Return the `checkpoint.best` of the config in a checkpoint; empty if none."""
     config = about.get("config")
     section = config.get("checkpoint") if isinstance(config, dict) else None

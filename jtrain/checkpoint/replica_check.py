@@ -17,11 +17,11 @@ from jtrain.checkpoint import fingerprint
 from jtrain.errors import DeviceError
 from jtrain.io.regular_files import read_json
 
-Seen: TypeAlias = dict[str, dict[str, list[str]]]  # leaf -> fingerprint -> devices
+ReplicaPrints: TypeAlias = dict[str, dict[str, list[str]]]  # leaf -> fingerprint -> devices
 NAMED = 3  # leaves in an error message
 
 
-def seen(pending: fingerprint.Begun) -> Seen:
+def local_prints(pending: fingerprint.PendingSums) -> ReplicaPrints:
     """Return the fingerprints of each leaf on this process's devices, with the devices of each."""
     replicas = [
         (names, device, sums)
@@ -29,19 +29,19 @@ def seen(pending: fingerprint.Begun) -> Seen:
         for device, sums in _replicas(sums_on_devices)
     ]
     values = jax.device_get([sums for *_, sums in replicas])
-    found: Seen = {}
+    found: ReplicaPrints = {}
     for (names, device, _), sums in zip(replicas, values, strict=True):
         for name, pair in zip(names, sums, strict=True):
-            found.setdefault(name, {}).setdefault(fingerprint.text(*pair), []).append(device)
+            found.setdefault(name, {}).setdefault(fingerprint.format_sums(*pair), []).append(device)
     return found
 
 
-def tell(folder: Path, found: Seen) -> None:
+def write_prints(folder: Path, found: ReplicaPrints) -> None:
     """Write the fingerprints of this process for the first process."""
     (folder / _file_name(jax.process_index())).write_text(json.dumps(found))
 
 
-def of_all(folder: Path) -> Seen:
+def read_all_prints(folder: Path) -> ReplicaPrints:
     """Read and remove the fingerprints of all processes."""
     files = [folder / _file_name(process) for process in range(jax.process_count())]
     found = _merge(read_json(file, inside=folder) for file in files)
@@ -50,7 +50,7 @@ def of_all(folder: Path) -> Seen:
     return found
 
 
-def agreed(found: Seen, step: int) -> dict[str, str]:
+def check_replicas(found: ReplicaPrints, step: int) -> dict[str, str]:
     """Return the fingerprint of each leaf.
 
     Raises:
@@ -98,8 +98,8 @@ def _file_name(process: int) -> str:
     return f"copies-{process}.json"
 
 
-def _merge(tables: Iterable[Seen]) -> Seen:
-    found: Seen = {}
+def _merge(tables: Iterable[ReplicaPrints]) -> ReplicaPrints:
+    found: ReplicaPrints = {}
     for table in tables:
         for name, prints in table.items():
             merged = found.setdefault(name, {})

@@ -20,14 +20,14 @@ class BestMetric(NamedTuple):
         return cls("lowest", text.strip()) if text.strip() else None
 
 
-def best_of(values: Mapping[int, float], goal: BestMetric) -> int | None:
+def best_step(values: Mapping[int, float], goal: BestMetric) -> int | None:
     """Return the step with the best value, the earliest of equals; NaN is never best."""
     sign = 1 if goal.end == "lowest" else -1
     ranked = [(sign * v, step) for step, v in values.items() if not math.isnan(v)]
     return min(ranked)[1] if ranked else None
 
 
-def dispensable(steps: Sequence[int], keep: int, best: int | None) -> list[int]:
+def steps_to_delete(steps: Sequence[int], keep: int, best: int | None) -> list[int]:
     """Return the steps to delete when the newest `keep` and the best stay; 0 keeps all."""
     retained = {*sorted(steps)[-keep:], best} if keep else set(steps)
     return [step for step in sorted(steps) if step not in retained]

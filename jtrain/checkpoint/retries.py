@@ -7,7 +7,7 @@ import jax
 
 from jtrain.checkpoint.leaf_table import flatten
 from jtrain.checkpoint.manager import CheckpointManager
-from jtrain.checkpoint.save_errors import SaveError, failed
+from jtrain.checkpoint.save_errors import SaveError, write_error
 
 TRIES = 3
 
@@ -53,7 +53,9 @@ class SaveRetries:
             try:
                 before()
             except OSError as error:
-                raise failed(self._checkpoints.directory, step, flatten(state), error) from None
+                raise write_error(
+                    self._checkpoints.directory, step, flatten(state), error
+                ) from None
             self._checkpoints.save(step, state, about, best_value, sealed)
 
         self._try(attempt)

@@ -28,32 +28,34 @@ class TakenError(CheckpointError):
     code = FAULT
 
 
-def failed(directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception) -> SaveError:
+def write_error(
+    directory: Path, step: int, arrays: Mapping[str, Leaf], error: Exception
+) -> SaveError:
     """Return the error for a save that the disk or Orbax failed."""
     advice = disk_advice(error, directory)
-    size = f"it takes {disk_space.size(disk_space.on_disk(arrays))}"
+    size = f"it takes {disk_space.format_bytes(disk_space.disk_bytes(arrays))}"
     # The free space is irrelevant to a missing permission.
-    free = f", the disk has {disk_space.free(directory)} free" if advice.room else ""
+    free = f", the disk has {disk_space.describe_free_space(directory)} free" if advice.room else ""
     return SaveError(
         f"checkpoint {step} could not be written to {directory}: {size}{free} "
-        f"({storage.short(error)}). {advice.words}",
+        f"({storage.shorten_error(error)}). {advice.words}",
         f": {_resume_point(directory, step)}",
         room=advice.room,
     )
 
 
-def unannounced(directory: Path, step: int, error: Exception) -> SaveError:
+def announce_error(directory: Path, step: int, error: Exception) -> SaveError:
     """Return the error for a sealed checkpoint whose announcement failed."""
     path = getattr(error, "filename", None) or directory.parent
     return SaveError(
         f"checkpoint {step} is saved in {directory}, and {path} could not be written after it "
-        f"({storage.short(error)}). {disk_advice(error, Path(path)).words}",
+        f"({storage.shorten_error(error)}). {disk_advice(error, Path(path)).words}",
         f": it resumes from step {step}",
         room=disk_advice(error, directory).room,
     )
 
 
-def unsealed(directory: Path, step: int) -> SaveError:
+def unsealed_error(directory: Path, step: int) -> SaveError:
     """Return the error of a process whose checkpoint another process could not seal."""
     return SaveError(
         f"checkpoint {step} was not sealed in {directory}: process 0 failed, and its error has the "
@@ -66,7 +68,7 @@ def unsealed(directory: Path, step: int) -> SaveError:
 def _resume_point(directory: Path, step: int) -> str:
     """Describe where the run resumes without the checkpoint of a step."""
     try:
-        complete = layout.steps(directory)
+        complete = layout.list_steps(directory)
     except CheckpointError:
         return f"the checkpoints in {directory} cannot be read now"
     if not complete:

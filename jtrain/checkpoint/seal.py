@@ -45,7 +45,7 @@ def seal(directory: Path, step: int, run: str = "") -> None:
     sync(directory)
 
 
-def faults(
+def seal_faults(
     directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
 ) -> list[str]:
     """Return how a checkpoint differs from its seal, each fault with its file.
@@ -65,10 +65,10 @@ def faults(
     result = [f"{SEAL}: is of step {content['step']}"] if content["step"] != step else []
     if owner and (fault := owner.fault(content.get("run", ""), step)):
         result.append(f"{SEAL}: {fault}")
-    return result + differences(directory, content["files"], full=full)
+    return result + compare_files(directory, content["files"], full=full)
 
 
-def run_of(directory: Path) -> str:
+def sealed_run(directory: Path) -> str:
     """Return the id of the run that sealed a checkpoint; empty if unknown."""
     try:
         return _read(directory).get("run", "")
@@ -76,7 +76,7 @@ def run_of(directory: Path) -> str:
         return ""
 
 
-def step_of(directory: Path) -> int | None:
+def sealed_step(directory: Path) -> int | None:
     """Return the sealed step of a checkpoint, whatever the name of its folder.
 
     None if there is no valid seal.
@@ -87,7 +87,7 @@ def step_of(directory: Path) -> int | None:
         return None
 
 
-def fault_of(directory: Path, step: int, name: str) -> str:
+def file_fault(directory: Path, step: int, name: str) -> str:
     """Return the fault of one file of a step; empty if there is none."""
     try:
         content = _read(directory)
@@ -95,11 +95,11 @@ def fault_of(directory: Path, step: int, name: str) -> str:
         return str(error)
     if content["step"] != step:
         return f"{SEAL}: is of step {content['step']}"
-    wrong = differences(directory, content["files"], full=True, only=name)
+    wrong = compare_files(directory, content["files"], full=True, only=name)
     return wrong[0] if wrong else ""
 
 
-def differences(
+def compare_files(
     directory: Path, files: Mapping[str, Any], *, full: bool, only: str = ""
 ) -> list[str]:
     """Compare a directory with `files`: the size of each in bytes, and its digest."""
@@ -122,7 +122,7 @@ def differences(
     return faults
 
 
-def files(directory: Path) -> list[str]:
+def list_files(directory: Path) -> list[str]:
     """Return the paths of the files in a directory that a seal names, sorted."""
     return [name for name, _ in _files(directory)]
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.checkpoint.orbax_logging import quiet, silence
+from jtrain.checkpoint.orbax_logging import hide_failures, hide_task_errors
 from jtrain.core.types import Leaf
 
 # Milliseconds in which the first process must read and seal every byte.
@@ -27,7 +27,7 @@ class UnreadableError(Exception):
     """Fault of stored arrays, in one line."""
 
 
-def load() -> None:
+def import_orbax() -> None:
     """Import Orbax, which takes a second; no thread starts."""
     import orbax.checkpoint  # noqa: F401
 
@@ -38,7 +38,7 @@ class ArrayWriter:
     def __init__(self):
         import orbax.checkpoint as ocp
 
-        silence()
+        hide_failures()
         processes = _multiprocessing_options(ocp)
         handler = ocp.PyTreeCheckpointHandler(
             use_compression=False, multiprocessing_options=processes
@@ -82,11 +82,14 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
     requests = {name: _restore_args(ocp, leaf) for name, leaf in nonempty.items()}
     args = ocp.args.PyTreeRestore(nonempty, restore_args=requests, partial_restore=some)
     found, problem = {}, ""
-    with quiet(), ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer:
+    with (
+        hide_task_errors(),
+        ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer,
+    ):
         try:
             found = checkpointer.restore(directory, args=args)
         except Exception as error:
-            problem = short(error)
+            problem = shorten_error(error)
         if problem:
             gc.collect()  # failed tasks log when they are collected: collect them here
     if not problem:  # with `some`, Orbax returns the request for missing arrays
@@ -97,7 +100,7 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
     return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in like.items()}
 
 
-def short(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     """Describe an error in at most 200 characters: storage errors run to thousands."""
     text = " ".join(
         str(error).split(" [source locations")[0].split(" [tensorstore_spec")[0].split()

@@ -19,7 +19,7 @@ from jtrain.errors import CheckpointError
 from jtrain.io.private_files import resolve_inside
 from jtrain.io.regular_files import open_regular, parse_json
 
-ENDING, INDEX = ".safetensors", ".safetensors.index.json"
+SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 HEADER = 100_000_000  # bytes, the limit of the format
 DTYPES = {
     "BOOL": np.bool_, "I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16,
@@ -29,7 +29,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-def tensors(path: Path) -> dict[str, np.ndarray]:
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Map each tensor of a file by its name: the disk is read where a slice is used.
 
     An index names the files, in the same folder, that hold the tensors of one model.
@@ -37,7 +37,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         CheckpointError: if a file is missing, or violates the format.
     """
-    if not path.name.endswith(INDEX):
+    if not path.name.endswith(INDEX_SUFFIX):
         return _read_file(path)
     files: Mapping[str, str] = _parse_header(path, _map_bytes(path), "weight_map")
     if not all(isinstance(name, str) for name in files.values()):

@@ -11,7 +11,7 @@ import numpy as np
 from jtrain.checkpoint import directory_entries, layout, leaf_table, record_check, storage
 from jtrain.checkpoint.manager import CheckpointManager
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.checkpoint.tensors import ENDING, INDEX, tensors
+from jtrain.checkpoint.tensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
@@ -40,7 +40,7 @@ class TensorFile:
 
     def __init__(self, path: Path):
         self.where = str(path)
-        self._arrays = {name.replace(".", "/"): array for name, array in tensors(path).items()}
+        self._arrays = {name.replace(".", "/"): array for name, array in read_tensors(path).items()}
         self.found: Mapping[str, jax.ShapeDtypeStruct] = {
             name: jax.ShapeDtypeStruct(array.shape, array.dtype)
             for name, array in self._arrays.items()
@@ -48,21 +48,21 @@ class TensorFile:
 
     def read(self, wanted: Mapping[str, Leaf], /) -> dict[str, Leaf]:
         """Read each shard once, for its device."""
-        return {name: place(self._arrays[name], leaf) for name, leaf in wanted.items()}
+        return {name: place_array(self._arrays[name], leaf) for name, leaf in wanted.items()}
 
 
 class CheckpointWeights:
     """Parameters of a checkpoint, and its other values (extra/)."""
 
     def __init__(self, directory: Path, step: int):
-        layout.check(directory, step)
-        record = layout.record(directory, step)
+        layout.check_valid(directory, step)
+        record = layout.read_record(directory, step)
         self.where = str(directory / str(step))
         self._directory, self._step = directory, step
         self._stored = {_name(stored): stored for stored in record["leaves"] if _name(stored)}
         described = {name: record["leaves"][stored] for name, stored in self._stored.items()}
         self.found: Mapping[str, jax.ShapeDtypeStruct] = {
-            name: leaf_table.stored(text)
+            name: leaf_table.parse_leaf(text)
             for name, text in described.items()
             if not text.startswith("key<")
         }
@@ -78,7 +78,7 @@ class CheckpointWeights:
         return {name: flat[self._stored[name]] for name in wanted}
 
 
-def find(
+def open_source(
     path: str,
     step: Literal["newest", "best"] = "newest",
     owner_of: Callable[[Path], RunIdentity | None] = lambda run: None,
@@ -99,27 +99,27 @@ def find(
             f"init_from.path={path} is in an object store, and parameters are read from this disk. "
             f"Fetch the run, and name its local copy: jtrain ckpt fetch {path}"
         )
-    if path.endswith((ENDING, INDEX)):
+    if path.endswith((SUFFIX, INDEX_SUFFIX)):
         return TensorFile(Path(path))
     for place in (Path(path), RUNS / path):
         if (place / layout.ABOUT).is_file() and place.name.isdigit():
             return CheckpointWeights(place.parent, int(place.name))
         for directory in (place / "checkpoints", place):
-            if layout.steps(directory, owner := owner_of(directory.parent)):
+            if layout.list_steps(directory, owner := owner_of(directory.parent)):
                 # The run may save meanwhile: every process uses the step that the first one found.
                 search = functools.partial(_find_step, directory, step, owner)
                 return CheckpointWeights(directory, broadcast_from_first(search)["step"])
-    folders = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.leads_outside(d))
-    runs = sorted(folder.parent.name for folder in folders if layout.steps(folder))
+    folders = (d for d in RUNS.glob("*/checkpoints") if not directory_entries.links_outside(d))
+    runs = sorted(folder.parent.name for folder in folders if layout.list_steps(folder))
     near = did_you_mean(Path(path).name, runs)
     raise CheckpointError(
         f"init_from.path={path} is no run with a checkpoint, no checkpoint and no file of tensors "
-        f"({ENDING}). In runs/ there is {', '.join(runs) or 'none'}{near}; write the name of a "
+        f"({SUFFIX}). In runs/ there is {', '.join(runs) or 'none'}{near}; write the name of a "
         f"run, or the path of a file."
     )
 
 
-def place(array: np.ndarray, like: Leaf) -> Leaf:
+def place_array(array: np.ndarray, like: Leaf) -> Leaf:
     """Cast and shard `array` like `like`, each device with its own shard."""
     sharding = getattr(like, "sharding", None)
     if sharding is None:
@@ -136,16 +136,16 @@ def _find_step(
 
 
 def _step(directory: Path, which: Literal["newest", "best"], owner: RunIdentity | None) -> int:
-    newest = layout.steps(directory, owner)[-1]
+    newest = layout.list_steps(directory, owner)[-1]
     if which == "newest":
         return newest
-    metric = record_check.asked_best(layout.record(directory, newest)["about"])
+    metric = record_check.configured_best(layout.read_record(directory, newest)["about"])
     best = CheckpointManager(directory, best=metric, owner=owner).best()
     if best is None:
         raise CheckpointError(
             f"init_from.step=best: {directory} has no best checkpoint "
             f"(checkpoint.best={metric or 'empty'}). Write init_from.step=newest, or the path of "
-            f"one of its checkpoints: {', '.join(map(str, layout.steps(directory)))}."
+            f"one of its checkpoints: {', '.join(map(str, layout.list_steps(directory)))}."
         )
     return best
 

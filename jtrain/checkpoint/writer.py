@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from jtrain.checkpoint import exit_barrier, fingerprint, layout, replica_check, retention, storage
-from jtrain.checkpoint.save_errors import TakenError, failed, unannounced, unsealed
+from jtrain.checkpoint.save_errors import TakenError, announce_error, unsealed_error, write_error
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DeviceError
-from jtrain.io.same_file import HeldFolder
+from jtrain.io.same_file import OpenFolder
 
 
 class CheckpointWriter:
@@ -76,20 +76,20 @@ class CheckpointWriter:
             SaveError: if it could not be written, by this process or by the one that seals.
             DeviceError: if the replicas of a leaf differ between devices.
         """
-        folder: HeldFolder | None = None
+        folder: OpenFolder | None = None
         is_lost = committed = False
         try:
-            sums = fingerprint.begin(arrays)
+            sums = fingerprint.start(arrays)
             writer = self.open()
             self._clear()
             if jax.process_index() == 0:
-                folder = HeldFolder(layout.begin(self._directory, step))
+                folder = OpenFolder(layout.create_saving_path(self._directory, step))
             writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
-            replicas = replica_check.seen(sums)
+            replicas = replica_check.local_prints(sums)
             writer.finish()
             if jax.process_count() > 1:
-                replica_check.tell(layout.saving_path(self._directory, step), replicas)
+                replica_check.write_prints(layout.saving_path(self._directory, step), replicas)
                 writer.barrier(f"{step} copies")
             try:
                 if folder is not None:
@@ -104,9 +104,9 @@ class CheckpointWriter:
         except (OSError, ValueError, RuntimeError) as error:  # from the disk and Orbax
             self._clear(folder)
             if committed:
-                raise unannounced(self._directory, step, error) from None
-            exit_barrier.save_failed()
-            raise failed(self._directory, step, arrays, error) from None
+                raise announce_error(self._directory, step, error) from None
+            exit_barrier.expect_forced_exit()
+            raise write_error(self._directory, step, arrays, error) from None
         except DeviceError:
             self._clear(folder)
             raise
@@ -115,7 +115,7 @@ class CheckpointWriter:
             if folder is not None:
                 folder.close()
         if is_lost:
-            raise unsealed(self._directory, step)
+            raise unsealed_error(self._directory, step)
 
     def _is_unsealed(self, step: int, writer: storage.ArrayWriter) -> bool:
         """Return whether the first process failed to seal the step, at a barrier of all.
@@ -134,20 +134,26 @@ class CheckpointWriter:
                 writer.barrier(f"{step} checked")
 
     def _commit(
-        self, folder: HeldFolder, step: int, record: dict[str, Any], replicas: replica_check.Seen
+        self,
+        folder: OpenFolder,
+        step: int,
+        record: dict[str, Any],
+        replicas: replica_check.ReplicaPrints,
     ) -> None:
         """Seal and commit what was written, unless devices disagree or the folder was moved."""
-        replicas = replica_check.of_all(folder.path) if jax.process_count() > 1 else replicas
-        record["fingerprints"] = replica_check.agreed(replicas, step)
+        replicas = (
+            replica_check.read_all_prints(folder.path) if jax.process_count() > 1 else replicas
+        )
+        record["fingerprints"] = replica_check.check_replicas(replicas, step)
         if not folder.is_in_place:  # moved; Orbax recreates the parents of each file
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder.path}")
         layout.commit(folder.path, record, self._run)
 
-    def _clear(self, failed: HeldFolder | None = None) -> None:
+    def _clear(self, failed: OpenFolder | None = None) -> None:
         """Remove what failed saves left, including `failed`."""
         self._left |= {failed.path} if failed is not None else set()
         for path in self._left:
-            layout.clear(path)
+            layout.try_remove(path)
         self._left = {path for path in self._left if path.exists()}
 
     def _delete_older(self, saved: int) -> None:
@@ -160,9 +166,9 @@ class CheckpointWriter:
             if step == saved:
                 continue
             try:
-                layout.delete(self._directory, step)
+                layout.delete_checkpoint(self._directory, step)
             except CheckpointError as error:
-                if step in layout.named_steps(self._directory):  # else it is a leftover now
+                if step in layout.list_named_steps(self._directory):  # else it is a leftover now
                     self._log_once(f"an older checkpoint stays: {error}")
         layout.clear_deleted(self._directory, self._log_once)
 
@@ -172,11 +178,11 @@ class CheckpointWriter:
             self._log(line)
 
 
-def spare(directory: Path, best: int | None) -> list[int]:
+def make_room(directory: Path, best: int | None) -> list[int]:
     """Delete all checkpoints but the newest and the best, to make room; return their steps."""
     deleted = []
-    for step in retention.dispensable(layout.steps(directory), 1, best):
+    for step in retention.steps_to_delete(layout.list_steps(directory), 1, best):
         with contextlib.suppress(CheckpointError):  # a failing disk may refuse a deletion
-            layout.delete(directory, step)
+            layout.delete_checkpoint(directory, step)
             deleted.append(step)
     return deleted

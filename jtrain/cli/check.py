@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import FAULT, UserError
-from jtrain.inspect.plan.topology import prepare
+from jtrain.inspect.plan.topology import prepare_environment
 
 if TYPE_CHECKING:
     from jtrain.testing.case import LossCase
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
                 f"jtrain check: --{name} {getattr(args, name)} is too few to split; write "
                 f"--{name} 8, or at least {least}."
             )
-    prepare(f"cpu:{args.devices}")
+    prepare_environment(f"cpu:{args.devices}")
     # With LLVM at -O0 a check takes 0.73 of the time; XLA's own passes (fusion too) still run.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
@@ -40,13 +40,13 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    case = subject_of(resolved.config, args.rows, draws=not args.without_draws)
+    case = build_loss_case(resolved.config, args.rows, draws=not args.without_draws)
     report = check(case, most=args.devices, log=_log)
     print(json.dumps({"config": path, **report.plain()}) if args.json else report.describe())
     return 0 if report.ok else FAULT
 
 
-def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":
+def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":
     """Return the loss of a config, `rows` rows of its first batch and its initial parameters.
 
     Noise is added to the parameters, so that those initialized to zero take part.
@@ -59,11 +59,11 @@ def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCa
     """
     import jax
 
-    from jtrain.inspect.debug.single_device_step import alone
-    from jtrain.testing import placed, subject
+    from jtrain.inspect.debug.single_device_step import set_up_single_device
+    from jtrain.testing import build_case, place_loss
     from jtrain.train.experiment import build_experiment
 
-    setup = alone(config)
+    setup = set_up_single_device(config)
     x, settled, state = setup.experiment, setup.config, setup.fresh()
     batch = {name: array[:rows] for name, array in x.train[0].items()}
 
@@ -75,8 +75,8 @@ def subject_of(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCa
         f"{config.name or 'the config'}: {len(batch['row'])} of the {x.train.size} rows of its "
         f"first batch; the full model, noise of {MOVED} on its initial parameters; in float32"
     )
-    return subject(
-        placed(lambda place: build_experiment(settled, place).loss),
+    return build_case(
+        place_loss(lambda place: build_experiment(settled, place).loss),
         _add_noise(jax.device_get(state.params)),
         batch,
         extra=jax.device_get(state.extra),

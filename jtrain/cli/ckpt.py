@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import asked_step
+from jtrain.cli.find_run import parse_step
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
 from jtrain.io.object_store import check_local_path
@@ -53,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
     }
     from jtrain.cli import stored
 
-    done = stored.act(action, args)
-    with stored.copied(args) if done is None else contextlib.nullcontext():
+    done = stored.run_action(action, args)
+    with stored.fetch_arguments(args) if done is None else contextlib.nullcontext():
         found, text, code = done or actions[action](args)
     print(json.dumps(found) if args.json else text)
     return code
@@ -65,7 +65,10 @@ def _ls(args: argparse.Namespace) -> tuple[Any, str, int]:
 
     directory, _ = _find(args.run)
     owner, notes = _owner(directory)
-    rows, aside = inspect.list_checkpoints(directory, owner), directory_entries.asides(directory)
+    rows, aside = (
+        inspect.list_checkpoints(directory, owner),
+        directory_entries.list_set_aside(directory),
+    )
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
         best = row["best"]
@@ -95,10 +98,10 @@ def _verify(args: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import inspect, layout
 
     directory, named = _find(args.run)
-    asked = named if named is not None else asked_step(args.step, "ckpt") if args.step else None
+    asked = named if named is not None else parse_step(args.step, "ckpt") if args.step else None
     owner, notes = _owner(directory)
-    every = layout.named_steps(directory)
-    steps = every if asked is None else [inspect.step_of(directory, asked, owner)]
+    every = layout.list_named_steps(directory)
+    steps = every if asked is None else [inspect.resolve_step(directory, asked, owner)]
     found = [inspect.verify(directory, step, owner) for step in steps]
     lines = []
     for one in found:
@@ -167,8 +170,8 @@ def _rm(args: argparse.Namespace) -> tuple[Any, str, int]:
         )
     step = named
     if step is None:
-        asked = asked_step(args.step, "ckpt")
-        step = asked if isinstance(asked, int) else inspect.step_of(directory, asked)
+        asked = parse_step(args.step, "ckpt")
+        step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked)
     size = inspect.remove_checkpoints(directory, step, force=args.force, owner=_owner(directory)[0])
     return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} freed", 0
 
@@ -177,9 +180,9 @@ def _export(args: argparse.Namespace) -> tuple[Any, str, int]:
     from jtrain.checkpoint import export, inspect, layout
 
     directory, step = _one(args)
-    layout.check(directory, step)
-    leaves = layout.record(directory, step)["leaves"]
-    names = export.names(leaves, args.all)
+    layout.check_valid(directory, step)
+    leaves = layout.read_record(directory, step)["leaves"]
+    names = export.exported_names(leaves, args.all)
     if not names:
         raise UserError(
             f"jtrain ckpt export: {directory / str(step)} has no leaf params/..., only "
@@ -188,7 +191,9 @@ def _export(args: argparse.Namespace) -> tuple[Any, str, int]:
     read = inspect.read_arrays(directory, step, list(names.values()))
     tensors = {key: read[name] for key, name in names.items()}
     out = Path(args.out or f"{directory.parent.name}-{step}.safetensors")
-    size = export.write(out, tensors, {"step": str(step), "from": str(directory), "format": "np"})
+    size = export.write_safetensors(
+        out, tensors, {"step": str(step), "from": str(directory), "format": "np"}
+    )
     found = {"out": str(out), "step": step, "tensors": len(tensors), "bytes": size}
     return found, f"{out}: {len(tensors)} tensors of step {step}, {_size(size)}", 0
 
@@ -200,8 +205,8 @@ def _one(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     directory, named = _find(run or args.run)
     if named is not None:
         return directory, named
-    asked, owner = asked_step(args.step or "newest", "ckpt"), _owner(directory)[0]
-    return directory, inspect.step_of(directory, asked, owner)
+    asked, owner = parse_step(args.step or "newest", "ckpt"), _owner(directory)[0]
+    return directory, inspect.resolve_step(directory, asked, owner)
 
 
 def _owner(directory: Path) -> tuple[Any, list[str]]:
@@ -221,7 +226,7 @@ def _stray_notes(directory: Path) -> list[str]:
     return [
         f"{name} holds checkpoint {step}, but its name is not a step: a run ignores it. To restore "
         f"it: mv {directory / name} {directory / str(step)}"
-        for name, step in directory_entries.strays(directory)
+        for name, step in directory_entries.list_strays(directory)
     ]
 
 
@@ -235,7 +240,7 @@ def _missing_notes(directory: Path, steps: Sequence[int]) -> list[str]:
     step = status.get("step", 0)
     if not step or step in steps or status.get("status") not in {"running", "stopped", "done"}:
         return []
-    known = {path.name.partition(".")[0] for path in directory_entries.asides(directory)}
+    known = {path.name.partition(".")[0] for path in directory_entries.list_set_aside(directory)}
     if str(step) in known:
         return []
     return [f"{step} is missing: {run_dir.status} says that the run saved it"]
@@ -275,9 +280,9 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _size(count: int) -> str:
-    from jtrain.checkpoint.disk_space import size
+    from jtrain.checkpoint.disk_space import format_bytes
 
-    return size(count)
+    return format_bytes(count)
 
 
 def _when(seconds: float) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
+from jtrain.cli.pictures import render_blocks, render_shades, to_bytes
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.errors import ConfigError
-from jtrain.io.png import encode_png, grid
+from jtrain.io.png import encode_png, tile_images
 from jtrain.train.experiment import build_experiment
 
 BOUNDARY, PADDING = "⏐", "·"  # between two documents of a row; padding at its end
@@ -33,7 +33,7 @@ def show(argv: Sequence[str]) -> int:
     rows = {name: array[:count] for name, array in batch.items()}
     tokenizer = _tokenizer(config)
     if args.out:
-        Path(args.out).write_bytes(encode_png(grid(as_bytes(_images(rows, path)))))
+        Path(args.out).write_bytes(encode_png(tile_images(to_bytes(_images(rows, path)))))
     if args.json:
         description = {"config": path, "step": step, **_as_json(batch, rows, tokenizer)}
         print(json.dumps(description))
@@ -49,8 +49,8 @@ def show(argv: Sequence[str]) -> int:
     if args.out:
         print(f"\n{args.out}: {len(rows['row'])} pictures")
     elif "image" in rows:
-        render = in_blocks if sys.stdout.isatty() else in_shades
-        print("\n" + render(grid(as_bytes(rows["image"]))))
+        render = render_blocks if sys.stdout.isatty() else render_shades
+        print("\n" + render(tile_images(to_bytes(rows["image"]))))
     print("\n" + "\n".join(_lines(rows, tokenizer)))
     return 0
 
@@ -60,7 +60,7 @@ def _lines(rows: Mapping[str, np.ndarray], tokenizer: Any) -> list[str]:
     if "tokens" in rows:
         return [
             f"{row:3}  {text}"
-            for row, text in zip(rows["row"], texts(rows, tokenizer), strict=True)
+            for row, text in zip(rows["row"], decode_rows(rows, tokenizer), strict=True)
         ]
     small = [
         name for name, array in rows.items() if array[0].size <= 8 and name not in ("row", "mask")
@@ -71,7 +71,7 @@ def _lines(rows: Mapping[str, np.ndarray], tokenizer: Any) -> list[str]:
     ]
 
 
-def texts(rows: Mapping[str, np.ndarray], tokenizer: Any) -> list[str]:
+def decode_rows(rows: Mapping[str, np.ndarray], tokenizer: Any) -> list[str]:
     """Return each row as text: `⏐` where a document ends, `·` for each padding token.
 
     Line breaks are escaped, so that a row is a line.
@@ -118,7 +118,7 @@ def _as_json(
     digest = fingerprint(tokenizer) if hasattr(tokenizer, "description") else None
     found = {"arrays": arrays, "tokenizer": digest}
     if "tokens" in rows:
-        found["rows"] = texts(rows, tokenizer)
+        found["rows"] = decode_rows(rows, tokenizer)
     return found
 
 

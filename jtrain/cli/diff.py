@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import config_of
-from jtrain.config.command_line import spell
+from jtrain.cli.find_run import find_config
+from jtrain.config.command_line import format_value
 
 if TYPE_CHECKING:
     from jtrain.inspect.debug.first_difference import RunDifference
@@ -18,23 +18,23 @@ SHOWN = 12  # lines of one kind
 def main(argv: Sequence[str]) -> int:
     """Print where two runs diverge; return the exit code."""
     args = _arguments().parse(argv)
-    one, other = (config_of(run, "diff").parent for run in (args.run, args.other))
+    one, other = (find_config(run, "diff").parent for run in (args.run, args.other))
 
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
 
-    from jtrain.inspect.debug.first_difference import parting
+    from jtrain.inspect.debug.first_difference import compare_runs
 
-    found = parting(one, other)
+    found = compare_runs(one, other)
     if args.json:
         print(json.dumps({**dataclasses.asdict(found), "nothing": found.nothing}, default=str))
     else:
-        print(told(found, args.run, args.other))
+        print(format_difference(found, args.run, args.other))
     return 0
 
 
-def told(found: "RunDifference", one: str, other: str) -> str:
+def format_difference(found: "RunDifference", one: str, other: str) -> str:
     """Return the difference of two runs as text."""
     lines = [f"{one} | {other}"]
     for title, changes in (("config", found.values), ("ran on", found.facts)):
@@ -86,7 +86,7 @@ def _relative(one: Any, other: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else spell(value)
+    text = value if isinstance(value, str) else format_value(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -4,22 +4,28 @@ import json
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
+from jtrain.cli.find_run import (
+    find_config,
+    is_first_process,
+    parse_step,
+    print_error,
+    redirect_output,
+)
 from jtrain.config.resolve import resolve
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the metrics; return the exit code."""
     args = _arguments().parse(argv)
-    path = config_of(args.run, "eval")
+    path = find_config(args.run, "eval")
     resolved = resolve(path, args.settings)
 
-    from jtrain.train.restore_run import measure
+    from jtrain.train.restore_run import evaluate_run
 
-    step = asked_step(args.step, "eval")
-    with said_apart():
-        step, numbers = measure(resolved.config, path.parent, step, complain)
-    if not speaks():
+    step = parse_step(args.step, "eval")
+    with redirect_output():
+        step, numbers = evaluate_run(resolved.config, path.parent, step, print_error)
+    if not is_first_process():
         return 0
     if args.json:
         found = {"run": str(args.run), "step": step, **numbers}

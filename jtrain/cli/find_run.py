@@ -14,7 +14,7 @@ from jtrain.train.find_run import find_run
 STDOUT, STDERR = 1, 2  # file descriptors
 
 
-def config_of(run: str, verb: str) -> Path:
+def find_config(run: str, verb: str) -> Path:
     """Return the config of a run, by its directory or its name in runs/.
 
     Raises:
@@ -25,7 +25,7 @@ def config_of(run: str, verb: str) -> Path:
     return directory / "config.yaml"
 
 
-def speaks() -> bool:
+def is_first_process() -> bool:
     """Return whether this process prints the results: the first process does."""
     import jax
 
@@ -33,7 +33,7 @@ def speaks() -> bool:
 
 
 @contextlib.contextmanager
-def said_apart() -> Iterator[None]:
+def redirect_output() -> Iterator[None]:
     """Redirect stdout to stderr: gloo prints its connections to stdout from C++."""
     sys.stdout.flush()
     stdout = os.dup(STDOUT)
@@ -46,12 +46,12 @@ def said_apart() -> Iterator[None]:
         os.close(stdout)
 
 
-def complain(line: str) -> None:
+def print_error(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr)
 
 
-def asked_step(step: str, verb: str) -> int | Literal["newest", "best"]:
+def parse_step(step: str, verb: str) -> int | Literal["newest", "best"]:
     """Return the requested step: a number, newest or best."""
     if step == "newest" or step == "best":
         return step

@@ -7,7 +7,7 @@ import numpy as np
 SHADES = " .:-=+*#%@"  # from black to white on a dark screen
 
 
-def as_bytes(images: np.ndarray) -> np.ndarray:  # b h w [c], or b n
+def to_bytes(images: np.ndarray) -> np.ndarray:  # b h w [c], or b n
     """Convert images to b h w c, uint8, with 1 or 3 channels.
 
     Bytes are unchanged; other numbers are scaled to the range of all images.
@@ -27,7 +27,7 @@ def as_bytes(images: np.ndarray) -> np.ndarray:  # b h w [c], or b n
     return np.nan_to_num((values - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
 
 
-def in_blocks(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
+def render_blocks(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
     """Render the picture for a terminal with 24-bit colours: a character is two pixels high."""
     picture = np.broadcast_to(picture, (*picture.shape[:2], 3))
     picture = np.pad(picture, ((0, len(picture) % 2), (0, 0), (0, 0)))
@@ -39,7 +39,7 @@ def in_blocks(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
     return "\n".join(lines)
 
 
-def in_shades(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
+def render_shades(picture: np.ndarray) -> str:  # h w c, uint8, c 1 or 3
     """Render the picture as plain text: a pixel is two characters wide."""
     grey = picture.astype(int).mean(-1)
     shades = [[2 * SHADES[int(pixel) * len(SHADES) // 256] for pixel in line] for line in grey]

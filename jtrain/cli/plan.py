@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import UserError
-from jtrain.inspect.plan.topology import prepare, topology
+from jtrain.inspect.plan.topology import find_topology, prepare_environment
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,16 +21,16 @@ def main(argv: Sequence[str]) -> int:
             f"or cpu:8."
         )
     dump = _make_empty(Path(args.dump)) if args.dump else None
-    prepare(args.topology)
+    prepare_environment(args.topology)
     from jtrain.config.resolve import resolve
-    from jtrain.inspect.plan.plan import plan
-    from jtrain.inspect.plan.table import table
+    from jtrain.inspect.plan.plan import make_plan
+    from jtrain.inspect.plan.table import format_plan
 
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
         print(note, file=sys.stderr)
-    found = plan(resolved.config, topology(args.topology), dump)
-    print(json.dumps({"config": path, **found.plain()}) if args.json else table(found))
+    found = make_plan(resolved.config, find_topology(args.topology), dump)
+    print(json.dumps({"config": path, **found.plain()}) if args.json else format_plan(found))
     return 0
 
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
+from jtrain.cli.find_run import (
+    find_config,
+    is_first_process,
+    parse_step,
+    print_error,
+    redirect_output,
+)
 from jtrain.config.resolve import resolve
 from jtrain.data.sources.read_rows import read_rows
 from jtrain.data.sources.write_rows import check_kind, encode_rows
@@ -18,7 +24,7 @@ from jtrain.errors import UserError
 def main(argv: Sequence[str]) -> int:
     """Write the outputs and print where they are; return the exit code."""
     args = _arguments().parse(argv)
-    path = config_of(args.run, "predict")
+    path = find_config(args.run, "predict")
     data, out = Path(args.data), Path(args.out)
     check_kind(out)
     if out.resolve() == data.resolve():
@@ -28,17 +34,17 @@ def main(argv: Sequence[str]) -> int:
         )
     if not args.batch.isdigit():
         raise UserError(f"jtrain predict: --batch {args.batch} is not a count; write --batch 128")
-    step = asked_step(args.step, "predict")
+    step = parse_step(args.step, "predict")
     resolved = resolve(path, args.settings)
 
     from jtrain.train.loaded_run import load_run
 
-    with said_apart():
-        run = load_run(resolved.config, path.parent, step, complain)
+    with redirect_output():
+        run = load_run(resolved.config, path.parent, step, print_error)
         rows = read_rows(data, run.inputs)
-        arrays = named(run.predict(rows, batch=int(args.batch)))
-    if speaks():
-        write(out, encode_rows(out, arrays))
+        arrays = name_outputs(run.predict(rows, batch=int(args.batch)))
+    if is_first_process():
+        write_file(out, encode_rows(out, arrays))
         count = len(next(iter(arrays.values())))
         outputs = {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
         if args.json:
@@ -50,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def named(outputs: Any) -> Mapping[str, np.ndarray]:
+def name_outputs(outputs: Any) -> Mapping[str, np.ndarray]:
     """Return the arrays of some outputs by name; a single one is called `output`."""
     from jtrain.core.pytree import named_leaves
 
     return {name.replace("/", ".") or "output": x for name, x in named_leaves(outputs).items()}
 
 
-def write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write a file atomically; it replaces an existing one.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import config_of, said_apart, speaks
+from jtrain.cli.find_run import find_config, is_first_process, redirect_output
 from jtrain.config.resolve import resolve
 from jtrain.errors import FAULT
 
@@ -20,20 +20,22 @@ SHOWN = 8  # leaves to print
 def main(argv: Sequence[str]) -> int:
     """Recompute the step and print the comparison; return the exit code."""
     args = _arguments().parse(argv)
-    path = config_of(args.run, "replay")
+    path = find_config(args.run, "replay")
     resolved = resolve(path, args.settings)
 
     from jtrain.inspect.debug.replay import replay
 
     tell = lambda line: print(line, file=sys.stderr)
-    with said_apart():
+    with redirect_output():
         found = replay(resolved.config, path.parent, args.step, deep=not args.only_again, log=tell)
-    if speaks():
-        print(json.dumps(dataclasses.asdict(found)) if args.json else told(found, args.run))
+    if is_first_process():
+        print(
+            json.dumps(dataclasses.asdict(found)) if args.json else format_replay(found, args.run)
+        )
     return FAULT if found.other or found.checkpoint else 0
 
 
-def told(found: "ReplayResult", run: str) -> str:
+def format_replay(found: "ReplayResult", run: str) -> str:
     """Return the result as text."""
     new, first, last = found.here, *found.rows
     lines = [

@@ -8,15 +8,15 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import ConfigError, UserError
-from jtrain.inspect.report.facts import facts
+from jtrain.inspect.report.facts import summarize_run
 from jtrain.inspect.report.find_runs import RunQuery, find_runs
-from jtrain.inspect.report.page import page
-from jtrain.inspect.report.read_run import read
+from jtrain.inspect.report.page import render_page
+from jtrain.inspect.report.read_run import read_run
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.object_store import check_local_path
 from jtrain.io.private_files import private_files
 from jtrain.sweep.members import read_record
-from jtrain.sweep.results import score, table
+from jtrain.sweep.results import format_table, score_member
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,11 +24,13 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments().parse(argv)
     check_local_path(args.out, "jtrain report: --out")
     found = find_runs(args.runs)
-    stories = [read(run) for run in found.runs]
+    stories = [read_run(run) for run in found.runs]
     out = Path(args.out) if args.out else _default_path(found)
     title = found.folder.resolve().name if found.folder else ""
     best = str(stories[0].config.get("checkpoint.best") or "")
-    text = page(stories, title=title, ranking=ranking(found.folder, best) if found.folder else ())
+    text = render_page(
+        stories, title=title, ranking=ranking(found.folder, best) if found.folder else ()
+    )
     try:
         with private_files():  # as the runs are
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         for line in story.troubles:
             print(f"{story.path}: {line}", file=sys.stderr)
     if args.json:
-        print(json.dumps({"page": str(out), "runs": [facts(story) for story in stories]}))
+        print(json.dumps({"page": str(out), "runs": [summarize_run(story) for story in stories]}))
     else:
         print(f"{out}  {out.stat().st_size:,} bytes; open it in a browser")
     return 0
@@ -58,7 +60,9 @@ def ranking(sweep: Path, best: str) -> Sequence[str]:
     """
     members, goal = read_record(sweep), BestMetric.parse(best or "loss")
     try:
-        return table([score(member, goal) for member in members], goal) if goal else ()
+        return (
+            format_table([score_member(member, goal) for member in members], goal) if goal else ()
+        )
     except UserError:  # a member is damaged; the page reports it
         return ()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from jtrain.cli.arguments import Arguments
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import ResolvedConfig, resolve
-from jtrain.config.top import names_a_directory
+from jtrain.config.top import is_run_name
 from jtrain.distributed.cluster.command_line import program
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
@@ -30,13 +30,13 @@ def main(argv: Sequence[str]) -> int:
         return debug(resolved)
     _check_not_copied(resolved)
 
-    from jtrain.cli.run_summary import ending
+    from jtrain.cli.run_summary import format_summary
     from jtrain.train.run import run
 
     outcome = run(resolved.config, source=resolved.path)
     if outcome.directory.first:
         command = f"{program()} run {shlex.join(argv)}"
-        print(ending(outcome, resolved.config, resolved.path, command))
+        print(format_summary(outcome, resolved.config, resolved.path, command))
     return CODES[outcome.status]
 
 
@@ -71,7 +71,7 @@ def _resume_command(directory: Path) -> str:
     """Return the command that resumes the run in a directory, whatever its config names it."""
     runs = next((parent for parent in directory.parents if parent.name == "runs"), None)
     own = str(directory.relative_to(runs)) if runs else ""
-    if runs is None or not names_a_directory(own):
+    if runs is None or not is_run_name(own):
         own, prefix = "NAME", "move it to runs/NAME, and type "
     else:
         home = runs.parent == Path.cwd().resolve()
@@ -97,9 +97,9 @@ def _debug_mode(args: argparse.Namespace) -> Callable[[ResolvedConfig], int] | N
 
 
 def _fast(resolved: ResolvedConfig) -> int:
-    from jtrain.inspect.debug.dry_run import fast
+    from jtrain.inspect.debug.dry_run import dry_run
 
-    done = fast(resolved.config, log=_print_line)
+    done = dry_run(resolved.config, log=_print_line)
     print(f"everything works, {sum(stage.seconds for stage in done):.1f} s; no files were left")
     return DONE
 
@@ -113,9 +113,9 @@ def _overfit(batches: int, resolved: ResolvedConfig) -> int:
 
 
 def _eager(resolved: ResolvedConfig) -> int:
-    from jtrain.inspect.debug.eager import eager
+    from jtrain.inspect.debug.eager import run_eager
 
-    eager(resolved.config, log=_print_line)
+    run_eager(resolved.config, log=_print_line)
     return DONE
 
 

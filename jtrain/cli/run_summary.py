@@ -11,12 +11,12 @@ import jax
 from jtrain.distributed.cluster.command_line import program
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve, only_ascii, smooth
-from jtrain.train.hooks.metrics import results
-from jtrain.train.longer_run import longer
+from jtrain.train.hooks.metrics import read_results
+from jtrain.train.longer_run import settings_to_extend
 from jtrain.train.run import RunResult
 
 
-def ending(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:
+def format_summary(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:
     """Return the summary that `jtrain run` prints; a person typed `command` for `source`."""
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
@@ -24,7 +24,7 @@ def ending(outcome: RunResult, config: RunConfig, source: Path, command: str) ->
         if outcome.why:
             parts.append(f"done at step {outcome.step}: {outcome.why}")
         again = f"{program()} run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
-        more = " ".join(longer(config, 2 * outcome.step))
+        more = " ".join(settings_to_extend(config, 2 * outcome.step))
         parts.append(
             f"next:  {again}   another run, one value changed\n"
             f"       {program()} run {directory.config} {more}   train it longer\n"
@@ -51,7 +51,7 @@ def _resume_note(outcome: RunResult) -> str:
 
 
 def _curve(outcome: RunResult) -> str:
-    rows = results(outcome.directory.metrics, "")
+    rows = read_results(outcome.directory.metrics, "")
     points = {
         "training loss": smooth(_losses(rows)),
         "validation": _losses(outcome.results),

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import asked_step, complain, config_of, said_apart, speaks
+from jtrain.cli.find_run import (
+    find_config,
+    is_first_process,
+    parse_step,
+    print_error,
+    redirect_output,
+)
 from jtrain.config.configclass import configclass
-from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, stop
+from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, raise_invalid
 from jtrain.config.resolve import check, resolve
 from jtrain.train.experiment import Prompt
 
@@ -20,18 +26,18 @@ OPTIONS = ("tokens", "temperature", "top_k", "top_p", "seed")
 def main(argv: Sequence[str]) -> int:
     """Print the text; return the exit code."""
     args = _arguments().parse(argv)
-    path = config_of(args.run, "sample")
+    path = find_config(args.run, "sample")
     resolved = resolve(path, args.settings)
     prompt, seed = _parse_prompt({name: getattr(args, name) for name in OPTIONS}, args.prompt)
 
-    from jtrain.train.restore_run import complete
+    from jtrain.train.restore_run import complete_prompt
 
-    step = asked_step(args.step, "sample")
-    with said_apart():
-        step, text = complete(
-            resolved.config, path.parent, prompt, seed=seed, step=step, log=complain
+    step = parse_step(args.step, "sample")
+    with redirect_output():
+        step, text = complete_prompt(
+            resolved.config, path.parent, prompt, seed=seed, step=step, log=print_error
         )
-    if not speaks():
+    if not is_first_process():
         return 0
     if args.json:
         print(json.dumps({"run": str(args.run), "step": step, "text": text}))
@@ -53,7 +59,7 @@ def _parse_prompt(options: dict[str, str | None], text: str) -> tuple[Prompt, in
             setting = f"--{name.replace('_', '-')}={word}"
             values[name] = Node(_number(word), SourceLocation(TYPED, setting=setting))
     asked, wrong = check(_PromptOptions, Node(values, DEFAULT))
-    stop(wrong)
+    raise_invalid(wrong)
     assert asked is not None, "stop() raised if validation failed"
     given = {field.name: getattr(asked, field.name) for field in dataclasses.fields(Prompt)}
     return Prompt(**given), asked.seed

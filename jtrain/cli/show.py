@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.config.command_line import spell
+from jtrain.config.command_line import format_value
 from jtrain.config.dump import dump, flatten, to_plain
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError
-from jtrain.inspect.plan.topology import prepare, topology
+from jtrain.inspect.plan.topology import find_topology, prepare_environment
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,18 +47,18 @@ def main(argv: Sequence[str]) -> int:
     elif args.json:
         print(json.dumps(_as_json(resolved, keys)))
     elif keys:
-        tables = [table(_select(resolved, [key])) for key in keys]
+        tables = [format_table(_select(resolved, [key])) for key in keys]
         print(
             "\n\n".join("\n\n".join(filter(None, pair)) for pair in zip(tables, helps, strict=True))
         )
     else:
-        print(table(_select(resolved, [])))
+        print(format_table(_select(resolved, [])))
     return 0
 
 
-def table(rows: Mapping[str, tuple[Any, str]]) -> str:
+def format_table(rows: Mapping[str, tuple[Any, str]]) -> str:
     """Return a line for each value: its dotted key, the value, its origin."""
-    spelt = [(key, spell(value), origin) for key, (value, origin) in rows.items()]
+    spelt = [(key, format_value(value), origin) for key, (value, origin) in rows.items()]
     keys = max((len(key) for key, _, _ in spelt), default=0)
     values = min(40, max((len(value) for _, value, _ in spelt), default=0))
     return "\n".join(f"{key:{keys}}  {value:{values}}  {origin}" for key, value, origin in spelt)
@@ -88,13 +88,13 @@ def _cluster(as_json: bool) -> str:
 def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     """Describe the leaves, bytes and FLOPs of the config; this starts the devices."""
     from jtrain.train.setup import set_up
-    from jtrain.train.summary import plain, step_flops, summary, table
+    from jtrain.train.summary import count_step_flops, format_table, summarize, to_json_values
 
     parts = set_up(resolved.config)
-    sizes, work = summary(parts.like), step_flops(parts)
+    sizes, work = summarize(parts.like), count_step_flops(parts)
     if as_json:
-        return json.dumps({"config": str(resolved.path), **plain(sizes, work)})
-    return table(sizes, work)
+        return json.dumps({"config": str(resolved.path), **to_json_values(sizes, work)})
+    return format_table(sizes, work)
 
 
 def _prepare(path: str, topology_name: str, sharding: bool) -> None:
@@ -103,19 +103,19 @@ def _prepare(path: str, topology_name: str, sharding: bool) -> None:
             f"jtrain show: --topology goes with --sharding; write "
             f"jtrain show {path} --sharding --topology {topology_name}"
         )
-    prepare(topology_name)
+    prepare_environment(topology_name)
 
 
 def _sharding(resolved: ResolvedConfig, topology_name: str, as_json: bool) -> str:
     """Describe the sharding of each leaf over these devices, or over a topology's."""
-    from jtrain.inspect.sharding_table import laid, table
+    from jtrain.inspect.sharding_table import describe_sharding, format_sharding
     from jtrain.train.setup import set_up
 
-    among = topology(topology_name).devices if topology_name else None
-    found = laid(set_up(resolved.config, among=among))
+    among = find_topology(topology_name).devices if topology_name else None
+    found = describe_sharding(set_up(resolved.config, among=among))
     if as_json:
         return json.dumps({"config": str(resolved.path), **found.plain()})
-    return table(found)
+    return format_sharding(found)
 
 
 def _arguments() -> Arguments:

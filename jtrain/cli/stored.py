@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jtrain.cli.find_run import asked_step
+from jtrain.cli.find_run import parse_step
 from jtrain.errors import FAULT, CheckpointError, UserError
 from jtrain.io.object_store import ObjectStore, is_address
 
 Found = tuple[Any, str, int]
 
 
-def act(action: str, args: argparse.Namespace) -> Found | None:
+def run_action(action: str, args: argparse.Namespace) -> Found | None:
     """Run an action on an address; return None if `copied` and the local action are to do it."""
     if action == "fetch" and not is_address(args.run):
         raise UserError(
@@ -31,7 +31,7 @@ def act(action: str, args: argparse.Namespace) -> Found | None:
 
 
 @contextlib.contextmanager
-def copied(args: argparse.Namespace) -> Iterator[None]:
+def fetch_arguments(args: argparse.Namespace) -> Iterator[None]:
     """Fetch addresses among the arguments, and replace them by local paths."""
     from jtrain.checkpoint import object_store_layout
 
@@ -41,7 +41,9 @@ def copied(args: argparse.Namespace) -> Iterator[None]:
                 continue
             objects, asked = _parse_address(getattr(args, name))
             step = _step(objects, asked, getattr(args, "step", "") or "newest")
-            directory, faults = stack.enter_context(object_store_layout.here(objects, step))
+            directory, faults = stack.enter_context(
+                object_store_layout.temporary_copy(objects, step)
+            )
             if faults:
                 raise _damaged(objects, step, faults)
             setattr(args, name, str(directory / str(step)))
@@ -50,42 +52,43 @@ def copied(args: argparse.Namespace) -> Iterator[None]:
 
 def _ls(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import object_store_layout, seal
-    from jtrain.checkpoint.disk_space import size
+    from jtrain.checkpoint.disk_space import format_bytes
 
     objects, _ = _parse_address(args.run)
     rows = [
         {"step": step, "bytes": sum(sizes.values()), "sealed": seal.SEAL in sizes}
-        for step, sizes in object_store_layout.listed(objects).items()
+        for step, sizes in object_store_layout.object_sizes(objects).items()
     ]
     if not rows:
-        raise object_store_layout.no_copy(objects)
+        raise object_store_layout.no_copy_error(objects)
     words = {True: "", False: "incomplete copy"}
     lines = [
-        f"{row['step']}  {size(row['bytes'])}  {words[row['sealed']]}".rstrip() for row in rows
+        f"{row['step']}  {format_bytes(row['bytes'])}  {words[row['sealed']]}".rstrip()
+        for row in rows
     ]
     return {"address": objects.address, "steps": rows}, "\n".join(lines), 0
 
 
 def _verify(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import object_store_layout
-    from jtrain.checkpoint.disk_space import size
+    from jtrain.checkpoint.disk_space import format_bytes
 
     objects, asked = _parse_address(args.run)
-    every = object_store_layout.listed(objects)
+    every = object_store_layout.object_sizes(objects)
     if not every:
-        raise object_store_layout.no_copy(objects)
+        raise object_store_layout.no_copy_error(objects)
     chosen = asked is not None or bool(args.step)
     steps = [_step(objects, asked, args.step)] if chosen else list(every)
     found, lines = [], []
     for step in steps:
         start = time.perf_counter()
-        with object_store_layout.here(objects, step) as (_, faults):
+        with object_store_layout.temporary_copy(objects, step) as (_, faults):
             count = sum(every.get(step, {}).values())
         seconds = time.perf_counter() - start
         found.append({"step": step, "bytes": count, "seconds": seconds, "faults": faults})
         status = "DAMAGED" if faults else "valid"
         lines += [
-            f"{step}  {status}  ({size(count)} in {seconds:.2f} s)",
+            f"{step}  {status}  ({format_bytes(count)} in {seconds:.2f} s)",
             *(f"  {f}" for f in faults),
         ]
     damaged = any(one["faults"] for one in found)
@@ -99,10 +102,13 @@ def _verify(args: argparse.Namespace) -> Found:
 
 def _rm(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import object_store_layout
-    from jtrain.checkpoint.disk_space import size
+    from jtrain.checkpoint.disk_space import format_bytes
 
     objects, asked = _parse_address(args.run)
-    every, valid = object_store_layout.listed(objects), object_store_layout.steps(objects)
+    every, valid = (
+        object_store_layout.object_sizes(objects),
+        object_store_layout.list_copies(objects),
+    )
     if args.damaged:
         newest = valid[-1] if valid else -1  # a run may be copying a newer one
         wrong = [step for step in every if step < newest and step not in valid]
@@ -125,16 +131,22 @@ def _rm(args: argparse.Namespace) -> Found:
     for step in wrong:
         object_store_layout.remove(objects, step, every[step])
     names = ", ".join(map(str, wrong)) or "none"
-    return {"removed": wrong, "bytes": count}, f"removed: {names}; {size(count)} are free again", 0
+    return (
+        {"removed": wrong, "bytes": count},
+        f"removed: {names}; {format_bytes(count)} are free again",
+        0,
+    )
 
 
 def _fetch(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import layout, object_store_layout
-    from jtrain.checkpoint.lock import Lock
+    from jtrain.checkpoint.lock import WriteLock
 
     objects, asked = _parse_address(args.run)
     path = Path(args.out or Path("runs") / objects.address.rpartition("/")[2])
-    if (path / "run.json").exists() or layout.named_steps(path / object_store_layout.CHECKPOINTS):
+    if (path / "run.json").exists() or layout.list_named_steps(
+        path / object_store_layout.CHECKPOINTS
+    ):
         raise CheckpointError(
             f"{objects.address} cannot be fetched to {path}: a run exists there. Name another "
             f"directory: --out {path}-2"
@@ -142,7 +154,7 @@ def _fetch(args: argparse.Namespace) -> Found:
     chosen = asked is not None or bool(args.step)
     step = _step(objects, asked, args.step or "newest")
     layout.make_directory(path / object_store_layout.CHECKPOINTS)
-    lock = Lock(path / object_store_layout.CHECKPOINTS)
+    lock = WriteLock(path / object_store_layout.CHECKPOINTS)
     try:
         if chosen:
             if faults := object_store_layout.fetch(
@@ -172,11 +184,11 @@ def _parse_address(address: str) -> tuple[ObjectStore, int | None]:
 def _step(objects: ObjectStore, named: int | None, word: str) -> int:
     from jtrain.checkpoint import object_store_layout
 
-    asked = named if named is not None else asked_step(word, "ckpt")
-    available = object_store_layout.listed(objects)
-    valid = object_store_layout.steps(objects)
+    asked = named if named is not None else parse_step(word, "ckpt")
+    available = object_store_layout.object_sizes(objects)
+    valid = object_store_layout.list_copies(objects)
     if not valid and asked not in available:
-        raise object_store_layout.no_copy(objects)
+        raise object_store_layout.no_copy_error(objects)
     if asked == "best":
         raise CheckpointError(
             f"--step best was requested of {objects.address}, and copies are not ranked. Write "
@@ -194,7 +206,7 @@ def _step(objects: ObjectStore, named: int | None, word: str) -> int:
 def _faults(objects: ObjectStore, step: int) -> list[str]:
     from jtrain.checkpoint import object_store_layout
 
-    with object_store_layout.here(objects, step) as (_, faults):
+    with object_store_layout.temporary_copy(objects, step) as (_, faults):
         return faults
 
 
@@ -202,6 +214,7 @@ def _damaged(objects: ObjectStore, step: int, faults: list[str]) -> CheckpointEr
     from jtrain.checkpoint import layout
 
     return CheckpointError(
-        f"the copy of checkpoint {step} in {objects.address} is damaged: {layout.first(faults)}. "
+        f"the copy of checkpoint {step} in {objects.address} is damaged: "
+        f"{layout.summarize(faults)}. "
         f"To see which are valid: jtrain ckpt verify {objects.address}"
     )

@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
     if args.trials and not args.search:
         raise UserError("jtrain sweep: --trials is for a search; add --search optuna")
 
-    from jtrain.sweep.results import as_json, table
-    from jtrain.sweep.sweep import curves_of, sweep
+    from jtrain.sweep.results import as_json, format_table
+    from jtrain.sweep.sweep import mean_curves, sweep
 
     stream = sys.stderr if args.json else sys.stdout
     result = sweep(
@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
         report = as_json(result.name, result.scores, result.goal)
         print(json.dumps({**report, "stopped": result.stopped}))
     else:
-        _picture(curves_of(result.scores, result.goal))
-        print("\n".join(table(result.scores, result.goal)))
+        _picture(mean_curves(result.scores, result.goal))
+        print("\n".join(format_table(result.scores, result.goal)))
         if result.picture:
             print(f"picture: {result.picture}")
     if result.stopped:

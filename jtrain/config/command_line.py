@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from jtrain.config.node import Plain
-from jtrain.config.schema import FieldSchema, choices, fields, is_configclass
+from jtrain.config.schema import FieldSchema, field_schemas, is_configclass, literal_choices
 
 NAMES = {
     int: "a whole number",
@@ -24,12 +24,14 @@ PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*( [\w./+-]+)*", re.ASCII)
 WORDS = {"true", "false", "null"}
 
 
-def spell(value: Plain) -> str:
+def format_value(value: Plain) -> str:
     """Return a value as YAML on one line, as typed on a command line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{spell(k)}: {spell(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{format_value(k)}: {format_value(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(spell, value)) + "]"
+        return "[" + ", ".join(map(format_value, value)) + "]"
     if isinstance(value, str):
         if PLAIN.fullmatch(value) and value.lower() not in WORDS:
             return value
@@ -47,7 +49,7 @@ def _escape(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def describe(want: FieldSchema) -> str:
+def describe_allowed(want: FieldSchema) -> str:
     """Return the allowed values: `a whole number above 0`, `one of sgd, adamw`."""
     members = want.members()
     if any(member.annotation is float for member in members):
@@ -62,34 +64,35 @@ def describe(want: FieldSchema) -> str:
 def _one(want: FieldSchema) -> str:
     limited = want.limits and want.annotation is not type(None)
     limits = f" {' and '.join(want.limits)}" if limited else ""
-    if offered := choices(want.annotation):
-        return any_of(offered)
+    if offered := literal_choices(want.annotation):
+        return format_choices(offered)
     if is_configclass(want.annotation):
-        return f"a mapping with {', '.join(fields(want.annotation))}"
+        return f"a mapping with {', '.join(field_schemas(want.annotation))}"
     if get_origin(want.annotation) in {list, tuple}:
         arguments = [a for a in get_args(want.annotation) if a is not Ellipsis]
         if len(arguments) == 1:
-            return f"a list{limits}, of each {describe(FieldSchema(arguments[0]))}"
+            return f"a list{limits}, of each {describe_allowed(FieldSchema(arguments[0]))}"
         return (
-            f"a list of {len(arguments)}: {', '.join(describe(FieldSchema(a)) for a in arguments)}"
+            f"a list of {len(arguments)}: "
+            f"{', '.join(describe_allowed(FieldSchema(a)) for a in arguments)}"
         )
     name = NAMES.get(get_origin(want.annotation) or want.annotation)
     return (name or getattr(want.annotation, "__name__", str(want.annotation))) + limits
 
 
-def any_of(offered: Sequence[Plain]) -> str:
+def format_choices(offered: Sequence[Plain]) -> str:
     """`sgd`, or `one of sgd, adamw`."""
-    spelt = ", ".join(map(spell, offered))
+    spelt = ", ".join(map(format_value, offered))
     return spelt if len(offered) == 1 else f"one of {spelt}"
 
 
-def found(value: Plain) -> str:
+def describe_found(value: Plain) -> str:
     """Return what was written, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = spell(value)
+    text = format_value(value)
     if isinstance(value, str):
         text = f"the text {text if text.startswith(chr(34)) else json.dumps(value)}"
     return text if len(text) < 80 else f"{text[:76]} ..."

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from jtrain.config.command_line import spell
+from jtrain.config.command_line import format_value
 from jtrain.config.node import Plain
 from jtrain.io.redact import redact_values
 
@@ -72,15 +72,15 @@ def dump(config: Any, header: str = "") -> str:
 def _lines(tree: dict[str, Plain], depth: int) -> list[str]:
     lines = []
     for key, value in tree.items():
-        opening = f"{'  ' * depth}{spell(key)}:"
+        opening = f"{'  ' * depth}{format_value(key)}:"
         if isinstance(value, dict) and value:
             lines += [opening, *_lines(value, depth + 1)]
         else:
-            lines.append(f"{opening} {spell(value)}")
+            lines.append(f"{opening} {format_value(value)}")
     return lines
 
 
-def differences(before: Any, after: Any) -> list[Difference]:
+def diff_configs(before: Any, after: Any) -> list[Difference]:
     """Return the keys whose values differ between two configs, in the order of the first."""
     old, new = flatten(before), flatten(after)
     pairs = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}]

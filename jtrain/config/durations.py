@@ -121,17 +121,17 @@ class DurationUnits(NamedTuple):
     clock: bool = True  # whether checkpoints may go by it
 
 
-def durations(config: Any, key: str = "") -> dict[str, Duration]:
+def find_durations(config: Any, key: str = "") -> dict[str, Duration]:
     """Return each duration of a config that is not yet a number of steps, by its dotted key."""
     if isinstance(config, Duration):
         return {key: config}
     found = {}
     for name, child in _children(config):
-        found |= durations(child, f"{key}.{name}" if key else name)
+        found |= find_durations(child, f"{key}.{name}" if key else name)
     return found
 
 
-def own_lengths(config: Any, key: str = "") -> dict[str, Any]:
+def find_own_steps(config: Any, key: str = "") -> dict[str, Any]:
     """Return each part of a config with a length of its own, by the part's dotted key.
 
     A part inside such a part belongs to the outer one and is left out.
@@ -140,11 +140,11 @@ def own_lengths(config: Any, key: str = "") -> dict[str, Any]:
         return {key: config}
     found: dict[str, Any] = {}
     for name, child in _children(config):
-        found |= own_lengths(child, f"{key}.{name}" if key else name)
+        found |= find_own_steps(child, f"{key}.{name}" if key else name)
     return found
 
 
-def settled(config: T, facts: DurationUnits) -> T:
+def convert_durations(config: T, facts: DurationUnits) -> T:
     """Return the config with steps for each duration; `checkpoint.every` in time stays.
 
     What is asked for in full: half a step more makes a step more. All but what lies inside a
@@ -160,7 +160,7 @@ def settled(config: T, facts: DurationUnits) -> T:
     return _settled(config, "", facts, 0 if isinstance(total, Duration) else total)
 
 
-def settled_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
+def convert_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
     """Return a part of a config with a number of steps for each duration, as `settled`.
 
     Args:
@@ -170,18 +170,18 @@ def settled_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
     return _settled(part, key, facts, steps)
 
 
-def by_the_clock(key: str, length: Duration, facts: DurationUnits) -> bool:
+def stays_in_time(key: str, length: Duration, facts: DurationUnits) -> bool:
     """Return whether a duration stays in time, because no computed number depends on it."""
     return length.unit in SECONDS and key == "checkpoint.every" and facts.clock
 
 
-def countable(config: Any) -> list[str]:
+def describe_durations(config: Any) -> list[str]:
     """Describe the durations that follow from the config: `500k rows is 7813 steps`."""
     facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call)
     run = 0 if isinstance(config.steps, Duration) else config.steps
-    totals = {key: _follows(part.steps, facts, run) for key, part in own_lengths(config).items()}
+    totals = {key: _follows(part.steps, facts, run) for key, part in find_own_steps(config).items()}
     found = []
-    for key, length in durations(config).items():
+    for key, length in find_durations(config).items():
         inside = [part for part in totals if key.startswith(f"{part}.") and key != f"{part}.steps"]
         total = totals[inside[0]] if inside else run
         of = facts._replace(steps_per_call=1) if inside else facts
@@ -212,9 +212,9 @@ def _settled(value: Any, key: str, facts: DurationUnits, total: int) -> Any:
                 new[name] = _settled(child, f"{key}.{name}" if key else name, facts, total)
         changed = {name: x for name, x in new.items() if x is not getattr(value, name)}
         return dataclasses.replace(value, **changed) if changed else value
-    if isinstance(value, dict) and durations(value):
+    if isinstance(value, dict) and find_durations(value):
         return {n: _settled(x, f"{key}.{n}", facts, total) for n, x in value.items()}
-    if isinstance(value, tuple) and durations(value):
+    if isinstance(value, tuple) and find_durations(value):
         return tuple(_settled(x, f"{key}.{n}", facts, total) for n, x in enumerate(value))
     return value
 
@@ -237,7 +237,7 @@ def _steps(key: str, length: Duration, facts: DurationUnits, total: int) -> Any:
         "tokens": facts.batch * facts.tokens,
         "%": Fraction(100, total) if total else 0,
     } | dict.fromkeys(SECONDS, Fraction(facts.seconds))
-    if by_the_clock(key, length, facts):
+    if stays_in_time(key, length, facts):
         return length
     if not per_step[length.unit]:
         why = {

@@ -6,28 +6,33 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from jtrain.config.command_line import any_of, describe, found, spell
+from jtrain.config.command_line import (
+    describe_allowed,
+    describe_found,
+    format_choices,
+    format_value,
+)
 from jtrain.config.node import (
     DEFAULTS,
     TYPED,
+    InvalidKey,
     Keys,
-    Mistake,
     Node,
     Plain,
     SourceLocation,
-    at,
     dotted,
-    plain,
-    said,
+    find_node,
+    nearest_node,
+    without_origins,
 )
-from jtrain.config.schema import FieldSchema, choices, fields
-from jtrain.config.suggestions import did_you_mean, near_key, nearest
+from jtrain.config.schema import FieldSchema, field_schemas, literal_choices
+from jtrain.config.suggestions import did_you_mean, nearest_choice, nearest_key
 from jtrain.errors.synonyms import MOVED
 
 BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[Mistake]:
+def find_invalid_keys(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[InvalidKey]:
     """Return each validation error: its place, its key, what is allowed, what was meant."""
     told: dict[Keys, list[str]] = {}
     for one in errors:
@@ -36,7 +41,7 @@ def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[M
         told.setdefault(keys, []).append(words)
     deeper = {other[:n] for other in told for n in range(1, len(other))}
     return [
-        Mistake(_origin(root, keys, words), dotted(keys), words)
+        InvalidKey(_origin(root, keys, words), dotted(keys), words)
         for keys, sentences in told.items()
         for words in sentences
         # A value that may be of several types fails as each of them: the deepest tells most.
@@ -46,13 +51,13 @@ def mistakes(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[M
 
 def _origin(root: Node, keys: Keys, words: str) -> SourceLocation:
     """Return the place of an error; for a missing key the place of the kind that needs it."""
-    kind = said(root, (*keys[:-1], "kind"))
+    kind = find_node(root, (*keys[:-1], "kind"))
     if words.startswith("is missing") and kind and kind.origin.layer != DEFAULTS:
         return kind.origin
-    return at(root, keys).origin
+    return nearest_node(root, keys).origin
 
 
-def unknown(
+def describe_unknown_key(
     keys: Keys, allowed: Mapping[str, FieldSchema | None], root: Node, others: Mapping[str, type]
 ) -> str:
     """Describe an unknown key: which keys exist, and which one was meant.
@@ -66,29 +71,29 @@ def unknown(
 def _meant(
     keys: Keys, allowed: Mapping[str, FieldSchema | None], root: Node, others: Mapping[str, type]
 ) -> str:
-    name, typed = str(keys[-1]), at(root, keys).origin.layer == TYPED
+    name, typed = str(keys[-1]), nearest_node(root, keys).origin.layer == TYPED
     first, dot, rest = name.partition(".")
     if dot:
         return f"; in a file, write `{first}: {{{rest}: ...}}`"
     if name == "<<":
         return "; to inherit, write `base: other.yaml`"
-    if having := [kind for kind, cls in others.items() if name in fields(cls)]:
+    if having := [kind for kind, cls in others.items() if name in field_schemas(cls)]:
         how = f"{dotted((*keys[:-1], 'kind'))}={having[0]}" if typed else f"`kind: {having[0]}`"
         return f"; kind {' or '.join(having)} has {name}; write {how} beside it"
-    if close := near_key(name, allowed):
+    if close := nearest_key(name, allowed):
         return f"; did you mean {dotted((*keys[:-1], close)) if typed else close}?"
     if len(keys) == 1 and name in MOVED:
         return f"; write {MOVED[name]}"
     inside = {key: _keys_of(want) for key, want in reversed(list(allowed.items()))}
     owner = {below: key for key, names in inside.items() for below in names}  # the first one's
-    if close := near_key(name, owner):
+    if close := nearest_key(name, owner):
         return f"; did you mean {dotted((*keys[:-1], owner[close], close))}?"
     return ""
 
 
 def _keys_of(want: FieldSchema | None) -> list[str]:
     """Return the keys of a mapping, over all of its kinds."""
-    return [name for cls in (want.classes() if want else ()) for name in fields(cls)]
+    return [name for cls in (want.classes() if want else ()) for name in field_schemas(cls)]
 
 
 class _Spot(NamedTuple):
@@ -106,7 +111,7 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
     for part in loc:
         if part == "[key]":
             break
-        written = plain(at(root, keys))
+        written = without_origins(nearest_node(root, keys))
         if len(want.members()) > 1:
             others = want.kinds()
             named = {cls.__name__: cls for cls in want.classes()} | others
@@ -116,7 +121,7 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
             if not (isinstance(part, int) or (isinstance(written, dict) and part in written)):
                 continue  # `list[int]`, `tagged-union[...]`
         around = want.pick(written)
-        want = fields(around).get(str(part), FieldSchema(Any)) if around else want.element()
+        want = field_schemas(around).get(str(part), FieldSchema(Any)) if around else want.element()
         keys = (*keys, part)
     return _Spot(keys, want, around, others)
 
@@ -124,23 +129,27 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
 def _tell(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
     """Return the keys of an error and its message."""
     keys, want = spot.keys, spot.want
-    typed = at(root, keys).origin.layer == TYPED
+    typed = nearest_node(root, keys).origin.layer == TYPED
     match one["type"]:
         case "missing":
-            return keys, f"is missing; it needs {describe(want)}"
+            return keys, f"is missing; it needs {describe_allowed(want)}"
         case "unexpected_keyword_argument" | "extra_forbidden":
-            allowed = fields(spot.around) if spot.around else {}
-            return keys, unknown(keys, allowed, root, spot.others)
+            allowed = field_schemas(spot.around) if spot.around else {}
+            return keys, describe_unknown_key(keys, allowed, root, spot.others)
         case "value_error" | "assertion_error":
             return keys, str(one.get("ctx", {}).get("error"))
         case "union_tag_not_found":
             kinds = list(want.kinds())
             how = f"{dotted(keys)}.kind={kinds[0]}" if typed else f"`kind: {kinds[0]}` in it"
-            return keys, f"has no kind, {any_of(kinds)}; write {how}"
+            return keys, f"has no kind, {format_choices(kinds)}; write {how}"
         case "union_tag_invalid":
             keys, want = (*keys, "kind"), FieldSchema(Literal[tuple(want.kinds())])
-    value = plain(at(root, keys))
-    return keys, f"must be {describe(want)}, found {found(value)}{_hint(keys, want, value, typed)}"
+    value = without_origins(nearest_node(root, keys))
+    return (
+        keys,
+        f"must be {describe_allowed(want)}, found "
+        f"{describe_found(value)}{_hint(keys, want, value, typed)}",
+    )
 
 
 def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
@@ -151,14 +160,14 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
             return f"; write {value} without quotes"
         if bool in types and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
-        if kind := nearest(value, want.kinds()):
+        if kind := nearest_choice(value, want.kinds()):
             whole = f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
             return f"; write {whole}"
-        return did_you_mean(value, [str(c) for t in types for c in choices(t)])
+        return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
     if isinstance(value, float) and int in types and value.is_integer():
         return f"; write {int(value)}"
     if isinstance(value, int | float) and str in types:
-        text = json.dumps(spell(value))
+        text = json.dumps(format_value(value))
         return f"; write {dotted(keys)}='{text}'" if typed else f"; write {text}"
     return ""
 

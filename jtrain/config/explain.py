@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from jtrain.config.command_line import describe, spell
+from jtrain.config.command_line import describe_allowed, format_value
 from jtrain.config.dump import plain_values
-from jtrain.config.schema import REQUIRED, FieldSchema, fields, is_configclass
+from jtrain.config.schema import REQUIRED, FieldSchema, field_schemas, is_configclass
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
 
@@ -28,7 +28,7 @@ def explain(schema: type, key: str) -> str:
     return "\n".join(sections)
 
 
-def may_be(schema: type, key: str) -> list[FieldSchema]:
+def find_schemas(schema: type, key: str) -> list[FieldSchema]:
     """Return the schemas of a dotted key, one for each kind that has it."""
     try:
         return [want for _, want in _find(FieldSchema(schema), key.split("."), key)]
@@ -41,7 +41,7 @@ def json_schema(schema: type) -> dict[str, Any]:
     found = TypeAdapter(schema).json_schema()
     tables = {schema.__name__: found, **found.get("$defs", {})}
     for cls in _classes(FieldSchema(schema)):
-        for name, want in fields(cls).items():
+        for name, want in field_schemas(cls).items():
             if want.doc and cls.__name__ in tables:
                 tables[cls.__name__]["properties"][name].setdefault("description", want.doc)
     inherit = {"type": "string", "description": "A config beside this one that it inherits from."}
@@ -58,10 +58,14 @@ def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str,
         return
     classes = want.classes()
     owners = want.kinds() if len(classes) > 1 else dict(zip([""], classes, strict=False))
-    having = {kind: fields(cls)[keys[0]] for kind, cls in owners.items() if keys[0] in fields(cls)}
+    having = {
+        kind: field_schemas(cls)[keys[0]]
+        for kind, cls in owners.items()
+        if keys[0] in field_schemas(cls)
+    }
     if not having:
-        there = list(dict.fromkeys(name for cls in owners.values() for name in fields(cls)))
-        said = f"it has {', '.join(there)}" if there else f"it is {describe(want)}"
+        there = list(dict.fromkeys(name for cls in owners.values() for name in field_schemas(cls)))
+        said = f"it has {', '.join(there)}" if there else f"it is {describe_allowed(want)}"
         around = whole.split(".")[: -len(keys)]
         name = ".".join(around) or "a config"
         raise ConfigError(
@@ -74,8 +78,13 @@ def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str,
 
 def _help(want: FieldSchema) -> str:
     """Return the allowed values, default and docstring, for a mapping also those of its keys."""
-    default = "" if want.default is REQUIRED else f"; default {spell(plain_values(want.default))}"
-    lines = [f"{describe(want)}{default or '; required'}", *([f"  {want.doc}"] if want.doc else [])]
+    default = (
+        "" if want.default is REQUIRED else f"; default {format_value(plain_values(want.default))}"
+    )
+    lines = [
+        f"{describe_allowed(want)}{default or '; required'}",
+        *([f"  {want.doc}"] if want.doc else []),
+    ]
     named = {cls: f"{kind}: " for kind, cls in want.kinds().items()}
     tables = {cls: _table(cls) for cls in want.classes()}
     shared = [line for line in next(iter(tables.values()), []) if _in_all(line, tables)]
@@ -90,8 +99,10 @@ def _help(want: FieldSchema) -> str:
 
 def _table(cls: type) -> list[str]:
     """Return a line of help for each key but `kind`."""
-    keys = {name: want for name, want in fields(cls).items() if name != "kind"}
-    return [f"    {name}: {describe(want)}. {want.doc}".rstrip() for name, want in keys.items()]
+    keys = {name: want for name, want in field_schemas(cls).items() if name != "kind"}
+    return [
+        f"    {name}: {describe_allowed(want)}. {want.doc}".rstrip() for name, want in keys.items()
+    ]
 
 
 def _in_all(line: str, tables: Mapping[type, list[str]]) -> bool:
@@ -102,7 +113,7 @@ def _classes(want: FieldSchema, seen: frozenset[type] = frozenset()) -> Iterator
     for cls in want.classes():
         if cls not in seen and is_configclass(cls):
             yield cls
-            for inner in fields(cls).values():
+            for inner in field_schemas(cls).values():
                 yield from _classes(inner, seen | {cls})
     if (element := want.element()).annotation is not Any:
         yield from _classes(element, seen)

@@ -5,15 +5,25 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.config.command_line import describe
-from jtrain.config.explain import may_be
-from jtrain.config.node import FILE, TYPED, Keys, Mistake, Node, SourceLocation, dotted, merge, said
+from jtrain.config.command_line import describe_allowed
+from jtrain.config.explain import find_schemas
+from jtrain.config.node import (
+    FILE,
+    TYPED,
+    InvalidKey,
+    Keys,
+    Node,
+    SourceLocation,
+    dotted,
+    find_node,
+    merge,
+)
 from jtrain.config.read import parse, read
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
 
-def layers(path: Path, settings: Sequence[str]) -> tuple[Node, list[Mistake]]:
+def merge_layers(path: Path, settings: Sequence[str]) -> tuple[Node, list[InvalidKey]]:
     """Merge the file over its bases and `a.b=value` over both; return the errors of all.
 
     Raises:
@@ -26,7 +36,7 @@ def layers(path: Path, settings: Sequence[str]) -> tuple[Node, list[Mistake]]:
     return node, mistakes
 
 
-def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, list[Mistake]]:
+def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, list[InvalidKey]]:
     node, mistakes = read(path, layer)
     base = node.value.pop("base", None)
     if base is None:
@@ -52,10 +62,10 @@ def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, 
             return merge(inherited, node), mistakes + found
         except ConfigError as error:
             words = str(error)
-    raise ConfigError("\n".join(map(str, [*mistakes, Mistake(base.origin, "base", words)])))
+    raise ConfigError("\n".join(map(str, [*mistakes, InvalidKey(base.origin, "base", words)])))
 
 
-def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
+def _set(root: Node, setting: str) -> tuple[Node, list[InvalidKey]]:
     """`root` with one `a.b=value` in it."""
     key, equals, text = setting.partition("=")
     keys, origin = tuple(key.split(".")), SourceLocation(TYPED, setting=setting)
@@ -74,23 +84,23 @@ def _set(root: Node, setting: str) -> tuple[Node, list[Mistake]]:
         except ConfigError as error:
             found = str(error).removeprefix(f"{origin.place('')}: ")
             words = f"{found}; or quote it: {key}={shlex.quote(json.dumps(text))}"
-    return root, [Mistake(origin, key, words)]
+    return root, [InvalidKey(origin, key, words)]
 
 
 def _value_of(key: str) -> str:
     """Return how null or an empty text is typed where it is allowed, else any value."""
-    wants = may_be(BaseConfig, key)  # of an experiment's own keys nothing is known yet
+    wants = find_schemas(BaseConfig, key)  # of an experiment's own keys nothing is known yet
     types = {member.annotation for want in wants for member in want.members()}
     null = f"{key}=null for nothing" if type(None) in types else ""
     empty = f"{key}='\"\"' for empty text" if any(want.default == "" for want in wants) else ""
-    allowed = f", {describe(wants[0])}" if wants else ""
+    allowed = f", {describe_allowed(wants[0])}" if wants else ""
     return " or ".join(filter(None, (null, empty))) or f"{key}=VALUE{allowed}"
 
 
 def _blocked(root: Node, keys: Keys) -> str:
     """Why there can be no value at `keys`: something on the way is not a mapping."""
     for depth in range(1, len(keys)):
-        node = said(root, keys[:depth])
+        node = find_node(root, keys[:depth])
         if node and not isinstance(node.value, dict):
             what = "is a list: say all of it" if isinstance(node.value, list) else "has no keys"
             return (

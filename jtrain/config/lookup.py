@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jtrain.config.schema import is_configclass
-from jtrain.config.shipped_configs import shipped
+from jtrain.config.shipped_configs import shipped_folder
 from jtrain.config.suggestions import did_you_mean
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
@@ -30,14 +30,14 @@ class FoundExperiment:
     where: "Path | EntryPoint"
 
 
-def find(name: str, config: Path) -> FoundExperiment:
+def find_experiment(name: str, config: Path) -> FoundExperiment:
     """Return the experiment with a name, searched from the place of a config.
 
     Raises:
         ConfigError: if there is none; it lists those that there are.
     """
     directory = _directory(config)
-    for beside in (directory, shipped(PACKAGE)):
+    for beside in (directory, shipped_folder(PACKAGE)):
         if name in (there := _local(beside)):
             return FoundExperiment(name, there[name])
     installed = _installed()
@@ -45,22 +45,22 @@ def find(name: str, config: Path) -> FoundExperiment:
         return FoundExperiment(name, installed[name])
     where = f"in {_shown(directory)}" if directory else f"in an {PACKAGE}/ beside or above {config}"
     others = sorted({*_local(directory), *installed})
-    near = did_you_mean(name, [*others, *_local(shipped(PACKAGE))])
-    listed = f"there is {', '.join(others)}" if near and others else available(config)
+    near = did_you_mean(name, [*others, *_local(shipped_folder(PACKAGE))])
+    listed = f"there is {', '.join(others)}" if near and others else describe_available(config)
     how = near or f"; write {PACKAGE}/{name}.py"
     raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{how}")
 
 
-def available(config: Path) -> str:
+def describe_available(config: Path) -> str:
     """Describe the available experiments, searched from the place of a config."""
     others = sorted({*_local(_directory(config)), *_installed()})
-    own = ", ".join(name for name in _local(shipped(PACKAGE)) if name not in others)
+    own = ", ".join(name for name in _local(shipped_folder(PACKAGE)) if name not in others)
     if not others:
         return f"there is none but those that come with jtrain: {own}"
     return f"there is {', '.join(others)}; these come with jtrain: {own}"
 
 
-def load(found: FoundExperiment) -> type[BaseConfig]:
+def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
     """Import an experiment and return its `Config`; it may import modules beside it.
 
     Raises:
@@ -126,7 +126,7 @@ def _show_package(directory: Path) -> None:
     # Processes that it starts find it too.
     sys.path.insert(0, str(directory.parent))
     importlib.invalidate_caches()
-    own = shipped(PACKAGE)
+    own = shipped_folder(PACKAGE)
     # Second, so that an experiment may import one that comes with jtrain.
     places = list(dict.fromkeys(map(str, filter(None, (directory, own)))))
     file = directory / "__init__.py"

@@ -58,21 +58,21 @@ class Node:
     under: "Node | None" = None
 
 
-def plain(node: Node) -> Plain:
+def without_origins(node: Node) -> Plain:
     """Return the values without their sources."""
     if isinstance(node.value, dict):
-        return {key: plain(child) for key, child in node.value.items()}
+        return {key: without_origins(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        return [plain(child) for child in node.value]
+        return [without_origins(child) for child in node.value]
     return node.value
 
 
-def nodes(value: Plain, origin: SourceLocation) -> Node:
+def make_nodes(value: Plain, origin: SourceLocation) -> Node:
     """Return plain values as nodes that share one source."""
     if isinstance(value, dict):
-        return Node({key: nodes(child, origin) for key, child in value.items()}, origin)
+        return Node({key: make_nodes(child, origin) for key, child in value.items()}, origin)
     if isinstance(value, list):
-        return Node([nodes(child, origin) for child in value], origin)
+        return Node([make_nodes(child, origin) for child in value], origin)
     return Node(value, origin)
 
 
@@ -86,7 +86,7 @@ def merge(below: Node, above: Node) -> Node:
     return Node(both, above.origin)
 
 
-def at(node: Node, keys: Iterable[str | int]) -> Node:
+def nearest_node(node: Node, keys: Iterable[str | int]) -> Node:
     """Return the node at `keys`, or the last existing one on the way there."""
     for key in keys:
         try:
@@ -96,7 +96,7 @@ def at(node: Node, keys: Iterable[str | int]) -> Node:
     return node
 
 
-def said(node: Node, keys: Iterable[str | int]) -> Node | None:
+def find_node(node: Node, keys: Iterable[str | int]) -> Node | None:
     """Return the node at `keys`; None if no layer has it."""
     for key in keys:
         try:
@@ -111,7 +111,7 @@ def dotted(keys: Iterable[str | int]) -> str:
     return ".".join(map(str, keys))
 
 
-class Mistake(NamedTuple):
+class InvalidKey(NamedTuple):
     """Validation error at a key; sorted by layer, file and line."""
 
     origin: SourceLocation
@@ -122,12 +122,12 @@ class Mistake(NamedTuple):
         return f"{self.origin.place(self.key)}: {self.words}"
 
 
-def mistake(root: Node, keys: Keys, words: str) -> Mistake:
+def invalid_key_at(root: Node, keys: Keys, words: str) -> InvalidKey:
     """Return an error at `keys`, with the source of the nearest existing node."""
-    return Mistake(at(root, keys).origin, dotted(keys), words)
+    return InvalidKey(nearest_node(root, keys).origin, dotted(keys), words)
 
 
-def stop(wrong: Iterable[Mistake]) -> None:
+def raise_invalid(wrong: Iterable[InvalidKey]) -> None:
     """Raise one ConfigError with each error once, if there are any."""
     lines = list(dict.fromkeys(map(str, sorted(wrong))))
     if lines:

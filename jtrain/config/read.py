@@ -11,9 +11,9 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
 
-from jtrain.config.node import Keys, Mistake, Node, Plain, SourceLocation, dotted
+from jtrain.config.node import InvalidKey, Keys, Node, Plain, SourceLocation, dotted
 from jtrain.config.shipped_configs import shipped_configs
-from jtrain.config.suggestions import nearest
+from jtrain.config.suggestions import nearest_choice
 from jtrain.errors import ConfigError
 from jtrain.io.regular_files import open_regular
 
@@ -41,7 +41,7 @@ ADVICE = [
 ]  # fmt: skip
 
 
-def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, list[Mistake]]:
+def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, list[InvalidKey]]:
     """Return the mapping in a file, and the errors that did not stop the parser.
 
     Below the directory `inside`, if one is named, no link is followed.
@@ -62,7 +62,7 @@ def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, l
 
 def parse(
     text: str, origin: Callable[[int], SourceLocation], keys: Keys = ()
-) -> tuple[Node | None, list[Mistake]]:
+) -> tuple[Node | None, list[InvalidKey]]:
     """Parse YAML text for the value of `keys`; return its node, None if empty, and its errors."""
     if re.match(r"(\s*(#.*)?\n)*%", text):
         raise ConfigError(f"{origin(1).place('')}: a config is YAML 1.2; delete the line with `%`")
@@ -124,7 +124,7 @@ class _Reading:
     """Conversion of parsed YAML to nodes, in one pass."""
 
     def __init__(self, construct: Callable, origin: Callable[[int], SourceLocation]):
-        self.said: list[Mistake] = []
+        self.said: list[InvalidKey] = []
         self._construct, self._origin = construct, origin
         self._seen: set[int] = set()
         self._again = 0  # values that an anchor has brought once more
@@ -187,7 +187,7 @@ class _Reading:
         return value
 
     def _refuse(self, origin: SourceLocation, keys: Keys, words: str) -> None:
-        self.said.append(Mistake(origin, dotted(keys), words))
+        self.said.append(InvalidKey(origin, dotted(keys), words))
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
@@ -241,14 +241,14 @@ def _refuse_long(path: Path, data: bytes) -> bytes:
 
 
 def _near_file(path: Path) -> str:
-    own = nearest(path.stem, shipped_configs())
+    own = nearest_choice(path.stem, shipped_configs())
     comes = f"; did you mean {own}, which comes with jtrain?" if own else ""
     try:
         present = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
         return comes or f"; there is no directory {path.parent}"
     there = [name for name in present if name.endswith((".yaml", ".yml"))]
-    near = nearest(path.name, there) or nearest(f"{path.name}.yaml", there)
+    near = nearest_choice(path.name, there) or nearest_choice(f"{path.name}.yaml", there)
     if near:
         return f"; did you mean {path.parent / near}?"
     listed = f"; {path.parent}/ has {', '.join(there[:8])}" if there else ""

@@ -9,27 +9,32 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from jtrain.config.dump import leaves
-from jtrain.config.durations import countable
-from jtrain.config.error_messages import mistakes, unknown
-from jtrain.config.layers import layers
-from jtrain.config.lookup import FoundExperiment, available, find, load
+from jtrain.config.durations import describe_durations
+from jtrain.config.error_messages import describe_unknown_key, find_invalid_keys
+from jtrain.config.layers import merge_layers
+from jtrain.config.lookup import (
+    FoundExperiment,
+    describe_available,
+    find_experiment,
+    load_experiment,
+)
 from jtrain.config.node import (
     DEFAULT,
     FILE,
+    InvalidKey,
     Keys,
-    Mistake,
     Node,
     SourceLocation,
     dotted,
-    mistake,
-    plain,
-    said,
-    stop,
+    find_node,
+    invalid_key_at,
+    raise_invalid,
+    without_origins,
 )
-from jtrain.config.schema import FieldSchema, fields
-from jtrain.config.settle import settle
+from jtrain.config.schema import FieldSchema, field_schemas
+from jtrain.config.settle import resolve_kinds
 from jtrain.config.shipped_configs import find_config
-from jtrain.config.suggestions import near_key
+from jtrain.config.suggestions import nearest_key
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
@@ -38,7 +43,7 @@ T = TypeVar("T")
 # What an experiment's Config mostly has beside the keys of Top. Where the experiment is not found,
 # what is near to one of these keys is told.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
-KEYS = dict.fromkeys(("base", *fields(BaseConfig), *OF_EXPERIMENTS))
+KEYS = dict.fromkeys(("base", *field_schemas(BaseConfig), *OF_EXPERIMENTS))
 
 
 @dataclass(frozen=True)
@@ -70,37 +75,37 @@ def resolve(
         ConfigError: with a line for each mistake of a stage.
     """
     typed, path = Path(path), find_config(path)
-    root, wrong = layers(path, settings)
+    root, wrong = merge_layers(path, settings)
     root = _named(root, path)
     found, missing = (None, []) if schema else _experiment(root, path)
     if schema is None and found is None:
-        stop([*wrong, *missing, *_mistakes_of_top(root)])
+        raise_invalid([*wrong, *missing, *_mistakes_of_top(root)])
     if schema is None:
         assert found, "an experiment that is not there is a mistake"
-        schema = load(found)
-    root, notes = settle(FieldSchema(schema), root)
+        schema = load_experiment(found)
+    root, notes = resolve_kinds(FieldSchema(schema), root)
     config, more = check(schema, root)
     known = {one.key for one in wrong}  # what could not be read is nothing, and no second mistake
-    stop([*wrong, *(one for one in more if one.key not in known)])
+    raise_invalid([*wrong, *(one for one in more if one.key not in known)])
     assert config is not None, "what has no mistake is a config"
-    stop(_misfit(root, key, words, path) for key, words in config.misfits())
-    notes = [*notes, *countable(config)]
+    raise_invalid(_misfit(root, key, words, path) for key, words in config.misfits())
+    notes = [*notes, *describe_durations(config)]
     if path != typed:
         notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
     origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
     return ResolvedConfig(config, schema, origins, tuple(notes), path)
 
 
-def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[Mistake]]:
+def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[InvalidKey]]:
     """Return the values as a `schema`, or their errors; top keys may be missing."""
     try:
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
-        return TypeAdapter(schema).validate_json(json.dumps(plain(root)), strict=True), []
+        return TypeAdapter(schema).validate_json(json.dumps(without_origins(root)), strict=True), []
     except ValidationError as error:
         told = error.errors(include_url=False)
         if not whole:
             told = [one for one in told if one["type"] != "missing" or len(one["loc"]) > 1]
-        return None, mistakes(schema, root, told)
+        return None, find_invalid_keys(schema, root, told)
 
 
 def _named(root: Node, path: Path) -> Node:
@@ -111,39 +116,39 @@ def _named(root: Node, path: Path) -> Node:
     return Node({**root.value, "name": Node(path.stem, DEFAULT)}, root.origin)
 
 
-def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[Mistake]]:
+def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[InvalidKey]]:
     """Return the experiment that a config names, or an error."""
     node, keys = root.value.get("experiment"), ("experiment",)
     if node is None:
-        words = f"is missing; write `experiment: NAME`, {available(path)}"
-        return None, [mistake(root, keys, words)]
+        words = f"is missing; write `experiment: NAME`, {describe_available(path)}"
+        return None, [invalid_key_at(root, keys, words)]
     if not isinstance(node.value, str) or not node.value.isidentifier():
         return None, []  # told with the other keys of Top
     try:
-        return find(node.value, path), []
+        return find_experiment(node.value, path), []
     except ConfigError as error:
-        return None, [mistake(root, keys, str(error))]
+        return None, [invalid_key_at(root, keys, str(error))]
 
 
-def _mistakes_of_top(root: Node) -> list[Mistake]:
+def _mistakes_of_top(root: Node) -> list[InvalidKey]:
     """Return the errors in the keys that every config has, for any experiment."""
-    known = {key: node for key, node in root.value.items() if key in fields(BaseConfig)}
-    top, _ = settle(
+    known = {key: node for key, node in root.value.items() if key in field_schemas(BaseConfig)}
+    top, _ = resolve_kinds(
         FieldSchema(BaseConfig), Node(known, root.origin)
     )  # or a kind that is a default is missing
-    strange = [(key,) for key in root.value if key not in KEYS and near_key(key, KEYS)]
+    strange = [(key,) for key in root.value if key not in KEYS and nearest_key(key, KEYS)]
     return check(BaseConfig, top, whole=False)[1] + [
-        mistake(root, keys, unknown(keys, KEYS, root, {})) for keys in strange
+        invalid_key_at(root, keys, describe_unknown_key(keys, KEYS, root, {})) for keys in strange
     ]
 
 
-def _misfit(root: Node, key: str, words: str, path: Path) -> Mistake:
-    node = said(root, key.split("."))
+def _misfit(root: Node, key: str, words: str, path: Path) -> InvalidKey:
+    node = find_node(root, key.split("."))
     if node is None:
-        return Mistake(SourceLocation(FILE, str(path)), key, f"{words} (a default)")
-    return Mistake(node.origin, key, words)
+        return InvalidKey(SourceLocation(FILE, str(path)), key, f"{words} (a default)")
+    return InvalidKey(node.origin, key, words)
 
 
 def _origin(root: Node, keys: Keys) -> SourceLocation:
-    node = said(root, keys)
+    node = find_node(root, keys)
     return node.origin if node else DEFAULT

@@ -68,7 +68,7 @@ def is_configclass(cls: Any) -> TypeGuard[type]:
     return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
 
 
-def fields(cls: type) -> dict[str, FieldSchema]:
+def field_schemas(cls: type) -> dict[str, FieldSchema]:
     """Return the schema of each key of a dataclass, in order, `kind` first."""
     names = sorted(cls.__pydantic_fields__, key=lambda name: name != "kind")
     return {name: _want(cls, name) for name in names}
@@ -107,6 +107,6 @@ def _limits(metadata: Any) -> tuple[str, ...]:
     )
 
 
-def choices(annotation: Any) -> tuple[Any, ...]:
+def literal_choices(annotation: Any) -> tuple[Any, ...]:
     """Return the values of a `Literal`; none for any other type."""
     return get_args(annotation) if get_origin(annotation) is Literal else ()

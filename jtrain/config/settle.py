@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jtrain.config.command_line import spell
+from jtrain.config.command_line import format_value
 from jtrain.config.dump import plain_values
 from jtrain.config.node import (
     DEFAULT,
@@ -11,14 +11,14 @@ from jtrain.config.node import (
     Node,
     SourceLocation,
     dotted,
+    make_nodes,
     merge,
-    nodes,
-    plain,
+    without_origins,
 )
-from jtrain.config.schema import FieldSchema, fields
+from jtrain.config.schema import FieldSchema, field_schemas
 
 
-def settle(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
+def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
     """`node` ready to be checked, and a note on each key that a new `kind` does not have.
 
     Where the default of a key is a whole dataclass, saying one of its values keeps the others. A
@@ -27,7 +27,7 @@ def settle(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[s
     """
     if isinstance(node.value, list):
         element = want.element()
-        pairs = [settle(element, child, (*keys, i)) for i, child in enumerate(node.value)]
+        pairs = [resolve_kinds(element, child, (*keys, i)) for i, child in enumerate(node.value)]
         return Node([n for n, _ in pairs], node.origin, node.under), [
             t for _, s in pairs for t in s
         ]
@@ -45,11 +45,11 @@ def settle(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[s
     notes += more
     whole = want.default if type(want.default) is chosen else None
     if whole is not None:
-        children = nodes(plain_values(whole), DEFAULT).value | children
-    for key, inner in fields(chosen).items():
+        children = make_nodes(plain_values(whole), DEFAULT).value | children
+    for key, inner in field_schemas(chosen).items():
         if key in children:
             inner = replace(inner, default=getattr(whole, key, inner.default))
-            children[key], said = settle(inner, children[key], (*keys, key))
+            children[key], said = resolve_kinds(inner, children[key], (*keys, key))
             notes += said
     return Node(children, node.origin, node.under), notes
 
@@ -64,9 +64,9 @@ def _over_preset(
     if given is None:
         return children, []
     before = lambda key: key in given and children[key].origin.layer < name.origin.layer
-    left = [key for key in children if before(key) and plain(children[key]) != given[key]]
+    left = [key for key in children if before(key) and without_origins(children[key]) != given[key]]
     kept = {key: child for key, child in children.items() if not before(key)}
-    below = nodes(dict(given), SourceLocation(PRESET, setting=name.value))
+    below = make_nodes(dict(given), SourceLocation(PRESET, setting=name.value))
     notes = [
         f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
         f"preset {name.value} was said after it"
@@ -83,15 +83,20 @@ def _leave_out(
     former, below = set(), kind.under if kind else None
     while below:
         cls = want.kinds().get(below.value) if isinstance(below.value, str) else None
-        former |= set(fields(cls)) if cls else set()
+        former |= set(field_schemas(cls)) if cls else set()
         below = below.under
     kept, notes = {}, []
     for key, child in children.items():
-        if kind and key in former - set(fields(chosen)) and child.origin.layer < kind.origin.layer:
+        if (
+            kind
+            and key in former - set(field_schemas(chosen))
+            and child.origin.layer < kind.origin.layer
+        ):
             if child.origin.layer > PRESET:
                 name = dotted((*keys, key))
                 notes.append(
-                    f"{name} ({child.origin}) is left out: {spell(kind.value)} has no such key"
+                    f"{name} ({child.origin}) is left out: {format_value(kind.value)} has "
+                    "no such key"
                 )
         else:
             kept[key] = child

@@ -6,7 +6,7 @@ PACKAGE = Path(__file__).parents[1]
 YAML = (".yaml", ".yml")
 
 
-def shipped(folder: str) -> Path | None:
+def shipped_folder(folder: str) -> Path | None:
     """Return the directory of jtrain's own `experiments` or `configs`, None if it is not there."""
     clone = PACKAGE.parent
     if (PACKAGE / "shipped" / folder).is_dir():
@@ -17,7 +17,7 @@ def shipped(folder: str) -> Path | None:
 
 def shipped_configs() -> dict[str, Path]:
     """Return the path of each config that comes with jtrain, by its name."""
-    directory = shipped("configs")
+    directory = shipped_folder("configs")
     return {} if directory is None else {p.stem: p for p in sorted(directory.glob("*.yaml"))}
 
 

@@ -8,13 +8,21 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from jtrain.config.command_line import spell
-from jtrain.config.dump import ABSENT, Difference, differences, to_plain
-from jtrain.config.error_messages import mistakes
-from jtrain.config.node import FILE, Node, Plain, SourceLocation, nodes, plain, stop
+from jtrain.config.command_line import format_value
+from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
+from jtrain.config.error_messages import find_invalid_keys
+from jtrain.config.node import (
+    FILE,
+    Node,
+    Plain,
+    SourceLocation,
+    make_nodes,
+    raise_invalid,
+    without_origins,
+)
 from jtrain.config.resolve import check, resolve
 from jtrain.config.schema import FieldSchema
-from jtrain.config.settle import settle
+from jtrain.config.settle import resolve_kinds
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
@@ -38,10 +46,10 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
     origin = SourceLocation(FILE, str(where))
     if not isinstance(values, dict):
         raise ConfigError(f"{origin.place('')}: holds no values of a config")
-    root, _ = settle(FieldSchema(schema), nodes(values, origin))
+    root, _ = resolve_kinds(FieldSchema(schema), make_nodes(values, origin))
     root, dropped = _without_unknown(schema, root)
     config, wrong = check(schema, root)
-    stop(wrong)
+    raise_invalid(wrong)
     assert config is not None, "what has no mistake is a config"
     return config, dropped
 
@@ -71,7 +79,7 @@ def settings_for(path: Path, wanted: BaseConfig, may_differ: Iterable[str]) -> l
 
 
 def _that_matter(one: BaseConfig, other: BaseConfig, may_differ: Iterable[str]) -> list[Difference]:
-    changed = differences(to_plain(one), to_plain(other))
+    changed = diff_configs(to_plain(one), to_plain(other))
     return [change for change in changed if change.key.split(".")[0] not in may_differ]
 
 
@@ -82,8 +90,8 @@ def _settings(changed: Sequence[Difference], wanted: Plain) -> list[str]:
     whole = {key for key in whole if not any(key.startswith(f"{other}.") for other in whole)}
     inner = lambda key: any(key.startswith(f"{each}.") for each in whole)
     single = {key: value for key, _, value in changed if not inner(key) and value is not ABSENT}
-    return [f"{key}={spell(value)}" for key, value in single.items()] + [
-        f"{key}={spell(_at(wanted, key))}" for key in sorted(whole)
+    return [f"{key}={format_value(value)}" for key, value in single.items()] + [
+        f"{key}={format_value(_at(wanted, key))}" for key in sorted(whole)
     ]
 
 
@@ -96,10 +104,12 @@ def _at(values: Plain, key: str) -> Plain:
 def _without_unknown(schema: type, root: Node) -> tuple[Node, list[str]]:
     """Return the values without keys unknown to the schema, and those keys."""
     try:
-        TypeAdapter(schema).validate_json(json.dumps(plain(root)), strict=True)
+        TypeAdapter(schema).validate_json(json.dumps(without_origins(root)), strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        unknown = mistakes(schema, root, [each for each in found if each["type"] in _UNKNOWN])
+        unknown = find_invalid_keys(
+            schema, root, [each for each in found if each["type"] in _UNKNOWN]
+        )
         for each in unknown:
             root = _without(root, each.key.split("."))
         return root, [each.key for each in unknown]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from jtrain.errors.synonyms import SYNONYMS
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def nearest_choice(word: str, choices: Iterable[str]) -> str:
     """Return the choice most similar to `word`; empty if none is similar."""
     by_lower = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(word.lower(), by_lower, 1)
@@ -15,13 +15,13 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`; did you mean adamw?`, or nothing."""
-    near = nearest(word, choices)
+    near = nearest_choice(word, choices)
     return f"; did you mean {near}?" if near else ""
 
 
-def near_key(word: str, keys: Iterable[str]) -> str:
+def nearest_key(word: str, keys: Iterable[str]) -> str:
     """Return the key most like `word`, by its own name or by another library's; empty if none."""
     keys = list(keys)
     others = {other: key for other, key in SYNONYMS.items() if key in keys}
-    found = nearest(word, [*keys, *others])
+    found = nearest_choice(word, [*keys, *others])
     return others.get(found, found)

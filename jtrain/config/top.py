@@ -32,13 +32,13 @@ def _parts(name: str) -> list[str]:
     return [sweep, member] if slash and sweep and member and sweep != "runs" else [name]
 
 
-def names_a_directory(name: str) -> bool:
+def is_run_name(name: str) -> bool:
     """Return whether a run may have this name: plain parts, joined by `/`."""
     return len(name) <= 200 and all(map(_PART.fullmatch, _parts(name)))
 
 
 def _directory_name(name: str) -> str:
-    if names_a_directory(name):
+    if is_run_name(name):
         return name
     plain = re.sub(r"[^\w.+-]+", "-", name[:200]).strip("-.")
     raise ValueError(
@@ -79,7 +79,7 @@ class EvaluateConfig:
 
 
 @configclass
-class Checkpoint:
+class CheckpointConfig:
     """Checkpoints: when the state is saved, and how many are retained."""
 
     every: Annotated[int, DurationField(0, "%")] = 500
@@ -146,7 +146,7 @@ class BaseConfig:
     """Trained parameters to start from."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation during training."""
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving of the state."""
     log: LogConfig = LogConfig()
     """Log during training."""

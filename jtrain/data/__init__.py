@@ -23,10 +23,10 @@ from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.idx import read_idx
 from jtrain.data.sources.interleaved import Interleaved
 from jtrain.data.sources.known_sets import find_set
-from jtrain.data.sources.lines import Lines, line_rows
+from jtrain.data.sources.lines import Lines, make_line_rows
 from jtrain.data.sources.parquet import ParquetRows
 from jtrain.data.sources.source import Source
-from jtrain.data.sources.subset import Subset, keep_back
+from jtrain.data.sources.subset import Subset, hold_out
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.data.text.characters import Vocabulary, read_text
 from jtrain.data.text.packed import Packed
@@ -63,8 +63,8 @@ __all__ = [
     "check_finite",
     "check_labels",
     "find_set",
-    "keep_back",
-    "line_rows",
+    "hold_out",
+    "make_line_rows",
     "read_example",
     "read_idx",
     "read_labelled",

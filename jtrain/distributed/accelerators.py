@@ -31,7 +31,7 @@ CUDA_13_DRIVER = (
 PLUGINS = {"gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "tpu": ("libtpu",)}
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Return whether a distribution is installed."""
     try:
         metadata.version(package)
@@ -46,7 +46,7 @@ def unused_accelerators(
     *,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
-    has_package: Callable[[str], bool] = installed,
+    has_package: Callable[[str], bool] = is_installed,
 ) -> list[str]:
     """Return a line for each kind of accelerator that is present and unused.
 

@@ -19,7 +19,7 @@ LIBRARIES = tuple(
 MOST = 8  # frames that are shown
 
 
-def is_own(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Return whether a file of code is the user's: no library, not jtrain, not generated."""
     if file.startswith("<"):  # a cell, standard input, `python -c`; others are generated
         return file.startswith(("<ipython", "<stdin", "<string"))
@@ -27,10 +27,10 @@ def is_own(file: str) -> bool:
     return not path.startswith(tuple(f"{folder}{os.sep}" for folder in (PACKAGE, *LIBRARIES)))
 
 
-def own_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+def user_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     """Yield the links of a traceback whose code is the user's, the outermost first."""
     while trace is not None:
-        if is_own(trace.tb_frame.f_code.co_filename):
+        if is_user_file(trace.tb_frame.f_code.co_filename):
             yield trace
         trace = trace.tb_next
 
@@ -38,7 +38,7 @@ def own_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 def cut_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback with the user's own frames alone."""
     kept = None
-    for link in reversed(list(own_frames(trace))):
+    for link in reversed(list(user_frames(trace))):
         kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
 
@@ -74,6 +74,6 @@ def failing_code(link: TracebackType) -> str:
     return line[begin:end].decode(errors="replace")
 
 
-def interactive() -> bool:
+def is_interactive() -> bool:
     """Return whether someone types into this Python, so that an error ends nothing."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive or sys.flags.inspect)

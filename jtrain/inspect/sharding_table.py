@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jtrain.core.pytree import named_leaves
-from jtrain.io.formatting import columns, size
+from jtrain.io.formatting import align_columns, format_bytes
 from jtrain.parallel import LeafSharding
 from jtrain.train.setup import TrainSetup
 
@@ -65,7 +65,7 @@ class ShardingTable:
         }
 
 
-def laid(setup: TrainSetup) -> ShardingTable:
+def describe_sharding(setup: TrainSetup) -> ShardingTable:
     """Return the sharding of a setup's state, from shapes alone."""
     strategy, values = setup.strategy, setup.config.parallel
     leaves = tuple(strategy.decisions(setup.like, setup.experiment.dims))
@@ -86,20 +86,23 @@ def laid(setup: TrainSetup) -> ShardingTable:
     return ShardingTable(line, strategy.axes, leaves, total, device, host, setup.why)
 
 
-def table(sharding: ShardingTable) -> str:
+def format_sharding(sharding: ShardingTable) -> str:
     """Return the table as text: the layout, a line for each group of leaves, and the totals."""
-    sums = f"state      {size(sharding.total)} in total, {size(sharding.device)} on a device"
+    sums = (
+        f"state      {format_bytes(sharding.total)} in total, "
+        f"{format_bytes(sharding.device)} on a device"
+    )
     if sharding.host:
-        sums += f", {size(sharding.host)} for it in host memory"
+        sums += f", {format_bytes(sharding.host)} for it in host memory"
     head = [sharding.line, sharding.why] if sharding.why else [sharding.line]
     if not sharding.leaves:
         return "\n".join([*head, sums])
-    rows = [COLUMNS, *(_row(group) for group in alike(sharding.leaves))]
-    lines = columns(rows, right=(COLUMNS.index("bytes"), COLUMNS.index("a device")))
+    rows = [COLUMNS, *(_row(group) for group in group_leaves(sharding.leaves))]
+    lines = align_columns(rows, right=(COLUMNS.index("bytes"), COLUMNS.index("a device")))
     return "\n".join([*head, "", *lines, "", *_sums(sharding), sums])
 
 
-def alike(leaves: tuple[LeafSharding, ...]) -> list[LeafGroup]:
+def group_leaves(leaves: tuple[LeafSharding, ...]) -> list[LeafGroup]:
     """Group leaves with one shape and sharding, in the order of their first leaves."""
     groups: dict[tuple, list[LeafSharding]] = {}
     for leaf in leaves:
@@ -124,8 +127,8 @@ def _row(group: LeafGroup) -> tuple[str, ...]:
         f"{group.name} x {count}" if count > 1 else group.name,
         " x ".join(map(str, leaf.shape)) or "scalar",
         ", ".join(split) if any(leaf.axes) else "",
-        size(leaf.whole * count),
-        size(leaf.bytes * count),
+        format_bytes(leaf.whole * count),
+        format_bytes(leaf.bytes * count),
         _why(leaf),
     )
 
@@ -141,4 +144,4 @@ def _sums(sharding: ShardingTable) -> Iterator[str]:
         leaves = [leaf for leaf in sharding.leaves if leaf.leaf.split("/")[0] == part]
         if leaves:
             total, local = (sum(leaf.whole for leaf in leaves), sum(leaf.bytes for leaf in leaves))
-            yield f"{part:9}  {size(total)} in total, {size(local)} on a device"
+            yield f"{part:9}  {format_bytes(total)} in total, {format_bytes(local)} on a device"

@@ -4,14 +4,14 @@ import math
 from collections.abc import Container, Sequence
 
 
-def number(x: float | int) -> str:
+def format_number(x: float | int) -> str:
     """Format a loss or a metric, with four decimals or an exponent: `2.1432`, `1.310e-05`."""
     if not math.isfinite(x):
         return str(float(x))
     return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1e5 else f"{x:.3e}"
 
 
-def count(x: float | int) -> str:
+def format_count(x: float | int) -> str:
     """Format a count with three digits: `7.25`, `813`, `52.1k`, `1.25M`."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(x) < 999.5 or unit == "T":
@@ -21,12 +21,12 @@ def count(x: float | int) -> str:
     return f"{x:.{digits}f}{unit}"
 
 
-def size(number: int) -> str:
+def format_bytes(number: int) -> str:
     """Format a number of bytes with three digits: `812 B`, `52.1kB`, `1.25MB`."""
-    return f"{count(number)}B" if number >= 1000 else f"{number} B"
+    return f"{format_count(number)}B" if number >= 1000 else f"{number} B"
 
 
-def duration(seconds: float | int) -> str:
+def format_duration(seconds: float | int) -> str:
     """Format seconds as `0:42`, `12:05`, `3:12:05` or `2d 03:12`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -36,15 +36,15 @@ def duration(seconds: float | int) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def brief(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a short time with three digits: `812 us`, `14.2 ms`, `1.85 s`."""
     for unit, factor in (("us", 1e6), ("ms", 1e3)):
         if seconds * factor < 999.5:
-            return f"{count(seconds * factor)} {unit}"
-    return f"{count(seconds)} s"
+            return f"{format_count(seconds * factor)} {unit}"
+    return f"{format_count(seconds)} s"
 
 
-def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
     """Align rows of cells in columns, right-aligned where the column index is in `right`."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [

@@ -21,7 +21,7 @@ from jtrain.errors import CheckpointError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
-from jtrain.io.same_file import HeldFolder, file_identity
+from jtrain.io.same_file import OpenFolder, file_identity
 
 MOST = 1 << 33  # bytes in a file of rows
 
@@ -64,7 +64,7 @@ class JsonlWriter:
                 f"{self.path} is for the rows of a run, and cannot be written "
                 f"({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
-        self._folder, self._lost, self._folder_lost = HeldFolder(self.path.parent), lost, False
+        self._folder, self._lost, self._folder_lost = OpenFolder(self.path.parent), lost, False
         self._size, self._digest = len(content), xxhash.xxh3_128(content)
 
     def append(self, row: Mapping[str, Any]) -> None:

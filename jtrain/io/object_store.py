@@ -29,7 +29,7 @@ def is_address(text: object) -> bool:
     return isinstance(text, str) and bool(_ADDRESS.match(text))
 
 
-def check_on_disk(run: object, purpose: str) -> None:
+def check_local_run(run: object, purpose: str) -> None:
     """Raise ConfigError if a run is given by an address where a local run is needed.
 
     Args:

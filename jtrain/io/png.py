@@ -38,7 +38,7 @@ def encode_png(image: Any) -> bytes:
     )
 
 
-def grid(images: Any, columns: int = 0) -> UInt8[np.ndarray, "h w c"]:
+def tile_images(images: Any, columns: int = 0) -> UInt8[np.ndarray, "h w c"]:
     """Tile images b h w c into one picture, row by row, with a dark line between them.
 
     Args:

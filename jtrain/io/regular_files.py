@@ -133,7 +133,7 @@ def parse_json(text: str | bytes, *, depth: int = JSON_DEPTH) -> Any:
     return value
 
 
-def kind_of(mode: int) -> str:
+def file_kind(mode: int) -> str:
     """Return the kind of a file by its `st_mode`, `a named pipe` say; empty for a regular file."""
     if stat.S_ISREG(mode):
         return ""
@@ -190,7 +190,7 @@ def _link_error(path: Path) -> LinkError:
 
 
 def _check_mode(mode: int, path: Path) -> None:
-    kind = kind_of(mode)
+    kind = file_kind(mode)
     if kind == "a directory":
         raise IsADirectoryError(errno.EISDIR, "is a directory, and should be a file", f"{path}")
     if kind:

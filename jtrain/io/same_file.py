@@ -18,7 +18,7 @@ def file_identity(path: Path | int) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-class HeldFolder:
+class OpenFolder:
     """Folder held open, to detect that its path was moved, replaced or removed."""
 
     def __init__(self, path: Path):

@@ -33,7 +33,7 @@ class Grid:
             yield dict(zip(self.axes, values, strict=True))
 
 
-def grid(settings: Sequence[str]) -> Grid:
+def parse_grid(settings: Sequence[str]) -> Grid:
     """Parse the settings into a grid.
 
     A setting is `KEY=PART,PART,...`. Commas inside brackets, braces and quotes do not split. A part
@@ -52,7 +52,7 @@ def grid(settings: Sequence[str]) -> Grid:
             continue
         if key in axes or any(other.partition("=")[0] == key for other in fixed):
             raise ConfigError(f"{key} is given twice; write {key}=FIRST,SECOND")
-        values = _values(setting, key, parts(text))
+        values = _values(setting, key, split_values(text))
         if len(values) == 1:
             fixed.append(f"{key}={values[0]}")
         else:
@@ -66,7 +66,7 @@ def grid(settings: Sequence[str]) -> Grid:
     return found
 
 
-def parts(text: str) -> list[str]:
+def split_values(text: str) -> list[str]:
     """Split `text` at its commas outside of brackets, braces and quotes."""
     pieces, depth, quote, start = [], 0, "", 0
     for index, character in enumerate(text):

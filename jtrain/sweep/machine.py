@@ -40,7 +40,7 @@ class MachineShare:
         return f"cores {cores}" + (f", GPUs {','.join(self.gpus)}" if self.gpus else "")
 
 
-def shares(jobs: int) -> list[MachineShare]:
+def split_machine(jobs: int) -> list[MachineShare]:
     """Split the cores and GPUs that this process may use into `jobs` shares.
 
     Raises:

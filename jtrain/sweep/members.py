@@ -11,7 +11,7 @@ from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.redact import redact_values
 from jtrain.sweep.grid import Grid, label
-from jtrain.train.longer_run import keep_lengths, lengths, stored_lengths
+from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_dir import RunDir
 
 
@@ -49,10 +49,10 @@ class SweepMember:
         asked = resolve(config, self.settings).config
         stored = self.directory.stored(type(asked))
         asked = keep_lengths(asked, stored)
-        return lengths(asked) == stored_lengths(asked, stored)
+        return get_lengths(asked) == get_stored_lengths(asked, stored)
 
 
-def name_of(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
+def split_name(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
     """Split the settings into the name of the sweep and the other settings.
 
     Without `name=NAME` the name is the config's file name with `-sweep`.
@@ -71,7 +71,7 @@ def name_of(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
     return name, [setting for setting in settings if not setting.startswith("name=")]
 
 
-def members(name: str, grid: Grid) -> list[SweepMember]:
+def build_members(name: str, grid: Grid) -> list[SweepMember]:
     """Return the runs of a grid, in its order."""
     keys = list(grid.axes)
     labels: dict[str, int] = {}
@@ -80,17 +80,19 @@ def members(name: str, grid: Grid) -> list[SweepMember]:
         words = label(point, keys)[:150] or "all"
         labels[words] = labels.get(words, 0) + 1
         words += f"-{labels[words]}" if labels[words] > 1 else ""
-        result.append(member(name, words, point, grid.fixed))
+        result.append(build_member(name, words, point, grid.fixed))
     return result
 
 
-def member(name: str, label: str, point: Mapping[str, str], fixed: Sequence[str]) -> SweepMember:
+def build_member(
+    name: str, label: str, point: Mapping[str, str], fixed: Sequence[str]
+) -> SweepMember:
     """Return a run of a sweep."""
     chosen = [f"{key}={value}" for key, value in point.items()]
     return SweepMember(f"{name}/{label}", point, (*fixed, *chosen, f"name={name}/{label}"))
 
 
-def check(config: Path, all_members: Sequence[SweepMember]) -> ResolvedConfig:
+def check_members(config: Path, all_members: Sequence[SweepMember]) -> ResolvedConfig:
     """Validate all members, and return the values of the first.
 
     Raises:
@@ -105,7 +107,7 @@ def check(config: Path, all_members: Sequence[SweepMember]) -> ResolvedConfig:
             asked, run_dir = resolved.config, each.directory
             asked = keep_lengths(asked, run_dir.stored(type(asked)))
             advice = "Give the sweep another name (name=...), or type the old values."
-            run_dir.check_config(asked, advice, also=lengths(asked))
+            run_dir.check_config(asked, advice, also=get_lengths(asked))
             first = first or resolved
         except ConfigError as error:
             errors |= dict.fromkeys(str(error).splitlines())
@@ -115,7 +117,7 @@ def check(config: Path, all_members: Sequence[SweepMember]) -> ResolvedConfig:
     return first
 
 
-def keep_record(name: str, config: Path, all_members: Sequence[SweepMember], **facts: Any) -> None:
+def save_record(name: str, config: Path, all_members: Sequence[SweepMember], **facts: Any) -> None:
     """Write runs/NAME/sweep.json, the record of the settings."""
     directory = Path("runs") / name
     directory.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-from jtrain.io.formatting import number
+from jtrain.io.formatting import format_number
 from jtrain.sweep.results import SeedGroup
 from jtrain.train.hooks.curve import Number, Point
 
@@ -13,7 +13,7 @@ MOST = 40  # settings at most in a picture
 LINE, LEFT, WIDE, TALL = 22, 20, 420, 260  # pixels
 
 
-def svg(
+def draw_svg(
     title: str, metric: str, groups: Sequence[SeedGroup], curves: Mapping[str, list[Point]]
 ) -> str:
     """Draw a dot per seed and a bar at the mean, the best setting on top; curves below.
@@ -58,7 +58,7 @@ def _dots(shown: Sequence[SeedGroup], margin: int) -> list[str]:
             for v in group.values.values()
             if math.isfinite(v)
         ]
-        drawn.append(_text(margin + WIDE + 10, y + 4, number(group.mean)))
+        drawn.append(_text(margin + WIDE + 10, y + 4, format_number(group.mean)))
     return drawn
 
 
@@ -72,8 +72,8 @@ def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]
     drawn = [
         _line(left, top, left, top + TALL, "#57606a"),
         _line(left, top + TALL, left + WIDE, top + TALL, "#57606a"),
-        _text(left - 8, up(high) + 4, number(high), anchor="end"),
-        _text(left - 8, up(low) + 4, number(low), anchor="end"),
+        _text(left - 8, up(high) + 4, format_number(high), anchor="end"),
+        _text(left - 8, up(low) + 4, format_number(low), anchor="end"),
         _text(across(first), top + TALL + 18, f"{first:.0f}", anchor="middle"),
         _text(across(last), top + TALL + 18, f"step {last:.0f}", anchor="middle"),
     ]

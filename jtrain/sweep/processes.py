@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
-from jtrain.io.same_file import HeldFolder
+from jtrain.io.same_file import OpenFolder
 from jtrain.sweep.machine import MachineShare
 from jtrain.sweep.members import SweepMember
 
@@ -48,7 +48,7 @@ class MemberPool:
     Args:
         config: the config file of all members.
         shares: shares of the machine.
-        lock: the files of `only_one`; members hold the lock too.
+        lock: the files of `lock_sweep`; members hold the lock too.
     """
 
     def __init__(self, config: Path, shares: Sequence[MachineShare], lock: Sequence[int]):
@@ -92,10 +92,10 @@ class MemberPool:
         with (
             _open_output(directory / "output.txt", "ab") as output,
             _open_output(directory / "errors.txt", "wb") as errors,
-            share.held(),
+            share.pinned(),
         ):
             process = subprocess.Popen(
-                command_of(self._config, member),
+                member_command(self._config, member),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
@@ -106,13 +106,13 @@ class MemberPool:
         return _Running(member, share, process, time.monotonic())
 
 
-def command_of(config: Path, member: SweepMember) -> list[str]:
+def member_command(config: Path, member: SweepMember) -> list[str]:
     """Return the command of a member: `jtrain run`, by this Python."""
     return [sys.executable, "-m", "jtrain", "run", str(config), *member.settings]
 
 
 @contextlib.contextmanager
-def only_one(name: str) -> Iterator[Sequence[int]]:
+def lock_sweep(name: str) -> Iterator[Sequence[int]]:
     """Lock the sweep of this name, so that two processes never train the same run.
 
     The members hold the lock too: after a kill of the sweep a member keeps it until it ends. The
@@ -123,7 +123,7 @@ def only_one(name: str) -> Iterator[Sequence[int]]:
     """
     path = Path("runs") / name / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock, contextlib.closing(HeldFolder(path.parent)) as folder:
+    with path.open("w") as lock, contextlib.closing(OpenFolder(path.parent)) as folder:
         try:
             for file in (lock.fileno(), folder.fileno()):
                 _lock(file)

@@ -9,10 +9,10 @@ from typing import Any
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
-from jtrain.io.formatting import number
+from jtrain.io.formatting import format_number
 from jtrain.sweep.members import SweepMember
 from jtrain.train.hooks.curve import Point
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 
 SEED = "seed"
 
@@ -53,13 +53,13 @@ class SeedGroup:
         return " ".join(f"{key}={value}" for key, value in self.point.items()) or "all"
 
 
-def score(member: SweepMember, goal: BestMetric, message: str = "") -> MemberScore:
+def score_member(member: SweepMember, goal: BestMetric, message: str = "") -> MemberScore:
     """Return the score of a member, from its files.
 
     Raises:
         ConfigError: if it was evaluated and has no such metric.
     """
-    curve = points(member, goal)
+    curve = read_curve(member, goal)
     step, value = curve[-1] if curve else (0, None)
     status = member.directory.facts()
     state, why = status.get("status", ""), status.get("why", "")
@@ -67,7 +67,7 @@ def score(member: SweepMember, goal: BestMetric, message: str = "") -> MemberSco
     return MemberScore(member, state, value, int(step), reason)
 
 
-def points(member: SweepMember, goal: BestMetric) -> list[Point]:
+def read_curve(member: SweepMember, goal: BestMetric) -> list[Point]:
     """Return the metric of a member at each evaluated step.
 
     `loss` is that of the first evaluation set, `NAME/loss` that of another set; without an
@@ -79,7 +79,7 @@ def points(member: SweepMember, goal: BestMetric) -> list[Point]:
     directory = member.directory
     sets = list(directory.facts().get("sets", ["valid"])) or [""]
     set_name, _, metric = goal.name.rpartition("/")
-    rows = results(directory.metrics, set_name or sets[0])
+    rows = read_results(directory.metrics, set_name or sets[0])
     names = {name for row in rows.values() for name in row}
     if rows and metric not in names:
         raise ConfigError(
@@ -89,7 +89,7 @@ def points(member: SweepMember, goal: BestMetric) -> list[Point]:
     return [(step, row[metric]) for step, row in rows.items() if metric in row]
 
 
-def groups(scores: Sequence[MemberScore], goal: BestMetric) -> list[SeedGroup]:
+def rank_groups(scores: Sequence[MemberScore], goal: BestMetric) -> list[SeedGroup]:
     """Return the settings with a finished member, the best first; NaN is the worst."""
     found: dict[tuple, dict[str, float]] = {}
     for each in scores:
@@ -105,9 +105,9 @@ def groups(scores: Sequence[MemberScore], goal: BestMetric) -> list[SeedGroup]:
     return sorted((SeedGroup(dict(key), values) for key, values in found.items()), key=rank)
 
 
-def table(scores: Sequence[MemberScore], goal: BestMetric) -> list[str]:
+def format_table(scores: Sequence[MemberScore], goal: BestMetric) -> list[str]:
     """Format the settings, the best first; then the unfinished members, with the reasons."""
-    lines, best = [], groups(scores, goal)
+    lines, best = [], rank_groups(scores, goal)
     if best:
         keys = list(best[0].point)
         seeded = any(len(group.values) > 1 for group in best)
@@ -128,7 +128,7 @@ def table(scores: Sequence[MemberScore], goal: BestMetric) -> list[str]:
 
 def as_json(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, Any]:
     """Return the results as plain values."""
-    ranked = groups(scores, goal)
+    ranked = rank_groups(scores, goal)
     return {
         "name": name,
         "metric": goal.name,
@@ -157,14 +157,14 @@ def mean_curve(scores: Sequence[MemberScore], group: SeedGroup, goal: BestMetric
     for each in scores:
         point = {k: v for k, v in each.member.point.items() if k != SEED}
         if point == group.point and each.status == "done":
-            curves.append(dict(points(each.member, goal)))
+            curves.append(dict(read_curve(each.member, goal)))
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     return [(step, statistics.fmean(curve[step] for curve in curves)) for step in shared]
 
 
 def _row(group: SeedGroup, keys: Sequence[str], seeded: bool) -> list[str]:
-    cells = [*(group.point[key] for key in keys), number(group.mean)]
+    cells = [*(group.point[key] for key in keys), format_number(group.mean)]
     if not seeded:
         return cells
-    each = "  ".join(f"{seed}: {number(value)}" for seed, value in group.values.items())
-    return [*cells, "-" if group.spread is None else f"+- {number(group.spread)}", each]
+    each = "  ".join(f"{seed}: {format_number(value)}" for seed, value in group.values.items())
+    return [*cells, "-" if group.spread is None else f"+- {format_number(group.spread)}", each]

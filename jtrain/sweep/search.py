@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import ConfigError
-from jtrain.sweep.grid import parts
-from jtrain.sweep.members import SweepMember, member
+from jtrain.sweep.grid import split_values
+from jtrain.sweep.members import SweepMember, build_member
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
@@ -32,7 +32,7 @@ class SearchRange:
 Space: TypeAlias = Mapping[str, SearchRange | Sequence[str]]
 
 
-def space(settings: Sequence[str]) -> tuple[Space, list[str]]:
+def parse_space(settings: Sequence[str]) -> tuple[Space, list[str]]:
     """Parse the settings into the search space by key, and the fixed settings.
 
     `KEY=LOW..HIGH` is uniform (over whole numbers if both ends are whole), `KEY=LOW..HIGH:log` is
@@ -48,7 +48,7 @@ def space(settings: Sequence[str]) -> tuple[Space, list[str]]:
         key, _, text = setting.partition("=")
         if key in found or any(other.partition("=")[0] == key for other in fixed):
             raise ConfigError(f"{key} is given twice; write {key}=LOW..HIGH or {key}=FIRST,SECOND")
-        choices = parts(text)
+        choices = split_values(text)
         if ends := RANGE.fullmatch(text):
             found[key] = _parse_range(setting, *ends.groups())
         elif len(choices) > 1:
@@ -129,7 +129,7 @@ class Search:
 
     def _member(self, number: int, params: Mapping[str, Any], fixed: Sequence[str]) -> SweepMember:
         point = {key: _format(params[key]) for key in self._space}
-        return member(self._study.study_name, f"trial-{number:04}", point, fixed)
+        return build_member(self._study.study_name, f"trial-{number:04}", point, fixed)
 
 
 def _parse_range(setting: str, low: str, high: str, log: str | None) -> SearchRange:

@@ -7,15 +7,22 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import DONE, STOPPED, ConfigError
 from jtrain.io.atomic_write import atomic_write
-from jtrain.io.formatting import duration
+from jtrain.io.formatting import format_duration
 from jtrain.io.private_files import private_files
-from jtrain.sweep.grid import grid
-from jtrain.sweep.machine import shares
-from jtrain.sweep.members import SweepMember, check, keep_record, member, members, name_of
-from jtrain.sweep.picture import svg
-from jtrain.sweep.processes import MemberExit, MemberPool, only_one
-from jtrain.sweep.results import MemberScore, groups, mean_curve, score
-from jtrain.sweep.search import Search, corners, space
+from jtrain.sweep.grid import parse_grid
+from jtrain.sweep.machine import split_machine
+from jtrain.sweep.members import (
+    SweepMember,
+    build_member,
+    build_members,
+    check_members,
+    save_record,
+    split_name,
+)
+from jtrain.sweep.picture import draw_svg
+from jtrain.sweep.processes import MemberExit, MemberPool, lock_sweep
+from jtrain.sweep.results import MemberScore, mean_curve, rank_groups, score_member
+from jtrain.sweep.search import Search, corners, parse_space
 from jtrain.train.hooks.signals import Signals
 
 CURVES = 4  # curves in the picture
@@ -58,21 +65,21 @@ def sweep(
     Raises:
         ConfigError: if a member is invalid; then no member was started.
     """
-    name, settings = name_of(config, settings)
-    machine_shares = shares(jobs)
+    name, settings = split_name(config, settings)
+    machine_shares = split_machine(jobs)
     if trials:
-        searched, fixed = space(settings)
-        candidates = [member(name, "corner", point, fixed) for point in corners(searched)]
+        searched, fixed = parse_space(settings)
+        candidates = [build_member(name, "corner", point, fixed) for point in corners(searched)]
     else:
-        searched, fixed, candidates = {}, [], members(name, grid(settings))
-    first = check(config, candidates).config
+        searched, fixed, candidates = {}, [], build_members(name, parse_grid(settings))
+    first = check_members(config, candidates).config
     goal = _goal(metric, first.checkpoint.best)
-    with only_one(name) as lock:
+    with lock_sweep(name) as lock:
         if trials:
             search = Search(Path("runs") / name, searched, goal, seed=first.seed)
             plan = _search_plan(search, fixed, trials, goal)
         else:
-            keep_record(name, config, candidates, argv=[*settings])
+            save_record(name, config, candidates, argv=[*settings])
             plan = _grid_plan(candidates, config)
         tell(f"{name}: {plan.count} runs, {plan.before} of them earlier; {jobs} at a time")
         ends, stopped = _run(MemberPool(config, machine_shares, lock), plan, jobs, tell)
@@ -102,7 +109,7 @@ def _search_plan(search: Search, fixed: Sequence[str], trials: int, goal: BestMe
         return search.all(fixed)
 
     def note(end: MemberExit) -> None:
-        search.tell(end.member, score(end.member, goal).value)
+        search.tell(end.member, score_member(end.member, goal).value)
 
     return _Plan(trials, len(every()), search.members(trials, fixed), every, note)
 
@@ -112,16 +119,16 @@ def _scores(
 ) -> list[MemberScore]:
     messages = {end.member.name: end.message for end in ends}
     failed = {end.member.name for end in ends if end.code not in {DONE, STOPPED}}
-    scores = [score(one, goal, messages.get(one.name, "")) for one in every]
+    scores = [score_member(one, goal, messages.get(one.name, "")) for one in every]
     return [
         dataclasses.replace(each, status="failed") if each.member.name in failed else each
         for each in scores
     ]
 
 
-def curves_of(scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, list]:
+def mean_curves(scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, list]:
     """Return the mean curves of the best settings, by name; empty without any curve."""
-    best = groups(scores, goal)[:CURVES]
+    best = rank_groups(scores, goal)[:CURVES]
     found = {group.name: mean_curve(scores, group, goal) for group in best}
     return {name: curve for name, curve in found.items() if len(curve) > 1}
 
@@ -148,7 +155,7 @@ def _run(
 def _end_line(end: MemberExit) -> str:
     how = {DONE: "done", STOPPED: "stopped"}.get(end.code, "failed")
     message = f"  {end.message.splitlines()[0]}" if end.message else ""
-    return f"  {how:8} {end.member.label}  {duration(end.seconds)}{message}"
+    return f"  {how:8} {end.member.label}  {format_duration(end.seconds)}{message}"
 
 
 def _time_left(ends: Sequence[MemberExit], count: int, jobs: int) -> str:
@@ -157,7 +164,7 @@ def _time_left(ends: Sequence[MemberExit], count: int, jobs: int) -> str:
     if not count or not finished:
         return ""
     seconds = sum(finished) / len(finished) * count / min(jobs, count)
-    return f"  ({count} to go, about {duration(seconds)})"
+    return f"  ({count} to go, about {format_duration(seconds)})"
 
 
 def _goal(metric: str, best: str) -> BestMetric:
@@ -169,10 +176,10 @@ def _goal(metric: str, best: str) -> BestMetric:
 
 def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | None:
     """Write runs/NAME/sweep.svg, if any member is done."""
-    ranked = groups(scores, goal)
+    ranked = rank_groups(scores, goal)
     if not ranked:
         return None
     path = Path("runs") / name / "sweep.svg"
     words = f"{goal.name} at the last evaluation, {goal.end} first"
-    atomic_write(path, svg(name, words, ranked, curves_of(scores, goal)).encode())
+    atomic_write(path, draw_svg(name, words, ranked, mean_curves(scores, goal)).encode())
     return path

@@ -6,13 +6,13 @@ import numpy as np
 
 from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import near
+from jtrain.testing.compare import relative_difference
 from jtrain.testing.result import StepResult
 
 SEES = 1e-4  # relative change in the loss of a position that depends on a token
 
 
-def cause_along_time(
+def explain_time_split(
     batch: Batch,
     parts: int,
     actual: Callable[[Batch], StepResult],
@@ -38,7 +38,7 @@ def cause_along_time(
             sees, should = split.sees(position, token), single.sees(position, token)
             if sees != should:
                 return _mask(position, token, border, sees=sees)
-    if near(split.sum_before(border), single.sum_before(border)) > SEES:
+    if relative_difference(split.sum_before(border), single.sum_before(border)) > SEES:
         return None
     return Cause(
         "positions",
@@ -66,7 +66,7 @@ class _Losses:
 
     def sees(self, position: int, token: int) -> bool:
         """Return whether the loss of a position changes with a token."""
-        return near(self._at(position, token), self._at(position)) > SEES
+        return relative_difference(self._at(position, token), self._at(position)) > SEES
 
     def sum_before(self, length: int, changed: int | None = None) -> float:
         """Return the sum of the losses of the positions before `length`."""

@@ -18,8 +18,8 @@ from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.errors import LossError
-from jtrain.testing.fixed_rows import fails_on_half
-from jtrain.testing.splits import taken
+from jtrain.testing.fixed_rows import describe_half_error
+from jtrain.testing.splits import take_rows
 from jtrain.testing.watch import SideEffects
 
 Loss: TypeAlias = LossFn | Stateful
@@ -34,7 +34,7 @@ class PlacedLoss:
     build: Callable[[Placement], Loss]
 
 
-def placed(build: Callable[[Placement], Loss]) -> PlacedLoss:
+def place_loss(build: Callable[[Placement], Loss]) -> PlacedLoss:
     """Mark a function from a placement to a loss, for models that constrain their own arrays."""
     return PlacedLoss(build)
 
@@ -84,7 +84,7 @@ class LossCase:
     @property
     def half_batch(self) -> Batch:
         """The first half of the rows; all rows if the loss takes no fewer."""
-        return self.batch if self.half_error else taken(self.batch, np.arange(self.rows // 2))
+        return self.batch if self.half_error else take_rows(self.batch, np.arange(self.rows // 2))
 
     @property
     def key(self) -> Key:
@@ -126,7 +126,7 @@ class LossCase:
         return dataclasses.replace(self, batch=self.half_batch).traced()
 
 
-def subject(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) -> LossCase:
+def build_case(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) -> LossCase:
     """Build a case, with the batch cut to an even number of rows.
 
     Raises:
@@ -152,10 +152,10 @@ def subject(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) 
     case = LossCase(
         loss=PlacedLoss(recorded), params=params, batch=even_batch, side_effects=effects, **rest
     )
-    refuse_nothing_to_learn(case.params)
+    check_trainable(case.params)
     mask_error = _mask_refusal(case)
     terms = normalize_loss(case.unplaced_loss(), ragged=not mask_error)
-    half_error = fails_on_half(terms, case.params, case.extra, even_batch, case.step_key)
+    half_error = describe_half_error(terms, case.params, case.extra, even_batch, case.step_key)
     return dataclasses.replace(case, mask_error=mask_error, half_error=half_error)
 
 
@@ -171,7 +171,7 @@ def _canonical(array: Any) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def refuse_nothing_to_learn(params: Params) -> None:
+def check_trainable(params: Params) -> None:
     """Raise unless there are parameters and all have a floating-point type.
 
     Raises:

@@ -26,7 +26,7 @@ def distance(actual: Any, expected: Any) -> Distance:
     The distance is infinite if a structure, a shape or an integer differs, or if one tree is not
     finite.
     """
-    actual_leaves, expected_leaves = numbers(actual), numbers(expected)
+    actual_leaves, expected_leaves = named_arrays(actual), named_arrays(expected)
     if {n: x.shape for n, x in actual_leaves.items()} != {
         n: x.shape for n, x in expected_leaves.items()
     }:
@@ -51,12 +51,12 @@ def distance(actual: Any, expected: Any) -> Distance:
     return Distance((total / size) ** 0.5 if size else float("inf"), worst)
 
 
-def near(actual: float, expected: float) -> float:
+def relative_difference(actual: float, expected: float) -> float:
     """Return the relative difference of two numbers; 0 if both are NaN."""
     return distance(np.float64(actual), np.float64(expected)).by
 
 
-def numbers(tree: Any) -> dict[str, np.ndarray]:
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
     """Return the leaves by name as numpy arrays: floats in float64, keys as their data."""
     if isinstance(tree, Mapping) and not tree:
         return {}
@@ -65,11 +65,11 @@ def numbers(tree: Any) -> dict[str, np.ndarray]:
 
 def flatten(tree: Any) -> np.ndarray:
     """Return all floats of a tree as one float64 vector."""
-    parts = [x.ravel() for x in numbers(tree).values() if x.dtype.kind == "f"]
+    parts = [x.ravel() for x in named_arrays(tree).values() if x.dtype.kind == "f"]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def multiple(actual: Any, expected: Any) -> tuple[float, float]:
+def fit_multiple(actual: Any, expected: Any) -> tuple[float, float]:
     """Return the least-squares factor from `expected` to `actual`, and the relative residual."""
     a, b = flatten(actual), flatten(expected)
     if a.shape != b.shape or not np.isfinite(a).all() or not (b @ b) > 0:

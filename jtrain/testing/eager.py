@@ -4,11 +4,11 @@ import jax
 
 from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
-from jtrain.testing.float64 import if_seen
-from jtrain.testing.purity import NOT_A_FUNCTION, cause_of_impurity
+from jtrain.testing.float64 import unless_opaque
+from jtrain.testing.purity import NOT_A_FUNCTION, explain_impurity
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import StepResult, distances
-from jtrain.testing.row_sums import CompiledRowSums, added
+from jtrain.testing.result import StepResult, compare_results
+from jtrain.testing.row_sums import CompiledRowSums, add_sums
 from jtrain.testing.trials import Trials
 from jtrain.testing.verdict import SINGLE, is_finite
 
@@ -17,7 +17,7 @@ from jtrain.testing.verdict import SINGLE, is_finite
 TIMES = 8
 
 
-def eager(single: Trials, double: Trials) -> Comparison:
+def compare_eager(single: Trials, double: Trials) -> Comparison:
     """Compare the eager loss of half of the rows with the compiled one.
 
     Half, because other comparisons compile for the same number of rows. If both differ by more
@@ -26,22 +26,22 @@ def eager(single: Trials, double: Trials) -> Comparison:
     case, rows = single.case, single.rows
     batch = case.half_batch
     eager_result, compiled = _eager(rows, batch), _compiled(rows, batch)
-    off = distances(eager_result, compiled)
+    off = compare_results(eager_result, compiled)
     if off.largest <= SINGLE:
         return Comparison("eager", "ok", off)
-    exact = if_seen(lambda: _compiled(double.rows, batch))
+    exact = unless_opaque(lambda: _compiled(double.rows, batch))
     if exact is not None and is_finite(eager_result) == is_finite(compiled):
-        allowed = max(SINGLE, TIMES * distances(compiled, exact).largest)
-        if distances(eager_result, exact).largest <= allowed:
+        allowed = max(SINGLE, TIMES * compare_results(compiled, exact).largest)
+        if compare_results(eager_result, exact).largest <= allowed:
             return Comparison("eager", "rounding", off)
-    cause = cause_of_impurity(case) or _cause(rows, batch)
+    cause = explain_impurity(case) or _cause(rows, batch)
     return Comparison("eager", "FAILS", off, None, cause.why, cause.name)
 
 
 def _cause(rows: CompiledRowSums, batch: Batch) -> Cause:
     """Return why the eager and the compiled loss differ."""
     first, second = _eager(rows, batch), _eager(rows, batch)
-    if distances(first, second).largest > 0:
+    if compare_results(first, second).largest > 0:
         return NOT_A_FUNCTION
     return Cause(
         "another program under jit",
@@ -56,4 +56,4 @@ def _eager(rows: CompiledRowSums, batch: Batch) -> StepResult:
 
 
 def _compiled(rows: CompiledRowSums, batch: Batch) -> StepResult:
-    return added([rows(batch)], rows.case)
+    return add_sums([rows(batch)], rows.case)

@@ -44,7 +44,7 @@ class ReplayRules(NamedTuple):
     """Called with each equation outside of loops and branches, and its inputs."""
 
 
-def widened(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
+def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
     """Return `fn` computed in float64, for arguments and results in float64.
 
     `fn` is traced in float32, so its draws are the same bits; the traced program is then replayed
@@ -67,7 +67,7 @@ def widened(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
     return call
 
 
-def frozen(fn: Callable, number: float) -> Callable:
+def freeze_draws(fn: Callable, number: float) -> Callable:
     """Return `fn` with every random draw replaced by a fixed number.
 
     Keys, the position of a row and the number of rows then have no effect through draws.
@@ -78,16 +78,16 @@ def frozen(fn: Callable, number: float) -> Callable:
     Raises:
         NotImplementedError: as in `widened`.
     """
-    return widened(fn, ReplayRules(floats=False, frozen=number))
+    return widen(fn, ReplayRules(floats=False, frozen=number))
 
 
-def done_again(equation: Equation, inputs: Sequence[Any], rules: ReplayRules) -> Sequence[Any]:
+def replay_equation(equation: Equation, inputs: Sequence[Any], rules: ReplayRules) -> Sequence[Any]:
     """Replay one equation without an inner program by these rules; return its outputs."""
     replay = _Replay(rules)
     return replay.evaluate(equation, [replay.cast(x) for x in inputs])
 
 
-def if_seen(measure: Callable[[], T]) -> T | None:
+def unless_opaque(measure: Callable[[], T]) -> T | None:
     """Return the result of `measure`; None if a kernel or a callback is opaque."""
     try:
         return measure()
@@ -95,7 +95,7 @@ def if_seen(measure: Callable[[], T]) -> T | None:
         return None
 
 
-def wide(tree: Any) -> Any:
+def to_float64(tree: Any) -> Any:
     """Cast the floats of a tree to float64, under `jax.enable_x64(True)`."""
     return jax.tree.map(lambda x: _in_float64(jnp.asarray(x)), tree)
 

@@ -81,7 +81,7 @@ class DifferentError(Exception):
     """Two traces that are not the same program."""
 
 
-def flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
+def trace_flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
     """Return the flow of each output of a program.
 
     Args:
@@ -130,7 +130,10 @@ class _Walk:
 
     def _primitive(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
         name = one.primitive.name
-        into, out = row_dims(one.invars, other.invars), row_dims(one.outvars, other.outvars)
+        into, out = (
+            find_row_dims(one.invars, other.invars),
+            find_row_dims(one.outvars, other.outvars),
+        )
         contents = any(flow.contents for flow in flows_in)
         drawn = any(flow.drawn for flow in flows_in)
         facts = _merge_facts(flows_in)
@@ -326,7 +329,7 @@ def _moves_rows(one: Any, other: Any, into: Sequence[set[int]]) -> bool:
     return any(i < len(b) and a[i] != b[i] for a, b in shapes for i in dims)
 
 
-def row_dims(large: Sequence[Any], small: Sequence[Any]) -> list[set[int]]:
+def find_row_dims(large: Sequence[Any], small: Sequence[Any]) -> list[set[int]]:
     """Return for each array the dims whose sizes differ between two traces: the dims of rows."""
 
     def dims(a: Any, b: Any) -> set[int]:

@@ -8,12 +8,12 @@ import optax
 
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Params
-from jtrain.testing.case import Loss, LossCase, MakeStep, PlacedLoss, subject
-from jtrain.testing.layouts import Layout, fitting
-from jtrain.testing.loss_checks import of_loss
+from jtrain.testing.case import Loss, LossCase, MakeStep, PlacedLoss, build_case
+from jtrain.testing.layouts import Layout, list_layouts
+from jtrain.testing.loss_checks import compare_loss
 from jtrain.testing.report import CheckReport
-from jtrain.testing.rounding import in_bfloat16
-from jtrain.testing.steps import of_steps
+from jtrain.testing.rounding import compare_in_bfloat16
+from jtrain.testing.steps import compare_steps
 
 
 def assert_invariant(
@@ -57,7 +57,7 @@ def assert_invariant(
         LossError: if the loss breaks its contract or cannot be traced, or the batch has one row.
         ConfigError: if a strategy needs more devices than are available.
     """
-    case = subject(
+    case = build_case(
         loss,
         params,
         batch,
@@ -92,17 +92,17 @@ def check(
         log: called with the name of each comparison when it starts, since each takes a while.
     """
     rows, not_compared = [], list(_not_compared(case))
-    rows += of_loss(case, log, not_compared)
+    rows += compare_loss(case, log, not_compared)
     if any(row.verdict == "FAILS" for row in rows):
         not_compared.append("Steps were not compared: the fault in the loss would fail them all.")
         return CheckReport(_describe(case), tuple(rows), tuple(not_compared))
     named = next((row for row in rows if row.verdict == "named"), None)
     if case.compute is not None:
         log("bfloat16")
-    narrow = in_bfloat16(case, not_compared)
+    narrow = compare_in_bfloat16(case, not_compared)
     rows += [narrow] if narrow else []
-    chosen = fitting(case.rows, case.dims, most=most) if strategies is None else strategies
-    rows += of_steps(case, chosen, log, not_compared, named=named)
+    chosen = list_layouts(case.rows, case.dims, most=most) if strategies is None else strategies
+    rows += compare_steps(case, chosen, log, not_compared, named=named)
     return CheckReport(_describe(case), tuple(rows), tuple(not_compared))
 
 

@@ -12,7 +12,7 @@ from jtrain.parallel import FSDP, Axes, Mirrored, Parallel, Strategy
 Layout: TypeAlias = Any  # a value of `jtrain.parallel`, or a strategy
 
 # Axes that split the model; each needs a parameter with one of these dims.
-ALONG = {
+MODEL_AXES = {
     "tensor": ("heads", "hidden", "vocab"),
     "expert": ("experts",),
     "stage": ("layers",),
@@ -20,7 +20,7 @@ ALONG = {
 }
 
 
-def fitting(rows: int, dims: Mapping[str, Dims], *, most: int = 8) -> dict[str, Parallel]:
+def list_layouts(rows: int, dims: Mapping[str, Dims], *, most: int = 8) -> dict[str, Parallel]:
     """Return strategy values of each kind that the rows divide into, on the available devices.
 
     Rows are split over 2, 4, ... devices; the largest number that divides them also gets every
@@ -39,14 +39,14 @@ def fitting(rows: int, dims: Mapping[str, Dims], *, most: int = 8) -> dict[str, 
         f"fsdp on {n} (zero 3)": FSDP(devices=n, min_size=0),
     }
     named = {name for names in dims.values() for name in names if name}
-    for axis, needed in ALONG.items():
+    for axis, needed in MODEL_AXES.items():
         if named & set(needed):
             sizes: dict[str, Any] = {"data": n // 2, "fsdp": 1, axis: 2}
             found[f"{axis} 2, data {n // 2}"] = Axes(devices=n, min_size=0, **sizes)
     return found
 
 
-def built(values: Layout) -> Strategy:
+def build_strategy(values: Layout) -> Strategy:
     """Build the strategy of these values; return a strategy unchanged.
 
     Raises:

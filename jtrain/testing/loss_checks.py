@@ -9,22 +9,22 @@ from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, distance, flatten
-from jtrain.testing.eager import eager
-from jtrain.testing.fixed_rows import fixed_rows
-from jtrain.testing.float64 import if_seen
-from jtrain.testing.planting import planted
-from jtrain.testing.purity import cause_of_impurity
-from jtrain.testing.ranges import out_of_range
+from jtrain.testing.eager import compare_eager
+from jtrain.testing.fixed_rows import explain_fixed_rows
+from jtrain.testing.float64 import unless_opaque
+from jtrain.testing.planting import compare_planted
+from jtrain.testing.purity import explain_impurity
+from jtrain.testing.ranges import find_counted_index
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import Distances, distances
-from jtrain.testing.rounding import ROUNDED, no_rounding
-from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import CompiledRowSums, together
-from jtrain.testing.splits import SumSplit, repeated, splits
+from jtrain.testing.result import Distances, compare_results
+from jtrain.testing.rounding import ROUNDED, explain_rounding
+from jtrain.testing.row_flow import named_means
+from jtrain.testing.row_sums import CompiledRowSums, add_parts
+from jtrain.testing.splits import SumSplit, iter_splits, repeat_rows
 from jtrain.testing.trials import FROZEN, Trials
-from jtrain.testing.verdict import is_far, judged
-from jtrain.testing.why_numbers import cause_of_few_bits, cause_of_infinity
-from jtrain.testing.why_rows import cause_of_split
+from jtrain.testing.verdict import is_far, judge
+from jtrain.testing.why_numbers import explain_few_bits, explain_nonfinite
+from jtrain.testing.why_rows import explain_split
 
 MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
 DRAWN = (
@@ -33,7 +33,7 @@ DRAWN = (
 )
 
 
-def of_loss(
+def compare_loss(
     case: LossCase,
     log: Callable[[str], None] = lambda line: None,
     not_compared: list[str] | None = None,
@@ -76,13 +76,13 @@ class _LossChecks:
 
     def called_twice(self) -> Comparison:
         """Compare two traces and check for side effects."""
-        return _comparison("called twice", None, cause_of_impurity(self.case))
+        return _comparison("called twice", None, explain_impurity(self.case))
 
     def eager(self) -> Comparison:
         """Compare the loss without `jit` with the compiled loss."""
         if self.case.draws:
-            return eager(self.single, self.double)
-        return eager(Trials(self.case, double=False), Trials(self.case, double=True))
+            return compare_eager(self.single, self.double)
+        return compare_eager(Trials(self.case, double=False), Trials(self.case, double=True))
 
     def finite(self) -> Comparison | None:
         """Return a failure if an output is not finite; None if all are."""
@@ -103,13 +103,13 @@ class _LossChecks:
         return _comparison(
             "half of the rows",
             None,
-            fixed_rows(self.case.rows, self.case.rows // 2, self.case.half_error),
+            explain_fixed_rows(self.case.rows, self.case.rows // 2, self.case.half_error),
         )
 
     def splits(self) -> Iterator[SumSplit]:
         """Return the splits that must not change the result."""
         case, coupled = self.case, self.case.couples != "nothing"
-        return splits(
+        return iter_splits(
             case.batch, allow_masks=not case.mask_error and not case.half_error, coupled=coupled
         )
 
@@ -117,19 +117,19 @@ class _LossChecks:
         """Compare the sum over the parts of a split with its whole."""
         single, double = (
             _split_distances(split, self.single),
-            if_seen(lambda: _split_distances(split, self.double)),
+            unless_opaque(lambda: _split_distances(split, self.double)),
         )
         trials = self.single if double is None else self.double
         if not np.isfinite(single.largest) and (infinite := self._nonfinite_part(split)):
             return _comparison(split.name, single, self._explain_nonfinite(infinite), double)
         if is_far(single, double) and self._only_draws_differ(split, trials):
             return _comparison(split.name, _split_distances(split, trials.frozen_trials[0]), None)
-        explain = lambda: cause_of_split(split, trials)
-        return judged(split.name, single, double, explain, lambda: self._explain_rounding(single))
+        explain = lambda: explain_split(split, trials)
+        return judge(split.name, single, double, explain, lambda: self._explain_rounding(single))
 
     def many_rows(self) -> Comparison | None:
         """Return a failure if a sum in few bits is wrong for many rows; else None."""
-        batch = repeated(self.case.batch, MANY)
+        batch = repeat_rows(self.case.batch, MANY)
         for kind, narrow, make_wide in (
             ("whole", self.double, lambda: self.double.without_overflow),
             ("narrow", self.single, lambda: self.double),
@@ -143,17 +143,19 @@ class _LossChecks:
     ) -> Comparison | None:
         """Return a failure if a mean that is summed in few bits differs from one in more bits."""
         facts = self.single.facts(kind)
-        exact = if_seen(lambda: means(make_wide().rows.forward(batch))) if facts else None
+        exact = (
+            unless_opaque(lambda: named_means(make_wide().rows.forward(batch))) if facts else None
+        )
         if exact is None:
             return None
-        rounded = means(narrow.rows.forward(batch))
+        rounded = named_means(narrow.rows.forward(batch))
         for name, where in facts.items():
             pairs = zip(
                 _total_and_weight(rounded[name]), _total_and_weight(exact[name]), strict=True
             )
             off = max(distance(a, b).by for a, b in pairs)
             if off > ROUNDED:
-                cause = cause_of_few_bits(kind, name, where)
+                cause = explain_few_bits(kind, name, where)
                 return _comparison(
                     f"{MANY:,} rows", Distances(off, NOTHING, NOTHING, NOTHING), cause
                 )
@@ -161,15 +163,19 @@ class _LossChecks:
 
     def indexes(self) -> Comparison | None:
         """Return a failure if an integer of the batch indexes out of range; else None."""
-        found = out_of_range(self.case, self.single)
+        found = find_counted_index(self.case, self.single)
         return found and _comparison("indexes", found.distances, found.cause)
 
     def other_numbers(self) -> Comparison | None:
         """Compare two halves with their whole for other inputs; None if there are none to try."""
         if self.case.couples != "nothing":
             return None
-        exact = self.double if if_seen(lambda: self.double.rows.weights(self.case.batch)) else None
-        found = planted(self.case, self.single, exact)
+        exact = (
+            self.double
+            if unless_opaque(lambda: self.double.rows.weights(self.case.batch))
+            else None
+        )
+        found = compare_planted(self.case, self.single, exact)
         return found and _comparison("other numbers", found.distances, found.cause)
 
     def _nonfinite_part(self, split: SumSplit) -> Batch | None:
@@ -180,12 +186,14 @@ class _LossChecks:
     def _is_finite(self, batch: Batch) -> bool:
         """Return whether means and gradient of a batch are finite in float32."""
         sums = self.single.rows(batch)
-        numbers = [x for mean in means(sums.returned).values() for x in (mean.total, mean.weight)]
+        numbers = [
+            x for mean in named_means(sums.returned).values() for x in (mean.total, mean.weight)
+        ]
         return all(np.isfinite(x).all() for x in (*numbers, flatten(sums.gradient)))
 
     def _explain_nonfinite(self, batch: Batch) -> Cause:
         rows = self.single.rows
-        return cause_of_infinity(self.case, batch, rows.params, rows.key) or Cause(
+        return explain_nonfinite(self.case, batch, rows.params, rows.key) or Cause(
             "not finite",
             "the compiled loss is not finite for the first batch, but it is finite when operations "
             "run one by one. Look for a product that is nearly too large.",
@@ -194,8 +202,8 @@ class _LossChecks:
     def _explain_rounding(self, single: Distances) -> Cause | None:
         """Return the cause if rounding does not explain a difference that vanishes in float64."""
         for name, where in self.single.facts("narrow").items():
-            return cause_of_few_bits("narrow", name, where)
-        return no_rounding(self.case, single)
+            return explain_few_bits("narrow", name, where)
+        return explain_rounding(self.case, single)
 
     def _only_draws_differ(self, split: SumSplit, trials: Trials) -> bool:
         """Return whether only random draws differ, of a batch that is never split."""
@@ -216,14 +224,14 @@ def _trials(case: LossCase, *, double: bool) -> Trials:
     if case.draws:
         return Trials(case, double=double)
     trials = Trials(case, double=double, frozen=FROZEN[0])
-    if if_seen(lambda: trials.rows.weights(case.batch)) is None:
+    if unless_opaque(lambda: trials.rows.weights(case.batch)) is None:
         trials.rows = CompiledRowSums(case, double=double, draws=False)
     return trials
 
 
 def _split_distances(split: SumSplit, trials: Trials) -> Distances:
-    actual, expected = (together(trials.rows, parts)[0] for parts in (split.parts, [split.whole]))
-    return distances(actual, expected)
+    actual, expected = (add_parts(trials.rows, parts)[0] for parts in (split.parts, [split.whole]))
+    return compare_results(actual, expected)
 
 
 def _total_and_weight(mean: Mean) -> tuple[np.ndarray, np.ndarray]:

@@ -12,15 +12,15 @@ from jtrain.core.jaxpr import equations_in
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.float64 import ReplayRules, widened
-from jtrain.testing.result import Distances, distances
+from jtrain.testing.float64 import ReplayRules, widen
+from jtrain.testing.result import Distances, compare_results
 from jtrain.testing.row_flow import NUMBERS_OF_A_ROW
-from jtrain.testing.row_sums import CompiledRowSums, together
-from jtrain.testing.splits import SumSplit, ragged, two_halves
-from jtrain.testing.trials import Trials, elsewhere
+from jtrain.testing.row_sums import CompiledRowSums, add_parts
+from jtrain.testing.splits import SumSplit, make_ragged, split_halves
+from jtrain.testing.trials import Trials, perturb_params
 from jtrain.testing.verdict import is_finite
-from jtrain.testing.why_neighbours import branch_on_batch
-from jtrain.testing.why_rows import cause_of_split
+from jtrain.testing.why_neighbours import explain_branch
+from jtrain.testing.why_rows import explain_split
 
 SCALES = 10.0 ** np.linspace(-4, 4, 17)  # factors of row contents and of parameters
 NARROWER = 12  # bisection steps towards the point where a branch changes
@@ -43,7 +43,7 @@ class PlantingResult(NamedTuple):
     cause: Cause | None
 
 
-def planted(case: LossCase, single: Trials, double: Trials | None) -> PlantingResult | None:
+def compare_planted(case: LossCase, single: Trials, double: Trials | None) -> PlantingResult | None:
     """Compare two halves with their whole for inputs that take both sides of branches.
 
     The result is None if rows are coupled by declaration or no planted input stays finite. A
@@ -57,7 +57,7 @@ def planted(case: LossCase, single: Trials, double: Trials | None) -> PlantingRe
         off = _half_distances(numbers, single)
         if off is None:
             continue
-        if cause := _cause(numbers, off, single, double, cause_of_split):
+        if cause := _cause(numbers, off, single, double, explain_split):
             return PlantingResult(off, cause)
         worst = off if worst is None or off.largest > worst.largest else worst
     for numbers in () if loops else _at_branches(case, single):
@@ -71,16 +71,16 @@ def _half_distances(numbers: PlantedNumbers, trials: Trials) -> Distances | None
     """Return the distances of halves from their whole; None if one of them is not finite."""
     split, at = _split(numbers, trials)
     (actual, parts), (expected, whole) = (
-        together(at.rows, x) for x in (split.parts, [split.whole])
+        add_parts(at.rows, x) for x in (split.parts, [split.whole])
     )
     if any(weight < 0 for sums in (*parts, *whole) for weight in sums.weights):
         return None
-    return distances(actual, expected) if is_finite(actual) and is_finite(expected) else None
+    return compare_results(actual, expected) if is_finite(actual) and is_finite(expected) else None
 
 
 def _split(numbers: PlantedNumbers, trials: Trials) -> tuple[SumSplit, Trials]:
-    batch = numbers.batch if trials.case.mask_error else ragged(numbers.batch)
-    return two_halves(batch), trials.at(numbers.params, numbers.batch, numbers.key)
+    batch = numbers.batch if trials.case.mask_error else make_ragged(numbers.batch)
+    return split_halves(batch), trials.at(numbers.params, numbers.batch, numbers.key)
 
 
 def _cause(
@@ -103,7 +103,7 @@ def _candidates(case: LossCase, *, vary_numbers: bool) -> Iterator[PlantedNumber
     """Yield other keys and orders of rows; with `moved` also other contents and parameters."""
     for seed, size in enumerate((0.0, 1.0, 3.0)):
         draw, key = np.random.default_rng(seed), jax.random.key(100 + seed)
-        params = elsewhere(case.params, seed, size) if size and vary_numbers else case.params
+        params = perturb_params(case.params, seed, size) if size and vary_numbers else case.params
         rows = draw.permutation(case.rows)
         scale = 10 ** (vary_numbers * draw.uniform(-1, 1, case.rows))
         side = draw.choice([-1.0, 1.0], case.rows) if vary_numbers else np.ones(case.rows)
@@ -131,7 +131,7 @@ def _at_branches(case: LossCase, trials: Trials) -> Iterator[PlantedNumbers]:
     if not any("branch" in x.facts and x.facts["branch"].contents for x in means):
         return
     choices = _make_choices(case, trials.rows)
-    batch = case.batch if case.mask_error else ragged(case.batch)
+    batch = case.batch if case.mask_error else make_ragged(case.batch)
     ones = np.ones(case.rows)
     paths = (
         lambda s: PlantedNumbers(case.params, _scale_rows(batch, s * ones, ones), case.step_key),
@@ -173,7 +173,7 @@ def _make_choices(case: LossCase, rows: CompiledRowSums) -> Callable[[PlantedNum
             if equation.primitive.name in CHOICES and not any(x.shape for x in inputs):
                 found.append(inputs[0] > inputs[1])
 
-        widened(case.terms(), ReplayRules(floats=False, look=look))(params, extra, batch, rng)
+        widen(case.terms(), ReplayRules(floats=False, look=look))(params, extra, batch, rng)
         return jnp.stack(found) if found else jnp.zeros(0, bool)
 
     compiled = jax.jit(sides)
@@ -193,5 +193,5 @@ def _explain_branch(split: SumSplit, trials: Trials) -> Cause:
         for mean in flow:
             where = mean.facts.get("branch")
             if where and where.contents:
-                return branch_on_batch(name, where)
-    return cause_of_split(split, trials)
+                return explain_branch(name, where)
+    return explain_split(split, trials)

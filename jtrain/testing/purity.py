@@ -19,7 +19,7 @@ NOT_A_FUNCTION = Cause(
 )
 
 
-def cause_of_impurity(case: LossCase) -> Cause | None:
+def explain_impurity(case: LossCase) -> Cause | None:
     """Return why a loss is not a pure function of its arguments; None if no reason is found.
 
     The loss is traced once more; the side effects of earlier calls are already recorded.
@@ -42,7 +42,7 @@ def cause_of_impurity(case: LossCase) -> Cause | None:
             f"process. Draw from `rng` by jax.random, with `jt.row_keys(rng, batch)` for draws of "
             f"each row.",
         )
-    if not same_program(case.trace.program, case.traced().program):
+    if not is_same_program(case.trace.program, case.traced().program):
         return NOT_A_FUNCTION
     return None
 
@@ -56,14 +56,14 @@ def _depends_on_random(case: LossCase) -> bool:
     try:
         for seed in range(SEEDS):
             random.seed(seed)
-            if not same_program(case.trace.program, case.traced().program):
+            if not is_same_program(case.trace.program, case.traced().program):
                 return True
     finally:
         random.setstate(state)
     return False
 
 
-def same_program(one: Any, other: Any) -> bool:
+def is_same_program(one: Any, other: Any) -> bool:
     """Return whether two traced programs have the same operations on the same constants."""
     constants = zip(getattr(one, "consts", ()), getattr(other, "consts", ()), strict=False)
     if not all(_same_value(a, b) for a, b in constants):
@@ -87,7 +87,7 @@ def _same_equation(one: Any, other: Any) -> bool:
     return (
         shapes[0] == shapes[1]
         and len(programs[0]) == len(programs[1])
-        and all(map(same_program, *programs))
+        and all(map(is_same_program, *programs))
     )
 
 

@@ -7,16 +7,16 @@ import numpy as np
 
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.result import Distances, distances
-from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import RowSums, added
+from jtrain.testing.result import Distances, compare_results
+from jtrain.testing.row_flow import named_means
+from jtrain.testing.row_sums import RowSums, add_sums
 from jtrain.testing.trials import Trials
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (
     OutOfRangeValue,
-    counted,
-    outside_values,
-    with_and_without,
+    find_out_of_range,
+    is_counted,
+    swap_value,
 )
 
 
@@ -28,7 +28,7 @@ class OutOfRange(NamedTuple):
     cause: Cause
 
 
-def out_of_range(case: LossCase, trials: Trials) -> OutOfRange | None:
+def find_counted_index(case: LossCase, trials: Trials) -> OutOfRange | None:
     """Return the first out-of-range index that changes the loss; None if there is none.
 
     The search is that of a run's first batch (`train.first_batch`), over the batch of the case
@@ -38,11 +38,11 @@ def out_of_range(case: LossCase, trials: Trials) -> OutOfRange | None:
     if not uses.found:
         return None
     for batch in _chunks(case):
-        for found in outside_values(uses, batch):
-            original, corrected = with_and_without(batch, found)
+        for found in find_out_of_range(uses, batch):
+            original, corrected = swap_value(batch, found)
             before, others = trials.rows(original), [trials.rows(other) for other in corrected]
-            if any(counted(_numbers(before), _numbers(other)) for other in others):
-                off = distances(added([before], case), added([others[0]], case))
+            if any(is_counted(_numbers(before), _numbers(other)) for other in others):
+                off = compare_results(add_sums([before], case), add_sums([others[0]], case))
                 return OutOfRange(off, _cause(found))
     return None
 
@@ -61,7 +61,7 @@ def _chunks(case: LossCase) -> Iterator[Mapping[str, Any]]:
 
 def _numbers(sums: RowSums) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the totals and the weights of the loss and its metrics."""
-    found = means(sums.returned).values()
+    found = named_means(sums.returned).values()
     return [np.asarray(m.total) for m in found], [np.asarray(m.weight) for m in found]
 
 

@@ -9,7 +9,7 @@ from jtrain.testing.case import LossCase
 from jtrain.testing.result import StepResult
 
 
-def remade(case: LossCase, actual: StepResult, expected: StepResult) -> StepResult | None:
+def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> StepResult | None:
     """Return `expected` with the state after an update by the gradient of `actual`.
 
     Adam, and even more so sign-based optimizers, turn the rounding of a nearly zero gradient (the

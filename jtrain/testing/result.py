@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jtrain.testing.compare import NOTHING, Distance, distance, near, numbers
+from jtrain.testing.compare import NOTHING, Distance, distance, named_arrays, relative_difference
 
 
 class StepResult(NamedTuple):
@@ -17,7 +17,7 @@ class StepResult(NamedTuple):
 
     def leaves(self) -> Iterable[str]:
         """Return the names of the parameters."""
-        return numbers(self.gradient)
+        return named_arrays(self.gradient)
 
 
 class Distances(NamedTuple):
@@ -43,28 +43,28 @@ class Distances(NamedTuple):
         return f"metrics/{found.leaf}" if found is self.metric and by else found.leaf
 
 
-def distances(actual: StepResult, expected: StepResult) -> Distances:
+def compare_results(actual: StepResult, expected: StepResult) -> Distances:
     """Return the distances of a result from the expected one."""
     return Distances(
-        loss=near(actual.loss, expected.loss),
+        loss=relative_difference(actual.loss, expected.loss),
         gradient=distance(actual.gradient, expected.gradient),
-        state=of_states(actual.state, expected.state, tuple(expected.leaves())),
+        state=compare_states(actual.state, expected.state, tuple(expected.leaves())),
         metric=_compare_metrics(actual.metrics, expected.metrics),
     )
 
 
-def of_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Distance:
+def compare_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Distance:
     """Return the largest distance over the parameters and each state tree of their structure.
 
     Each tree is compared by itself, because Adam's second moments are far smaller than the
     parameters and would vanish in a common norm.
     """
-    found, wanted = numbers(actual), numbers(expected)
+    found, wanted = named_arrays(actual), named_arrays(expected)
     if found.keys() != wanted.keys():
         return Distance(float("inf"), next(iter(found.keys() ^ wanted.keys())))
     parts: dict[str, list[str]] = {}
     for name in wanted:
-        parts.setdefault(part_of(name, parameters), []).append(name)
+        parts.setdefault(state_tree_of(name, parameters), []).append(name)
     part_distances = [
         distance({n: found[n] for n in names}, {n: wanted[n] for n in names})
         for names in parts.values()
@@ -72,7 +72,7 @@ def of_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Distance
     return max(part_distances, key=lambda a: a.by, default=NOTHING)
 
 
-def part_of(name: str, parameters: Iterable[str]) -> str:
+def state_tree_of(name: str, parameters: Iterable[str]) -> str:
     """Return the name of the state tree that holds a leaf.
 
     `opt_state/0/mu/blocks/0/kernel` gives `opt_state/0/mu` if `blocks/0/kernel` is a parameter.

@@ -17,11 +17,11 @@ from jtrain.errors import CodeError, LossError
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, distance
-from jtrain.testing.float64 import ReplayRules, if_seen, wide, widened
+from jtrain.testing.float64 import ReplayRules, to_float64, unless_opaque, widen
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Distances
-from jtrain.testing.row_sums import sums_of
-from jtrain.testing.splits import taken
+from jtrain.testing.row_sums import make_sums
+from jtrain.testing.splits import take_rows
 
 UNIT = 2.0**-8  # bfloat16 has 8 significant bits: the largest relative rounding error
 # Half of the last significant bit: of 8 in bfloat16, 11 in float16, 24 in float32.
@@ -38,7 +38,7 @@ class RoundingSpread(NamedTuple):
     gradient: float
 
 
-def in_bfloat16(case: LossCase, not_compared: list[str]) -> Comparison | None:
+def compare_in_bfloat16(case: LossCase, not_compared: list[str]) -> Comparison | None:
     """Compare the loss in bfloat16 with the same program in float64, without random draws.
 
     Both use half of the rows. The tolerance comes from the program itself: it runs in float64 once
@@ -57,7 +57,7 @@ def in_bfloat16(case: LossCase, not_compared: list[str]) -> Comparison | None:
     if case.compute is None:
         return None
     loss = compute_in(case.unplaced_loss(), jnp.bfloat16)
-    batch = taken(case.batch, np.arange(case.rows // 2))
+    batch = take_rows(case.batch, np.arange(case.rows // 2))
     ragged = not case.mask_error
     terms = normalize_loss(loss, ragged=ragged)
     try:
@@ -76,9 +76,9 @@ def in_bfloat16(case: LossCase, not_compared: list[str]) -> Comparison | None:
             f"bfloat16 was not compared: the loss does not take bfloat16 parameters: {first}"
         )
         return None
-    narrow = sums_of(loss, ragged)
+    narrow = make_sums(loss, ragged)
     try:
-        exact, spread = spread_of(narrow, case, batch)
+        exact, spread = measure_spread(narrow, case, batch)
     except NotImplementedError as error:
         not_compared.append(f"bfloat16 was not compared: {error}.")
         return None
@@ -106,18 +106,18 @@ def in_bfloat16(case: LossCase, not_compared: list[str]) -> Comparison | None:
 
 
 @functools.lru_cache(maxsize=4)
-def roundings(case: LossCase) -> RoundingSpread | None:
+def measure_roundings(case: LossCase) -> RoundingSpread | None:
     """Measure the rounding errors of a loss in its own types; None if a kernel is opaque."""
-    fn = sums_of(case.unplaced_loss(), not case.mask_error)
-    return if_seen(lambda: spread_of(fn, case, case.batch, UNITS, key=case.step_key)[1])
+    fn = make_sums(case.unplaced_loss(), not case.mask_error)
+    return unless_opaque(lambda: measure_spread(fn, case, case.batch, UNITS, key=case.step_key)[1])
 
 
-def no_rounding(case: LossCase, off: Distances) -> Cause | None:
+def explain_rounding(case: LossCase, off: Distances) -> Cause | None:
     """Return a cause if a difference exceeds what rounding in the loss's own types explains.
 
     The result is None for small differences and for opaque kernels.
     """
-    if max(off.loss, off.gradient.by) <= ROUNDED or (spread := roundings(case)) is None:
+    if max(off.loss, off.gradient.by) <= ROUNDED or (spread := measure_roundings(case)) is None:
         return None
     loss, gradient = (max(2**0.5 * TIMES * x, 1e-6) for x in spread)
     if off.loss <= loss and off.gradient.by <= gradient:
@@ -132,7 +132,7 @@ def no_rounding(case: LossCase, off: Distances) -> Cause | None:
     )
 
 
-def spread_of(
+def measure_spread(
     fn: Callable[..., Any],
     case: LossCase,
     batch: Mapping[str, Any],
@@ -158,10 +158,10 @@ def spread_of(
                 for dtype, x in zip(types, outputs, strict=True)
             ]
 
-        return widened(fn, ReplayRules(after=after))(*args)
+        return widen(fn, ReplayRules(after=after))(*args)
 
     with jax.enable_x64(True):
-        args = (*wide(_arguments(case, batch)), *rng)
+        args = (*to_float64(_arguments(case, batch)), *rng)
         compiled = jax.jit(rounded)
         compute = lambda seed, times: _loss_and_gradient(
             compiled(jnp.uint64(seed), jnp.float64(times), *args)

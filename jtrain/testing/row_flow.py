@@ -8,7 +8,7 @@ import jax
 from jtrain.core.loss import LossOutput
 from jtrain.core.mean import Mean
 from jtrain.testing.case import LossCase
-from jtrain.testing.flow import DifferentError, RowFlow, flows
+from jtrain.testing.flow import DifferentError, RowFlow, trace_flows
 
 NUMBERS_OF_A_ROW = {"row", "mask"}
 
@@ -20,7 +20,7 @@ class MeanFlow(NamedTuple):
     weight: RowFlow = RowFlow()
 
 
-def means(returned: LossOutput) -> dict[str, Mean]:
+def named_means(returned: LossOutput) -> dict[str, Mean]:
     """Return all means of an output, keyed by their names in messages."""
     is_mean = lambda x: isinstance(x, Mean)
     changes = jax.tree_util.tree_leaves_with_path(returned.extra, is_leaf=is_mean)
@@ -30,7 +30,7 @@ def means(returned: LossOutput) -> dict[str, Mean]:
     return {**terms, **metrics, **{f"the leaf {name(p)!r} of extra": m for p, m in changes}}
 
 
-def flows_of(case: LossCase) -> Mapping[str, MeanFlow]:
+def trace_mean_flows(case: LossCase) -> Mapping[str, MeanFlow]:
     """Return the row flow of each mean of a loss in training; empty if unknown.
 
     The flow is unknown if the loss takes only one number of rows, or traces to a different program
@@ -41,11 +41,11 @@ def flows_of(case: LossCase) -> Mapping[str, MeanFlow]:
     large, small = case.trace, case.trace_of_half
     inputs = [_input_flow(argument, path) for argument, path in large.inputs]
     try:
-        found = flows(large.program, small.program, inputs)
+        found = trace_flows(large.program, small.program, inputs)
     except DifferentError:
         return {}
     structure = jax.tree.structure(large.returned)
-    by_name = means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))
+    by_name = named_means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))
     return {name: MeanFlow(mean.total.flow, mean.weight.flow) for name, mean in by_name.items()}
 
 

@@ -12,7 +12,7 @@ from jtrain.core.loss import LossOutput, combine, normalize_loss, update_extra
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key
 from jtrain.testing.case import Loss, LossCase
-from jtrain.testing.float64 import ReplayRules, wide, widened
+from jtrain.testing.float64 import ReplayRules, to_float64, widen
 from jtrain.testing.result import StepResult
 
 
@@ -105,26 +105,26 @@ class CompiledRowSums:
         arrays = {name: jnp.asarray(array) for name, array in batch.items()}
         rng = (self.key,) if self.draws else ()
         args = jax.tree.map(jnp.asarray, (self.params, self.case.extra, arrays))
-        return (*wide(args), *rng) if self.double else (*args, *rng)
+        return (*to_float64(args), *rng) if self.double else (*args, *rng)
 
     def _scalar(self, x: Any) -> jax.Array:
         return jnp.asarray(x, jnp.float64 if self.double else jnp.float32)
 
     def _compiled(self, name: str) -> Callable[..., Any]:
         if name not in self._programs:
-            factory = {"sums": sums_of, "weights": _weights_of, "forward": _forward_of}[name]
+            factory = {"sums": make_sums, "weights": _weights_of, "forward": _forward_of}[name]
             fn = factory(self.case.unplaced_loss(), not self.case.mask_error)
             plain = self._rules == self._rules._replace(floats=False, integers=False, frozen=None)
-            self._programs[name] = jax.jit(fn if plain else widened(fn, self._rules))
+            self._programs[name] = jax.jit(fn if plain else widen(fn, self._rules))
         return self._programs[name]
 
 
-def sums_of(loss: Loss, ragged: bool) -> Callable[..., tuple[LossOutput, Any]]:
+def make_sums(loss: Loss, ragged: bool) -> Callable[..., tuple[LossOutput, Any]]:
     """Return `(weights, params, extra, batch, rng=None) -> (LossOutput, gradient)`."""
-    return sums_of_terms(normalize_loss(loss, ragged=ragged))
+    return make_sums_of_terms(normalize_loss(loss, ragged=ragged))
 
 
-def sums_of_terms(terms: Callable[..., LossOutput]) -> Callable[..., tuple[LossOutput, Any]]:
+def make_sums_of_terms(terms: Callable[..., LossOutput]) -> Callable[..., tuple[LossOutput, Any]]:
     """Return the same function for `(params, extra, batch, rng) -> LossOutput`."""
 
     def sums(weights: Any, params: Any, extra: Any, batch: Any, rng: Any = None) -> Any:
@@ -152,14 +152,14 @@ def _weights_of(loss: Loss, ragged: bool) -> Callable[..., list[Any]]:
     return weights
 
 
-def together(rows: CompiledRowSums, parts: Sequence[Batch]) -> tuple[StepResult, list[RowSums]]:
+def add_parts(rows: CompiledRowSums, parts: Sequence[Batch]) -> tuple[StepResult, list[RowSums]]:
     """Add up the parts of a batch as a step does; return the result and the sums of each part."""
     weights = [sum(term_weights) for term_weights in zip(*map(rows.weights, parts), strict=True)]
     sums = [rows(part, weights) for part in parts]
-    return added(sums, rows.case), sums
+    return add_sums(sums, rows.case), sums
 
 
-def added(sums: Sequence[RowSums], case: LossCase) -> StepResult:
+def add_sums(sums: Sequence[RowSums], case: LossCase) -> StepResult:
     """Add up the sums of parts whose gradients were divided by the weights of all parts."""
     add = lambda *leaves: np.sum([np.asarray(x, np.float64) for x in leaves], axis=0)
     totals = np.sum([one.contributions for one in sums], axis=0)
@@ -168,16 +168,20 @@ def added(sums: Sequence[RowSums], case: LossCase) -> StepResult:
     metrics = [one.returned.metrics for one in sums]
     changes = jax.tree.map(add, *[one.returned.extra for one in sums])
     with jax.enable_x64(True):
-        extra = update_extra(wide(case.extra), changes) if jax.tree.leaves(changes) else case.extra
+        extra = (
+            update_extra(to_float64(case.extra), changes)
+            if jax.tree.leaves(changes)
+            else case.extra
+        )
     return StepResult(
         loss=float(loss),
         gradient=jax.tree.map(add, *[one.gradient for one in sums]),
         state={"extra": jax.device_get(extra)},
-        metrics=flat_metrics(jax.tree.map(add, *metrics)),
+        metrics=flatten_metrics(jax.tree.map(add, *metrics)),
     )
 
 
-def flat_metrics(metrics: Mapping[str, Mean]) -> dict[str, float]:
+def flatten_metrics(metrics: Mapping[str, Mean]) -> dict[str, float]:
     """Return the value of each metric; an array metric gives one value for each element."""
     values = {}
     for name, metric in metrics.items():

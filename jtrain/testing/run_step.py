@@ -15,9 +15,9 @@ from jtrain.core.state import TrainState, new_state
 from jtrain.core.types import Params
 from jtrain.parallel import Strategy
 from jtrain.testing.case import Loss, LossCase, MakeStep
-from jtrain.testing.float64 import ReplayRules, wide, widened
+from jtrain.testing.float64 import ReplayRules, to_float64, widen
 from jtrain.testing.result import StepResult
-from jtrain.testing.row_sums import flat_metrics
+from jtrain.testing.row_sums import flatten_metrics
 
 # Metrics that the step adds: the loss is compared by itself, the others follow from it.
 OWN = {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}
@@ -31,7 +31,7 @@ class ObservedState(NamedTuple):
     inner: Any
 
 
-def observed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def observe_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wrap an optimizer so that its state holds the last gradient and counts the calls."""
     inner = optax.with_extra_args_support(optimizer)
 
@@ -63,10 +63,10 @@ class CompiledStep:
         self.case, self.variant = case, variant
         strategy = variant.strategy
         loss = variant.change(case.loss.build(strategy.placement if strategy else Unplaced()))
-        like = first_state(case)
+        like = init_first_state(case)
         self._step = (make or case.make)(
             loss,
-            observed(case.optimizer),
+            observe_optimizer(case.optimizer),
             microbatches=variant.microbatches,
             couples=case.couples,
             psum=strategy.psum if strategy else None,
@@ -82,7 +82,7 @@ class CompiledStep:
         strategy = self.variant.strategy
         with jax.enable_x64(self.variant.double):
             state = self._start()
-            rows = wide(dict(batch)) if self.variant.double else dict(batch)
+            rows = to_float64(dict(batch)) if self.variant.double else dict(batch)
             if strategy:
                 rows = strategy.place(jax.device_get(rows))
             if self._program is None:
@@ -92,12 +92,12 @@ class CompiledStep:
 
     def before(self) -> dict[str, Any]:
         """Return the state before the step, as in StepResult."""
-        return _state_trees(first_state(self.case))
+        return _state_trees(init_first_state(self.case))
 
     def _start(self) -> TrainState:
         """Return a fresh copy of the first state, because the step donates its input."""
-        state = first_state(self.case)
-        state = wide(state) if self.variant.double else jax.tree.map(jnp.asarray, state)
+        state = init_first_state(self.case)
+        state = to_float64(state) if self.variant.double else jax.tree.map(jnp.asarray, state)
         if self.variant.strategy is None:
             return state
         return jax.device_put(state, self.variant.strategy.shardings(state, self.case.dims))
@@ -105,17 +105,19 @@ class CompiledStep:
     def _compile(self, state: TrainState, batch: Any) -> Callable[..., Any]:
         rules = ReplayRules(floats=self.variant.double, frozen=self.variant.frozen)
         plain = not self.variant.double and self.variant.frozen is None
-        fn = self._step if plain else widened(self._step, rules)
+        fn = self._step if plain else widen(self._step, rules)
         if self.variant.strategy is None:
             return jax.jit(fn, donate_argnums=0 if self.variant.donate else ())
         return self.variant.strategy.compile(fn, state, batch, keeps=True)
 
 
 @functools.lru_cache(maxsize=4)
-def first_state(case: LossCase) -> TrainState:
+def init_first_state(case: LossCase) -> TrainState:
     """Return the state before the step, as numpy arrays."""
     with jax.enable_x64(False):
-        init = lambda: new_state(case.params, observed(case.optimizer), case.key, case.extra)
+        init = lambda: new_state(
+            case.params, observe_optimizer(case.optimizer), case.key, case.extra
+        )
         return jax.device_get(jax.jit(init)())
 
 
@@ -126,7 +128,7 @@ def _result(state: TrainState, metrics: Any) -> StepResult:
         loss=float(np.ravel(metrics["loss"].value())[0]),
         gradient=observed_state.gradient,
         state=_state_trees(state),
-        metrics=flat_metrics(own),
+        metrics=flatten_metrics(own),
         calls=int(observed_state.calls),
     )
 
@@ -142,7 +144,7 @@ def _state_trees(state: TrainState) -> dict[str, Any]:
     }
 
 
-def without_draws(loss: Loss) -> Loss:
+def drop_key(loss: Loss) -> Loss:
     """Return the loss without a key, as in evaluation."""
     if isinstance(loss, Stateful):
         return Stateful(lambda params, extra, batch, rng: loss.loss(params, extra, batch, None))

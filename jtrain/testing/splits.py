@@ -19,7 +19,7 @@ class SumSplit(NamedTuple):
     whole: Batch
 
 
-def splits(batch: Batch, *, allow_masks: bool, coupled: bool) -> Iterator[SumSplit]:
+def iter_splits(batch: Batch, *, allow_masks: bool, coupled: bool) -> Iterator[SumSplit]:
     """Yield another order, two pairs of halves, an empty slice, padding and hidden rows.
 
     All parts have all rows or half of them, so that a loss compiles for few shapes.
@@ -33,51 +33,57 @@ def splits(batch: Batch, *, allow_masks: bool, coupled: bool) -> Iterator[SumSpl
     rows = len(batch["mask"])
     half, draw = rows // 2, np.random.default_rng(0)
     order = draw.permutation(rows)
-    ragged_batch = ragged(batch) if allow_masks else batch
+    ragged_batch = make_ragged(batch) if allow_masks else batch
     if not coupled:
-        yield SumSplit("rows in another order", "order", (taken(batch, order),), batch)
-        yield two_halves(ragged_batch)
-        yield alternating(ragged_batch)
+        yield SumSplit("rows in another order", "order", (take_rows(batch, order),), batch)
+        yield split_halves(ragged_batch)
+        yield split_alternating(ragged_batch)
     if allow_masks and not coupled:
-        yield SumSplit("an empty slice", "empty", (hidden(batch, np.arange(0)), batch), batch)
+        yield SumSplit(
+            "an empty slice", "empty", (hide_other_rows(batch, np.arange(0)), batch), batch
+        )
     if allow_masks:
         first = np.arange(half)
-        yield SumSplit("padded", "mask", (hidden(batch, first),), taken(batch, first))
+        yield SumSplit("padded", "mask", (hide_other_rows(batch, first),), take_rows(batch, first))
         subset = np.sort(draw.permutation(rows)[:half])
-        yield SumSplit("rows hidden", "mask", (hidden(batch, subset),), taken(batch, subset))
+        yield SumSplit(
+            "rows hidden", "mask", (hide_other_rows(batch, subset),), take_rows(batch, subset)
+        )
 
 
-def two_halves(batch: Batch) -> SumSplit:
+def split_halves(batch: Batch) -> SumSplit:
     """Return the split into the first and the second half of the rows."""
     parts = np.split(np.arange(len(batch["mask"])), 2)
-    halves = tuple(taken(batch, rows) for rows in parts)
+    halves = tuple(take_rows(batch, rows) for rows in parts)
     return SumSplit("first and second half", "split", halves, batch)
 
 
-def alternating(batch: Batch) -> SumSplit:
+def split_alternating(batch: Batch) -> SumSplit:
     """Return the split into rows 0, 2, 4, ... and rows 1, 3, 5, ..."""
     parts = (np.arange(i, len(batch["mask"]), 2) for i in (0, 1))
-    return SumSplit("every other row", "split", tuple(taken(batch, rows) for rows in parts), batch)
+    return SumSplit(
+        "every other row", "split", tuple(take_rows(batch, rows) for rows in parts), batch
+    )
 
 
-def repeated(batch: Batch, rows: int) -> dict[str, np.ndarray]:
+def repeat_rows(batch: Batch, rows: int) -> dict[str, np.ndarray]:
     """Repeat the rows of a batch to so many rows, numbered from 0."""
-    rows_again = taken(batch, np.arange(rows) % len(batch["mask"]))
+    rows_again = take_rows(batch, np.arange(rows) % len(batch["mask"]))
     return {**rows_again, "row": np.arange(rows, dtype=np.int32)}
 
 
-def taken(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
+def take_rows(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return these rows of the batch."""
     return {name: array[rows] for name, array in batch.items()}
 
 
-def hidden(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
+def hide_other_rows(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return the batch with all but these rows hidden; hidden rows stay hidden."""
     visible = np.isin(np.arange(len(batch["mask"])), rows)
     return {**batch, "mask": batch["mask"] & visible}
 
 
-def ragged(batch: Batch) -> dict[str, np.ndarray]:
+def make_ragged(batch: Batch) -> dict[str, np.ndarray]:
     """Hide the last rows of the batch, so that its parts have different weights.
 
     Half of the rows less one are hidden: with 16 rows on 8 devices the last three devices have no
@@ -85,13 +91,13 @@ def ragged(batch: Batch) -> dict[str, np.ndarray]:
     """
     rows = len(batch["mask"])
     count = rows - max(rows // 2 - 1, 0)
-    short = hidden(batch, np.arange(count))
+    short = hide_other_rows(batch, np.arange(count))
     return short if short["mask"].any() else dict(batch)
 
 
-def scrambled(batch: Batch) -> dict[str, np.ndarray]:
+def scramble_hidden_rows(batch: Batch) -> dict[str, np.ndarray]:
     """Replace the contents of hidden rows by those of other rows; keep `row` and `mask`."""
     rows, mask = np.arange(len(batch["mask"])), batch["mask"]
     from_real = np.where(mask, rows, np.roll(rows[mask], 1)[rows % max(mask.sum(), 1)])
-    replaced = taken(batch, from_real)
+    replaced = take_rows(batch, from_real)
     return {**replaced, "row": batch["row"], "mask": mask}

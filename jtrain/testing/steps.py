@@ -12,22 +12,22 @@ from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.testing.along_time import cause_along_time
+from jtrain.testing.along_time import explain_time_split
 from jtrain.testing.case import Loss, LossCase
 from jtrain.testing.cause import Cause
 from jtrain.testing.failed_step import FailedSplit
-from jtrain.testing.fixed_rows import fixed_rows, is_of_the_loss, raised_in
-from jtrain.testing.float64 import if_seen
-from jtrain.testing.layouts import Layout, built
-from jtrain.testing.redo_update import remade
+from jtrain.testing.fixed_rows import describe_error, explain_fixed_rows, is_raised_by_loss
+from jtrain.testing.float64 import unless_opaque
+from jtrain.testing.layouts import Layout, build_strategy
+from jtrain.testing.redo_update import redo_update
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import StepResult, distances
-from jtrain.testing.rounding import no_rounding
-from jtrain.testing.run_step import CompiledStep, StepVariant, without_draws
-from jtrain.testing.splits import ragged, taken
+from jtrain.testing.result import StepResult, compare_results
+from jtrain.testing.rounding import explain_rounding
+from jtrain.testing.run_step import CompiledStep, StepVariant, drop_key
+from jtrain.testing.splits import make_ragged, take_rows
 from jtrain.testing.trials import FROZEN
-from jtrain.testing.verdict import SINGLE, is_finite, judged
-from jtrain.testing.why_steps import cause_of_step
+from jtrain.testing.verdict import SINGLE, is_finite, judge
+from jtrain.testing.why_steps import explain_step
 
 Change: TypeAlias = Callable[[Loss], Loss]
 _UNKNOWN = Cause("unexplained", "the step differs from one device.")
@@ -44,7 +44,7 @@ class _Compared:
     noun: str
 
 
-def of_steps(
+def compare_steps(
     case: LossCase,
     strategies: Mapping[str, Layout],
     log: Callable[[str], None],
@@ -66,9 +66,11 @@ def of_steps(
         except (ShardingError, ConfigError) as error:
             not_compared.append(f"{compared.name} was not compared: {str(error).split('. ')[0]}.")
         except Exception as error:
-            if not is_of_the_loss(error):
+            if not is_raised_by_loss(error):
                 raise
-            cause = fixed_rows(case.rows, len(compared.parts[0]["mask"]), raised_in(error))
+            cause = explain_fixed_rows(
+                case.rows, len(compared.parts[0]["mask"]), describe_error(error)
+            )
             yield Comparison(compared.name, "FAILS", None, None, cause.why, cause.name)
 
 
@@ -81,12 +83,12 @@ def _variants(
     coupled = case.couples == "batch"
     for count in (2, 4):
         if case.rows % count == 0 and case.couples == "nothing":
-            parts = [taken(batch, np.arange(i, case.rows, count)) for i in range(count)]
+            parts = [take_rows(batch, np.arange(i, case.rows, count)) for i in range(count)]
             yield _Compared(
                 f"{count} microbatches", StepVariant(microbatches=count), parts, "microbatch"
             )
     for name, values in strategies.items():
-        strategy = built(values)
+        strategy = build_strategy(values)
         if (coupled and strategy.psum is not None) or (
             case.couples == "slice" and strategy.shares > 1
         ):
@@ -94,14 +96,14 @@ def _variants(
                 f"{name} was not compared: it would cut the batch, whose rows interact."
             )
             continue
-        parts = [taken(batch, rows) for rows in np.split(np.arange(case.rows), strategy.shares)]
+        parts = [take_rows(batch, rows) for rows in np.split(np.arange(case.rows), strategy.shares)]
         yield _Compared(name, StepVariant(strategy), parts, "device")
 
 
 class _Steps:
     def __init__(self, case: LossCase, named: Comparison | None = None):
         self.case, self.named = case, named
-        self.batch = dict(case.batch) if case.mask_error else ragged(case.batch)
+        self.batch = dict(case.batch) if case.mask_error else make_ragged(case.batch)
 
     def row(self, compared: _Compared) -> Comparison:
         """Compare a variant with one device, and explain a failure."""
@@ -122,16 +124,18 @@ class _Steps:
         """Compare a variant with one device, without a diagnosis."""
         name, variant = compared.name, compared.variant
         actual, expected = self._actual(variant), self._expected(variant)
-        single = distances(actual, expected)
+        single = compare_results(actual, expected)
         if single.largest <= SINGLE:
             return Comparison(name, "ok", single)
         rest = single._replace(state=single.state._replace(by=0.0))
-        updated = remade(self.case, actual, expected) if rest.largest <= SINGLE else None
-        if updated is not None and distances(actual, updated).state.by <= SINGLE:
+        updated = redo_update(self.case, actual, expected) if rest.largest <= SINGLE else None
+        if updated is not None and compare_results(actual, updated).state.by <= SINGLE:
             return Comparison(name, "rounding", single)
         exact = variant._replace(double=True)
-        double = if_seen(lambda: distances(self._actual(exact), self._expected(exact)))
-        row = judged(name, single, double, lambda: _UNKNOWN, lambda: no_rounding(self.case, single))
+        double = unless_opaque(lambda: compare_results(self._actual(exact), self._expected(exact)))
+        row = judge(
+            name, single, double, lambda: _UNKNOWN, lambda: explain_rounding(self.case, single)
+        )
         if row.verdict == "rounding" and is_finite(actual) != is_finite(expected):
             return dataclasses.replace(row, verdict="FAILS")
         return row
@@ -171,8 +175,8 @@ class _Steps:
     def _without_draws(self, compared: _Compared) -> _Compared:
         """Return the comparison with all draws frozen, or without draws if a kernel hides them."""
         frozen = compared.variant._replace(frozen=FROZEN[0])
-        traceable = if_seen(lambda: (self._actual(frozen), self._expected(frozen)))
-        without_key = compared.variant._replace(change=without_draws)
+        traceable = unless_opaque(lambda: (self._actual(frozen), self._expected(frozen)))
+        without_key = compared.variant._replace(change=drop_key)
         return dataclasses.replace(
             compared, variant=frozen if traceable is not None else without_key
         )
@@ -184,7 +188,7 @@ class _Steps:
             if not _uses_key(self.case, self.batch):
                 return float("inf")
             frozen = self._without_draws(compared).variant
-            return distances(self._actual(frozen), self._expected(frozen)).largest
+            return compare_results(self._actual(frozen), self._expected(frozen)).largest
 
         def scale_loss(factor: float) -> tuple[StepResult, StepResult]:
             scaled = variant._replace(change=lambda loss: _scaled(variant.change(loss), factor))
@@ -193,9 +197,9 @@ class _Steps:
         def explain_time() -> Cause | None:
             parts = variant.strategy.axes.get("context", 1) if variant.strategy else 1
             single = self._single_device_step(False, variant.frozen, variant.change)
-            return cause_along_time(self.batch, parts, self._compiled_step(variant), single)
+            return explain_time_split(self.batch, parts, self._compiled_step(variant), single)
 
-        return cause_of_step(
+        return explain_step(
             FailedSplit(
                 case=self.case,
                 batch=self.batch,

@@ -12,12 +12,12 @@ from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
 from jtrain.testing.compare import flatten
-from jtrain.testing.float64 import if_seen
+from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import RowCoupling
-from jtrain.testing.result import distances
-from jtrain.testing.row_flow import MeanFlow, flows_of, means
-from jtrain.testing.row_sums import CompiledRowSums, RowSums, together
-from jtrain.testing.splits import SumSplit, taken
+from jtrain.testing.result import compare_results
+from jtrain.testing.row_flow import MeanFlow, named_means, trace_mean_flows
+from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
+from jtrain.testing.splits import SumSplit, take_rows
 
 # Sums of the same numbers in another order differ in the last bits of their type; a fault differs
 # by as much in either type.
@@ -57,7 +57,7 @@ class Trials:
     @functools.cached_property
     def flows(self) -> Mapping[str, MeanFlow]:
         """Row flow of each mean, from the trace."""
-        return flows_of(self.case)
+        return trace_mean_flows(self.case)
 
     def facts(self, kind: str) -> dict[str, RowCoupling]:
         """Return the row coupling of one kind for each mean that has it."""
@@ -72,8 +72,8 @@ class Trials:
     def draws_by_key(self) -> bool:
         """True if the loss changes with the key."""
         first, second = (self.rows.at(key=jax.random.key(n)) for n in (11, 12))
-        one, other = (together(rows, [self.batch])[0] for rows in (first, second))
-        return distances(one, other).largest > 0
+        one, other = (add_parts(rows, [self.batch])[0] for rows in (first, second))
+        return compare_results(one, other).largest > 0
 
     @functools.cached_property
     def frozen_trials(self) -> Sequence["Trials"]:
@@ -82,7 +82,7 @@ class Trials:
             self._with_sums(CompiledRowSums(self.case, double=self.double, frozen=n), n)
             for n in FROZEN
         ]
-        return found if if_seen(lambda: found[0].rows.weights(self.batch)) is not None else []
+        return found if unless_opaque(lambda: found[0].rows.weights(self.batch)) is not None else []
 
     @functools.cached_property
     def without_overflow(self) -> "Trials":
@@ -113,8 +113,10 @@ class Trials:
 
     def holds(self, split: SumSplit) -> bool:
         """Return whether the parts of a split add up to its whole."""
-        actual, expected = (together(self.rows, parts)[0] for parts in (split.parts, [split.whole]))
-        return distances(actual, expected).largest <= self.close
+        actual, expected = (
+            add_parts(self.rows, parts)[0] for parts in (split.parts, [split.whole])
+        )
+        return compare_results(actual, expected).largest <= self.close
 
     def means_of(self, batch: Batch) -> dict[str, Any]:
         """Return each mean of a batch, and as `GRADIENT` the gradient of the sum of its terms."""
@@ -168,7 +170,11 @@ class Trials:
         two = batch["mask"] & ~one
         largest = [0.0, 0.0]
         for turn in range(TURNS):
-            at = self.rows.at(params=elsewhere(self.rows.params, turn)) if turn % 2 else self.rows
+            at = (
+                self.rows.at(params=perturb_params(self.rows.params, turn))
+                if turn % 2
+                else self.rows
+            )
             other = draw.choice(len(batch["mask"]), len(batch["mask"]))
             changed = [_with_contents(batch, other, which) for which in (one, two, one | two)]
             means_at = [_named(at(rows, self._ones))[name] for rows in (batch, *changed)]
@@ -193,14 +199,14 @@ class Trials:
         """
         found = []
         for seed in range(DRAWS_OF_PARAMS):
-            at = self.rows.at(params=elsewhere(self.rows.params, seed))
+            at = self.rows.at(params=perturb_params(self.rows.params, seed))
             named = [_named(at(batch, self._ones))[name] for batch in batches]
             found.append([[np.ravel(x)[0] for x in (m.total, m.weight)] for m in named])
         totals, weights = np.moveaxis(np.asarray(found, np.float64), (0, 1, 2), (2, 1, 0))
         return totals, weights
 
 
-def elsewhere(params: Params, seed: int, times: float = 1.0) -> Params:
+def perturb_params(params: Params, seed: int, times: float = 1.0) -> Params:
     """Add normal noise to the parameters, `times` as large as their standard deviation."""
     draw = np.random.default_rng(seed)
 
@@ -215,11 +221,11 @@ def elsewhere(params: Params, seed: int, times: float = 1.0) -> Params:
 def _with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
     """Return the batch with the contents of rows `other` in rows `which`; keep `row` and `mask`."""
     rows = np.where(which, other, np.arange(len(which)))
-    return {**taken(batch, rows), "row": batch["row"], "mask": batch["mask"]}
+    return {**take_rows(batch, rows), "row": batch["row"], "mask": batch["mask"]}
 
 
 def _named(sums: RowSums) -> dict[str, Any]:
-    found: dict[str, Any] = dict(means(sums.returned))
+    found: dict[str, Any] = dict(named_means(sums.returned))
     return {**found, GRADIENT: flatten(sums.gradient)}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import numbers
+from jtrain.testing.compare import named_arrays
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Distances, StepResult
 
@@ -15,7 +15,7 @@ from jtrain.testing.result import Distances, StepResult
 SINGLE, DOUBLE = 1e-6, 1e-12
 
 
-def judged(
+def judge(
     check: str,
     single: Distances,
     double: Distances | None,
@@ -50,7 +50,7 @@ def is_far(single: Distances, double: Distances | None) -> bool:
 
 def is_finite(result: StepResult) -> bool:
     """Return whether loss, gradient and state are finite; a metric of no row may be NaN."""
-    leaves = [*numbers(result.gradient).values(), *numbers(result.state).values()]
+    leaves = [*named_arrays(result.gradient).values(), *named_arrays(result.state).values()]
     return bool(
         np.isfinite(result.loss)
         and all(np.isfinite(x).all() for x in leaves if x.dtype.kind == "f")

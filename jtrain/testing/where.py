@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jtrain.inspect.debug.source import SourceLine, written
+from jtrain.inspect.debug.source import SourceLine, find_source
 
 
 class CallStack:
@@ -35,9 +35,9 @@ class CallStack:
     def _lines(self, equation: Any) -> list[SourceLine]:
         """Return the line of jtrain, if there is one, and the line of the loss."""
         jitted = [call for call in self._calls if "name" in call.params]
-        lines = written(equation, jitted)
+        lines = find_source(equation, jitted)
         for call in reversed(self._calls):
             if lines and not lines[-1].in_jtrain:
                 break
-            lines = [*lines[:1], *(line for line in written(call) if not line.in_jtrain)]
+            lines = [*lines[:1], *(line for line in find_source(call) if not line.in_jtrain)]
         return lines

@@ -3,25 +3,33 @@
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.splits import alternating, hidden, ragged, taken, two_halves
+from jtrain.testing.splits import (
+    hide_other_rows,
+    make_ragged,
+    split_alternating,
+    split_halves,
+    take_rows,
+)
 from jtrain.testing.trials import Trials
-from jtrain.testing.why_masks import constant_of, padded_size
+from jtrain.testing.why_masks import explain_constant, explain_padded_size
 
 FIT = 1e-6  # relative tolerance of an explanation
 LEAST = 3  # draws of the parameters at which two halves must differ, or be nonzero
 
 
-def cause_of_counts(name: str, trials: Trials) -> Cause:
+def explain_counts(name: str, trials: Trials) -> Cause:
     """Return why a mean differs from that of its parts although rows do not interact."""
     if not trials.case.mask_error:
-        if found := constant_of(name, trials):
+        if found := explain_constant(name, trials):
             return found
         short = np.arange(trials.case.rows // 2)
-        if trials.changes(name, hidden(trials.batch, short), taken(trials.batch, short)):
-            return padded_size(name)
+        if trials.changes(
+            name, hide_other_rows(trials.batch, short), take_rows(trials.batch, short)
+        ):
+            return explain_padded_size(name)
     return (
         _sum(name, trials)
-        or mean_of_means(name, trials)
+        or explain_mean_of_means(name, trials)
         or Cause(
             "number of rows",
             f"{name} depends on how many rows the loss gets, and not on their contents: the size "
@@ -31,7 +39,7 @@ def cause_of_counts(name: str, trials: Trials) -> Cause:
     )
 
 
-def mean_of_means(name: str, trials: Trials) -> Cause | None:
+def explain_mean_of_means(name: str, trials: Trials) -> Cause | None:
     """Return a cause if a mean is the mean of each slice's own mean; None otherwise.
 
     The value for all rows then lies between those of two slices, and divides their interval in the
@@ -74,8 +82,8 @@ def _halves(name: str, trials: Trials) -> list[tuple[np.ndarray, np.ndarray]]:
 
     If masks may hide rows, one half has fewer rows that count.
     """
-    batch = trials.batch if trials.case.mask_error else ragged(trials.batch)
-    pairs = two_halves(batch), alternating(batch)
+    batch = trials.batch if trials.case.mask_error else make_ragged(trials.batch)
+    pairs = split_halves(batch), split_alternating(batch)
     return [trials.values(name, [*split.parts, split.whole]) for split in pairs]
 
 

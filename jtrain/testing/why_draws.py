@@ -5,35 +5,35 @@ from collections.abc import Callable
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.result import distances
-from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import together
-from jtrain.testing.splits import ragged, taken
+from jtrain.testing.result import compare_results
+from jtrain.testing.row_flow import named_means
+from jtrain.testing.row_sums import add_parts
+from jtrain.testing.splits import make_ragged, take_rows
 from jtrain.testing.trials import GRADIENT, Trials
-from jtrain.testing.why_neighbours import mixed_by_draw
+from jtrain.testing.why_neighbours import explain_mixing
 
 AFTER = 1000  # offset that gives rows other numbers
 
 
-def cause_of_draws(trials: Trials) -> Cause:
+def explain_draws(trials: Trials) -> Cause:
     """Return what the draws of a row depend on besides the row's own key."""
-    batch = trials.batch if trials.case.mask_error else ragged(trials.batch)
-    first = together(trials.rows, [batch])[0]
-    names = [*means(trials.rows(batch).returned), GRADIENT]
+    batch = trials.batch if trials.case.mask_error else make_ragged(trials.batch)
+    first = add_parts(trials.rows, [batch])[0]
+    names = [*named_means(trials.rows(batch).returned), GRADIENT]
     if any(trials.rows_interact(name) for name in names):
         facts = [flow.total.facts for flow in trials.flows.values()]
         kinds = ("mixed", "moved", "paired", "meets")
-        return mixed_by_draw(next((x[kind] for kind in kinds for x in facts if kind in x), None))
+        return explain_mixing(next((x[kind] for kind in kinds for x in facts if kind in x), None))
 
     def changes(renumber: Callable[[np.ndarray], np.ndarray]) -> bool:
         other = {**batch, "row": renumber(batch["row"]).astype(np.int32)}
-        return distances(together(trials.rows, [other])[0], first).largest > trials.close
+        return compare_results(add_parts(trials.rows, [other])[0], first).largest > trials.close
 
     not_first = np.arange(len(batch["row"])) > 0
     if not changes(lambda row: row + AFTER):
         order = np.random.default_rng(0).permutation(len(batch["row"]))
-        moved = together(trials.rows, [taken(batch, order)])[0]
-        if distances(moved, first).largest <= trials.close:
+        moved = add_parts(trials.rows, [take_rows(batch, order)])[0]
+        if compare_results(moved, first).largest <= trials.close:
             return Cause(
                 "key of the number of rows",
                 "random draws change with how many rows the loss gets and with nothing else: the "

@@ -4,32 +4,32 @@ import numpy as np
 
 from jtrain.core.types import Batch
 from jtrain.testing.cause import Cause
-from jtrain.testing.splits import SumSplit, hidden, taken
+from jtrain.testing.splits import SumSplit, hide_other_rows, take_rows
 from jtrain.testing.trials import Trials
 
 
-def cause_of_hidden(name: str, split: SumSplit, trials: Trials) -> Cause:
+def explain_hidden(name: str, split: SumSplit, trials: Trials) -> Cause:
     """Return why a mean of a padded batch differs from that of its real rows alone."""
     padded = split.parts[0]
     return _explain_inverted(name, padded, trials) or _explain_contents(name, padded, trials)
 
 
-def cause_of_empty(name: str, trials: Trials) -> Cause | None:
+def explain_empty(name: str, trials: Trials) -> Cause | None:
     """Return why a slice without unmasked rows changes a mean; None if no reason is found."""
-    empty = hidden(trials.batch, np.arange(0))
+    empty = hide_other_rows(trials.batch, np.arange(0))
     if found := _explain_inverted(
-        name, hidden(trials.batch, np.arange(trials.case.rows // 2)), trials
+        name, hide_other_rows(trials.batch, np.arange(trials.case.rows // 2)), trials
     ):
         return found
     mean = trials.means_of(empty)[name]
     if not (np.isfinite(mean.total).all() and np.isfinite(mean.weight).all()):
-        return empty_slice(name)
+        return explain_empty_slice(name)
     if trials.depends_on_rows(name, empty, ~empty["mask"]):
         return _explain_counted(name)
     return None
 
 
-def empty_slice(name: str) -> Cause:
+def explain_empty_slice(name: str) -> Cause:
     """Return the cause of a mean, or gradient, that is not finite for an empty slice."""
     return Cause(
         "empty slice",
@@ -39,11 +39,11 @@ def empty_slice(name: str) -> Cause:
     )
 
 
-def constant_of(name: str, trials: Trials) -> Cause | None:
+def explain_constant(name: str, trials: Trials) -> Cause | None:
     """Return a cause if a mean of no rows is not 0, for any number of hidden rows."""
-    counts = [hidden(trials.batch, np.arange(n)) for n in (0, 1, trials.case.rows)]
+    counts = [hide_other_rows(trials.batch, np.arange(n)) for n in (0, 1, trials.case.rows)]
     empty, *nonempty = (trials.means_of(rows)[name] for rows in counts)
-    if trials.changes(name, counts[0], taken(counts[0], np.arange(trials.case.rows // 2))):
+    if trials.changes(name, counts[0], take_rows(counts[0], np.arange(trials.case.rows // 2))):
         return None
     if np.any(np.asarray(empty.weight) != 0) and np.array_equal(
         nonempty[0].weight, nonempty[1].weight
@@ -61,7 +61,7 @@ def constant_of(name: str, trials: Trials) -> Cause | None:
     )
 
 
-def padded_size(name: str) -> Cause:
+def explain_padded_size(name: str) -> Cause:
     """Return the cause of a mean that changes only with the number of hidden rows."""
     return Cause(
         "padded size",
@@ -89,7 +89,7 @@ def _explain_inverted(name: str, padded: Batch, trials: Trials) -> Cause | None:
 def _explain_contents(name: str, padded: Batch, trials: Trials) -> Cause:
     """Return how the contents of hidden rows, or their number, change a mean."""
     if not trials.depends_on_rows(name, padded, ~padded["mask"]):
-        return padded_size(name)
+        return explain_padded_size(name)
     if trials.rows_interact(name, padded, ~padded["mask"]):
         return Cause(
             "hidden rows in a statistic",

@@ -10,13 +10,13 @@ from jtrain.testing.trials import Trials
 UNSPLIT = 'or set couples="batch" and never split the batch'
 
 
-def cause_of_neighbours(name: str, trials: Trials) -> Cause:
+def explain_coupling(name: str, trials: Trials) -> Cause:
     """Return the operation by which rows interact, from the trace, once they are known to."""
     flow = trials.flows.get(name, MeanFlow())
     facts = {**flow.weight.facts, **flow.total.facts}
     facts = {kind: coupling for kind, coupling in facts.items() if coupling.contents}
     if mixed := facts.get("mixed"):
-        return mixed_by_draw(mixed)
+        return explain_mixing(mixed)
     if ranked := facts.get("ranked"):
         return Cause(
             "rows are ranked",
@@ -25,11 +25,13 @@ def cause_of_neighbours(name: str, trials: Trials) -> Cause:
             f"{UNSPLIT}.",
         )
     if name.startswith("the metric"):
-        return function_of_sums(name, _first(facts, "function", "meets", "paired"), metric=True)
+        return explain_function_of_sums(
+            name, _first(facts, "function", "meets", "paired"), metric=True
+        )
     if facts.get("branch") and not {"meets", "paired", "function"} & facts.keys():
-        return branch_on_batch(name, facts["branch"])
+        return explain_branch(name, facts["branch"])
     if facts.get("function") and not {"meets", "paired"} & facts.keys():
-        return function_of_sums(name, facts["function"], metric=False)
+        return explain_function_of_sums(name, facts["function"], metric=False)
     where = _first(facts, "paired", "meets", "moved")
     at = f" ({where.description})" if where else ""
     if "meets" in flow.weight.facts and "paired" not in facts and trials.weights_interact(name):
@@ -51,7 +53,7 @@ def _first(facts: Mapping[str, RowCoupling], *kinds: str) -> RowCoupling | None:
     return next((facts[kind] for kind in kinds if kind in facts), None)
 
 
-def mixed_by_draw(where: RowCoupling | None) -> Cause:
+def explain_mixing(where: RowCoupling | None) -> Cause:
     """Return the cause for rows that a random draw combines: mixup, negatives."""
     at = f" ({where.description})" if where else ""
     return Cause(
@@ -61,7 +63,7 @@ def mixed_by_draw(where: RowCoupling | None) -> Cause:
     )
 
 
-def function_of_sums(name: str, where: RowCoupling | None, *, metric: bool) -> Cause:
+def explain_function_of_sums(name: str, where: RowCoupling | None, *, metric: bool) -> Cause:
     """Return the cause for a root, a ratio or a maximum of sums over the rows of a slice."""
     at = f" ({where.description})" if where else ""
     advice = (
@@ -77,7 +79,7 @@ def function_of_sums(name: str, where: RowCoupling | None, *, metric: bool) -> C
     )
 
 
-def branch_on_batch(name: str, where: RowCoupling) -> Cause:
+def explain_branch(name: str, where: RowCoupling) -> Cause:
     """Return the cause for a branch on a sum over the rows of a slice."""
     return Cause(
         "branch on the batch",

@@ -9,20 +9,20 @@ import numpy as np
 from jtrain.core.types import Batch, Key, Params
 from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
 from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
-from jtrain.inspect.debug.source import written
+from jtrain.inspect.debug.source import find_source
 from jtrain.testing.case import LossCase
 from jtrain.testing.cause import Cause
-from jtrain.testing.float64 import COUNTING, ReplayRules, done_again
+from jtrain.testing.float64 import COUNTING, ReplayRules, replay_equation
 from jtrain.testing.flow import RowCoupling
-from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import sums_of_terms
+from jtrain.testing.row_flow import named_means
+from jtrain.testing.row_sums import make_sums_of_terms
 from jtrain.testing.splits import SumSplit
 from jtrain.testing.trials import Trials
 
 HALF = {"float16": "65,504, to 3 digits", "bfloat16": "3e38, to 2 digits"}
 
 
-def cause_of_infinity(case: LossCase, batch: Batch, params: Params, key: Key) -> Cause | None:
+def explain_nonfinite(case: LossCase, batch: Batch, params: Params, key: Key) -> Cause | None:
     """Return which operation makes an infinity or a NaN from finite inputs, in float32.
 
     The result is None if the loss and its gradient are finite when operations run one by one.
@@ -31,8 +31,8 @@ def cause_of_infinity(case: LossCase, batch: Batch, params: Params, key: Key) ->
 
     def numbers(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
         weights = [mean.weight for mean in terms(params, extra, batch, rng).terms.means]
-        returned, gradient = sums_of_terms(terms)(weights, params, extra, batch, rng)
-        found = [(n, x) for n, m in means(returned).items() for x in (m.total, m.weight)]
+        returned, gradient = make_sums_of_terms(terms)(weights, params, extra, batch, rng)
+        found = [(n, x) for n, m in named_means(returned).items() for x in (m.total, m.weight)]
         found += [("the gradient", x) for x in jax.tree.leaves(gradient)]
         names.extend(name for name, _ in found)
         return [x for _, x in found]
@@ -73,17 +73,17 @@ def _explain_origin(name: str, origin: NonfiniteOp | None) -> Cause:
 
 
 def _at(equation: Any, calls: Any) -> str:
-    lines = written(equation, calls)
+    lines = find_source(equation, calls)
     return f" at {lines[-1]}" if lines else ""
 
 
-def cause_of_overflow(split: SumSplit, trials: Trials) -> Cause:
+def explain_overflow(split: SumSplit, trials: Trials) -> Cause:
     """Return which integer operation overflows, once wider integers are known to add up."""
     case, rows = trials.case, trials.rows
     terms = case.terms()
 
     def totals(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
-        found = means(terms(params, extra, batch, rng)).values()
+        found = named_means(terms(params, extra, batch, rng)).values()
         return [x for mean in found for x in (mean.total, mean.weight)]
 
     args = jax.tree.map(jnp.asarray, (rows.params, case.extra, dict(split.whole)))
@@ -108,7 +108,7 @@ def _describe_overflow(executed: ExecutedOp) -> str:
     with jax.enable_x64(True):
         rules = ReplayRules(floats=False, integers=True)
         wide = np.asarray(
-            done_again(executed.equation, [v.array for v in executed.inputs], rules)[0]
+            replay_equation(executed.equation, [v.array for v in executed.inputs], rules)[0]
         )
     if np.array_equal(wide, np.asarray(output)):
         return ""
@@ -118,7 +118,7 @@ def _describe_overflow(executed: ExecutedOp) -> str:
     )
 
 
-def cause_of_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
+def explain_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
     """Return the cause for a sum over rows in a type that is too narrow for many rows."""
     line = f" at {where.line}" if where.line else ""
     if kind == "whole":

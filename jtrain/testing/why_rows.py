@@ -7,20 +7,20 @@ import numpy as np
 from jtrain.core.mean import Mean
 from jtrain.testing.cause import Cause
 from jtrain.testing.compare import distance, flatten
-from jtrain.testing.row_flow import means
-from jtrain.testing.row_sums import RowSums, together
-from jtrain.testing.splits import SumSplit, taken
+from jtrain.testing.row_flow import named_means
+from jtrain.testing.row_sums import RowSums, add_parts
+from jtrain.testing.splits import SumSplit, take_rows
 from jtrain.testing.trials import GRADIENT, Trials
-from jtrain.testing.why_counts import cause_of_counts, mean_of_means
-from jtrain.testing.why_draws import cause_of_draws
-from jtrain.testing.why_masks import cause_of_empty, cause_of_hidden, empty_slice
-from jtrain.testing.why_neighbours import cause_of_neighbours
-from jtrain.testing.why_numbers import cause_of_overflow
+from jtrain.testing.why_counts import explain_counts, explain_mean_of_means
+from jtrain.testing.why_draws import explain_draws
+from jtrain.testing.why_masks import explain_empty, explain_empty_slice, explain_hidden
+from jtrain.testing.why_neighbours import explain_coupling
+from jtrain.testing.why_numbers import explain_overflow
 
 FIT = 1e-6  # relative tolerance of a coefficient: far above rounding
 
 
-def cause_of_split(split: SumSplit, trials: Trials) -> Cause:
+def explain_split(split: SumSplit, trials: Trials) -> Cause:
     """Return why the parts of a split do not add up to its whole.
 
     Each experiment removes one dependence: random draws, integer overflow, the contents of other
@@ -29,21 +29,21 @@ def cause_of_split(split: SumSplit, trials: Trials) -> Cause:
     if trials.draws_by_key and trials.frozen_trials:
         failing = [frozen for frozen in trials.frozen_trials if not frozen.holds(split)]
         if not failing:
-            return cause_of_draws(trials)
+            return explain_draws(trials)
         trials = failing[0]
     if trials.double and trials.facts("whole") and trials.without_overflow.holds(split):
-        return cause_of_overflow(split, trials)
-    (_, parts), (_, whole) = (together(trials.rows, x) for x in (split.parts, [split.whole]))
+        return explain_overflow(split, trials)
+    (_, parts), (_, whole) = (add_parts(trials.rows, x) for x in (split.parts, [split.whole]))
     if found := _explain_coefficients(parts, whole[0]):
         return found
     if split.kind in {"mask", "empty"} and (found := _explain_coupled_terms(trials)):
         return found
-    for name, mean in means(whole[0].returned).items():
-        of_parts = [means(part.returned)[name] for part in parts]
+    for name, mean in named_means(whole[0].returned).items():
+        of_parts = [named_means(part.returned)[name] for part in parts]
         if not _adds_up(of_parts, mean, trials.close):
             return _explain_mean(name, split, trials)
     if split.kind == "empty" and not np.isfinite(flatten(parts[0].gradient)).all():
-        return empty_slice(GRADIENT)
+        return explain_empty_slice(GRADIENT)
     return Cause(
         "gradient",
         "totals and weights add up and the gradient does not: a custom derivative (custom_vjp, "
@@ -86,22 +86,22 @@ def _explain_coupled_terms(trials: Trials) -> Cause | None:
     meeting = next((name for name in names if trials.rows_interact(name)), None)
     if meeting is None:
         return None
-    return mean_of_means(meeting, trials) or cause_of_neighbours(meeting, trials)
+    return explain_mean_of_means(meeting, trials) or explain_coupling(meeting, trials)
 
 
 def _explain_mean(name: str, split: SumSplit, trials: Trials) -> Cause:
     """Return why a mean does not add up."""
     if trials.case.couples == "nothing" and trials.rows_interact(name):
-        return mean_of_means(name, trials) or cause_of_neighbours(name, trials)
+        return explain_mean_of_means(name, trials) or explain_coupling(name, trials)
     if split.kind == "mask":
-        return cause_of_hidden(name, split, trials)
-    if split.kind == "empty" and (found := cause_of_empty(name, trials)):
+        return explain_hidden(name, split, trials)
+    if split.kind == "empty" and (found := explain_empty(name, trials)):
         return found
     order = np.random.default_rng(0).permutation(trials.case.rows)
-    if trials.changes(name, trials.batch, taken(trials.batch, order)):
+    if trials.changes(name, trials.batch, take_rows(trials.batch, order)):
         return Cause(
             "position",
             f"{name} changes with the order of the rows: it depends on the position of a row in "
             f"the batch. Use the contents of the row, such as `batch['row']`.",
         )
-    return cause_of_counts(name, trials)
+    return explain_counts(name, trials)

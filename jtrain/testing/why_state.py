@@ -6,21 +6,21 @@ from typing import TypeAlias
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import distance, multiple, numbers
+from jtrain.testing.compare import distance, fit_multiple, named_arrays
 from jtrain.testing.failed_step import MATCH, FailedSplit
-from jtrain.testing.result import distances, part_of
-from jtrain.testing.row_sums import CompiledRowSums, added
+from jtrain.testing.result import compare_results, state_tree_of
+from jtrain.testing.row_sums import CompiledRowSums, add_sums
 
 # (name of a state tree, the leaves of a state) -> the numbers of the tree as one vector
 Part: TypeAlias = Callable[[str, dict[str, np.ndarray]], np.ndarray]
 
 
-def cause_of_state(failed: FailedSplit) -> Cause | None:
+def explain_state(failed: FailedSplit) -> Cause | None:
     """Return why the state differs; None if it does not, or if loss or gradient differ already."""
-    result_distances = distances(failed.actual, failed.expected)
+    result_distances = compare_results(failed.actual, failed.expected)
     if max(result_distances.loss, result_distances.gradient.by) > failed.tolerance:
         return None
-    actual, expected = numbers(failed.actual.state), numbers(failed.expected.state)
+    actual, expected = named_arrays(failed.actual.state), named_arrays(failed.expected.state)
     off = [
         n
         for n in expected
@@ -33,7 +33,7 @@ def cause_of_state(failed: FailedSplit) -> Cause | None:
     def part(where: str, tree: dict[str, np.ndarray]) -> np.ndarray:
         return np.concatenate([tree[f"{where}/{p}" if p else where].ravel() for p in parameters])
 
-    wrong = {part_of(name, parameters) for name in off}
+    wrong = {state_tree_of(name, parameters) for name in off}
     if "params" in wrong:
         return _explain_params(failed, part)
     complete = {w for w in wrong if all((f"{w}/{p}" if p else w) in expected for p in parameters)}
@@ -46,9 +46,9 @@ def cause_of_state(failed: FailedSplit) -> Cause | None:
 def _explain_params(failed: FailedSplit, part: Part) -> Cause:
     """Return the cause for wrong parameters."""
     actual, expected, before = (
-        numbers(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
+        named_arrays(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
     )
-    factor, residual = multiple(
+    factor, residual = fit_multiple(
         part("params", actual) - part("params", expected), part("params", before)
     )
     if residual < 10 * MATCH:
@@ -66,11 +66,11 @@ def _explain_params(failed: FailedSplit, part: Part) -> Cause:
 def _explain_average(failed: FailedSplit, part: Part, parts: list[str]) -> Cause | None:
     """Return a cause if a state tree lags behind the parameters."""
     actual, expected, before = (
-        numbers(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
+        named_arrays(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
     )
     step = part("params", expected) - part("params", before)
     for where in parts:
-        factor, residual = multiple(part(where, actual) - part(where, expected), step)
+        factor, residual = fit_multiple(part(where, actual) - part(where, expected), step)
         if residual < 100 * MATCH:
             return Cause(
                 "stale average",
@@ -85,9 +85,9 @@ def _explain_extra(failed: FailedSplit, off: list[str]) -> Cause | None:
     extra = sorted(name for name in off if name.startswith("extra"))
     if not extra or failed.count == 1:
         return None
-    rows, actual = CompiledRowSums(failed.case), numbers(failed.actual.state)
+    rows, actual = CompiledRowSums(failed.case), named_arrays(failed.actual.state)
     for index, word in ((-1, "last"), (0, "first")):
-        single = numbers(added([rows(failed.parts[index])], failed.case).state)
+        single = named_arrays(add_sums([rows(failed.parts[index])], failed.case).state)
         if all(distance(actual[name], single[name]).by <= MATCH for name in extra):
             return Cause(
                 "statistics of one part",

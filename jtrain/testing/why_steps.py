@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jtrain.testing.cause import Cause
-from jtrain.testing.compare import distance, flatten, multiple
+from jtrain.testing.compare import distance, fit_multiple, flatten
 from jtrain.testing.failed_step import MATCH, FailedSplit, is_near
-from jtrain.testing.row_sums import CompiledRowSums, RowSums, added
+from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_sums
 from jtrain.testing.verdict import is_finite
-from jtrain.testing.why_state import cause_of_state
+from jtrain.testing.why_state import explain_state
 
 SMALL = 2.0**-20  # factor of the loss: far below any clipping threshold
 
 
-def cause_of_step(failed: FailedSplit) -> Cause:
+def explain_step(failed: FailedSplit) -> Cause:
     """Return why a step differs from that of one device."""
     for explain in (
         _explain_nonfinite,
@@ -24,7 +24,7 @@ def cause_of_step(failed: FailedSplit) -> Cause:
         _explain_loss,
         _explain_gradient,
         _explain_metrics,
-        cause_of_state,
+        explain_state,
     ):
         if found := explain(failed):
             return found
@@ -55,7 +55,7 @@ def _explain_nonfinite(failed: FailedSplit) -> Cause | None:
     rows, noun = CompiledRowSums(failed.case), failed.noun
     empty = [i for i, part in enumerate(failed.parts) if not part["mask"].any()]
     real = [part for part in failed.parts if part["mask"].any()]
-    if empty and all(math.isfinite(added([rows(part)], failed.case).loss) for part in real):
+    if empty and all(math.isfinite(add_sums([rows(part)], failed.case).loss) for part in real):
         return Cause(
             "empty slice",
             f"loss or gradient is not finite, so the step is skipped, and {noun} {empty[0]} of "
@@ -92,7 +92,7 @@ def _explain_loss(failed: FailedSplit) -> Cause | None:
     rows = CompiledRowSums(failed.case)
     part_sums = [rows(part) for part in failed.parts] if n > 1 else []
     if n > 1:
-        values = [added([sums], failed.case).loss for sums in part_sums]
+        values = [add_sums([sums], failed.case).loss for sums in part_sums]
         for name, value, why in _wrong_losses(values, part_sums, rows(failed.batch), failed):
             if is_near(actual, value):
                 return Cause(name, f"the loss, {actual:.7g}, is {why}")
@@ -187,7 +187,7 @@ def _explain_gradient(failed: FailedSplit) -> Cause | None:
     actual, expected, n = failed.actual.gradient, failed.expected.gradient, failed.count
     if distance(actual, expected).by <= failed.tolerance:
         return None
-    times, residual = multiple(actual, expected)
+    times, residual = fit_multiple(actual, expected)
     if (
         residual < MATCH
         and abs(times - 1) > MATCH
@@ -294,7 +294,7 @@ def _explain_metrics(failed: FailedSplit) -> Cause | None:
         ):
             continue
         rows = CompiledRowSums(failed.case)
-        values = [added([rows(part)], failed.case).metrics[name] for part in failed.parts]
+        values = [add_sums([rows(part)], failed.case).metrics[name] for part in failed.parts]
         if failed.count > 1 and is_near(actual, float(np.nanmean(values))):
             why = f"the mean of the {failed.count} {failed.nouns}' own values"
             return Cause(

@@ -9,7 +9,7 @@ from jtrain.parallel import FSDP, Auto, Layout, Mirrored, Single, check_divides
 from jtrain.train.experiment import RunConfig
 
 
-def usable(config: RunConfig, stored: RunConfig | None) -> tuple[RunConfig, str]:
+def fit_layout_to_devices(config: RunConfig, stored: RunConfig | None) -> tuple[RunConfig, str]:
     """Return the config with a layout that fits, and a line about it if the layout changed.
 
     A given layout other than the run's own is not changed.

@@ -8,7 +8,7 @@ from jtrain.core.loop import Hook
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
-from jtrain.data.batches.not_finite import first_not_finite
+from jtrain.data.batches.not_finite import find_nonfinite
 from jtrain.train.bad_steps import step_report
 from jtrain.train.hooks.bad_step_guard import BadStepGuard
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done
@@ -113,7 +113,7 @@ class BadStepPolicy:
 
     def _not_finite(self, step: int) -> str:
         """Describe what is not finite in the data of a step; empty if all is finite."""
-        found = first_not_finite(self._setup.train[step - 1])
+        found = find_nonfinite(self._setup.train[step - 1])
         if found is None:
             return ""
         rows = step_report(self._setup, step).get("rows")

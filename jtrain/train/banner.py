@@ -8,13 +8,13 @@ import jax
 from jtrain.config.dump import flatten
 from jtrain.core.pytree import num_elements
 from jtrain.distributed.accelerators import unused_accelerators
-from jtrain.io.formatting import brief
+from jtrain.io.formatting import format_seconds
 from jtrain.parallel.device_names import parse_devices
 from jtrain.train.setup import TrainSetup
-from jtrain.train.summary import short, summary
+from jtrain.train.summary import format_line, summarize
 
 
-def opening(setup: TrainSetup, start: int | None, root: Path = Path("/")) -> list[str]:
+def banner_lines(setup: TrainSetup, start: int | None, root: Path = Path("/")) -> list[str]:
     """Return the lines to log before the first step.
 
     Args:
@@ -27,11 +27,11 @@ def opening(setup: TrainSetup, start: int | None, root: Path = Path("/")) -> lis
         batch = f"{batch} of {setup.experiment.tokens} tokens"
     microbatches = f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}"
     lines = [
-        f"{config.name}: {count:,} parameters, {layout(setup)}, {batch} a step in "
+        f"{config.name}: {count:,} parameters, {describe_layout(setup)}, {batch} a step in "
         f"{strategy.shares} shard{'s' * (strategy.shares > 1)}, {microbatches}",
         *_unused(setup, root),
         *([setup.why] if setup.why else []),
-        short(summary(setup.like)),
+        format_line(summarize(setup.like)),
         *([str(strategy.schedule)] if strategy.schedule else []),
     ]
     if jax.process_count() > 1:
@@ -42,7 +42,7 @@ def opening(setup: TrainSetup, start: int | None, root: Path = Path("/")) -> lis
         if isinstance(steps.get(key), int) and not default:
             unit = "evaluations" if key == "evaluate.patience" else "steps"
             if duration.seconds and unit == "steps":
-                unit += f" of {brief(setup.lengths.seconds)}"
+                unit += f" of {format_seconds(setup.lengths.seconds)}"
             lines.append(f"{key}: {duration} is {steps[key]} {unit}")
     if start:
         lines.append(f"resumes from step {start} of {config.steps}")
@@ -57,7 +57,7 @@ def _unused(setup: TrainSetup, root: Path) -> list[str]:
     return unused_accelerators(used, getattr(jax.config, "jax_platforms", None), root=root)
 
 
-def layout(setup: TrainSetup) -> str:
+def describe_layout(setup: TrainSetup) -> str:
     """Return the kind of a layout, its devices and its axes.
 
     `sharded over 8 cpu devices (fsdp 4 x tensor 2)`.

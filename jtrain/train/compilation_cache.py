@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def keep_compiled_programs() -> Path | None:
+def enable_compilation_cache() -> Path | None:
     """Enable JAX's persistent compilation cache, for programs of any size; return its directory.
 
     `JAX_COMPILATION_CACHE_DIR` is used unchecked: sharing a cache means trusting its writers.
@@ -42,7 +42,7 @@ def keep_compiled_programs() -> Path | None:
     return directory
 
 
-def distrusted(directory: Path) -> str:
+def find_trust_problem(directory: Path) -> str:
     """Return why programs in a directory must not be run, as the end of a sentence; "" if they may.
 
     Every folder above the directory counts, since whoever may rename it controls its content. A
@@ -70,7 +70,7 @@ def _own_directory() -> Path | None:
     faults = []
     for directory in (usual, other):
         _make(directory)
-        if fault := distrusted(directory):
+        if fault := find_trust_problem(directory):
             faults.append(fault)
             continue
         directory.chmod(0o700)

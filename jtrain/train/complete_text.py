@@ -17,7 +17,7 @@ from jtrain.train.experiment import Prompt
 Complete: TypeAlias = Callable[[Params, Extra, Key, Prompt], str]
 
 
-def writes(build: Callable[[], IncrementalModel], tokenizer: Tokenizer) -> Complete:
+def make_complete(build: Callable[[], IncrementalModel], tokenizer: Tokenizer) -> Complete:
     """Return an experiment's `complete`, which gives the prompt and its continuation.
 
     An empty prompt stands for the end of a document; if the tokenizer has no such token, for a new

@@ -9,7 +9,7 @@ from jtrain.errors import ConfigError
 from jtrain.train.experiment import RunConfig
 
 
-def check_names(config: RunConfig, sets: Iterable[str]) -> None:
+def check_set_names(config: RunConfig, sets: Iterable[str]) -> None:
     """Raise unless each set has a plain name and the config names existing sets only.
 
     Raises:

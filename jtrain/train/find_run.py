@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
-from jtrain.io.object_store import check_on_disk
+from jtrain.io.object_store import check_local_run
 
 RUNS = Path("runs")
 
@@ -18,7 +18,7 @@ def find_run(run: Path | str, asked: str) -> Path:
     Raises:
         ConfigError: if there is no such run, with the existing ones.
     """
-    check_on_disk(run, asked)
+    check_local_run(run, asked)
     for directory in (Path(run), RUNS / run):
         if (directory / "config.yaml").is_file():
             return directory

@@ -15,7 +15,7 @@ from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.configclass import configclass
 from jtrain.config.guard import Guard
 from jtrain.config.precision import Precision
-from jtrain.config.top import Checkpoint, ChecksConfig, EvaluateConfig, LogConfig
+from jtrain.config.top import CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
 from jtrain.core.loop import Stop
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
@@ -28,17 +28,17 @@ from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import Schedule
 from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_result import Fitted
 from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.history import MetricHistory
-from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.metrics import read_metrics
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.longer_run import check_rate
-from jtrain.train.multihost_checks import join
-from jtrain.train.restore_run import trained
+from jtrain.train.multihost_checks import join_run
+from jtrain.train.restore_run import restore_run
 from jtrain.train.run import run
 from jtrain.train.run_hooks import RunHooks
 from jtrain.train.step_time import paced
@@ -139,13 +139,13 @@ def fit(
         UserError: for what does not fit together, before anything is trained.
         LossError: if no step is finite any more.
     """
-    lasts = fit_arguments.lasts(steps, epochs)
-    start = fit_arguments.start(loss, params, extra, couples)
+    lasts = fit_arguments.build_steps(steps, epochs)
+    start = fit_arguments.build_start(loss, params, extra, couples)
     batch = batch or fit_arguments.loader_size(data)
-    data, valid = fit_arguments.split(data, valid)
-    training = fit_arguments.shuffled(data, batch, seed=seed)
-    rows, updates = training.size, fit_arguments.optimizer(optimizer, lr, schedule)
-    judged = fit_arguments.sets(valid, valid_batch or rows)
+    data, valid = fit_arguments.split_validation(data, valid)
+    training = fit_arguments.build_train_batches(data, batch, seed=seed)
+    rows, updates = training.size, fit_arguments.build_optimizer(optimizer, lr, schedule)
+    judged = fit_arguments.build_evaluation_sets(valid, valid_batch or rows)
     handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
     @configclass
@@ -180,11 +180,11 @@ def fit(
             microbatches=microbatches,
             steps_per_call=steps_per_call,
             optimizer=updates,
-            precision=fit_arguments.precision(precision),
-            parallel=fit_arguments.strategy(parallel, devices),
-            guard=fit_arguments.guard(guard, has_checkpoints=kept),
+            precision=fit_arguments.build_precision(precision),
+            parallel=fit_arguments.build_strategy(parallel, devices),
+            guard=fit_arguments.build_guard(guard, has_checkpoints=kept),
             evaluate=EvaluateConfig(every=evaluated, batch=valid_batch, couples=valid_couples),
-            checkpoint=Checkpoint(every=saved, best=best),
+            checkpoint=CheckpointConfig(every=saved, best=best),
             log=LogConfig(every=told),
             checks=ChecksConfig(first_batch=check_batch),
         )
@@ -200,14 +200,14 @@ def fit(
         if kept:
             found = _kept(config, Path(directory or Path("runs") / name), hooks, screen)
         else:
-            speaks = join(config, None).index == 0
+            speaks = join_run(config, None).index == 0
             found = _in_memory(config, hooks, screen if speaks else nowhere)
     return dataclasses.replace(found, loss=loss, start=start)
 
 
 def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
     """Train without writing anything."""
-    keep_compiled_programs()
+    enable_compilation_cache()
     HEARTBEAT.phase("start")
     with StartupProgress(functools.partial(print, file=screen, flush=True)):
         setup = paced(config)
@@ -259,16 +259,16 @@ def _kept(
     goal = BestMetric.parse(config.checkpoint.best)
     of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"
-    step, setup, state = trained(config, directory, which)
+    step, setup, state = restore_run(config, directory, which)
     numbers = MetricHistory()
-    for row in read(outcome.directory.metrics):
+    for row in read_metrics(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
     if outcome.numbers:  # the file has no row for a step at which the run was interrupted
         numbers.row(outcome.step, "", outcome.numbers)
     return Fitted(
         params=setup.evaluation_params(state),
         extra=state.extra,
-        state=state if step == outcome.step else trained(config, directory)[2],
+        state=state if step == outcome.step else restore_run(config, directory)[2],
         history=numbers.numbers,
         step=outcome.step,
         best=EvaluationResult(step, of[step]) if of else None,

@@ -21,7 +21,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.data import Arrays, InOrder, Shuffled, Source
 from jtrain.data.sources.hugging_face import HuggingFace
-from jtrain.data.sources.subset import keep_back
+from jtrain.data.sources.subset import hold_out
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.models.adapters.any_model import is_nnx, refuse_foreign
@@ -30,14 +30,14 @@ from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
-from jtrain.train.foreign_arrays import as_array, columns_of, library
+from jtrain.train.foreign_arrays import get_columns, library_name, to_array
 
 # Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
 Data: TypeAlias = Any
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
 
 
-def shuffled(data: Data, size: int | None, *, seed: int) -> Batches:
+def build_train_batches(data: Data, size: int | None, *, seed: int) -> Batches:
     """Return training batches: every row once an epoch, 32 rows a batch if `size` is None.
 
     Raises:
@@ -62,7 +62,7 @@ def loader_size(data: Data) -> int | None:
     return data.batch_size if torch is not None and isinstance(data, torch.DataLoader) else None
 
 
-def split(data: Data, valid: Data) -> tuple[Data, Data]:
+def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:
     """Return the training and the validation data; a share as `valid` is held out of the data.
 
     Raises:
@@ -78,10 +78,10 @@ def split(data: Data, valid: Data) -> tuple[Data, Data]:
             f"valid={valid:g} of {len(source)} rows would hold out {validation_rows} rows. Write a "
             f"share such as valid=0.2, or give the rows: valid=(x, y)."
         )
-    return keep_back(source, valid)
+    return hold_out(source, valid)
 
 
-def once(data: Data, size: int) -> FiniteBatches:
+def build_batches(data: Data, size: int) -> FiniteBatches:
     """Return batches of `size` rows that go over the data once, in its order.
 
     Raises:
@@ -98,23 +98,25 @@ def once(data: Data, size: int) -> FiniteBatches:
     return InOrder(_source(data), size=size)
 
 
-def sets(valid: Data, size: int) -> FiniteBatches | Mapping[str, FiniteBatches] | None:
+def build_evaluation_sets(
+    valid: Data, size: int
+) -> FiniteBatches | Mapping[str, FiniteBatches] | None:
     """Return the evaluation sets of a run: one, several by name, or None."""
     if isinstance(valid, Mapping) and any(_has_rows(x) for x in valid.values()):
-        return {name: once(data, size) for name, data in valid.items()}
-    return None if valid is None else once(valid, size)
+        return {name: build_batches(data, size) for name, data in valid.items()}
+    return None if valid is None else build_batches(valid, size)
 
 
 def _source(data: Data) -> Source:
-    if (table := columns_of(data)) is not None:
+    if (table := get_columns(data)) is not None:
         return Arrays(**table)
     if isinstance(data, Mapping):
-        return Arrays(**{name: as_array(array) for name, array in data.items()})
+        return Arrays(**{name: to_array(array) for name, array in data.items()})
     if isinstance(data, tuple) and len(data) == 2:
-        return Arrays(x=as_array(data[0]), y=as_array(data[1]))
+        return Arrays(x=to_array(data[0]), y=to_array(data[1]))
     if _is_array(data):
-        return Arrays(x=as_array(data))
-    if library(data) == "datasets":
+        return Arrays(x=to_array(data))
+    if library_name(data) == "datasets":
         return HuggingFace(data)
     if isinstance(data, Source) and not isinstance(data, list | tuple | str):
         return data
@@ -126,7 +128,7 @@ def _source(data: Data) -> Source:
 
 def _data_advice(data: Data) -> str:
     """Return what to write for data of another kind."""
-    if library(data) == "tensorflow":
+    if library_name(data) == "tensorflow":
         return "Write jtrain.data.Loaded(data.as_numpy_iterator, size=32), of batches by name."
     if isinstance(data, str):
         return (
@@ -166,7 +168,7 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def lasts(steps: int | str | None, epochs: int | float | None) -> Any:
+def build_steps(steps: int | str | None, epochs: int | float | None) -> Any:
     """Return the length of a run: its steps, or a duration in epochs.
 
     Raises:
@@ -189,7 +191,9 @@ class FitStart(NamedTuple):
     module: Any = None  # SplitModule of the nnx module that holds the parameters
 
 
-def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = None) -> FitStart:
+def build_start(
+    loss: Any, params: Any, extra: Extra = (), couples: Couples | None = None
+) -> FitStart:
     """Return the loss as a function of arrays, and the initial arrays.
 
     If the parameters are an nnx module, a plain loss is a function of (module, batch, rng). If
@@ -217,10 +221,10 @@ def start(loss: Any, params: Any, extra: Extra = (), couples: Couples | None = N
         return FitStart(loss, (given, extra or carried), meets, module)
     if isinstance(params, Model):
         return FitStart(loss, params.init, meets)
-    return FitStart(loss, params if callable(params) else weights(params, extra), meets)
+    return FitStart(loss, params if callable(params) else build_weights(params, extra), meets)
 
 
-def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
+def build_weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
     """Return parameters and extra as arrays; the parameters are trainable.
 
     Raises:
@@ -231,7 +235,7 @@ def weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
             f"The parameters are a {type(params).__name__}, which gives its arrays once and has no "
             f"names. Make a dict of arrays; for a torch module dict(model.named_parameters())."
         )
-    converted = arrays((params, extra))
+    converted = to_arrays((params, extra))
     check_trainable(converted[0])
     return converted
 
@@ -250,7 +254,7 @@ def check_trainable(params: Params) -> None:
                 f"{parameter} is a {type(leaf).__name__}, and parameters are arrays of numbers. "
                 f"Convert it: jnp.asarray(...)."
             )
-        if library(leaf) == "torch" or str(dtype) == "object":
+        if library_name(leaf) == "torch" or str(dtype) == "object":
             raise DataError(
                 f"{parameter} is no array of numpy or JAX. Convert a torch tensor: "
                 f"jnp.asarray(x.numpy()); a function or a text is no parameter."
@@ -262,11 +266,11 @@ def check_trainable(params: Params) -> None:
             )
 
 
-def arrays(tree: Tree) -> Tree:
+def to_arrays(tree: Tree) -> Tree:
     """Convert each leaf, also plain numbers and torch tensors, to an array of numpy or JAX."""
 
     def leaf(x: Any) -> Any:
-        x = as_array(x)
+        x = to_array(x)
         return x if _is_array(x) else np.asarray(x)
 
     return jax.tree.map(leaf, tree)
@@ -283,7 +287,7 @@ class CustomOptimizer:
         del steps
 
 
-def optimizer(
+def build_optimizer(
     given: str | OptimizerConfig | optax.GradientTransformation,
     lr: float | None,
     schedule: str | Schedule | None,
@@ -323,7 +327,7 @@ def _is_name(schedule: Any) -> bool:
     return schedule is None or isinstance(schedule, str)
 
 
-def strategy(given: str | Parallel, devices: Any = 0) -> Parallel:
+def build_strategy(given: str | Parallel, devices: Any = 0) -> Parallel:
     """Return the config of a strategy, given by name or value, over these devices.
 
     Args:
@@ -353,13 +357,13 @@ def _as_config(devices: Any) -> Any:
     return devices
 
 
-def layout(given: str | Parallel, devices: Any = 0) -> Layout:
+def build_layout(given: str | Parallel, devices: Any = 0) -> Layout:
     """Return the config of a layout, given by name or value, over these devices.
 
     Raises:
         ConfigError: for `auto`, which needs a training step.
     """
-    found = strategy(given, devices)
+    found = build_strategy(given, devices)
     if isinstance(found, Auto):
         raise ConfigError(
             'parallel="auto" is chosen by the memory of a training step, and nothing is trained '
@@ -368,12 +372,12 @@ def layout(given: str | Parallel, devices: Any = 0) -> Layout:
     return found
 
 
-def precision(given: str | Precision) -> Precision:
+def build_precision(given: str | Precision) -> Precision:
     """Return the config of a precision, given by name or value."""
     return _named("precision", given, Precision)() if isinstance(given, str) else given
 
 
-def guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
+def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
     """Return the policy for bad steps, given by name or value.
 
     Args:

@@ -13,7 +13,7 @@ from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
 from jtrain.core.types import Couples, Extra, Params
 from jtrain.errors import ConfigError, LossError
-from jtrain.io.formatting import number
+from jtrain.io.formatting import format_number
 from jtrain.models.model_loss import ModelLoss
 from jtrain.train import fit_arguments
 from jtrain.train.hooks.curve import curve
@@ -149,7 +149,7 @@ class Fitted:
             *rows,
         ]
         if self.best:
-            numbers = [f"{name} {number(x)}" for name, x in self.best.numbers.items()]
+            numbers = [f"{name} {format_number(x)}" for name, x in self.best.numbers.items()]
             lines.append(f"  best: {', '.join(numbers)} at step {self.best.step}")
         if self.why:
             lines.append(f"  ended: {self.why}")
@@ -244,5 +244,8 @@ def _course(points: Mapping[int, Any]) -> str:
         return "never finite"
     (first, first_value), (last, last_value) = finite[0], finite[-1]
     if first == last:
-        return f"{number(last_value)} at step {last}"
-    return f"{number(first_value)} at step {first} -> {number(last_value)} at step {last}"
+        return f"{format_number(last_value)} at step {last}"
+    return (
+        f"{format_number(first_value)} at step {first} -> {format_number(last_value)} at "
+        f"step {last}"
+    )

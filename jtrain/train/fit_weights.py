@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jtrain.checkpoint import inspect, layout
-from jtrain.config.lookup import find
-from jtrain.config.node import FILE, plain
+from jtrain.config.lookup import find_experiment
+from jtrain.config.node import FILE, without_origins
 from jtrain.config.read import read
 from jtrain.core.types import Extra, Params
 from jtrain.errors import ConfigError
@@ -16,13 +16,13 @@ from jtrain.errors import ConfigError
 FIT = "fit"  # experiment name of such a run
 
 
-def is_of_fit(directory: Path) -> bool:
+def is_fit_run(directory: Path) -> bool:
     """Return whether `jt.fit` made the run in a directory."""
     config = directory / "config.yaml"
     if _values(config).get("experiment") != FIT:
         return False
     try:
-        find(FIT, config)
+        find_experiment(FIT, config)
     except ConfigError:
         return True
     return False
@@ -46,18 +46,18 @@ def read_weights(
             f"use from its state. Repeat the same call of jt.fit: its result has them."
         )
     checkpoints = directory / "checkpoints"
-    found = inspect.step_of(checkpoints, step)
-    layout.check(checkpoints, found)
-    leaves = layout.record(checkpoints, found)["leaves"]
+    found = inspect.resolve_step(checkpoints, step)
+    layout.check_valid(checkpoints, found)
+    leaves = layout.read_record(checkpoints, found)["leaves"]
     sources = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
     if optimizer.get("ema"):
         sources |= {name: _average(name, leaves) for name in sources if name.startswith("params")}
     arrays = inspect.read_arrays(checkpoints, found, list(sources.values()))
-    weights = nested({name: arrays[stored] for name, stored in sources.items()})
+    weights = unflatten({name: arrays[stored] for name, stored in sources.items()})
     return found, weights["params"], weights.get("extra", ())
 
 
-def nested(leaves: Mapping[str, np.ndarray]) -> Any:
+def unflatten(leaves: Mapping[str, np.ndarray]) -> Any:
     """Return leaves by name as nested dicts; keys that count from 0 on make a list.
 
     `{"a/0/w": x, "a/1/w": y}` becomes `{"a": [{"w": x}, {"w": y}]}`.
@@ -68,7 +68,7 @@ def nested(leaves: Mapping[str, np.ndarray]) -> Any:
     for name, leaf in leaves.items():
         first, _, rest = name.partition("/")
         inner.setdefault(first, {})[rest] = leaf
-    children = {name: nested(rest) for name, rest in inner.items()}
+    children = {name: unflatten(rest) for name, rest in inner.items()}
     is_list = sorted(children) == sorted(map(str, range(len(children))))
     return [children[str(i)] for i in range(len(children))] if is_list else children
 
@@ -80,6 +80,6 @@ def _average(name: str, leaves: Mapping[str, str]) -> str:
 
 
 def _values(config: Path) -> dict[str, Any]:
-    values = plain(read(config, FILE)[0])
+    values = without_origins(read(config, FILE)[0])
     assert isinstance(values, dict), "a config is a mapping, or it could not be read"
     return values

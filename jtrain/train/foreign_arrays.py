@@ -6,28 +6,28 @@ import jax
 import numpy as np
 
 
-def as_array(x: Any) -> Any:
+def to_array(x: Any) -> Any:
     """Return a tensor of torch or TensorFlow as a numpy array, anything else as it is.
 
     A torch tensor is detached and moved to the CPU; bfloat16, which numpy lacks, becomes float32.
     """
     if isinstance(x, np.ndarray | np.generic | jax.Array):
         return x
-    if library(x) == "torch" and hasattr(x, "detach"):
+    if library_name(x) == "torch" and hasattr(x, "detach"):
         x = x.detach().cpu()
         return (x.float() if "bfloat16" in str(x.dtype) else x).numpy()
-    if library(x) == "tensorflow" and hasattr(x, "numpy"):
+    if library_name(x) == "tensorflow" and hasattr(x, "numpy"):
         return x.numpy()
     return x
 
 
-def columns_of(table: Any) -> dict[str, Any] | None:
+def get_columns(table: Any) -> dict[str, Any] | None:
     """Return the columns of a pandas or polars DataFrame by name; None for anything else."""
-    if library(table) not in {"pandas", "polars"} or not hasattr(table, "columns"):
+    if library_name(table) not in {"pandas", "polars"} or not hasattr(table, "columns"):
         return None
     return {str(name): table[name].to_numpy() for name in table.columns}
 
 
-def library(x: Any) -> str:
+def library_name(x: Any) -> str:
     """Return the name of the library that the class of `x` comes from."""
     return type(x).__module__.partition(".")[0]

@@ -43,13 +43,13 @@ class LeafStatistics:
         setup = self._setup
         batch = setup.strategy.place(setup.train[step])
         if self._program is None:
-            looks = looking(setup)
+            looks = make_statistics(setup)
             self._program = setup.strategy.compile(looks, setup.like, batch)
         found = jax.device_get(self._program(state, batch))
         return {kind: {leaf: float(x) for leaf, x in found[kind].items()} for kind in KINDS}
 
 
-def leaves(
+def build_leaf_log(
     setup: TrainSetup,
     path: Path | None,
     pause: Callable[[str], AbstractContextManager[None]],
@@ -81,7 +81,7 @@ def leaves(
     )
 
 
-def looking(setup: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
+def make_statistics(setup: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
     """Return `(state, batch) -> statistics`, pure."""
     x = setup.experiment
     step = make_step(
@@ -104,7 +104,7 @@ def looking(setup: TrainSetup) -> Callable[[TrainState, Batch], Statistics]:
     return look
 
 
-def statistics(grads: Params, updates: Params, params: Params) -> Statistics:
+def leaf_statistics(grads: Params, updates: Params, params: Params) -> Statistics:
     """Return numbers by kind and leaf, in float32."""
     found: Statistics = {kind: {} for kind in KINDS}
     leaves = zip(*(named_leaves(tree).items() for tree in (grads, updates, params)), strict=True)
@@ -130,7 +130,7 @@ def _recording(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
         result, after = inner.update(updates, state[0], params, **extra_args)
-        return result, (after, statistics(updates, result, params))
+        return result, (after, leaf_statistics(updates, result, params))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -17,7 +17,7 @@ TYPE = (
 )
 
 
-def kept_tracers(loss: LossFn | Stateful) -> list[str]:
+def find_leaked_tracers(loss: LossFn | Stateful) -> list[str]:
     """Return the names through which a loss reaches values of a finished trace."""
     function = inspect.unwrap(loss.loss if isinstance(loss, Stateful) else loss)
     if not inspect.isfunction(function):
@@ -27,16 +27,16 @@ def kept_tracers(loss: LossFn | Stateful) -> list[str]:
     return [name for name, value in reached.items() if any(map(_is_tracer, _within(value)))]
 
 
-def warn_of_kept(loss: LossFn | Stateful) -> None:
+def warn_leaked_tracers(loss: LossFn | Stateful) -> None:
     """Warn if a traced loss stored values of its trace, which hold no numbers."""
-    if names := kept_tracers(loss):
+    if names := find_leaked_tracers(loss):
         warnings.warn(
             f"the loss kept a value of its trace {_where(names)}that holds no number. {TYPE}",
             stacklevel=2,
         )
 
 
-def explain_kept(error: Exception, loss: LossFn | Stateful) -> LossError | None:
+def explain_leaked_tracer(error: Exception, loss: LossFn | Stateful) -> LossError | None:
     """Return an explanation of an error that such a value caused; None for another error.
 
     A program that was traced with a value of an earlier trace needs one input more than it gets.
@@ -44,7 +44,8 @@ def explain_kept(error: Exception, loss: LossFn | Stateful) -> LossError | None:
     if not (isinstance(error, TypeError) and "Computation compiled for" in str(error)):
         return None
     return LossError(
-        f"the loss uses a value that it kept {_where(kept_tracers(loss))}while it was traced "
+        f"the loss uses a value that it kept {_where(find_leaked_tracers(loss))}while it "
+        "was traced "
         f"before, and which holds no numbers. {TYPE}"
     )
 

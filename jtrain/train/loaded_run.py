@@ -23,13 +23,13 @@ from jtrain.errors import ConfigError, DataError
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.train import fit_arguments
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.experiment_shapes import shapes
 from jtrain.train.find_run import find_run
-from jtrain.train.fit_weights import is_of_fit, read_weights
-from jtrain.train.predict import ROWS, compile_rows, outputs_of, over_rows
-from jtrain.train.restore_run import trained
+from jtrain.train.fit_weights import is_fit_run, read_weights
+from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
+from jtrain.train.restore_run import restore_run
 from jtrain.train.setup import TrainSetup
 
 Outputs = Callable[[tuple[Params, Extra], Batch], Any]
@@ -111,20 +111,20 @@ class LoadedRun:
         """
         outputs, strategy = self._outputs(apply), self._strategy
         size = batch or -(-ROWS // strategy.shares) * strategy.shares
-        rows = fit_arguments.once(data if apply else self._checked(data, size), size)
+        rows = fit_arguments.build_batches(data if apply else self._checked(data, size), size)
         check_divides(rows.size, strategy.shares, 1)
         weights = self.params, self.extra
         example = strategy.place(rows.shard(*strategy.part)[0])
         kind = apply, repr({n: (x.shape, x.dtype) for n, x in example.items()})
         if kind not in self._programs:
             self._programs[kind] = compile_rows(strategy, outputs, weights, example)
-        return over_rows(self._programs[kind], strategy, weights, rows)
+        return predict_rows(self._programs[kind], strategy, weights, rows)
 
     def _outputs(self, apply: Callable[[Params, Batch], Any] | ModelLoss | None) -> Outputs:
         """Return a function of (params, extra) and a batch that computes the outputs."""
         x = self.experiment
         if apply is not None:
-            return outputs_of(apply)
+            return make_outputs(apply)
         if x is None:
             raise ConfigError(
                 f"{self.directory} was made by jt.fit, and the code of its model is in a script. "
@@ -157,7 +157,7 @@ class LoadedRun:
         if isinstance(data, Mapping):
             found = {name: np.asarray(array) for name, array in data.items() if name not in ADDED}
             return InOrder(Arrays(**check_rows(found, inputs, self._name)), size=size)
-        rows = fit_arguments.once(data, size)
+        rows = fit_arguments.build_batches(data, size)
         first = {name: array for name, array in rows[0].items() if name not in ADDED}
         check_rows(first, inputs, self._name)
         return rows
@@ -197,11 +197,11 @@ def load(
         CheckpointError: if the run has no such checkpoint.
     """
     path = find_run(run, "jt.load")
-    if is_of_fit(path):
+    if is_fit_run(path):
         return load_fit(path, step, parallel or "mirrored")
     config = resolve(path / "config.yaml").config
     if parallel is not None:
-        config = dataclasses.replace(config, parallel=fit_arguments.strategy(parallel))
+        config = dataclasses.replace(config, parallel=fit_arguments.build_strategy(parallel))
     return load_run(config, path, step)
 
 
@@ -219,7 +219,7 @@ def load_run(
     layout = config.parallel
     if isinstance(layout, Mirrored) and layout.impl != "jit":  # replicas sum; rows are not summed
         config = dataclasses.replace(config, parallel=dataclasses.replace(layout, impl="jit"))
-    found, setup, state = trained(config, directory, step, log)
+    found, setup, state = restore_run(config, directory, step, log)
     return LoadedRun(
         directory=directory,
         step=found,
@@ -236,9 +236,9 @@ def load_fit(
     directory: Path, step: int | Literal["newest", "best"], parallel: str | Parallel
 ) -> LoadedRun:
     """Load a run of `jt.fit` from its checkpoint only; see `load`."""
-    keep_compiled_programs()
+    enable_compilation_cache()
     found, params, extra = read_weights(directory, step)
-    strategy = fit_arguments.layout(parallel).build()
+    strategy = fit_arguments.build_layout(parallel).build()
     params, extra = jax.device_put((params, extra), strategy.shardings((params, extra)))
     return LoadedRun(
         directory=directory,

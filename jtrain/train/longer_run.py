@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jtrain.config.dump import plain_values
-from jtrain.config.durations import durations, own_lengths
+from jtrain.config.durations import find_durations, find_own_steps
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
-from jtrain.io.formatting import number
+from jtrain.io.formatting import format_number
 
 C = TypeVar("C", bound=BaseConfig)
 
@@ -27,13 +27,13 @@ class LengthChange(NamedTuple):
     """The old lengths by key: `steps`, and those of schedules."""
 
 
-def lengths(config: BaseConfig) -> dict[str, Any]:
+def get_lengths(config: BaseConfig) -> dict[str, Any]:
     """Return `steps` and the own length of each schedule, by dotted key."""
-    own = {f"{key}.steps": part.steps for key, part in own_lengths(config).items()}
+    own = {f"{key}.steps": part.steps for key, part in find_own_steps(config).items()}
     return {"steps": config.steps, **own}
 
 
-def stored_lengths(config: BaseConfig, stored: Any) -> dict[str, Any]:
+def get_stored_lengths(config: BaseConfig, stored: Any) -> dict[str, Any]:
     """Return the lengths of a stored run, at the keys of `config`.
 
     Args:
@@ -41,7 +41,7 @@ def stored_lengths(config: BaseConfig, stored: Any) -> dict[str, Any]:
             as plain values.
     """
     values = plain_values(stored)
-    return {key: _at(values, key.split(".")) for key in lengths(config)}
+    return {key: _at(values, key.split(".")) for key in get_lengths(config)}
 
 
 def keep_lengths(config: C, stored: BaseConfig | None) -> C:
@@ -52,22 +52,24 @@ def keep_lengths(config: C, stored: BaseConfig | None) -> C:
     """
     if stored is None:
         return config
-    known = stored_lengths(config, stored)
+    known = get_stored_lengths(config, stored)
     longer = config.steps != stored.steps
-    open_ends = [key for key, steps in lengths(config).items() if steps == 0]
-    return replace(
+    open_ends = [key for key, steps in get_lengths(config).items() if steps == 0]
+    return replace_values(
         config, {key: known[key] or stored.steps for key in open_ends if known[key] or longer}
     )
 
 
-def replace(config: C, values: Mapping[str, Any]) -> C:
+def replace_values(config: C, values: Mapping[str, Any]) -> C:
     """Return the config with other values at some dotted keys."""
     for key, value in values.items():
         config = _replaced(config, key.split("."), value)
     return config
 
 
-def changes(config: BaseConfig, start: int, about: Mapping[str, Any]) -> list[LengthChange]:
+def find_length_changes(
+    config: BaseConfig, start: int, about: Mapping[str, Any]
+) -> list[LengthChange]:
     """Return the length changes of a run that resumes from a checkpoint.
 
     Args:
@@ -76,8 +78,8 @@ def changes(config: BaseConfig, start: int, about: Mapping[str, Any]) -> list[Le
         about: the checkpoint's metadata.
     """
     changed = [LengthChange(each["step"], each["before"]) for each in about.get("extended", [])]
-    before = stored_lengths(config, about.get("config", {}))
-    if before["steps"] and before != lengths(config):
+    before = get_stored_lengths(config, about.get("config", {}))
+    if before["steps"] and before != get_lengths(config):
         changed.append(LengthChange(start, before))
     return changed
 
@@ -92,12 +94,14 @@ def config_at(config: C, changed: Sequence[LengthChange], step: int) -> C:
     before = next((change.before for change in changed if step <= change.step), None)
     if before is None:
         return config
-    return replace(config, {key: x for key, x in before.items() if key in lengths(config)})
+    return replace_values(
+        config, {key: x for key, x in before.items() if key in get_lengths(config)}
+    )
 
 
-def schedule_lengths(config: BaseConfig) -> dict[str, Any]:
+def get_schedule_lengths(config: BaseConfig) -> dict[str, Any]:
     """Return the length of each schedule in steps, by dotted key."""
-    return {key: part.steps or config.steps for key, part in own_lengths(config).items()}
+    return {key: part.steps or config.steps for key, part in find_own_steps(config).items()}
 
 
 def check_steps(config: BaseConfig, start: int, path: Path, another: str) -> None:
@@ -128,7 +132,7 @@ def check_rate(config: BaseConfig) -> None:
     Raises:
         ConfigError: if the learning rate is 0 for all of them.
     """
-    part = own_lengths(config).get("optimizer.schedule")
+    part = find_own_steps(config).get("optimizer.schedule")
     if part is None or not part.steps or part.steps >= config.steps:
         return
     rate = _rate(config)
@@ -140,40 +144,46 @@ def check_rate(config: BaseConfig) -> None:
         )
 
 
-def longer(config: BaseConfig, steps: int) -> list[str]:
+def settings_to_extend(config: BaseConfig, steps: int) -> list[str]:
     """Return the settings that train a finished run to `steps`.
 
     Args:
         config: of the run, with durations as written.
     """
-    rate = None if durations(config) else _rate(config)
+    rate = None if find_durations(config) else _rate(config)
     ends_at_zero = rate is not None and rate(config.steps - 1) == 0
     return [f"steps={steps}", *(["optimizer.schedule.steps=100%"] if ends_at_zero else [])]
 
 
-def describe(config: BaseConfig, change: LengthChange) -> list[str]:
+def describe_length_change(config: BaseConfig, change: LengthChange) -> list[str]:
     """Return lines that describe the schedules after a change of length.
 
     Args:
         config: the values after the change, with durations in steps.
     """
-    old = replace(config, {k: x for k, x in change.before.items() if k in lengths(config)})
-    return [_describe(key, old, config, change.step) for key in own_lengths(config)]
+    old = replace_values(
+        config, {k: x for k, x in change.before.items() if k in get_lengths(config)}
+    )
+    return [_describe(key, old, config, change.step) for key in find_own_steps(config)]
 
 
 def _describe(key: str, old: BaseConfig, new: BaseConfig, step: int) -> str:
     """Return a line about the schedule at a key after `step`."""
-    was, now = schedule_lengths(old)[key], schedule_lengths(new)[key]
+    was, now = get_schedule_lengths(old)[key], get_schedule_lengths(new)[key]
     rate = _rate(new) if key == "optimizer.schedule" else None
     if was != now:
         line = f"{key} is stretched from {was} to {now} steps"
         if rate and step < new.steps:
-            line += f": the learning rate of step {step + 1} is {number(rate(step))}"
+            line += f": the learning rate of step {step + 1} is {format_number(rate(step))}"
         return line
     line = f"{key} keeps the {now} steps that it was made for"
     if rate and now < new.steps:
         first, last = rate(now), rate(new.steps - 1)
-        then = f"stays {number(first)}" if first == last else f"continues to {number(last)}"
+        then = (
+            f"stays {format_number(first)}"
+            if first == last
+            else f"continues to {format_number(last)}"
+        )
         line += f": after them the learning rate {then}"
     return f"{line}. {key}.steps=100% stretches it over the run" if now != new.steps else line
 

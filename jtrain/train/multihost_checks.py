@@ -12,14 +12,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.command_line import spell
+from jtrain.config.command_line import format_value
 from jtrain.config.dump import flatten, to_plain
 from jtrain.distributed.cluster import Cluster, detect, start
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.train.experiment import RunConfig
-from jtrain.train.run_dir import PACKAGES, RunDir, version_of
+from jtrain.train.run_dir import PACKAGES, RunDir, installed_version
 
 PACKAGE = Path(__file__).parents[1]
 # Environment variables that change numbers or devices.
@@ -57,11 +57,11 @@ def join_processes(timeout: float = 60.0) -> Cluster:
         script = Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull)
         code = {f"code {script.name}": _digest(script)} if script.is_file() else {}
         start(cluster, _environment() | code, timeout=timeout)
-        refuse_unlike_devices()
+        check_devices()
     return cluster
 
 
-def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluster:
+def join_run(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluster:
     """Join the processes of a run into one JAX, before JAX is used, and return their cluster.
 
     The processes compare their configs, code, packages and devices, and the status of the run in
@@ -82,15 +82,17 @@ def join(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluste
             f"{path.name if path else 'NAME'} evaluates the newest checkpoint at any time."
         )
     if cluster.processes > 1:
-        start(cluster, facts(config, path), timeout=config.parallel.start_timeout)
-        refuse_unlike_devices()
+        start(cluster, process_facts(config, path), timeout=config.parallel.start_timeout)
+        check_devices()
     return cluster
 
 
-def facts(config: RunConfig, path: Path | None) -> dict[str, str]:
+def process_facts(config: RunConfig, path: Path | None) -> dict[str, str]:
     """Return the facts that must be equal in all processes of a run, by name."""
     return {
-        **{f"config {key}": spell(value) for key, value in flatten(to_plain(config)).items()},
+        **{
+            f"config {key}": format_value(value) for key, value in flatten(to_plain(config)).items()
+        },
         **_environment(),
         **(_status(path) if path else {}),
         **_own_code(type(config)),
@@ -100,7 +102,7 @@ def facts(config: RunConfig, path: Path | None) -> dict[str, str]:
 def _environment() -> dict[str, str]:
     """Return the facts that must be equal in all processes of any program, by name."""
     return {
-        **{f"package {name}": version_of(name) or "none" for name in PACKAGES},
+        **{f"package {name}": installed_version(name) or "none" for name in PACKAGES},
         "python": platform.python_version(),
         **{f"variable {name}": os.environ.get(name) or "none" for name in VARIABLES},
         **{
@@ -110,7 +112,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def refuse_unlike_devices() -> None:
+def check_devices() -> None:
     """Raise ConfigError, in all processes, unless all have the same devices."""
     by_process: dict[int, list[str]] = {}
     for device in jax.devices():
@@ -125,7 +127,7 @@ def refuse_unlike_devices() -> None:
             )
 
 
-def refuse_unshared(directory: RunDir) -> None:
+def check_shared_directory(directory: RunDir) -> None:
     """Raise ConfigError, in all processes, unless all see the files of the first one.
 
     Call it after `directory.begin`.

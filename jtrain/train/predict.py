@@ -19,7 +19,7 @@ from jtrain.models.adapters.any_model import is_nnx, refuse_foreign
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.first_batch.first_batch import FirstBatch
 
 ROWS = 128  # at a time, by default
@@ -62,7 +62,9 @@ def evaluate(
         LossError: if the loss breaks its contract, or couples rows that would be split.
     """
     single = couples == "batch"
-    strategy, rows = _batches(data, batch, fit_arguments.layout(parallel, devices), single=single)
+    strategy, rows = _batches(
+        data, batch, fit_arguments.build_layout(parallel, devices), single=single
+    )
     if single and len(rows) > 1:
         raise LossError(
             f"the loss couples the rows of a batch, and batches of {rows.size} would cut the data "
@@ -70,7 +72,7 @@ def evaluate(
             f"rows (batch={_round_up(_num_rows(rows), strategy)}, or data in a single batch), or "
             f'set couples="slice" if the rows of each batch are meant to be the group.'
         )
-    start = fit_arguments.start(loss, params, extra)
+    start = fit_arguments.build_start(loss, params, extra)
     weights = _placed(strategy, _weights(start))
     if check_batch:
         shard = rows.shard(*strategy.part)[0]
@@ -118,7 +120,7 @@ def predict(
         UserError: for arguments that do not fit together.
         LossError: if `apply` does not return a row for each row.
     """
-    strategy, rows = _batches(data, batch, fit_arguments.layout(parallel, devices))
+    strategy, rows = _batches(data, batch, fit_arguments.build_layout(parallel, devices))
     if strategy.psum is not None:
         raise ConfigError(
             "predict cannot run in replicas that add up their sums, because rows are not summed: "
@@ -126,7 +128,7 @@ def predict(
         )
     call, host_weights = _outputs(apply, params, extra)
     weights, example = _placed(strategy, host_weights), _batch(strategy, rows, 0)
-    return over_rows(compile_rows(strategy, call, weights, example), strategy, weights, rows)
+    return predict_rows(compile_rows(strategy, call, weights, example), strategy, weights, rows)
 
 
 def compile_rows(
@@ -142,7 +144,7 @@ def compile_rows(
     return strategy.compile(lambda w, b: (apply(w, b), b["mask"]), weights, example)
 
 
-def over_rows(
+def predict_rows(
     program: Callable[[Any, Batch], Any], strategy: Strategy, weights: Any, rows: FiniteBatches
 ) -> Any:  # a pytree of numpy arrays, each n ...
     """Return the outputs of a `compile_rows` program for each row, in the order of the data."""
@@ -160,17 +162,17 @@ def _outputs(
 ) -> tuple[Callable[[Any, Batch], Any], Any]:
     """Return `apply` as a function of the weights and a batch, and the weights."""
     if isinstance(apply, ModelLoss):
-        return outputs_of(apply), _weights(fit_arguments.start(apply, params, extra))
+        return make_outputs(apply), _weights(fit_arguments.build_start(apply, params, extra))
     if is_nnx(params):
-        module = fit_arguments.start(lambda module, batch, rng: None, params).module
+        module = fit_arguments.build_start(lambda module, batch, rng: None, params).module
         check_takes(apply, ("module", "batch"), "apply")
         call = lambda weights, batch: apply(module.module(*weights, None, False), batch)
         return _in_user_code(call), module.arrays()
     refuse_foreign(params)
-    return outputs_of(apply), (params, extra)
+    return make_outputs(apply), (params, extra)
 
 
-def outputs_of(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch], Any]:
+def make_outputs(apply: Callable[..., Any] | ModelLoss) -> Callable[[Any, Batch], Any]:
     """Return a function of `(params, extra)` and a batch, whose errors show the user's frames.
 
     Args:
@@ -204,11 +206,11 @@ def _batches(
     data: fit_arguments.Data, batch: int, layout: Layout, *, single: bool = False
 ) -> tuple[Strategy, FiniteBatches]:
     """Return the strategy, and the data in batches that split evenly, or in a single batch."""
-    keep_compiled_programs()
+    enable_compilation_cache()
     strategy = layout.build()
-    rows = fit_arguments.once(data, batch or _round_up(ROWS, strategy))
+    rows = fit_arguments.build_batches(data, batch or _round_up(ROWS, strategy))
     if single and not batch and rows is not data:
-        rows = fit_arguments.once(data, _round_up(_num_rows(rows), strategy))
+        rows = fit_arguments.build_batches(data, _round_up(_num_rows(rows), strategy))
     check_divides(rows.size, strategy.shares, 1)
     return strategy, rows
 
@@ -230,7 +232,7 @@ def _run(strategy: Strategy, fn: Callable[..., Any], weights: Any, batch: Batch)
 
 
 def _placed(strategy: Strategy, tree: Any) -> Any:
-    tree = fit_arguments.arrays(tree)
+    tree = fit_arguments.to_arrays(tree)
     return jax.device_put(tree, strategy.shardings(tree))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jtrain.checkpoint import CheckpointManager, object_store_layout
-from jtrain.checkpoint.lock import Lock
+from jtrain.checkpoint.lock import WriteLock
 from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
 from jtrain.config.top import BaseConfig
 from jtrain.distributed.multihost import broadcast_from_first
@@ -50,7 +50,7 @@ def fetch_run(config: BaseConfig, run_dir: RunDir) -> list[str]:
         CheckpointError: if another process writes in the run's directory.
     """
     store = _store(config)
-    copies = object_store_layout.steps(store)
+    copies = object_store_layout.list_copies(store)
     owner = run_dir.owner()
     newest = CheckpointManager(run_dir.checkpoints, first=True, owner=owner).newest()
     newest = -1 if newest is None else newest
@@ -64,7 +64,7 @@ def fetch_run(config: BaseConfig, run_dir: RunDir) -> list[str]:
         )
     if copies[-1] <= newest:
         return []
-    lock = Lock(run_dir.checkpoints)
+    lock = WriteLock(run_dir.checkpoints)
     try:
         step, news = object_store_layout.fetch_newest(store, run_dir.path, above=newest)
     finally:
@@ -98,7 +98,7 @@ def copy_finished(config: BaseConfig, run_dir: RunDir, step: int) -> None:
     if not config.checkpoint.store or not run_dir.first:
         return
     store = _store(config)
-    if step not in object_store_layout.steps(store):
+    if step not in object_store_layout.list_copies(store):
         mirror = _mirror(config, run_dir, lambda: None, lambda line: None)
         mirror.begin()
         mirror.finish(step, missing=True)

@@ -11,11 +11,11 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.core.state import TrainState
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.train.available_layout import usable
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.available_layout import fit_layout_to_devices
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Prompt, RunConfig
-from jtrain.train.longer_run import keep_lengths, lengths
-from jtrain.train.multihost_checks import join
+from jtrain.train.longer_run import get_lengths, keep_lengths
+from jtrain.train.multihost_checks import join_run
 from jtrain.train.run_config_check import MAY_DIFFER, check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up
@@ -24,7 +24,7 @@ Log: TypeAlias = Callable[[str], None]
 Step: TypeAlias = int | Literal["newest", "best"]
 
 
-def measure(
+def evaluate_run(
     config: RunConfig, directory: Path, step: Step = "newest", log: Log = lambda line: None
 ) -> tuple[int, Mapping[str, Mapping[str, float]]]:
     """Return a step of a run, and its metrics over each evaluation set, by set.
@@ -33,14 +33,14 @@ def measure(
         CheckpointError: if the run has no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no evaluation set.
     """
-    setup, run_dir = in_use(config, directory, log)
+    setup, run_dir = set_up_on_devices(config, directory, log)
     if not setup.sets:
         raise ConfigError(f"experiment {config.experiment} has no `valid` to evaluate a run on.")
     found, state = _restore(setup, run_dir, step)
     return found, {name: setup.measure(state, name) for name in setup.sets}
 
 
-def complete(
+def complete_prompt(
     config: RunConfig,
     directory: Path,
     prompt: Prompt,
@@ -58,7 +58,7 @@ def complete(
         ConfigError: if the values are not those of the run, or the experiment generates no text.
         DataError: if the experiment's tokenizer cannot encode the prompt.
     """
-    setup, run_dir = in_use(config, directory, log)
+    setup, run_dir = set_up_on_devices(config, directory, log)
     x = setup.experiment
     if x.complete is None and x.sample is None:
         raise ConfigError(
@@ -80,7 +80,7 @@ def complete(
     return found, x.sample(params, extra, key)
 
 
-def trained(
+def restore_run(
     config: RunConfig, directory: Path, step: Step = "newest", log: Log = lambda line: None
 ) -> tuple[int, TrainSetup, TrainState]:
     """Return a step of a run, the run's setup, and the state after that step.
@@ -89,12 +89,12 @@ def trained(
         CheckpointError: if the run has no such checkpoint.
         ConfigError: if the values are not those of the run.
     """
-    setup, run_dir = in_use(config, directory, log)
+    setup, run_dir = set_up_on_devices(config, directory, log)
     found, state = _restore(setup, run_dir, step)
     return found, setup, state
 
 
-def in_use(config: RunConfig, directory: Path, log: Log) -> tuple[TrainSetup, RunDir]:
+def set_up_on_devices(config: RunConfig, directory: Path, log: Log) -> tuple[TrainSetup, RunDir]:
     """Return the setup of a run on the available devices, and its directory.
 
     If the run's own layout does not fit the devices, another one is used, and logged.
@@ -103,13 +103,13 @@ def in_use(config: RunConfig, directory: Path, log: Log) -> tuple[TrainSetup, Ru
         ConfigError: if the values are not those of the run.
     """
     config, run_dir = _join(config, directory)
-    config, line = usable(config, run_dir.stored(type(config)))
+    config, line = fit_layout_to_devices(config, run_dir.stored(type(config)))
     if line and run_dir.first:
         log(f"{directory}: {line}")
     return _build(config, run_dir), run_dir
 
 
-def again(config: RunConfig, directory: Path) -> tuple[TrainSetup, RunDir]:
+def set_up_stored(config: RunConfig, directory: Path) -> tuple[TrainSetup, RunDir]:
     """Return the setup of a trained run, in its own layout, and its directory.
 
     Raises:
@@ -121,11 +121,11 @@ def again(config: RunConfig, directory: Path) -> tuple[TrainSetup, RunDir]:
 
 def _join(config: RunConfig, directory: Path) -> tuple[RunConfig, RunDir]:
     """Join the processes and check the values; return the config and the run's directory."""
-    keep_compiled_programs()
-    run_dir = RunDir(directory, process=join(config, directory, trains=False).index)
+    enable_compilation_cache()
+    run_dir = RunDir(directory, process=join_run(config, directory, trains=False).index)
     config = keep_lengths(config, run_dir.stored(type(config)))
     # An extended run has its new lengths in config.yaml before a checkpoint has them.
-    run_dir.check_config(config, functools.partial(_advice, run_dir), also=lengths(config))
+    run_dir.check_config(config, functools.partial(_advice, run_dir), also=get_lengths(config))
     return config, run_dir
 
 
@@ -164,6 +164,6 @@ def _restore(setup: TrainSetup, run_dir: RunDir, step: Step) -> tuple[int, Train
                 f"one is kept if checkpoint.best names a metric."
             )
         path = run_dir.checkpoints / str(found)
-        about, also = checkpoints.about(found), lengths(setup.config)
+        about, also = checkpoints.about(found), get_lengths(setup.config)
         check_about(about, setup.config, path, _advice(run_dir, ""), also=also)
         return found, checkpoints.restore(found, setup.like)

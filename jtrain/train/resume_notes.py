@@ -8,7 +8,9 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import RunDir
 
 
-def ways_out(run_dir: RunDir, config: RunConfig, another: str, again: str, settings: str) -> str:
+def resume_advice(
+    run_dir: RunDir, config: RunConfig, another: str, again: str, settings: str
+) -> str:
     """Return what to type if the stored run has other values.
 
     Args:
@@ -22,7 +24,7 @@ def ways_out(run_dir: RunDir, config: RunConfig, another: str, again: str, setti
     return f"Start a new run: {another}\nor resume that one: {command}"
 
 
-def copied(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
+def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
     """Return a line if the run's directory is a copy of another run's, or was moved."""
     known = run_dir.facts()
     if known.get("id", identity["id"]) == identity["id"]:
@@ -33,7 +35,9 @@ def copied(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def gone(run_dir: RunDir, checkpoints: CheckpointManager, start: int | None) -> list[str]:
+def describe_missing_checkpoint(
+    run_dir: RunDir, checkpoints: CheckpointManager, start: int | None
+) -> list[str]:
     """Return a line if the checkpoint in run.json is missing and no other line mentions it."""
     facts = run_dir.facts()
     step = facts.get("step", 0) if facts.get("status") in {"running", "stopped"} else 0

@@ -13,13 +13,13 @@ from typing import Any
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loop import Rollback
-from jtrain.data.batches.skip import Window, merged, number_of
+from jtrain.data.batches.skip import Window, find_batch, merge_windows
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_step_log import BadStep, decisions
-from jtrain.train.longer_run import LengthChange, changes
+from jtrain.train.hooks.bad_step_log import BadStep, read_decisions
+from jtrain.train.longer_run import LengthChange, find_length_changes
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
 
@@ -56,10 +56,10 @@ def resume_point(
         raise ConfigError(found["taken"])
     start = checkpoints.resume()
     about = {} if start is None else checkpoints.about(start)
-    windows = merged(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
+    windows = merge_windows(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
     setup = setup.without(windows)
     setup.calls.restore(about.get("batches", {}))
-    extended = [] if start is None else changes(setup.config, start, about)
+    extended = [] if start is None else find_length_changes(setup.config, start, about)
     return ResumePoint(
         start, setup, found["steps"], about.get("guard", {}), about.get("rows", {}), extended
     )
@@ -76,17 +76,17 @@ def decide_rollback(setup: TrainSetup, guarded: BadStepPolicy, why: Rollback) ->
 
 def apply_decisions(config: RunConfig, directory: RunDir) -> RunConfig:
     """Return the config with the run's own decisions added to `guard.without`."""
-    windows = [*config.guard.without, *(each.window for each in decisions(directory.events))]
-    guard = dataclasses.replace(config.guard, without=merged(windows))
+    windows = [*config.guard.without, *(each.window for each in read_decisions(directory.events))]
+    guard = dataclasses.replace(config.guard, without=merge_windows(windows))
     return dataclasses.replace(config, guard=guard)
 
 
 def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointManager) -> dict:
     """Return the decisions so far, after deleting checkpoints that contradict one."""
-    decided = decisions(directory.events)
+    decided = read_decisions(directory.events)
     for step in reversed(checkpoints.steps() if decided or asked else []):
         try:
-            known = merged(map(_window, checkpoints.about(step).get("without", [])))
+            known = merge_windows(map(_window, checkpoints.about(step).get("without", [])))
         except CheckpointError:  # damaged, which whoever resumes finds too
             continue
         if _took(step, known, [each.window for each in decided]):
@@ -106,7 +106,7 @@ def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointMa
 def _took(step: int, known: Sequence[Window], windows: Sequence[Window]) -> list[Window]:
     """Return the windows of which the checkpoint of a step may have taken a batch."""
     apart = lambda a, b: any(first <= a and b <= stop for first, stop in known)
-    return [(a, b) for a, b in windows if not apart(a, b) and number_of(step, known) > a]
+    return [(a, b) for a, b in windows if not apart(a, b) and find_batch(step, known) > a]
 
 
 def _window(pair: Sequence[int]) -> Window:

@@ -14,7 +14,7 @@ from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
 from jtrain.core.loop import LoopResult, Rollback, Stop, StoppedError
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
-from jtrain.data.batches.reader_counts import gone_on
+from jtrain.data.batches.reader_counts import add_readers
 from jtrain.distributed.cluster.command_line import program
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.startup_progress import StartupProgress
@@ -24,27 +24,27 @@ from jtrain.errors.user_code import api_boundary
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.private_files import private_files
 from jtrain.io.regular_files import open_regular
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.log import LogLines
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.longer_run import (
     check_rate,
     check_steps,
-    describe,
+    describe_length_change,
+    get_lengths,
+    get_stored_lengths,
     keep_lengths,
-    lengths,
-    stored_lengths,
 )
-from jtrain.train.multihost_checks import join, refuse_unshared
+from jtrain.train.multihost_checks import check_shared_directory, join_run
 from jtrain.train.remote_run import copy_finished, fetch_for_all, make_mirror
-from jtrain.train.resume_notes import copied, gone, ways_out
+from jtrain.train.resume_notes import describe_copy, describe_missing_checkpoint, resume_advice
 from jtrain.train.rollback import ResumePoint, decide_rollback, resume_point
 from jtrain.train.run_config_check import check_about
-from jtrain.train.run_dir import RunDir, environment
+from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.run_hooks import RunHooks
 from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
@@ -108,26 +108,26 @@ def run(
         UserError: for what is wrong with config, data or disk, before anything is trained.
         PeerError: if another process of the run does not come.
     """
-    keep_compiled_programs()
+    enable_compilation_cache()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or Path("runs") / config.name
     again = again or ("the same call of jt.run again" if directory else "")
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
-    cluster = join(config, path)
+    cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)
     other_run = f"name={config.name}-2"
     other_run = other_run if again else f"{program()} run {source or 'CONFIG'} ... {other_run}"
     fetched = fetch_for_all(config, run_dir, cluster.processes)
-    advice_of = functools.partial(ways_out, run_dir, config, other_run, again)
+    advice_of = functools.partial(resume_advice, run_dir, config, other_run, again)
     stored = run_dir.stored(type(config))
     config = keep_lengths(config, stored)
-    changed = run_dir.check_config(config, advice_of, also=lengths(config))
+    changed = run_dir.check_config(config, advice_of, also=get_lengths(config))
     finished, again_for = _finished_result(run_dir, config, stored, cluster.processes)
     if finished:
         copy_finished(config, run_dir, finished.step)
         return finished
     run_dir.check_files()
-    changed += copied(run_dir, identity := _of_first(run_dir.identify, cluster.processes))
+    changed += describe_copy(run_dir, identity := _of_first(run_dir.identify, cluster.processes))
     owner = run_dir.adopt(identity, config)
     check_installed(config.trackers)
     checkpointing = config.checkpoint
@@ -154,14 +154,16 @@ def run(
             checkpoints.check_room(setup.like)
             resume, step, state = _resume(config, setup, run_dir, checkpoints, other_run)
         setup, start = resume.setup, resume.start
-        again_for += gone(run_dir, checkpoints, start)
+        again_for += describe_missing_checkpoint(run_dir, checkpoints, start)
         # A resumed run has all in its checkpoint, wherever its first parameters came from.
         drawn = setup.begins.lines() if start is None and setup.begins else []
         run_dir.begin(config)
-        refuse_unshared(run_dir)
+        check_shared_directory(run_dir)
         mirror = make_mirror(config, run_dir, checkpoints)
         longer = [change for change in resume.extended if change.step == start]
-        extensions = [line for change in longer for line in describe(setup.config, change)]
+        extensions = [
+            line for change in longer for line in describe_length_change(setup.config, change)
+        ]
         notices = [
             *cluster.describe(),
             *fetched,
@@ -189,7 +191,7 @@ def run(
 
 def _facts(setup: TrainSetup) -> dict[str, Any]:
     """Return what run.json says of a run beside its status."""
-    facts = {"sets": list(setup.sets), "data": setup.data, **environment(setup.devices)}
+    facts = {"sets": list(setup.sets), "data": setup.data, **get_environment(setup.devices)}
     facts |= {"layout": dict(setup.strategy.axes), "shards": setup.strategy.shares}
     facts["steps"] = setup.config.steps
     if setup.experiment.tokenizer:
@@ -228,7 +230,7 @@ def _train(
             setup, run_dir, checkpoints, start=start, screen=screen, **before
         ) as run_hooks:
             if run_dir.first:
-                readers = gone_on(run_dir.facts(), start or 0, jax.process_count())
+                readers = add_readers(run_dir.facts(), start or 0, jax.process_count())
                 run_dir.write_status("running", step=start or 0, why="", readers=readers, **facts)
             ended = run_steps(
                 setup, step, state, run_hooks, signals, hooks=hooks, start=start, notices=notices
@@ -294,7 +296,7 @@ def _finished_result(
     if step is None or wrong:
         return None, [f"was done at step {step}, {wrong}"]
     results_by_set = {
-        name: results(run_dir.metrics, name) for name in facts_before.get("sets", ["valid"])
+        name: read_results(run_dir.metrics, name) for name in facts_before.get("sets", ["valid"])
     }
     return RunResult(run_dir, "done", step, step, "it was finished before", results_by_set), []
 
@@ -307,7 +309,7 @@ def _of_first(make: Callable[[], dict[str, Any]], processes: int) -> dict[str, A
 def _goes_further(config: RunConfig, stored: RunConfig) -> bool:
     """Return whether a run that was finished as `stored` may have more to do."""
     patience = config.evaluate.patience != stored.evaluate.patience
-    return patience or lengths(config) != stored_lengths(config, stored)
+    return patience or get_lengths(config) != get_stored_lengths(config, stored)
 
 
 def _resume(
@@ -328,7 +330,7 @@ def _resume(
                 run_dir.checkpoints / str(resume.start),
                 f"Start a new run: {other_run}",
             )
-            check_about(about, config, where, disk_advice, also=lengths(config))
+            check_about(about, config, where, disk_advice, also=get_lengths(config))
             run_dir.check_data(setup.data, other_run, known=about.get("data"))
         check_steps(setup.config, resume.start or 0, run_dir.path, other_run)
         make = functools.partial(_state, resume, checkpoints)

@@ -11,14 +11,20 @@ from typing import Any, TypeVar
 
 from jtrain.checkpoint.layout import ABOUT
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.config.command_line import spell
-from jtrain.config.dump import ABSENT, Difference, differences, to_plain
-from jtrain.config.durations import durations
+from jtrain.config.command_line import format_value
+from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
+from jtrain.config.durations import find_durations
 from jtrain.config.resolve import resolve
 from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
-from jtrain.train.run_record import IDENTITY, RUN_JSON, CheckpointRecord, newest_sealed, read_record
+from jtrain.train.run_record import (
+    IDENTITY,
+    RUN_JSON,
+    CheckpointRecord,
+    read_newest_checkpoint,
+    read_record,
+)
 
 C = TypeVar("C", bound=BaseConfig)
 CONFIG, CHECKPOINTS, METRICS = "config.yaml", "checkpoints", "metrics.jsonl"
@@ -50,7 +56,7 @@ def find_values(path: Path, schema: type[C], owner: RunIdentity | None) -> C | N
     Raises:
         ConfigError: if the values cannot be read, or one is not of its type in `schema`.
     """
-    return _find(path, schema, newest_sealed(path / CHECKPOINTS, owner))[0]
+    return _find(path, schema, read_newest_checkpoint(path / CHECKPOINTS, owner))[0]
 
 
 def check_values(
@@ -76,11 +82,11 @@ def check_values(
     Raises:
         ConfigError: if another value differs, with each of them.
     """
-    sealed = newest_sealed(path / CHECKPOINTS, owner)
+    sealed = read_newest_checkpoint(path / CHECKPOINTS, owner)
     stored, notes = _find(path, type(config), sealed)
     if stored is None:
         return []
-    changed = differences(to_plain(stored), to_plain(config))
+    changed = diff_configs(to_plain(stored), to_plain(config))
     may = {*MAY_DIFFER, *also}
     other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
     if sealed is not None and sealed.values is None:
@@ -92,7 +98,10 @@ def check_values(
             f"{path} holds {copy}a run with other values:\n{_table(other)}\n"
             f"{advice(_settings(path, stored, other))}"
         )
-    return [*notes, *(f"{d.key}: {spell(d.before)} -> {spell(d.after)}" for d in changed)]
+    return [
+        *notes,
+        *(f"{d.key}: {format_value(d.before)} -> {format_value(d.after)}" for d in changed),
+    ]
 
 
 def check_about(
@@ -161,9 +170,9 @@ def _since(counted: Any, config: BaseConfig) -> Sequence[Difference]:
     """
     if not isinstance(counted, dict):
         return []
-    lengths = durations(config)
+    lengths = find_durations(config)
     matters = lambda key: key.split(".")[0] not in MAY_DIFFER and key not in lengths
-    changed = differences(counted, to_plain(config))
+    changed = diff_configs(counted, to_plain(config))
     return [d for d in changed if matters(d.key) and ABSENT not in (d.before, d.after)]
 
 
@@ -171,9 +180,11 @@ def _settings(path: Path, stored: BaseConfig, other: Sequence[Difference]) -> st
     """Return what is typed after config.yaml to get the values of the run."""
     settings = settings_for(path / CONFIG, stored, MAY_DIFFER)
     if settings is None:
-        settings = [f"{d.key}={spell(d.before)}" for d in other if d.before is not ABSENT]
+        settings = [f"{d.key}={format_value(d.before)}" for d in other if d.before is not ABSENT]
     return " ".join(settings)
 
 
 def _table(other: Sequence[Difference]) -> str:
-    return "\n".join(f"  {d.key}: {spell(d.before)} there, {spell(d.after)} here" for d in other)
+    return "\n".join(
+        f"  {d.key}: {format_value(d.before)} there, {format_value(d.after)} here" for d in other
+    )

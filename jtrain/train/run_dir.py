@@ -24,9 +24,9 @@ from jtrain.io.lost_files import LostFiles
 from jtrain.io.private_files import check_no_links
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import open_regular
-from jtrain.io.same_file import HeldFolder
+from jtrain.io.same_file import OpenFolder
 from jtrain.train.run_config_check import check_values, find_values
-from jtrain.train.run_record import draw_identity, find_facts, find_owner, owner_of, read_record
+from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
 
 C = TypeVar("C", bound=BaseConfig)
 ENDED = ("done", "failed")  # statuses of a run that has reported its lost files
@@ -59,7 +59,7 @@ class RunDir:
         self.resume_command = again or f"{program()} run {self.config}"
         self.lost = LostFiles()
         """Files that others have removed or truncated."""
-        self._folder: HeldFolder | None = None  # while a run writes in it
+        self._folder: OpenFolder | None = None  # while a run writes in it
         self._config_text = b""  # content of config.yaml
         self._written: dict[str, Any] = {}  # content of run.json
         self._identity: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class RunDir:
             heading = f"Every value of this run; to resume: {self.resume_command}"
             self._config_text = dump(to_plain(config), heading).encode()
             atomic_write(self.config, self._config_text)
-            self._folder = HeldFolder(self.path)
+            self._folder = OpenFolder(self.path)
         except OSError as error:
             raise ConfigError(
                 f"{self.path}: the run's directory, runs/NAME below where you are, cannot be "
@@ -132,7 +132,7 @@ class RunDir:
         Raises:
             ConfigError: if the checkpoints are of several runs, and run.json is lost.
         """
-        return owner_of(self._identity) or find_owner(self.path)
+        return get_owner(self._identity) or find_owner(self.path)
 
     def identify(self) -> dict[str, Any]:
         """Return the run's id and the runs that it was copied from, to broadcast to all processes.
@@ -276,12 +276,12 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
         raise ConfigError(f"{path} {error.strerror}. Move it away: mv {path} {path}.old") from None
 
 
-def environment(devices: list[Any]) -> Mapping[str, Any]:
+def get_environment(devices: list[Any]) -> Mapping[str, Any]:
     """Return what a result depends on besides the config: versions, devices, the git state."""
     return {
         "jtrain": version("jtrain"),
         "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "git": _git(),
@@ -290,7 +290,7 @@ def environment(devices: list[Any]) -> Mapping[str, Any]:
     }
 
 
-def version_of(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the installed version of a package; "" if it is not installed."""
     try:
         return metadata.version(package)

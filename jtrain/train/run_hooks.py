@@ -22,25 +22,25 @@ from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.checkpointing import RetrySave, SaveBest, SaveEvery
 from jtrain.train.hooks.early_stop import EarlyStop
-from jtrain.train.hooks.evaluation import EvaluateEvery, hearing
-from jtrain.train.hooks.fault_injection import rehearsal
-from jtrain.train.hooks.function_hooks import Observer, hook_of
+from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
+from jtrain.train.hooks.fault_injection import fault_hooks
+from jtrain.train.hooks.function_hooks import Observer, to_hook
 from jtrain.train.hooks.grace_period import GracePeriod
 from jtrain.train.hooks.heartbeat import HeartbeatHook
 from jtrain.train.hooks.history import MetricHistory
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.log import LogHook, LogLines
-from jtrain.train.hooks.metrics import Metrics, results
+from jtrain.train.hooks.metrics import Metrics, read_results
 from jtrain.train.hooks.pictures import Pictures
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.hooks.tracking import Tracking
-from jtrain.train.leaf_statistics import leaves
+from jtrain.train.leaf_statistics import build_leaf_log
 from jtrain.train.longer_run import LengthChange
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_trackers import tracking
+from jtrain.train.run_trackers import build_tracking
 from jtrain.train.save_state import CheckpointSaver
 from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End
@@ -163,14 +163,16 @@ class RunHooks:
         self._looks: list[LeafLog] = []
         self._tracking: Tracking | None = None
         if directory and config.log.leaves:
-            self._looks.append(leaves(setup, first and first.leaves, self.pause, start, lost))
+            self._looks.append(
+                build_leaf_log(setup, first and first.leaves, self.pause, start, lost)
+            )
             self._stack.callback(self._looks[0].close)
         self.pictures: Pictures | None = None
         """Pictures of a state, where the experiment draws them and there is a directory."""
         if directory and x.pictures is not None:
             self.pictures = self._pictures(directory, x.pictures)
         if first and config.trackers:
-            self._tracking = tracking(
+            self._tracking = build_tracking(
                 config,
                 first.path,
                 self.speed,
@@ -187,17 +189,17 @@ class RunHooks:
             ConfigError: if one of `own` is no hook, or waits for a set that does not exist.
         """
         config = self._setup.config
-        mine = [hook_of(each, steps_per_call=config.steps_per_call) for each in own]
+        mine = [to_hook(each, steps_per_call=config.steps_per_call) for each in own]
         if config.evaluate.patience:
             mine.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
         steps = [change.step for change in self._extended]
         mine = [each.extended(steps) if isinstance(each, EarlyStop) else each for each in mine]
-        evaluations = hearing(self.evaluations, mine)
+        evaluations = add_listeners(self.evaluations, mine)
         guards = self.guarded.hooks(state, every=self._log.every, tell=self.lines.print)
         best = self.best()
         return [
             HeartbeatHook(every=config.steps_per_call),
-            *rehearsal(),
+            *fault_hooks(),
             *(self.speed, self._log, self.progress, self.metrics),
             *([self.record] if self.record else []),
             *([self.twice] if self.twice else []),
@@ -279,7 +281,9 @@ class RunHooks:
             # Another process may not yet have cut off what came after the checkpoint.
             earlier={
                 step: numbers
-                for step, numbers in (results(directory.metrics, name) if directory else {}).items()
+                for step, numbers in (
+                    read_results(directory.metrics, name) if directory else {}
+                ).items()
                 if start is not None and step <= start
             },
         )

@@ -62,13 +62,13 @@ def read_record(path: Path) -> RunRecord:
     return RunRecord(facts, f"has no usable {', '.join(lost)}" if lost else "")
 
 
-def newest_sealed(checkpoints: Path, owner: RunIdentity | None) -> CheckpointRecord | None:
+def read_newest_checkpoint(checkpoints: Path, owner: RunIdentity | None) -> CheckpointRecord | None:
     """Return the record of a run's newest checkpoint with a readable one."""
-    for step in reversed(layout.named_steps(checkpoints)):
+    for step in reversed(layout.list_named_steps(checkpoints)):
         if layout.is_foreign(checkpoints, step, owner):
             continue
         try:
-            about = layout.record(checkpoints, step)["about"]
+            about = layout.read_record(checkpoints, step)["about"]
         except CheckpointError:  # damaged, or deleted in the meantime
             continue
         identity = about.get(IDENTITY)
@@ -84,7 +84,7 @@ def find_facts(path: Path) -> dict[str, Any]:
     found = read_record(path / RUN_JSON).facts
     if "id" in found:
         return found
-    sealed = newest_sealed(path / "checkpoints", None)
+    sealed = read_newest_checkpoint(path / "checkpoints", None)
     return {**sealed.facts, **found} if sealed else found
 
 
@@ -94,12 +94,13 @@ def find_owner(path: Path) -> RunIdentity | None:
     Raises:
         ConfigError: if run.json has no id, and the checkpoints are of several runs.
     """
-    known = owner_of(read_record(path / RUN_JSON).facts)
+    known = get_owner(read_record(path / RUN_JSON).facts)
     if known is not None:
         return known
     checkpoints = path / "checkpoints"
     sealed = {
-        step: seal.run_of(checkpoints / str(step)) for step in layout.named_steps(checkpoints)
+        step: seal.sealed_run(checkpoints / str(step))
+        for step in layout.list_named_steps(checkpoints)
     }
     steps = [step for step, run in sealed.items() if run]
     candidates = {}
@@ -119,7 +120,7 @@ def find_owner(path: Path) -> RunIdentity | None:
     )
 
 
-def owner_of(facts: Mapping[str, Any]) -> RunIdentity | None:
+def get_owner(facts: Mapping[str, Any]) -> RunIdentity | None:
     """Return the owner of the checkpoints of a run with these facts; None if it has no id."""
     return RunIdentity(facts["id"], facts.get("ancestors", {})) if "id" in facts else None
 
@@ -143,7 +144,9 @@ def draw_identity(path: Path) -> dict[str, Any]:
         return {"id": owner.run, "ancestors": dict(owner.ancestors), "place": place}
     checkpoints = path / "checkpoints"
     copied = [
-        s for s in layout.named_steps(checkpoints) if not layout.is_foreign(checkpoints, s, owner)
+        s
+        for s in layout.list_named_steps(checkpoints)
+        if not layout.is_foreign(checkpoints, s, owner)
     ]
     ancestors = {**owner.ancestors, **({owner.run: copied[-1]} if copied else {})}
     return {**new, "ancestors": ancestors}
@@ -151,7 +154,7 @@ def draw_identity(path: Path) -> dict[str, Any]:
 
 def _ancestors(checkpoints: Path, step: int) -> dict[str, int]:
     try:
-        identity = layout.record(checkpoints, step)["about"].get(IDENTITY)
+        identity = layout.read_record(checkpoints, step)["about"].get(IDENTITY)
     except CheckpointError:
         return {}
     return _typed(identity).get("ancestors", {}) if isinstance(identity, dict) else {}

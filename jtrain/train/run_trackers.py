@@ -10,7 +10,7 @@ from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.trackers import TrackedRun
 
 
-def tracking(
+def build_tracking(
     config: RunConfig,
     path: Path,
     speed: Speed,

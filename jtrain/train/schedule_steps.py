@@ -11,11 +11,11 @@ from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.durations import (
     Duration,
     DurationUnits,
-    by_the_clock,
-    durations,
-    own_lengths,
-    settled,
-    settled_part,
+    convert_durations,
+    convert_part,
+    find_durations,
+    find_own_steps,
+    stays_in_time,
 )
 from jtrain.core.batches import Batches
 from jtrain.errors import ConfigError, UserError
@@ -67,14 +67,14 @@ def resolve_durations(
     Raises:
         ConfigError: for a duration that cannot be counted or does not fit the others.
     """
-    found = durations(config)
+    found = find_durations(config)
     units = {length.unit for length in found.values()}
     clock = jax.process_count() == 1  # several processes save together, and their clocks differ
     facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call, clock=clock)
     timed = {
         key: length
         for key, length in found.items()
-        if length.seconds and not by_the_clock(key, length, facts)
+        if length.seconds and not stays_in_time(key, length, facts)
     }
     lengths = ConfigDurations(found, seconds, provisional=bool(timed) and not seconds)
     if timed:
@@ -85,7 +85,7 @@ def resolve_durations(
     if asks_data:
         known = unresolved or _build_provisional(config, build, facts)
         facts = facts._replace(epoch=steps_per_epoch(known.train), tokens=known.tokens)
-    config = settled(config, facts)
+    config = convert_durations(config, facts)
     if "evaluate.patience" in found:
         config = _patience_in_evaluations(config, found["evaluate.patience"])
     for key, words in config.misfits() if found else ():
@@ -107,14 +107,14 @@ def _build_unresolved(config: RunConfig, build: Build) -> Experiment | None:
 def _build_provisional(config: RunConfig, build: Build, facts: DurationUnits) -> Experiment:
     """Build the experiment with made-up steps, to ask how large its data is."""
     probe = dataclasses.replace(config, optimizer=SGD(lr=1.0))
-    return build(settled(probe, facts._replace(epoch=1, tokens=1)))
+    return build(convert_durations(probe, facts._replace(epoch=1, tokens=1)))
 
 
 def _with_optimizer(experiment: Experiment, config: RunConfig, facts: DurationUnits) -> Experiment:
     """Return the experiment with the transformation that its optimizer is for these steps."""
     optimizer = experiment.optimizer
     if isinstance(optimizer, OptimizerConfig):
-        resolved = settled_part(optimizer, "optimizer", facts, config.steps)
+        resolved = convert_part(optimizer, "optimizer", facts, config.steps)
         optimizer = resolved.build(config.steps, experiment.dims)
     elif not isinstance(optimizer, optax.GradientTransformation) and callable(optimizer):
         optimizer = optimizer(config.steps)
@@ -133,7 +133,7 @@ def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
     if "steps" not in timed:
         return max(length.seconds for length in timed.values())
     lasts = timed["steps"]
-    own = [key for key, part in own_lengths(config).items() if part.steps]  # as long as they say
+    own = [key for key, part in find_own_steps(config).items() if part.steps]  # as long as they say
     for key, length in timed.items():
         if any(key.startswith(f"{part}.") for part in own):
             continue

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from jtrain.checkpoint import WeightsPlan, starting
+from jtrain.checkpoint import WeightsPlan, plan_weights
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.gradient import GradientSharding
@@ -25,17 +25,17 @@ from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.skip import SkipBatches, Window
 from jtrain.data.batches.stacked import StackedBatches
-from jtrain.data.batches.workers import BatchReader, Workers, streamed
+from jtrain.data.batches.workers import BatchReader, Workers, is_streamed
 from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.parallel.program_cache import load_or_compile
 from jtrain.train.auto_layout import layout_of
-from jtrain.train.evaluation_sets import check_best, check_names
+from jtrain.train.evaluation_sets import check_best, check_set_names
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
-from jtrain.train.leaked_tracers import warn_of_kept
+from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.run_record import find_owner
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 
@@ -83,7 +83,7 @@ class TrainSetup:
         asked = self.config.init_from
         if not asked.path:
             return None
-        return starting(asked, self.like.params, self.like.extra, find_owner)
+        return plan_weights(asked, self.like.params, self.like.extra, find_owner)
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
@@ -163,7 +163,7 @@ class TrainSetup:
         config, x, strategy = self.config, self.experiment, self.strategy
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
         check_unused_params(terms, params)
-        warn_of_kept(x.loss)
+        warn_leaked_tracers(x.loss)
         strategy.check_axes_used(self.like, x.dims)
         if config.precision.compute is not None:
             check_product_precision(terms, params, config.precision.compute)
@@ -228,7 +228,7 @@ class TrainSetup:
         rows = self.sets[name]
         mine = self.mine(rows)
         program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
-        workers = Workers() if streamed(rows) else self.config.workers
+        workers = Workers() if is_streamed(rows) else self.config.workers
         read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
         try:
             batches = (self.strategy.place(read(i)) for i in range(len(rows)))
@@ -379,7 +379,7 @@ def _of_experiment(
     )
     for rows in setup.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
-    check_names(config, setup.sets)
+    check_set_names(config, setup.sets)
     return setup
 
 

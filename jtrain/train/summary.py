@@ -11,7 +11,7 @@ from jtrain.core.flops import count_flops
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import TrainState
-from jtrain.io.formatting import columns, count, size
+from jtrain.io.formatting import align_columns, format_bytes, format_count
 from jtrain.parallel.offload import device_shardings
 from jtrain.train.setup import TrainSetup
 
@@ -59,13 +59,13 @@ class Summary:
         return self.params.device + self.extra.device + self.optimizer.device
 
 
-def summary(like: TrainState) -> Summary:
+def summarize(like: TrainState) -> Summary:
     """Return the sizes of a state, given as shapes, dtypes and shardings."""
     leaves = tuple(_leaf(name, leaf) for name, leaf in named_leaves(like.params).items())
     return Summary(leaves, _bytes(like.params), _bytes(like.extra), _bytes(like.opt_state))
 
 
-def step_flops(setup: TrainSetup) -> float | None:
+def count_step_flops(setup: TrainSetup) -> float | None:
     """Return the FLOPs of loss and gradient over the whole batch; None if unknown.
 
     `jtrain.core.flops` counts them by tracing, without compiling or using a device. Products in the
@@ -86,23 +86,23 @@ def step_flops(setup: TrainSetup) -> float | None:
     return count_flops(jax.grad(loss), like.params, like.extra, x.train[0], key)
 
 
-def table(sizes: Summary, work: float | None = None) -> str:
+def format_table(sizes: Summary, work: float | None = None) -> str:
     """Return a line for each module and leaf, then the sums, in columns."""
     rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device"), *_rows(sizes)]
-    return "\n".join([*columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
+    return "\n".join([*align_columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
 
 
-def short(sizes: Summary) -> str:
+def format_line(sizes: Summary) -> str:
     """Return the sums in one line, for the log of a run."""
-    carried = f", {size(sizes.extra.total)} beside them" if sizes.extra.total else ""
+    carried = f", {format_bytes(sizes.extra.total)} beside them" if sizes.extra.total else ""
     return (
-        f"{len(sizes.leaves)} leaves of {size(sizes.params.total)}{carried}, "
-        f"{size(sizes.optimizer.total)} of the optimizer; "
-        f"a device holds {size(sizes.device_bytes)} of state"
+        f"{len(sizes.leaves)} leaves of {format_bytes(sizes.params.total)}{carried}, "
+        f"{format_bytes(sizes.optimizer.total)} of the optimizer; "
+        f"a device holds {format_bytes(sizes.device_bytes)} of state"
     )
 
 
-def plain(sizes: Summary, work: float | None) -> dict[str, Any]:
+def to_json_values(sizes: Summary, work: float | None) -> dict[str, Any]:
     """Return the summary as plain numbers, in bytes and FLOPs; `flops` only if known."""
     known = {} if work is None else {"flops": work}
     return {
@@ -124,7 +124,7 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
     for module, leaves in modules.items():
         if module:
             numbers, held = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
-            yield module, "", "", f"{numbers:,}", size(held), ""
+            yield module, "", "", f"{numbers:,}", format_bytes(held), ""
         for leaf in leaves:
             name = leaf.name.rpartition("/")[2]
             yield (
@@ -132,7 +132,7 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
                 _dims(leaf.shape),
                 leaf.dtype,
                 f"{leaf.numbers:,}",
-                size(leaf.bytes),
+                format_bytes(leaf.bytes),
                 "whole" if leaf.shard == leaf.shape else _dims(leaf.shard),
             )
 
@@ -142,10 +142,13 @@ def _sums(sizes: Summary, work: float | None) -> Iterator[str]:
     for name in ("params", "extra", "optimizer"):
         held: StateBytes = getattr(sizes, name)
         if held.total:
-            yield f"{name:10}  {size(held.total)}, {size(held.device)} of it on a device"
-    yield f"state       {size(sizes.device_bytes)} on a device"
+            yield (
+                f"{name:10}  {format_bytes(held.total)}, {format_bytes(held.device)} of "
+                "it on a device"
+            )
+    yield f"state       {format_bytes(sizes.device_bytes)} on a device"
     if work is not None:
-        yield f"step        {count(work)}FLOP in products of loss and gradient"
+        yield f"step        {format_count(work)}FLOP in products of loss and gradient"
 
 
 def _leaf(name: str, leaf: Any) -> LeafSize:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jtrain.io.formatting import count
+from jtrain.io.formatting import format_count
 
 Points: TypeAlias = Mapping[int, Any]  # a number by step
 WIDTH, HEIGHT = 380, 240
@@ -52,7 +52,7 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
 
 
 def _named(step: int) -> str:
-    return str(step) if step < 1e5 else count(step)
+    return str(step) if step < 1e5 else format_count(step)
 
 
 def _finite(points: Points) -> list[tuple[int, float]]:

@@ -9,16 +9,16 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.data.batches.not_finite import not_finite
+from jtrain.data.batches.not_finite import describe_nonfinite
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.bad_steps import describe_bad_step, step_report
-from jtrain.train.banner import opening
+from jtrain.train.banner import banner_lines
 from jtrain.train.first_batch.first_batch import FirstBatch
-from jtrain.train.first_batch.set_checks import check, look, look_at_sets
+from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.leaked_tracers import explain_kept
+from jtrain.train.leaked_tracers import explain_leaked_tracer
 from jtrain.train.run_hooks import RunHooks
 from jtrain.train.setup import TrainSetup
 
@@ -47,7 +47,7 @@ def run_steps(
     config = setup.config
     with make_reader(setup, start or 0, run_hooks.saw) as feed:
         run_hooks.waited = lambda: feed.waited
-        for line in [*opening(setup, start), *notices]:
+        for line in [*banner_lines(setup, start), *notices]:
             run_hooks.lines.print(line)
         observers = [signals, *run_hooks.hooks(hooks, state)]
         signals.fits, run_hooks.reading = run_hooks.grace.fits, signals.through
@@ -67,7 +67,7 @@ def run_steps(
                 steps_per_call=config.steps_per_call,
             )
         except TypeError as error:
-            explained = explain_kept(error, setup.experiment.loss)
+            explained = explain_leaked_tracer(error, setup.experiment.loss)
             if explained is None:
                 raise
             raise explained from error
@@ -98,7 +98,9 @@ def compile_step(
     Raises:
         UserError: for what is wrong with the loss, or with the first batch that it gets.
     """
-    looked = look(setup, start or 0)  # traced here, where a caller's `with jax...` holds
+    looked = trace_train_batch(
+        setup, start or 0
+    )  # traced here, where a caller's `with jax...` holds
     with ThreadPoolExecutor(1) as beside:
         state, checked = beside.submit(make), beside.submit(setup.check_evaluation)
         others = beside.submit(_searched, setup, looked)
@@ -107,13 +109,13 @@ def compile_step(
         with HEARTBEAT.during("restore"):
             made = state.result()
         checked.result()
-        check(setup, others.result(), made)
+        check_batches(setup, others.result(), made)
         return step, made
 
 
 def _searched(setup: TrainSetup, looked: Sequence[FirstBatch]) -> list[FirstBatch]:
     """These and the first batches of the sets, each searched."""
-    found = [*looked, *look_at_sets(setup)]
+    found = [*looked, *trace_set_batches(setup)]
     return [each for each in found if each.suspects is not None]
 
 
@@ -145,4 +147,4 @@ def _blame(setup: TrainSetup, last: int) -> str:
         min(window, setup.config.steps) + 10 * setup.config.steps_per_call
     )  # some were in flight
     rows_of = lambda step: step_report(setup, step).get("rows", ())
-    return not_finite(setup.train, range(max(1, last - recent), last + 1), rows_of)
+    return describe_nonfinite(setup.train, range(max(1, last - recent), last + 1), rows_of)

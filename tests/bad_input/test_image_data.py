@@ -27,12 +27,12 @@ from jtrain.data import (
     Shuffled,
     Subset,
     TFRecords,
-    keep_back,
+    hold_out,
     read_example,
     read_idx,
     read_labelled,
 )
-from jtrain.data.batches.file_sharding import sharing
+from jtrain.data.batches.file_sharding import shard_files
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.digits import Digits
 from jtrain.data.images.fashion_mnist import FashionMnist
@@ -103,9 +103,9 @@ CASES = [
     ),
     Case(
         "a share that keeps nothing",
-        lambda _: keep_back(Arrays(x=TEN), 0.01),
+        lambda _: hold_out(Arrays(x=TEN), 0.01),
         ("validation=0.01 of 8 rows", "none of them", "Set validation=0.5"),
-        lambda _: keep_back(Arrays(x=TEN), 0.5),
+        lambda _: hold_out(Arrays(x=TEN), 0.5),
     ),
     Case(
         "a row of a subset that is not there",
@@ -149,9 +149,9 @@ CASES = [
     ),
     Case(
         "fewer files than processes",
-        lambda folder: sharing([folder], index=0, count=2, policy="file"),
+        lambda folder: shard_files([folder], index=0, count=2, policy="file"),
         ("sharing=file", "1 file, 2 processes", "Set sharing=data"),
-        lambda folder: sharing([folder], index=0, count=2, policy="data"),
+        lambda folder: shard_files([folder], index=0, count=2, policy="data"),
     ),
 ]
 

@@ -15,7 +15,7 @@ import pytest
 from quick_study import CODE, YAML, at_home, write_study
 
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 
 CONFIG = "configs/quick.yaml"
 ROOT = Path(__file__).parents[2]
@@ -213,7 +213,7 @@ def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
     assert "steps 1 to 20: 2 of 20 skipped, loss or gradient was not finite" in out
     assert "was skipped: row 3 of `x` has nan at [1]. Leave such rows out, or fill them" in out
     assert "lower optimizer.lr" not in out
-    found = results("runs/quick/metrics.jsonl", "")
+    found = read_results("runs/quick/metrics.jsonl", "")
     assert [numbers["skipped"] for numbers in found.values()] == [1, 2]  # once an epoch
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from permissions import permissions_hold
 
-from jtrain.checkpoint.tensors import tensors
-from jtrain.checkpoint.weights_source import find
+from jtrain.checkpoint.tensors import read_tensors
+from jtrain.checkpoint.weights_source import open_source
 from jtrain.data.sources.idx import read_idx
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.data.text.characters import read_text
@@ -32,9 +32,9 @@ def header(text: str) -> bytes:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "tensors": ("a.safetensors", tensors),
-    "an index of tensors": ("a.safetensors.index.json", tensors),
-    "parameters to start from": ("a.safetensors", lambda path: find(str(path))),
+    "tensors": ("a.safetensors", read_tensors),
+    "an index of tensors": ("a.safetensors.index.json", read_tensors),
+    "parameters to start from": ("a.safetensors", lambda path: open_source(str(path))),
     "a tokenizer": ("tokenizer.json", read_tokenizer),
     "text": ("a.txt", read_text),
     "tokens": ("a.bin", read_tokens),
@@ -91,7 +91,7 @@ def test_json_that_no_model_folder_holds_is_told(name: str, content: bytes, tmp_
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError):
-        read_tokenizer(path) if name == "tokenizer.json" else tensors(path)
+        read_tokenizer(path) if name == "tokenizer.json" else read_tensors(path)
 
 
 @pytest.fixture(scope="module")

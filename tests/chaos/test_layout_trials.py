@@ -17,7 +17,7 @@ from chaos.layouts import (
     uninterrupted,
 )
 from jtrain.checkpoint.inspect import read_arrays
-from jtrain.checkpoint.layout import record
+from jtrain.checkpoint.layout import read_record
 
 
 def test_forty_pairs_have_every_layout_on_both_sides():
@@ -66,7 +66,7 @@ def test_the_same_layout_is_bitwise_and_each_difference_is_found(tmp_path: Path)
     assert trained(place, ALONE, stop=step) == trained(place, ALONE, stop=0) == []
     assert differences(place, alone, step) == (0.0, [])
     ends = [run / RUN / "checkpoints" for run in (place, alone)]
-    names = list(record(ends[0], STEPS)["fingerprints"])
+    names = list(read_record(ends[0], STEPS)["fingerprints"])
     one, other = (read_arrays(end, STEPS, names) for end in ends)
     assert {name: one[name].tobytes() for name in names} == {n: other[n].tobytes() for n in names}
 

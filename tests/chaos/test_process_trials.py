@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.launched import STEPS, start_run, differences, home_of
+from chaos.launched import STEPS, differences, home_of, start_run
 
 
 @pytest.mark.thorough

@@ -76,7 +76,7 @@ def main(directory: Path, port: str, index: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if index:  # as if the other process had saved a step between two listings
             patch.setattr(weights_source, "_step", lambda *_: 2)
-        assert weights_source.find(str(directory)).where == str(directory / "4")
+        assert weights_source.open_source(str(directory)).where == str(directory / "4")
     apart(index)
 
 

@@ -12,8 +12,8 @@ import pytest
 from checkpoint_states import like, same_bits
 from full_disk import files_of_at_most
 
-from jtrain.checkpoint import CheckpointManager, bytes_of, check_writable, lock
-from jtrain.checkpoint.disk_space import on_disk
+from jtrain.checkpoint import CheckpointManager, check_writable, lock, state_bytes
+from jtrain.checkpoint.disk_space import disk_bytes
 from jtrain.errors import CheckpointError
 
 # Failed tasks of the storage library sometimes log when they are collected.
@@ -46,15 +46,15 @@ def save_and_check(checkpoints: CheckpointManager, step: int) -> None:
 
 def test_bytes_are_those_of_the_leaves():
     state = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(7, jnp.bfloat16), "key": jax.random.key(0)}
-    assert bytes_of(state) == 3 * 5 * 4 + 7 * 2 + 8
-    assert bytes_of(jax.eval_shape(lambda: state)) == bytes_of(state)
+    assert state_bytes(state) == 3 * 5 * 4 + 7 * 2 + 8
+    assert state_bytes(jax.eval_shape(lambda: state)) == state_bytes(state)
 
 
 def test_a_checkpoint_takes_about_the_bytes_of_its_state(tmp_path: Path):
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, STATE, {})
     taken = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
-    assert bytes_of(STATE) <= taken < bytes_of(STATE) + 20_000
+    assert state_bytes(STATE) <= taken < state_bytes(STATE) + 20_000
 
 
 def test_disk_usage_of_a_tiny_checkpoint_is_estimated(tmp_path: Path):
@@ -62,7 +62,7 @@ def test_disk_usage_of_a_tiny_checkpoint_is_estimated(tmp_path: Path):
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
     blocks = sum(path.stat().st_blocks * 512 for path in (tmp_path / "1").rglob("*"))
-    assert bytes_of(state) < blocks < on_disk(state) < 2 * blocks
+    assert state_bytes(state) < blocks < disk_bytes(state) < 2 * blocks
 
 
 def test_too_little_space_is_found_before_training(tmp_path: Path):

@@ -15,7 +15,7 @@ from jtrain.errors import CheckpointError, DamagedError
 
 
 def of(leaf) -> str:
-    return fingerprint.read(fingerprint.begin({"leaf": leaf}))["leaf"]
+    return fingerprint.read(fingerprint.start({"leaf": leaf}))["leaf"]
 
 
 def by_hand(words: list[int]) -> str:

@@ -42,14 +42,14 @@ def check_all_steps(directory: Path, at_least: int) -> int:
 
 def test_kill_9_during_a_save_leaves_older_checkpoints_valid(tmp_path: Path):
     start_and_kill(tmp_path, "3.saving")
-    assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
+    assert layout.list_leftovers(tmp_path), "the kill came between two saves: it proves nothing"
     newest = check_all_steps(tmp_path, at_least=2)
 
     start_and_kill(tmp_path, f"{newest + 2}.saving/state.*/**/d/*")
-    assert layout.leftovers(tmp_path), "the kill came between two saves: it proves nothing"
+    assert layout.list_leftovers(tmp_path), "the kill came between two saves: it proves nothing"
     newest = check_all_steps(tmp_path, at_least=newest + 1)
 
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
-    assert layout.leftovers(tmp_path) == []
+    assert layout.list_leftovers(tmp_path) == []
     assert check_all_steps(tmp_path, at_least=newest + 1) == newest + 1

@@ -14,7 +14,7 @@ from jtrain.errors import CheckpointError
 
 def write(directory: Path, step: int, text: str) -> None:
     layout.make_directory(directory)
-    begun = layout.begin(directory, step)
+    begun = layout.create_saving_path(directory, step)
     (begun / "state").mkdir()
     (begun / "state" / "data").write_text(text)
     layout.commit(begun, {"step": step, "leaves": {}, "best": {}, "about": {"text": text}})
@@ -22,12 +22,13 @@ def write(directory: Path, step: int, text: str) -> None:
 
 def whole(directory: Path) -> dict[int, str]:
     """Return the content of each listed checkpoint, after a check."""
-    for step in layout.steps(directory):
-        record = layout.record(directory, step)
-        layout.check(directory, step)
+    for step in layout.list_steps(directory):
+        record = layout.read_record(directory, step)
+        layout.check_valid(directory, step)
         assert (directory / str(step) / "state" / "data").read_text() == record["about"]["text"]
     return {
-        step: layout.record(directory, step)["about"]["text"] for step in layout.steps(directory)
+        step: layout.read_record(directory, step)["about"]["text"]
+        for step in layout.list_steps(directory)
     }
 
 
@@ -69,13 +70,13 @@ def test_a_kill_before_any_change_loses_no_valid_checkpoint(tmp_path: Path):
             done = kill_at(patch, count)
             try:
                 write(directory, 3, "three")
-                layout.delete(directory, 1)
+                layout.delete_checkpoint(directory, 1)
                 write(directory, 3, "three again")
             except Killed:
                 pass
             finished = len(done) < count
         layout.clear_leftovers(directory)
-        assert layout.leftovers(directory) == []
+        assert layout.list_leftovers(directory) == []
         found = whole(directory)
         assert found[2] == "two"
         assert 1 in found or 3 in found
@@ -112,17 +113,17 @@ def test_other_files_are_left_alone(tmp_path: Path):
 
 def test_the_error_for_a_missing_checkpoint_lists_the_others(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"does not exist. Train first"):
-        layout.record(tmp_path / "none", 3)
+        layout.read_record(tmp_path / "none", 3)
     with pytest.raises(CheckpointError, match=r"is empty. Train first"):
-        layout.record(tmp_path, 3)
-    layout.begin(tmp_path, 3)
+        layout.read_record(tmp_path, 3)
+    layout.create_saving_path(tmp_path, 3)
     with pytest.raises(CheckpointError, match=r"only 3.saving, which is not complete. Restart"):
-        layout.record(tmp_path, 3)
+        layout.read_record(tmp_path, 3)
     write(tmp_path, 1, "one")
     write(tmp_path, 20, "twenty")
     with pytest.raises(CheckpointError, match=r"there are 1, 20. Name .* the newest \(20\)"):
-        layout.record(tmp_path, 3)
-    assert layout.record(tmp_path, 20)["about"] == {"text": "twenty"}
+        layout.read_record(tmp_path, 3)
+    assert layout.read_record(tmp_path, 20)["about"] == {"text": "twenty"}
 
 
 @pytest.mark.parametrize("name", ["state/data", "about.json"])
@@ -137,11 +138,11 @@ def test_the_error_for_a_damaged_checkpoint_has_advice(tmp_path: Path, name: str
     else:
         path.write_text(text[: len(text) // 2] if damage == "cut" else "")
     with pytest.raises(CheckpointError) as refusal:
-        layout.check(tmp_path, 2)
+        layout.check_valid(tmp_path, 2)
     message = str(refusal.value)
     assert message.startswith(f"checkpoint 2 is damaged: {name}: is ")
     assert message.endswith("newest valid one, and jtrain eval takes --step 1.")
-    assert layout.steps(tmp_path) == [1]
+    assert layout.list_steps(tmp_path) == [1]
     assert layout.set_aside(tmp_path, 2) == tmp_path / "2.damaged"
     layout.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
@@ -164,9 +165,9 @@ def test_any_entry_with_the_name_of_a_leftover_is_removed(tmp_path: Path, suffix
         else:
             (path / "state").mkdir(parents=True)
     if suffix == ".replaced" and kind == "folder":  # a step that was being replaced: put back
-        layout.clear(tmp_path / "7.replaced")
+        layout.try_remove(tmp_path / "7.replaced")
     write(tmp_path, 2, "two again")
-    layout.delete(tmp_path, 2)
+    layout.delete_checkpoint(tmp_path, 2)
     write(tmp_path, 3, "three")
     layout.clear_leftovers(tmp_path, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "outside"]
@@ -190,7 +191,7 @@ def test_a_leftover_that_cannot_be_removed_is_reported_and_retried(tmp_path: Pat
             for step in (2, 3, 4):
                 checkpoints.save(step, state, {})
                 checkpoints.wait()
-        assert [path.name for path in layout.leftovers(tmp_path)] == [
+        assert [path.name for path in layout.list_leftovers(tmp_path)] == [
             "1.deleting",
             "2.deleting",
             "3.deleting",
@@ -202,7 +203,7 @@ def test_a_leftover_that_cannot_be_removed_is_reported_and_retried(tmp_path: Pat
         )
         checkpoints.save(5, state, {})
         checkpoints.wait()
-        assert layout.leftovers(tmp_path) == []
+        assert layout.list_leftovers(tmp_path) == []
         assert checkpoints.steps() == [5]
 
 

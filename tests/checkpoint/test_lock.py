@@ -61,20 +61,20 @@ def test_close_releases_the_lock(tmp_path: Path):
     for step in (1, 2):
         with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as other:
             checkpoints.save(step, STATE, {})
-            assert lock.holder(tmp_path)["pid"] == os.getpid()
+            assert lock.read_holder(tmp_path)["pid"] == os.getpid()
             with pytest.raises(CheckpointError, match="this process itself: close its") as refusal:
                 other.prepare()
             assert f"process {os.getpid()} on" in str(refusal.value)
-    assert lock.holder(tmp_path) == {}
+    assert lock.read_holder(tmp_path) == {}
 
 
 def test_an_unreadable_lock_record_is_replaced(tmp_path: Path):
     for left in ("", "no json", json.dumps([1]), json.dumps({"pid": "x"})):
         (tmp_path / lock.NAME).write_text(left)
-        held = lock.Lock(tmp_path)
+        held = lock.WriteLock(tmp_path)
         (tmp_path / lock.NAME).write_text(left)
         with pytest.raises(CheckpointError, match=rf"process {os.getpid()} on \S+ writes there\. "):
-            lock.Lock(tmp_path)  # the holder by /proc/locks
+            lock.WriteLock(tmp_path)  # the holder by /proc/locks
         held.release()
 
 
@@ -94,23 +94,23 @@ def test_removing_the_lock_file_does_not_release_the_lock(tmp_path: Path):
 
 
 def test_renew_restores_the_lock_file(tmp_path: Path):
-    held = lock.Lock(tmp_path)
+    held = lock.WriteLock(tmp_path)
     assert held.renew() == ""
     (tmp_path / lock.NAME).unlink()
     assert held.renew() == f"{tmp_path / lock.NAME} was removed while this process wrote there"
-    assert lock.holder(tmp_path)["pid"] == os.getpid()
+    assert lock.read_holder(tmp_path)["pid"] == os.getpid()
     assert held.renew() == ""
     held.release()
 
 
 def test_a_moved_directory_is_locked_again_unless_another_holds_it(tmp_path: Path):
     place, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
-    held = lock.Lock(place)
+    held = lock.WriteLock(place)
     place.rename(elsewhere)
     assert "was moved or removed, and the checkpoints in it" in held.renew()
     assert held.renew() == ""
     place.rename(tmp_path / "again")
-    other = lock.Lock(place)
+    other = lock.WriteLock(place)
     for _ in range(2):
         with pytest.raises(CheckpointError, match="this process itself"):
             held.renew()
@@ -128,7 +128,7 @@ def test_an_entry_in_place_of_the_lock_file_is_named(tmp_path: Path, kind: str):
     path = tmp_path / lock.NAME
     path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=rf"is no file .*Remove it: rm -r {path}"):
-        lock.Lock(tmp_path)
+        lock.WriteLock(tmp_path)
 
 
 @pytest.mark.thorough
@@ -192,12 +192,12 @@ def test_ctrl_c_at_any_moment_leaves_no_lock(tmp_path: Path, way: str, monkeypat
         checkpoints = CheckpointManager(place, first=True)
         if way == "close":
             checkpoints.acquire()
-        function = getattr(checkpoints, way, lambda place=place: lock.Lock(place))
+        function = getattr(checkpoints, way, lambda place=place: lock.WriteLock(place))
         came = interrupted(function, moment, kept)
         checkpoints.close()
         with monkeypatch.context() as patch:
             patch.setattr(lock, "_PATIENCE", 0.0)
-            lock.Lock(place).release()  # fails if the lock is still held
+            lock.WriteLock(place).release()  # fails if the lock is still held
     assert len(kept) >= 20, "too few to prove anything"
     kept.clear()
     gc.collect()  # closes what an interrupt left open, before the next test

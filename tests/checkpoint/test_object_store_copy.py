@@ -68,9 +68,9 @@ def test_copies_are_valid_and_older_ones_are_removed(
     for step in (1, 2, 3):
         mirror.copy(step)
     mirror.finish(3)
-    assert object_store_layout.steps(objects) == [2, 3]
+    assert object_store_layout.list_copies(objects) == [2, 3]
     assert {"run.json", "metrics.jsonl"} == set(
-        object_store_layout.own_files(objects.sizes())
+        object_store_layout.run_files(objects.sizes())
     )  # and no link
     assert object_store_layout.fetch_newest(objects, tmp_path / "back") == (3, [])
     assert read(tmp_path / "back") == 3
@@ -81,7 +81,7 @@ def test_the_best_stays(objects: ObjectStore, saved: Path):
     mirror = mirror_of(objects, saved, keep=1, best=lambda: 1)
     for step in (1, 2, 3):
         mirror.copy(step)
-    assert object_store_layout.steps(objects) == [1, 3]
+    assert object_store_layout.list_copies(objects) == [1, 3]
 
 
 def cut_off(
@@ -128,8 +128,8 @@ def test_a_kill_before_any_change_leaves_a_valid_copy(
         assert step in (2, 3)
         again = mirror_of(fresh, saved)  # the next process
         again.copy(3)
-        assert object_store_layout.steps(fresh) == [2, 3]
-        assert list(object_store_layout.listed(fresh)) == [2, 3]
+        assert object_store_layout.list_copies(fresh) == [2, 3]
+        assert list(object_store_layout.object_sizes(fresh)) == [2, 3]
         after += 1
     assert after > 15
 
@@ -143,7 +143,7 @@ def test_a_refused_copy_is_reported_and_copied_later(
     with monkeypatch.context() as patch:
         cut_off(objects, patch, 4, PermissionError("Access Denied"))
         mirror.copy(2)
-        assert object_store_layout.steps(objects) == [1]
+        assert object_store_layout.list_copies(objects) == [1]
         (line,) = told
         assert "checkpoint 2 is on this disk and was not copied" in line
         assert "AWS_ACCESS_KEY_ID" in line
@@ -151,7 +151,7 @@ def test_a_refused_copy_is_reported_and_copied_later(
             mirror.finish(2)
         assert raised.value.code == FAULT
     mirror.finish(2)
-    assert object_store_layout.steps(objects) == [1, 2]
+    assert object_store_layout.list_copies(objects) == [1, 2]
 
 
 def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path):
@@ -164,14 +164,14 @@ def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path
     second.copy(2)
     with pytest.raises(TakenError):
         first.finish(2)
-    assert object_store_layout.steps(objects) == [1, 2]
+    assert object_store_layout.list_copies(objects) == [1, 2]
 
 
 def test_copies_after_a_rollback_point_are_removed(objects: ObjectStore, saved: Path):
     mirror = mirror_of(objects, saved)
     for step in (1, 3, 2):
         mirror.copy(step)
-    assert object_store_layout.steps(objects) == [1, 2]
+    assert object_store_layout.list_copies(objects) == [1, 2]
 
 
 def test_a_damaged_copy_is_skipped_without_leftovers(
@@ -194,10 +194,12 @@ def test_a_damaged_copy_is_skipped_without_leftovers(
 def test_an_object_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
     objects = ObjectStore(f"memory://{uuid.uuid4()}/small")
     mirror_of(objects, saved).copy(1)
-    sizes = {**object_store_layout.listed(objects)[1], "../../../out": 1}
+    sizes = {**object_store_layout.object_sizes(objects)[1], "../../../out": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            object_store_layout, object_store_layout.listed.__name__, lambda objects: {1: sizes}
+            object_store_layout,
+            object_store_layout.object_sizes.__name__,
+            lambda objects: {1: sizes},
         )
         assert object_store_layout.fetch(objects, 1, tmp_path / "checkpoints") == [
             "../../../out: is no file name of a checkpoint"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.checkpoint.orbax_logging import silence
+from jtrain.checkpoint.orbax_logging import hide_failures
 
 STEPS = 12
 SAVES = """\
@@ -50,7 +50,7 @@ def test_a_failed_write_is_reported_in_one_line(tmp_path: Path):
 
 
 def test_only_messages_of_orbax_are_hidden(caplog: pytest.LogCaptureFixture):
-    silence()
+    hide_failures()
     log = logging.getLogger("asyncio")
     text = (
         'OUT_OF_RANGE: Error writing "w/0.0" in OCDBT database at local file "kept": File too large'
@@ -75,7 +75,7 @@ def test_only_coroutines_of_orbax_may_stay_unawaited():
         each.__qualname__ = each.__name__
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        silence()
+        hide_failures()
         for each in (async_serialize_from_host, mine):
             each()
         gc.collect()

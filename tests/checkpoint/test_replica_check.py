@@ -33,24 +33,24 @@ def array_with_flip(spec: P, flipped: int | None) -> jax.Array:
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
 def test_a_flipped_bit_in_one_replica(spec, named):
-    found = replica_check.seen(fingerprint.begin({"w": array_with_flip(spec, 5)}))
+    found = replica_check.local_prints(fingerprint.start({"w": array_with_flip(spec, 5)}))
     assert len(found["w"]) == 2
     odd = min(found["w"].values(), key=len)
     groups = [[name.split()[0] for name in group] for group in found["w"].values()]
     assert named in groups, odd
     with pytest.raises(DeviceError, match=r"step 7: .* w: .*cpu:"):
-        replica_check.agreed(found, 7)
+        replica_check.check_replicas(found, 7)
 
 
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
 def test_leaves_of_one_program_are_reported_separately(spec, named):
     odd = array_with_flip(spec, 5)
-    alone = replica_check.seen(fingerprint.begin({"w": odd}))["w"]
+    alone = replica_check.local_prints(fingerprint.start({"w": odd}))["w"]
     for beside in (P(), P("data"), P("data", "fsdp")):
         other = array_with_flip(beside, None)
         single = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[3])
         every = {"a": other, "w": odd, "host": np.arange(3), "b": other, "single": single}
-        found = replica_check.seen(fingerprint.begin(every))
+        found = replica_check.local_prints(fingerprint.start(every))
         assert found.pop("w") == alone
         assert found.keys() == {"a", "b", "host", "single"}
         assert all(len(prints) == 1 for prints in found.values())
@@ -59,8 +59,10 @@ def test_leaves_of_one_program_are_reported_separately(spec, named):
 
 @pytest.mark.parametrize("spec", [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")])
 def test_equal_replicas_are_accepted(spec):
-    begun = fingerprint.begin({"w": array_with_flip(spec, None), "host": np.arange(3)})
-    assert replica_check.agreed(replica_check.seen(begun), 7) == fingerprint.read(begun)
+    begun = fingerprint.start({"w": array_with_flip(spec, None), "host": np.arange(3)})
+    assert replica_check.check_replicas(replica_check.local_prints(begun), 7) == fingerprint.read(
+        begun
+    )
 
 
 def test_a_step_with_differing_replicas_is_not_saved(tmp_path):

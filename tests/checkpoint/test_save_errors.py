@@ -181,9 +181,9 @@ def test_a_refused_export_names_the_cause(tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.safetensors").mkdir()
     with pytest.raises(CheckpointError, match="A file is where a directory is needed"):
-        export.write(tmp_path / "file" / "a.safetensors", {}, {})
+        export.write_safetensors(tmp_path / "file" / "a.safetensors", {}, {})
     with pytest.raises(
         CheckpointError, match="A file is needed and something else is in its place"
     ):
-        export.write(tmp_path / "folder.safetensors", {}, {})
+        export.write_safetensors(tmp_path / "folder.safetensors", {}, {})
     assert [path.name for path in tmp_path.glob(".*")] == []

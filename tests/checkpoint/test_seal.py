@@ -65,7 +65,7 @@ def test_every_damage_is_detected(kind, damaged: Path):
         damage, found = damage_and_check(damaged, seed, kinds=(kind,))
         assert found, f"{damage} (seed {seed})"
         assert len(found[0]) < 300
-        assert 2 not in layout.steps(damaged) or kind in QUIETLY, f"{damage} is listed"
+        assert 2 not in layout.list_steps(damaged) or kind in QUIETLY, f"{damage} is listed"
         shutil.rmtree(damaged / "2")
         shutil.copytree(kept, damaged / "2")
     assert (
@@ -174,7 +174,7 @@ def test_no_step_is_listed_while_it_is_written(tmp_path: Path):
     named: list[tuple[int, list[int]]] = []
     with CheckpointManager(tmp_path) as checkpoints:
         for step in (1, 2, 3):
-            say = lambda step: named.append((step, layout.steps(tmp_path)))
+            say = lambda step: named.append((step, layout.list_steps(tmp_path)))
             checkpoints.save(step, {"x": jnp.arange(1000)}, {}, sealed=say)
             assert checkpoints.newest() in (step, step - 1 or None)
     assert named == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
@@ -221,10 +221,10 @@ def test_every_released_format_is_read(version: int, tmp_path: Path):
         assert checkpoints.about(3) == {"note": f"format {version}"}
         assert same_bits(checkpoints.restore(3, like(state)), state)
         checkpoints.save(4, state, {})
-    assert layout.steps(directory) == [3, 4]
+    assert layout.list_steps(directory) == [3, 4]
     cut = next(path for path in files_of(directory / "3") if path.parent.name == "d")
     cut.write_bytes(cut.read_bytes()[:-1])
-    assert layout.steps(directory) == [4], "format 1 is checked by sizes"
+    assert layout.list_steps(directory) == [4], "format 1 is checked by sizes"
 
 
 def test_a_digest_equals_that_of_xxhsum(tmp_path: Path):
@@ -287,14 +287,14 @@ STRANGE = {
 def test_resume_sets_invalid_entries_aside(kind, damaged: Path, whole):
     STRANGE[kind](damaged / "2")
     with permissions_hold():
-        assert layout.steps(damaged) == [1]
+        assert layout.list_steps(damaged) == [1]
         (fault,) = layout.find_faults(damaged, 2, full=True)[:1]
         assert len(fault) < 300
         with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-            layout.check(damaged, 2)
+            layout.check_valid(damaged, 2)
         if not kind.startswith("an array"):
             with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-                layout.record(damaged, 2)
+                layout.read_record(damaged, 2)
         with CheckpointManager(damaged) as checkpoints:
             assert checkpoints.resume() == 1
             aside = f"checkpoint 2 is damaged and was set aside as {damaged / '2.damaged'}: {fault}"
@@ -338,7 +338,7 @@ def test_a_renamed_checkpoint_is_reported_and_not_resumed_from(damaged: Path):
     (damaged / "2").rename(damaged / "2.bak")
     shutil.copytree(damaged / "1", damaged / "copy of 1")
     (damaged / "notes").mkdir()
-    assert directory_entries.strays(damaged) == [("2.bak", 2), ("copy of 1", 1)]
+    assert directory_entries.list_strays(damaged) == [("2.bak", 2), ("copy of 1", 1)]
     with CheckpointManager(damaged) as checkpoints:
         assert checkpoints.resume() == 1
     (line,) = checkpoints.notices

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jtrain.checkpoint.tensors import tensors
+from jtrain.checkpoint.tensors import read_tensors
 from jtrain.errors import CheckpointError
 
 DRAW = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def _path(tmp_path):
 
 
 def test_reads_files_of_the_safetensors_library(path):
-    found = tensors(path)
+    found = read_tensors(path)
     assert set(found) == set(ARRAYS)
     for name, array in ARRAYS.items():
         assert found[name].dtype == array.dtype
@@ -41,7 +41,7 @@ def test_reads_bfloat16(path):
     header = {"x": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}}
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + numbers.tobytes())
-    found = tensors(path)["x"]
+    found = read_tensors(path)["x"]
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, numbers)
 
@@ -52,10 +52,13 @@ def test_an_index_joins_its_files(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     files = {"a": "1.safetensors", "b": "2.safetensors"}
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    assert {name: array.shape for name, array in tensors(index).items()} == {"a": (3,), "b": (2,)}
+    assert {name: array.shape for name, array in read_tensors(index).items()} == {
+        "a": (3,),
+        "b": (2,),
+    }
     index.write_text(json.dumps({"weight_map": {**files, "c": "1.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"expects c in 1.safetensors, which lacks it"):
-        tensors(index)
+        read_tensors(index)
 
 
 def _header(entry: dict) -> bytes:
@@ -84,9 +87,9 @@ def test_a_broken_file_is_refused(content, tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(BROKEN[content][0])
     with pytest.raises(CheckpointError, match=BROKEN[content][1]):
-        tensors(path)
+        read_tensors(path)
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot be read .No such file.*init_from.path"):
-        tensors(tmp_path / "x.safetensors")
+        read_tensors(tmp_path / "x.safetensors")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jtrain.checkpoint import CheckpointManager, starting
+from jtrain.checkpoint import CheckpointManager, plan_weights
 from jtrain.config.init_from import InitFrom
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, ConfigError
@@ -86,27 +86,27 @@ def test_a_checkpoint_is_loaded_in_the_shardings_of_the_model(stored):
     weights = shard()
     assert len(weights[0]["tokens"].sharding.device_set) == 4
     assert not weights[0]["tokens"].is_fully_replicated
-    start = starting(InitFrom(path=stored), *weights)
+    start = plan_weights(InitFrom(path=stored), *weights)
     params, extra = start.read(weights)
     check_equal(params, PARAMS)
     check_shardings((params, extra), weights)
     check_equal(extra, weights[1])
     assert (start.left, start.missing, start.unused) == ((), (), ())
-    assert starting(InitFrom(path=stored, extra=True), *weights).unused == ()
+    assert plan_weights(InitFrom(path=stored, extra=True), *weights).unused == ()
 
 
 def test_extra_is_loaded_on_request(stored):
     weights = shard()
-    params, extra = starting(InitFrom(path=stored, extra=True), *weights).read(weights)
+    params, extra = plan_weights(InitFrom(path=stored, extra=True), *weights).read(weights)
     check_equal((params, extra), (PARAMS, STATE))
     only = InitFrom(path=stored, extra=True, include=("extra/*",))
-    params, extra = starting(only, *weights).read(weights)
+    params, extra = plan_weights(only, *weights).read(weights)
     check_equal((params, extra), (weights[0], STATE))
 
 
 def test_tensors_are_renamed_and_transposed(file):
     weights = shard()
-    start = starting(InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE), *weights)
+    start = plan_weights(InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE), *weights)
     params, extra = start.read(weights)
     check_equal(params, PARAMS)
     check_shardings((params, extra), weights)
@@ -116,7 +116,7 @@ def test_leaves_of_a_checkpoint_are_renamed_and_transposed(stored):
     shapes = {"embedding": (8, 12), "head": (8, 12)}
     weights = shard(tree(5, shapes))
     asked = InitFrom(path=stored, rename=(("tokens", "embedding"),), transpose=("embedding",))
-    start = starting(asked, *weights)
+    start = plan_weights(asked, *weights)
     params, _ = start.read(weights)
     check_equal(params, {"embedding": PARAMS["tokens"].T, "head": PARAMS["head"]})
     check_shardings(params, weights[0])
@@ -129,7 +129,7 @@ def test_leaves_are_cast_to_the_dtypes_of_the_model(stored, file):
         InitFrom(path=stored),
         InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE),
     ):
-        params, _ = starting(asked, *weights).read(weights)
+        params, _ = plan_weights(asked, *weights).read(weights)
         check_equal(params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS))
         check_shardings(params, weights[0])
 
@@ -137,7 +137,7 @@ def test_leaves_are_cast_to_the_dtypes_of_the_model(stored, file):
 def test_leaves_that_are_not_loaded_start_from_the_seed(stored):
     weights = shard({**tree(2), "new": np.ones(3, np.float32)})
     asked = InitFrom(path=stored, exclude=("head", "*/1/*"), partial=True)
-    start = starting(asked, *weights)
+    start = plan_weights(asked, *weights)
     params, _ = start.read(weights)
     check_equal(params["blocks"]["0"], PARAMS["blocks"]["0"])
     for name in ("head", "new"):
@@ -145,7 +145,7 @@ def test_leaves_that_are_not_loaded_start_from_the_seed(stored):
     check_equal(params["blocks"]["1"], weights[0]["blocks"]["1"])
     assert start.missing == ("new",)
     assert set(start.left) == {n for n in named_leaves(PARAMS) if n == "head" or "/1/" in n}
-    only = starting(InitFrom(path=stored, include=("tokens",)), *weights)
+    only = plan_weights(InitFrom(path=stored, include=("tokens",)), *weights)
     assert set(only.loaded) == {"tokens"}
 
 
@@ -154,7 +154,7 @@ def test_the_table_lists_loaded_left_and_missing_leaves(file):
     asked = InitFrom(
         path=file, rename=RENAME, transpose=TRANSPOSE, exclude=("*/1/*",), partial=True
     )
-    head, *rows = starting(asked, *weights).lines()
+    head, *rows = plan_weights(asked, *weights).lines()
     assert head == (
         f"starts from {file}: 5 leaves loaded (344 numbers), 3 left alone, 1 missing, "
         f"3 in the source not used"
@@ -169,7 +169,7 @@ def test_a_long_table_is_cut(stored, tmp_path):
     many = {f"leaf{i}": np.ones(2, np.float32) for i in range(25)}
     save_file(many, tmp_path / "many.safetensors")
     asked = InitFrom(path=str(tmp_path / "many.safetensors"))
-    lines = starting(asked, many, ()).lines()
+    lines = plan_weights(asked, many, ()).lines()
     assert len(lines) == 22
     assert lines[-1] == "  loaded      and 5 more"
 
@@ -178,7 +178,7 @@ def test_all_leaves_that_do_not_fit_are_listed(file):
     params = {**tree(2), "tokens": np.ones((12, 9), np.float32), "head": np.ones((8, 12), np.int32)}
     params["blocks"]["1"]["up"]["biases"] = params["blocks"]["1"]["up"].pop("bias")
     with pytest.raises(CheckpointError) as error:
-        starting(InitFrom(path=file, rename=RENAME, transpose=("head",)), params, ())
+        plan_weights(InitFrom(path=file, rename=RENAME, transpose=("head",)), params, ())
     told = str(error.value)
     assert "should give 8 leaves, and 5 do not fit" in told
     rows = [tuple(line.split("  ")) for line in told.splitlines()]
@@ -196,7 +196,7 @@ def test_all_leaves_that_do_not_fit_are_listed(file):
 
 def test_loading_no_leaf_is_refused_even_with_partial(file):
     with pytest.raises(CheckpointError, match="should give 8 leaves, and 8 do not fit"):
-        starting(InitFrom(path=file, partial=True), PARAMS, ())
+        plan_weights(InitFrom(path=file, partial=True), PARAMS, ())
 
 
 PATTERNS = {
@@ -219,7 +219,7 @@ def test_a_pattern_without_a_match_is_refused(case, stored):
     asked, told = PATTERNS[case]
     asked = InitFrom(**{**vars(asked), "path": stored})
     with pytest.raises(ConfigError, match=told):
-        starting(asked, PARAMS, ())
+        plan_weights(asked, PARAMS, ())
 
 
 def test_a_rename_has_equal_stars_on_both_sides():
@@ -233,4 +233,4 @@ def test_a_damaged_checkpoint_is_refused(stored, tmp_path):
     largest = max((p for p in copy.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     largest.unlink()
     with pytest.raises(CheckpointError, match=r"checkpoint 7 is damaged.* is missing"):
-        starting(InitFrom(path=str(copy)), PARAMS, ())
+        plan_weights(InitFrom(path=str(copy)), PARAMS, ())

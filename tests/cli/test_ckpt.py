@@ -124,7 +124,7 @@ def test_rm_never_removes_the_last_valid_one_unless_forced(capfd):
 
 
 def test_rm_is_refused_while_a_run_holds_the_lock(capfd):
-    held = lock.Lock(Path(RUN))
+    held = lock.WriteLock(Path(RUN))
     assert "writes there since" in output(capfd, "rm", "a", "--step", "10", code=2)
     held.release()
     shutil.copytree(Path(RUN, "10"), Path(RUN, "10.damaged"))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jtrain.cli import main
-from jtrain.cli.data_show import texts
-from jtrain.cli.pictures import as_bytes, in_blocks, in_shades
+from jtrain.cli.data_show import decode_rows
+from jtrain.cli.pictures import render_blocks, render_shades, to_bytes
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.token_files import TokenFiles
@@ -153,8 +153,8 @@ def test_documents_are_separated_and_padding_is_not_text():
     tokens = ByteTokenizer().encode("onetwothree").astype(int)
     rows = Packed(tokens, context=11, documents=np.array([0, 3, 6, 11]))[np.arange(1)]
     rows |= {"mask": np.ones(1, bool)}
-    assert texts(rows, ByteTokenizer()) == ["one⏐two⏐three·"]
-    assert texts(rows | {"mask": np.zeros(1, bool)}, ByteTokenizer()) == ["·" * 12]
+    assert decode_rows(rows, ByteTokenizer()) == ["one⏐two⏐three·"]
+    assert decode_rows(rows | {"mask": np.zeros(1, bool)}, ByteTokenizer()) == ["·" * 12]
 
 
 def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytest.MonkeyPatch):
@@ -177,25 +177,25 @@ def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytes
 
 
 def test_numbers_are_scaled_to_all_shades():
-    shown = as_bytes(np.array([[[-1.0, 0.0], [1.0, np.nan]]]))
+    shown = to_bytes(np.array([[[-1.0, 0.0], [1.0, np.nan]]]))
     assert shown.shape == (1, 2, 2, 1)
     assert shown[0, ..., 0].tolist() == [[0, 128], [255, 0]]
-    assert as_bytes(np.zeros((2, 9))).shape == (2, 3, 3, 1)
-    assert as_bytes(np.zeros((2, 10))).shape == (2, 1, 10, 1)
-    assert as_bytes(np.full((1, 2, 2, 4), 7, np.uint8)).tolist() == [[[[7] * 3] * 2] * 2]
+    assert to_bytes(np.zeros((2, 9))).shape == (2, 3, 3, 1)
+    assert to_bytes(np.zeros((2, 10))).shape == (2, 1, 10, 1)
+    assert to_bytes(np.full((1, 2, 2, 4), 7, np.uint8)).tolist() == [[[[7] * 3] * 2] * 2]
 
 
 def test_a_character_has_two_pixels():
     picture = np.array([[[255], [0]], [[10], [20]], [[1], [2]]], np.uint8)
-    upper, lower = in_blocks(picture).splitlines()
+    upper, lower = render_blocks(picture).splitlines()
     assert upper.startswith("\x1b[38;2;255;255;255;48;2;10;10;10m▀\x1b[38;2;0;0;0;48;2;20;20;20m▀")
     assert lower.startswith("\x1b[38;2;1;1;1;48;2;0;0;0m▀")
 
 
 def test_a_pixel_is_a_shade_in_plain_text():
     picture = np.array([[[0], [255]], [[140], [0]]], np.uint8)
-    assert in_shades(picture).splitlines() == ["  @@", "++"]
-    assert in_shades(np.repeat(picture, 3, -1)) == in_shades(picture)
+    assert render_shades(picture).splitlines() == ["  @@", "++"]
+    assert render_shades(np.repeat(picture, 3, -1)) == render_shades(picture)
 
 
 def test_rows_that_cannot_be_shown_are_refused(folder: Path, capsys):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from quick_study import CODE, write_study
 
-from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.metrics import read_metrics
 
 SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
     "\n\n@jt.configclass\nclass Data",
@@ -57,7 +57,7 @@ def asked(
     )
     try:
         deadline = time.monotonic() + 120
-        while len(read(home / "runs" / "quick" / "metrics.jsonl")) < 5:
+        while len(read_metrics(home / "runs" / "quick" / "metrics.jsonl")) < 5:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 from quick_study import YAML, at_home, config_of, trained, write_study
 
-from jtrain.config.durations import Duration, DurationUnits, durations, own_lengths, settled
+from jtrain.config.durations import (
+    Duration,
+    DurationUnits,
+    convert_durations,
+    find_durations,
+    find_own_steps,
+)
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.train.hooks import SaveEvery
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 from jtrain.train.setup import set_up
 
 CONFIG = "configs/quick.yaml"
@@ -56,21 +62,21 @@ def test_is_an_amount_and_a_unit(said, unit, amount):
 def test_comes_to_the_steps_that_are_counted_by_hand(said, steps):
     config = config_of(CONFIG, [f"evaluate.every={said}", "steps=1000"])
     facts = DurationUnits(batch=16, epoch=200, tokens=7)
-    assert settled(config, facts).evaluate.every == steps
-    calls = settled(config, facts._replace(steps_per_call=8)).evaluate.every
+    assert convert_durations(config, facts).evaluate.every == steps
+    calls = convert_durations(config, facts._replace(steps_per_call=8)).evaluate.every
     assert calls == (steps if said == "40 steps" else math.ceil(steps / 8) * 8)
 
 
 def test_shares_inside_a_schedule_are_of_its_own_length():
     cosine = "optimizer.schedule={kind: cosine, steps: 40 steps, warmup: 10%}"
     config = config_of(CONFIG, ["steps=100", "evaluate.every=10%", cosine])
-    found = settled(config, DurationUnits(batch=16))
+    found = convert_durations(config, DurationUnits(batch=16))
     assert (found.optimizer.schedule.steps, found.optimizer.schedule.warmup) == (40, 4)
     assert found.evaluate.every == 10
-    assert list(own_lengths(config)) == ["optimizer.schedule"]
+    assert list(find_own_steps(config)) == ["optimizer.schedule"]
     piece = "{steps: 50%, schedule: {kind: linear, warmup: 20%}}"
     join = f"optimizer.schedule={{kind: join, steps: 50%, pieces: [{piece}, {{}}]}}"
-    found = settled(
+    found = convert_durations(
         config_of(CONFIG, ["steps=100", join]), DurationUnits(batch=16)
     ).optimizer.schedule
     assert (found.steps, found.pieces[0].steps) == (50, 25)
@@ -82,7 +88,9 @@ def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
     """Check that steps and the length that a schedule keeps round up to whole calls."""
     schedule = f"optimizer.schedule={{kind: cosine, steps: {said}, warmup: 1 steps}}"
     config = config_of(CONFIG, [f"steps={said}", schedule])
-    found = settled(config, DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7))
+    found = convert_durations(
+        config, DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7)
+    )
     assert found.optimizer.schedule.steps == found.steps
     assert found.optimizer.schedule.warmup == 1
 
@@ -110,7 +118,7 @@ def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
     assert (config.log.every, config.optimizer.schedule.warmup) == (4, 3)
     outcome = trained(CONFIG, *said)
     assert (outcome.status, outcome.step) == ("done", 13)
-    assert list(results(outcome.directory.metrics, "valid")) == [7, 13]
+    assert list(read_results(outcome.directory.metrics, "valid")) == [7, 13]
     assert config_of(outcome.directory.config).steps == "1 epoch"
     assert "steps: 1 epoch is 13 steps" in outcome.directory.log.read_text()
     assert trained(CONFIG, *said).why == "it was finished before"
@@ -125,10 +133,10 @@ def test_an_epoch_that_drops_its_end_is_shorter():
 
 def test_numbers_stay_numbers_and_nothing_else_changes():
     config = config_of(CONFIG)
-    assert durations(config) == {}
-    assert settled(config, DurationUnits(16)) is config
+    assert find_durations(config) == {}
+    assert convert_durations(config, DurationUnits(16)) is config
     spoken = config_of(CONFIG, ["steps=192 rows"])
-    assert dataclasses.replace(settled(spoken, DurationUnits(16)), steps=12) == config
+    assert dataclasses.replace(convert_durations(spoken, DurationUnits(16)), steps=12) == config
     assert resolve(CONFIG, ["steps=192 rows"]).notes == ("steps: 192 rows is 12 steps",)
 
 

@@ -9,7 +9,7 @@ from toy_study import write_study
 
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import resolve
-from jtrain.config.schema import fields
+from jtrain.config.schema import field_schemas
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
@@ -71,11 +71,11 @@ def test_an_unknown_key_names_the_nearest(schema: type):
 
 
 def test_every_key_that_all_configs_have_has_a_docstring(schema: type):
-    for name, want in fields(BaseConfig).items():
+    for name, want in field_schemas(BaseConfig).items():
         assert want.doc, name
-        assert fields(schema)[name].doc == want.doc
+        assert field_schemas(schema)[name].doc == want.doc
         for cls in want.classes():
-            assert all(inner.doc for inner in fields(cls).values()), cls
+            assert all(inner.doc for inner in field_schemas(cls).values()), cls
 
 
 def test_the_json_schema_has_the_help_and_lets_a_file_inherit(schema: type):

@@ -78,10 +78,10 @@ def test_an_installed_package_offers_experiments(tmp_path: Path, monkeypatch: py
         lambda group: entries if group == "jtrain.experiments" else [],
     )
     for name in ("far", "further"):
-        schema = lookup.load(lookup.find(name, tmp_path / "x.yaml"))
+        schema = lookup.load_experiment(lookup.find_experiment(name, tmp_path / "x.yaml"))
         assert schema.__module__ == "installed_studies"
     with pytest.raises(ConfigError, match=r"there is far, further; did you mean far\?"):
-        lookup.find("farr", tmp_path / "x.yaml")
+        lookup.find_experiment("farr", tmp_path / "x.yaml")
 
 
 @pytest.mark.parametrize(

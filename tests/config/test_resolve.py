@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_study import YAML, write_study
 
-from jtrain.config.dump import ABSENT, differences, dump, flatten
+from jtrain.config.dump import ABSENT, diff_configs, dump, flatten
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 
@@ -134,7 +134,7 @@ def test_what_is_written_out_resolves_to_the_same_values(path: Path, tmp_path: P
     (directory / "config.yaml").write_text(text)
     again = resolve(directory / "config.yaml")
     assert again.config == config
-    assert differences(config, again.config) == []
+    assert diff_configs(config, again.config) == []
     assert {origin.file for origin in again.origins.values()} == {str(directory / "config.yaml")}
     assert list(flatten(config))[:3] == ["experiment", "name", "seed"]
 
@@ -142,7 +142,7 @@ def test_what_is_written_out_resolves_to_the_same_values(path: Path, tmp_path: P
 def test_differences_are_told_by_key(path: Path):
     before = resolve(path, ["model.layers=[1]"]).config
     after = resolve(path, ["steps=20", "optimizer.kind=sgd", "optimizer.lr=1e-3"]).config
-    assert differences(before, after) == [
+    assert diff_configs(before, after) == [
         ("steps", 10, 20),
         ("optimizer.kind", "adamw", "sgd"),
         ("optimizer.b1", 0.8, ABSENT),

@@ -16,7 +16,7 @@ from jtrain.data import Arrays, InOrder
 from jtrain.errors import LossError
 from jtrain.losses.contrastive import contrastive
 from jtrain.parallel import FSDP, Mirrored
-from jtrain.train.restore_run import measure
+from jtrain.train.restore_run import evaluate_run
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_a_run_from_a_config_and_its_evaluation_refuse_it_too(monkeypatch, pytes
     assert trained(config, *small, "evaluate.batch=40").status == "done"
 
     def measured(*settings: str) -> float:
-        return measure(config_of(config, [*small, *settings]), run)[1]["valid"]["loss"]
+        return evaluate_run(config_of(config, [*small, *settings]), run)[1]["valid"]["loss"]
 
     with pytest.raises(LossError, match=r"Set evaluate\.batch=40 \(valid_batch= of jt\.fit\)"):
         measured("evaluate.batch=8")

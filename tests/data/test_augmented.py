@@ -8,9 +8,9 @@ import pytest
 from comparison import assert_close
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.counter_rng import beta, bits, uniform, whole
+from jtrain.data.batches.counter_rng import beta, integers, random_bits, uniform
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.transforms import mirrored, pasted, shifted
+from jtrain.data.images.transforms import mirror, paste, shift
 from jtrain.errors import DataError
 from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 
@@ -98,7 +98,7 @@ def test_images_are_flipped_at_the_configured_rate():
 
 
 def test_a_mirrored_image_is_mirrored_by_its_columns():
-    got = mirrored(IMAGES[:2], np.array([True, False]))
+    got = mirror(IMAGES[:2], np.array([True, False]))
     np.testing.assert_array_equal(got[0], np.fliplr(IMAGES[0]))
     np.testing.assert_array_equal(got[1], IMAGES[1])
 
@@ -108,18 +108,18 @@ def test_every_crop_is_a_window_of_the_padded_image(image: np.ndarray):
     pad, seen = 2, set()
     for down in range(5):
         for right in range(5):
-            got = shifted(image[:1], np.array([down]), np.array([right]), pad)[0]
+            got = shift(image[:1], np.array([down]), np.array([right]), pad)[0]
             edge = [(pad, pad), (pad, pad)] + [(0, 0)] * (image.ndim - 3)
             expected = np.pad(image[0], edge)[down : down + 6, right : right + 5]
             np.testing.assert_array_equal(got, expected, strict=True)
             seen.add(got.tobytes())
     assert len(seen) == 25
-    centre = shifted(image, np.full(ROWS, pad), np.full(ROWS, pad), pad)
+    centre = shift(image, np.full(ROWS, pad), np.full(ROWS, pad), pad)
     np.testing.assert_array_equal(centre, image)
 
 
 def test_every_crop_is_equally_likely():
-    draws = whole(0, 5, MANY, 1, 9)
+    draws = integers(0, 5, MANY, 1, 9)
     counts = np.bincount(draws, minlength=9)
     assert len(counts) == 9
     assert abs(counts / len(MANY) - 1 / 9).max() < 4 * np.sqrt(1 / 9 / len(MANY))
@@ -183,7 +183,7 @@ def test_partners_are_drawn_from_the_whole_set():
 
 def test_a_box_is_pasted_where_it_lies():
     box = np.array([[1, 4, 2, 5], [0, 0, 0, 0]])
-    got = pasted(IMAGES[:2], IMAGES[2:4], box)
+    got = paste(IMAGES[:2], IMAGES[2:4], box)
     expected = IMAGES[:2].copy()
     expected[0, 1:4, 2:5] = IMAGES[2, 1:4, 2:5]
     np.testing.assert_array_equal(got, expected, strict=True)
@@ -203,7 +203,7 @@ def test_the_loss_of_mixed_rows_is_the_mixture_of_their_losses():
 
 def test_draws_are_pinned_and_lanes_are_independent():
     row = np.arange(1000)
-    digest = hashlib.sha256(bits(7, 123, row, 5).astype("<u8").tobytes()).hexdigest()
+    digest = hashlib.sha256(random_bits(7, 123, row, 5).astype("<u8").tobytes()).hexdigest()
     assert digest[:16] == PINNED, "runs that were measured stay comparable"
     draws = np.stack(
         [uniform(s, t, MANY, lane) for s, t, lane in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]

@@ -21,8 +21,8 @@ from jtrain.data import (
     Shuffled,
     TokenFiles,
     Windows,
-    keep_back,
-    line_rows,
+    hold_out,
+    make_line_rows,
     read_tokens,
 )
 from jtrain.data.batches.fingerprint import BLOCKS, _places, fingerprint
@@ -55,7 +55,9 @@ def text(folder: Path, changed: int) -> str:
 def lines(folder: Path, changed: int) -> ShardedStream:
     path = folder / "lines.txt"
     path.write_text(text(folder, changed))
-    return ShardedStream([path], lambda f: Lines(list(f)), line_rows(ByteTokenizer(), 8), size=4)
+    return ShardedStream(
+        [path], lambda f: Lines(list(f)), make_line_rows(ByteTokenizer(), 8), size=4
+    )
 
 
 def tokens(folder: Path, changed: int) -> Windows:
@@ -100,7 +102,7 @@ SOURCES: dict[str, Build] = {
     "random": lambda f, c: RandomTokens(10 + c, 8, 97),
     "Parquet": parquet,
     "Grain": grain_rows,
-    "a part": lambda f, c: keep_back(rows(f, c), 0.3)[0],
+    "a part": lambda f, c: hold_out(rows(f, c), 0.3)[0],
     "shuffled": lambda f, c: Shuffled(rows(f, c), size=4, seed=1),
     "in order": lambda f, c: InOrder(rows(f, c), size=4),
     "full": lambda f, c: FullBatches(rows(f, c)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data.batches.file_sharding import sharing
+from jtrain.data.batches.file_sharding import shard_files
 from jtrain.errors import ConfigError, DataError
 
 
@@ -14,7 +14,7 @@ def paths(count: int) -> list[Path]:
 
 def read(files: int, count: int, policy: str) -> list[list[str]]:
     """Return the records of each process; file n has n + 1 records."""
-    shares = [sharing(paths(files), index=i, count=count, policy=policy) for i in range(count)]
+    shares = [shard_files(paths(files), index=i, count=count, policy=policy) for i in range(count)]
     return [
         list(s.select(f"{p.stem}.{r}" for p in s.files for r in range(int(p.stem) + 1)))
         for s in shares
@@ -53,18 +53,18 @@ def test_off_gives_every_record_to_every_process():
     ],
 )
 def test_the_choice_is_reported_in_a_line(files: int, count: int, summary: str):
-    assert sharing(paths(files), index=0, count=count).summary == summary
+    assert shard_files(paths(files), index=0, count=count).summary == summary
 
 
 def test_fewer_files_than_processes_are_refused_and_the_advice_works():
     with pytest.raises(DataError, match=r"2 files, 4 processes: 2 would read nothing.*=data"):
-        sharing(paths(2), index=0, count=4, policy="file")
-    assert sharing(paths(2), index=3, count=4, policy="data").every == 4
-    assert sharing(paths(4), index=3, count=4, policy="file").files == [Path("3.txt")]
+        shard_files(paths(2), index=0, count=4, policy="file")
+    assert shard_files(paths(2), index=3, count=4, policy="data").every == 4
+    assert shard_files(paths(4), index=3, count=4, policy="file").files == [Path("3.txt")]
 
 
 def test_an_unknown_policy_or_process_is_reported():
     with pytest.raises(ConfigError, match=r"sharing 'rows' is none of auto, file, data, off"):
-        sharing(paths(1), index=0, count=1, policy="rows")
+        shard_files(paths(1), index=0, count=1, policy="rows")
     with pytest.raises(ConfigError, match=r"index in 0 \.\. 1"):
-        sharing(paths(2), index=2, count=2)
+        shard_files(paths(2), index=2, count=2)

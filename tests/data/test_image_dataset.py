@@ -11,7 +11,7 @@ from jtrain.data.images.fashion_mnist import CLASSES, FashionMnist
 from jtrain.data.images.idx_images import IdxImages
 from jtrain.data.images.image_dataset import FILES
 from jtrain.data.sources.arrays import Arrays
-from jtrain.data.sources.subset import Subset, keep_back
+from jtrain.data.sources.subset import Subset, hold_out
 from jtrain.errors import DataError
 
 
@@ -67,7 +67,7 @@ def test_digits_are_the_numbers_of_their_lines(data: Path):
 
 
 def test_the_held_out_share_is_pinned_and_mixed():
-    train, kept = keep_back(Arrays(x=np.arange(1000)), 0.1)
+    train, kept = hold_out(Arrays(x=np.arange(1000)), 0.1)
     rows = all_rows(kept)["x"]
     assert rows[:6].tolist() == [12, 20, 31, 38, 60, 68], "what was measured stays comparable"
     assert sorted([*all_rows(train)["x"], *rows]) == list(range(1000))
@@ -146,7 +146,7 @@ def test_a_share_of_no_or_all_rows_is_reported():
     rows = Arrays(x=np.arange(20))
     for share, found in ((0.001, "none"), (0.99, "all")):
         with pytest.raises(DataError, match=rf"20 rows .* {found} of them.*validation=0\.1\."):
-            keep_back(rows, share)
-    assert len(keep_back(rows, 0.1)[1]) == 2
+            hold_out(rows, share)
+    assert len(hold_out(rows, 0.1)[1]) == 2
     with pytest.raises(DataError, match="Give at least 2 rows"):
-        keep_back(Arrays(x=np.arange(1)), 0.5)
+        hold_out(Arrays(x=np.arange(1)), 0.5)

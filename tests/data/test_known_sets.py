@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data.sources.known_sets import DataPackage, cache, debian, find_set, python_package
+from jtrain.data.sources.known_sets import (
+    DataPackage,
+    cache_dir,
+    debian_package,
+    find_set,
+    python_package,
+)
 from jtrain.errors import DataError
 
 FILES = ["images", "labels"]
@@ -30,7 +36,7 @@ def write_files(folder: Path, *names: str) -> list[Path]:
 
 
 def package(root: Path) -> DataPackage:
-    return debian("dataset-shirts", "/usr/share/datasets/shirts")._replace(root=root)
+    return debian_package("dataset-shirts", "/usr/share/datasets/shirts")._replace(root=root)
 
 
 def test_each_folder_is_searched_and_the_users_own_comes_first(home, tmp_path, monkeypatch):
@@ -49,20 +55,20 @@ def test_each_folder_is_searched_and_the_users_own_comes_first(home, tmp_path, m
 
 
 def test_the_cache_is_below_xdg_cache_home(home, tmp_path, monkeypatch):
-    assert cache() == home / ".cache/jtrain/data"
+    assert cache_dir() == home / ".cache/jtrain/data"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fast disk"))
     expected = write_files(tmp_path / "fast disk/jtrain/data/shirts", *FILES)
     assert find_set("shirts", FILES, package(tmp_path)) == expected
 
 
 def test_a_plain_file_is_preferred_to_a_packed_one(home, tmp_path):
-    write_files(cache() / "shirts", "images", "images.gz", "labels.gz")
+    write_files(cache_dir() / "shirts", "images", "images.gz", "labels.gz")
     names = [path.name for path in find_set("shirts", FILES, package(tmp_path))]
     assert names == ["images", "labels.gz"]
 
 
 def test_files_are_never_taken_from_two_places(home, tmp_path):
-    write_files(cache() / "shirts", "images")
+    write_files(cache_dir() / "shirts", "images")
     write_files(tmp_path / "usr/share/datasets/shirts", "labels")
     with pytest.raises(DataError, match=r"data/shirts, which lacks labels\n") as caught:
         find_set("shirts", FILES, package(tmp_path))
@@ -74,7 +80,7 @@ def test_a_missing_set_is_reported_with_every_folder_and_working_commands(home, 
         find_set("shirts", FILES, package(tmp_path))
     message = str(caught.value)
     assert "$JTRAIN_DATA, which is not set" in message
-    for place in (cache() / "shirts", tmp_path / "usr/share/datasets/shirts"):
+    for place in (cache_dir() / "shirts", tmp_path / "usr/share/datasets/shirts"):
         assert f"\n  {place}\n" in message
     assert "\n  apt-get install dataset-shirts\n" in message
     unpacked = re.search(r"mkdir -p (\S+) && dpkg-deb -x dataset-shirts_\*\.deb (\S+)\n", message)
@@ -105,6 +111,6 @@ def test_a_missing_python_package_is_reported_with_its_pip_command(home):
     absent = python_package("wardrobe-shirts", "no_such_wardrobe", "data")
     with pytest.raises(DataError, match=r"\n  pip install wardrobe-shirts\n"):
         find_set("shirts", ["shirts.csv"], absent)
-    expected = write_files(cache() / "no_such_wardrobe/data", "shirts.csv")  # a wheel, unpacked
+    expected = write_files(cache_dir() / "no_such_wardrobe/data", "shirts.csv")  # a wheel, unpacked
     assert find_set("shirts", ["shirts.csv"], absent) == expected
     assert "JTRAIN_DATA" not in os.environ

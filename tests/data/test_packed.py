@@ -5,7 +5,7 @@ import pytest
 
 from jtrain.data.batches.by_step import InOrder, Shuffled
 from jtrain.data.text.packed import Packed
-from jtrain.data.text.packing import best_fit
+from jtrain.data.text.packing import pack_best_fit
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.tokenizing import ByteTokens
@@ -29,7 +29,7 @@ def test_rows_are_as_full_as_by_sequential_best_fit(seed: int):
     rng = np.random.default_rng(seed)
     capacity = int(rng.integers(1, 40))
     lengths = rng.integers(1, capacity + 1, int(rng.integers(1, 300)))
-    rows = best_fit(lengths, capacity)
+    rows = pack_best_fit(lengths, capacity)
     parts = np.split(rows.pieces, rows.begins[1:-1])
     assert sorted(rows.pieces.tolist()) == list(range(len(lengths)))
     found = [

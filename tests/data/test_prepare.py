@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.text.documents import PIECE, DocumentCursor, pieces
+from jtrain.data.text.documents import PIECE, DocumentCursor, read_pieces
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.tokenizing import (
@@ -71,25 +71,25 @@ def test_what_is_written_is_the_text(files: list[Path], tmp_path: Path, tokenizi
 
 
 def test_pieces_are_short_and_depend_on_their_start_only(files: list[Path]):
-    found = list(pieces(files))
+    found = list(read_pieces(files))
     assert "".join(piece.text for piece in found) == "".join(documents(files))
     assert max(len(piece.text.encode()) for piece in found) <= PIECE
     for number in range(0, len(found), 7):
-        rest = list(pieces(files, start=found[number].next))
+        rest = list(read_pieces(files, start=found[number].next))
         assert rest == found[number + 1 :]
 
 
 def test_a_text_without_a_space_is_split_between_characters(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text("é" * PIECE, encoding="utf-8")  # two bytes each
-    found = list(pieces([path]))
+    found = list(read_pieces([path]))
     assert "".join(piece.text for piece in found) == "é" * PIECE
     assert [piece.ends for piece in found] == [False, False, True]
 
 
 def test_a_line_is_a_document_on_request(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\n  \nthree")
-    found = list(pieces([tmp_path / "a.txt"], by="line"))
+    found = list(read_pieces([tmp_path / "a.txt"], by="line"))
     assert [piece.text for piece in found] == ["one", "two", "three"]
     assert all(piece.ends for piece in found)
 
@@ -114,7 +114,7 @@ def test_a_killed_call_resumes_and_writes_the_same_bytes(
 ):
     monkeypatch.setattr("jtrain.data.text.documents.PIECE", 8192)
     asked = {"tokenizing": BytePairTokens(vocab=300), "shard": 20_000}
-    learning = len(list(pieces(files)))  # calls
+    learning = len(list(read_pieces(files)))  # calls
     prepare(files, tmp_path / "whole", **asked)
     again, names, left = tmp_path / "again", [str(path) for path in files], []
     for calls in (3, learning + 2, 5, 1):  # during training of the tokenizer, and afterwards

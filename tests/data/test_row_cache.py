@@ -16,7 +16,7 @@ from image_files import write_image_folder
 from jtrain.data import Shuffled
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.process_workers import ProcessWorkers
-from jtrain.data.batches.row_cache import DiskCache, MemoryCache, cached
+from jtrain.data.batches.row_cache import DiskCache, MemoryCache, cache_rows
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.errors import DataError
 
@@ -54,7 +54,7 @@ def where(request, tmp_path: Path) -> str:
 
 def test_a_row_is_read_once(where: str):
     source = Counted()
-    rows = cached(source, where)
+    rows = cache_rows(source, where)
     source.read.clear()
     for _ in range(3):
         assert_rows(rows[EVERY], EVERY)
@@ -64,7 +64,7 @@ def test_a_row_is_read_once(where: str):
 
 
 def test_changing_a_batch_does_not_change_the_cache(where: str):
-    rows = cached(Counted(), where)
+    rows = cache_rows(Counted(), where)
     for _ in range(2):
         for array in rows[EVERY].values():
             array[...] = 0
@@ -72,7 +72,7 @@ def test_changing_a_batch_does_not_change_the_cache(where: str):
 
 
 def test_threads_can_read_a_cache_at_once(where: str):
-    rows = cached(Counted(), where)
+    rows = cache_rows(Counted(), where)
     with ThreadPoolExecutor(8) as threads:
         batches = Shuffled(rows, size=10)
         for step, batch in enumerate(threads.map(batches.__getitem__, range(200))):
@@ -81,7 +81,7 @@ def test_threads_can_read_a_cache_at_once(where: str):
 
 def test_no_cache_is_the_source():
     source = Counted()
-    assert cached(source, "") is source
+    assert cache_rows(source, "") is source
 
 
 def test_later_runs_use_a_cache_on_disk(tmp_path: Path):

@@ -3,14 +3,14 @@ import itertools
 import numpy as np
 import pytest
 
-from jtrain.data.batches.shuffle import shuffled
+from jtrain.data.batches.shuffle import permute
 
 GOLDEN_10 = [3, 5, 6, 2, 4, 0, 7, 9, 8, 1]
 GOLDEN_LARGE = [274860752950, 924774190002, 429075405545, 958695470582, 200993238311, 228648995806]
 
 
 def order(rows: int, *, seed: int = 0, epoch: int = 0) -> np.ndarray:
-    return shuffled(np.arange(rows), rows, seed=seed, epoch=epoch)
+    return permute(np.arange(rows), rows, seed=seed, epoch=epoch)
 
 
 def sigmas(counts: np.ndarray, freedom: int) -> float:
@@ -28,12 +28,12 @@ def test_is_a_permutation(rows: int):
 def test_stays_the_same_on_any_machine_and_with_any_numpy():
     assert order(10).tolist() == GOLDEN_10
     places = np.array([0, 1, 2, 3, 4_000_000_000, 999_999_999_999])
-    assert shuffled(places, 10**12, seed=42, epoch=7).tolist() == GOLDEN_LARGE
+    assert permute(places, 10**12, seed=42, epoch=7).tolist() == GOLDEN_LARGE
 
 
 def test_a_single_place_has_the_same_row_as_among_all():
     whole = order(1000, seed=5, epoch=3)
-    alone = [int(shuffled(np.array([i]), 1000, seed=5, epoch=3)[0]) for i in range(0, 1000, 37)]
+    alone = [int(permute(np.array([i]), 1000, seed=5, epoch=3)[0]) for i in range(0, 1000, 37)]
     assert alone == whole[::37].tolist()
 
 
@@ -41,7 +41,7 @@ def test_places_of_many_epochs_have_the_rows_of_each_epoch():
     rng = np.random.default_rng(0)
     for rows in (1, 6, 97, 1438):
         places, epochs = rng.integers(0, rows, (2, 40)), rng.integers(0, 10**9, (2, 40))
-        found = shuffled(places, rows, seed=3, epoch=epochs)
+        found = permute(places, rows, seed=3, epoch=epochs)
         for index, place in np.ndenumerate(places):
             assert found[index] == order(rows, seed=3, epoch=int(epochs[index]))[place]
 

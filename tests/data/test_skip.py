@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled, Streamed
-from jtrain.data.batches.skip import SkipBatches, merged, number_of
+from jtrain.data.batches.skip import SkipBatches, find_batch, merge_windows
 from jtrain.data.batches.stacked import StackedBatches
 
 
@@ -16,7 +16,7 @@ from jtrain.data.batches.stacked import StackedBatches
     ],
 )
 def test_adjacent_windows_are_merged(windows, one):
-    assert merged(windows) == one
+    assert merge_windows(windows) == one
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -25,8 +25,8 @@ def test_only_skipped_batches_are_missing(seed):
     pairs = np.sort(draw.integers(0, 60, (draw.integers(1, 6), 2)), axis=1).tolist()
     skipped = {n for first, stop in pairs for n in range(first, stop)}
     wanted = [n for n in range(100) if n not in skipped]
-    windows = merged([(first, stop) for first, stop in pairs])
-    assert [number_of(step, windows) for step in range(len(wanted))] == wanted
+    windows = merge_windows([(first, stop) for first, stop in pairs])
+    assert [find_batch(step, windows) for step in range(len(wanted))] == wanted
 
 
 class Count:

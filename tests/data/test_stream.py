@@ -8,7 +8,7 @@ import pytest
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.stream import Stream, Streamed
-from jtrain.data.sources.lines import Lines, line_rows
+from jtrain.data.sources.lines import Lines, make_line_rows
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.errors import DataError
 
@@ -56,7 +56,7 @@ def test_a_restored_stream_resumes_exactly(files: list[Path], buffer: int, befor
 
 
 def batches(files: list[Path]) -> Streamed:
-    rows = line_rows(ByteTokenizer(), 6)
+    rows = make_line_rows(ByteTokenizer(), 6)
     return Streamed(lambda: Lines(files, buffer=10), rows, size=4, every=5)
 
 
@@ -87,7 +87,7 @@ def test_a_run_resumes_from_the_state_of_a_step(files: list[Path]):
             read.append(1)
             return super().next()
 
-    rows = line_rows(ByteTokenizer(), 6)
+    rows = make_line_rows(ByteTokenizer(), 6)
     again = Streamed(lambda: Counting(files, buffer=10), rows, size=4, every=5).shard(0, 1)
     assert again[0]["tokens"].tolist() == expected[0], "like a run, for the shapes"
     again.restore(kept)
@@ -119,7 +119,7 @@ def test_stacked_batches_save_the_state_of_their_batches(files: list[Path]):
 
 
 def test_rows_of_lines_have_an_end_token_and_are_cut():
-    row = line_rows(ByteTokenizer(), 4)
+    row = make_line_rows(ByteTokenizer(), 4)
     assert row("abc")["tokens"].tolist() == [97, 98, 99, 256, 0]
     assert row("abc")["length"] == 3
     assert row("abcdefg")["tokens"].tolist() == [97, 98, 99, 100, 101]

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.text.bpe import BPE, learned
+from jtrain.data.text.bpe import BPE, train_bpe
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import Tokenizer, fingerprint, refuse_mismatch
-from jtrain.data.text.tokenizer_file import read_tokenizer, tokenizer_of
+from jtrain.data.text.tokenizer import Tokenizer, check_same_tokenizer, fingerprint
+from jtrain.data.text.tokenizer_file import build_tokenizer, read_tokenizer
 from jtrain.data.text.tokenizing import (
     BytePairTokens,
     ByteTokens,
@@ -50,7 +50,7 @@ def test_decoding_gives_the_text_back(build):
 
 def test_a_tokenizer_is_the_same_when_rebuilt_or_read_from_its_description(build):
     tokenizer = build()
-    again = tokenizer_of(json.loads(json.dumps(tokenizer.description())))
+    again = build_tokenizer(json.loads(json.dumps(tokenizer.description())))
     assert fingerprint(again) == fingerprint(tokenizer) == fingerprint(build())
     assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
     assert (len(again), again.end) == (len(tokenizer), tokenizer.end)
@@ -59,7 +59,10 @@ def test_a_tokenizer_is_the_same_when_rebuilt_or_read_from_its_description(build
 def test_a_fingerprint_depends_on_the_content():
     assert fingerprint(ByteTokenizer()) == "1b5ec18e7563"
     found = {fingerprint(build()) for build in KINDS.values()}
-    found |= {fingerprint(Vocabulary("ab")), fingerprint(learned(VERSES, vocab=271, end="<|end|>"))}
+    found |= {
+        fingerprint(Vocabulary("ab")),
+        fingerprint(train_bpe(VERSES, vocab=271, end="<|end|>")),
+    }
     assert len(found) == 5
 
 
@@ -70,7 +73,7 @@ def test_bytes_are_those_of_utf_8():
 
 
 def test_pairs_that_occur_most_are_one_token():
-    tokenizer = learned(["ab ab ab ab cd"], vocab=258, end="<|end|>")
+    tokenizer = train_bpe(["ab ab ab ab cd"], vocab=258, end="<|end|>")
     assert len(tokenizer.encode("ab")) == 1
     assert len(tokenizer.encode("cd")) == 2
 
@@ -114,9 +117,9 @@ def test_numbers_past_65536_take_four_bytes():
 
 def test_two_different_tokenizers_are_refused_with_the_command_to_type():
     one, other = ByteTokenizer(), Vocabulary("ab")
-    refuse_mismatch({"data/a": one, "data/b": ByteTokenizer()})
+    check_same_tokenizer({"data/a": one, "data/b": ByteTokenizer()})
     with pytest.raises(DataError) as refused:
-        refuse_mismatch({"data/a": one, "data/b": other})
+        check_same_tokenizer({"data/a": one, "data/b": other})
     for part in (fingerprint(one), fingerprint(other), "--tokenizer data/a/tokenizer.json"):
         assert part in str(refused.value)
 

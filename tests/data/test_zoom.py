@@ -6,7 +6,7 @@ from PIL import Image
 
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.zoom import windows, zoomed
+from jtrain.data.images.zoom import draw_windows, zoom
 
 SMOOTH = np.asarray(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(
@@ -23,13 +23,13 @@ def whole(height: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(1, 7, 5, 3), (1, 7, 5), (1, 1, 1, 1)])
 def test_the_full_window_is_the_image(dtype, shape: tuple[int, ...]):
     image = np.random.default_rng(1).integers(0, 256, shape).astype(dtype)
-    np.testing.assert_array_equal(zoomed(image, whole(*shape[1:3])), image, strict=True)
+    np.testing.assert_array_equal(zoom(image, whole(*shape[1:3])), image, strict=True)
 
 
 def test_a_window_is_resized_as_by_pillow():
     box = (8, 4, 32, 24)  # left, top, right, bottom
     enlarged = Image.fromarray(SMOOTH).resize((48, 40), Image.Resampling.BILINEAR, box=box)
-    got = zoomed(SMOOTH[None], np.array([[4.0, 8.0, 20.0, 24.0]]))[0].astype(int)
+    got = zoom(SMOOTH[None], np.array([[4.0, 8.0, 20.0, 24.0]]))[0].astype(int)
     inner = (slice(2, -2), slice(2, -2))  # Pillow does not read beyond the edge of the box
     far = np.abs(got - np.asarray(enlarged).astype(int))[inner]
     assert far.max() <= 2, "each rounds to whole numbers, Pillow twice"
@@ -37,7 +37,7 @@ def test_a_window_is_resized_as_by_pillow():
 
 def test_windows_are_within_the_image_and_have_the_configured_share_and_shape():
     draws = np.random.default_rng(2).random((4, 20_000))
-    top, left, high, wide = windows((40, 60), 0.2, *draws).T
+    top, left, high, wide = draw_windows((40, 60), 0.2, *draws).T
     assert (top >= 0).all()
     assert (left >= 0).all()
     assert (top + high <= 40 + 1e-9).all()

@@ -10,7 +10,7 @@ import pytest
 from quick_study import config_of, write_study
 
 from jtrain.distributed.accelerators import unused_accelerators
-from jtrain.train.banner import opening
+from jtrain.train.banner import banner_lines
 from jtrain.train.setup import set_up
 
 VERSION = (
@@ -131,7 +131,7 @@ def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_pa
     jax.config.update("jax_platforms", "")  # as if JAX_PLATFORMS were not set
     try:
         lines = {
-            devices: opening(
+            devices: banner_lines(
                 set_up(config_of(tmp_path / "configs/quick.yaml", [f"parallel.devices={devices}"])),
                 start=None,
                 root=root,

@@ -7,7 +7,7 @@ from quick_study import at_home
 from test_notes import ROOT, blocks
 
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 
 NOTE = ROOT / "docs" / "experiments.md"
 (CODE,), (VALUES,) = blocks(NOTE, "python"), blocks(NOTE, "yaml")
@@ -26,6 +26,6 @@ def test_it_trains_to_what_the_note_says(
         (tmp_path / path).write_text(text, encoding="utf-8")
     at_home(tmp_path, monkeypatch, compiled)
     assert main(["run", "configs/ring.yaml"]) == 0
-    assert results(Path("runs/ring/metrics.jsonl"), "valid")[1000]["accuracy"] > 0.97
+    assert read_results(Path("runs/ring/metrics.jsonl"), "valid")[1000]["accuracy"] > 0.97
     assert main(["run", "configs/ring.yaml", "model.widht=[8]"]) == 2
     assert main(["run", "configs/ring.yaml", "name=four", "microbatches=4", "steps=500"]) == 0

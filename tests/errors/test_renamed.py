@@ -92,9 +92,10 @@ def test_an_old_import_of_an_experiment_shows_the_new_one(old: str, tmp_path: Pa
 def test_an_old_attribute_is_named_in_errors_of_user_code():
     import jtrain as jt
 
-    with pytest.raises(
-        CodeError, match=r"jtrain\.optim\.Group is called jtrain\.optim\.ParamGroup"
-    ), user_code("`build`"):
+    with (
+        pytest.raises(CodeError, match=r"jtrain\.optim\.Group is called jtrain\.optim\.ParamGroup"),
+        user_code("`build`"),
+    ):
         exec(compile("jt.optim.Group", "<string>", "exec"), {"jt": jt})
 
 

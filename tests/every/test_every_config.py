@@ -19,12 +19,12 @@ from comparison import assert_close
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
-from jtrain.cli.check import subject_of
+from jtrain.cli.check import build_loss_case
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
 from jtrain.parallel import Mirrored
 from jtrain.testing import check
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 from jtrain.train.loaded_run import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def losses(name: str) -> list[float]:
     with open(os.devnull, "w") as screen:
         settings = ("steps=20", "parallel={kind: single}", f"name={name}-curve")
         outcome = jt.run(tiny(name, *settings).config, hooks=[Enough()], screen=screen)
-    return [row["loss"] for row in results(outcome.directory.metrics, "").values()]
+    return [row["loss"] for row in read_results(outcome.directory.metrics, "").values()]
 
 
 def resolved(name: str) -> str:
@@ -98,7 +98,7 @@ def test_trains_a_few_steps_over_all_devices(name: str):
     config = tiny(name, "steps=3", "evaluate.batch=512").config
     outcome = jt.run(config)
     assert (outcome.status, outcome.step) == ("done", 3)
-    found = results(outcome.directory.metrics, "")
+    found = read_results(outcome.directory.metrics, "")
     assert [row["skipped"] for row in found.values()] == [0, 0, 0]
     assert np.isfinite(list(outcome.results[3].values())).all()
     again = resolve(outcome.directory.config, schema=type(config)).config
@@ -123,7 +123,7 @@ PROVED = ("two_towers",)
 )
 def test_gives_one_result_however_its_batches_are_split(name: str):
     settings = "parallel={kind: single}", "precision={kind: bf16}"
-    of = subject_of(tiny(name, *settings).config, rows=8)
+    of = build_loss_case(tiny(name, *settings).config, rows=8)
     quick = {"copies": Mirrored(devices=4, impl="shard_map"), "parts": Mirrored(devices=4, zero=3)}
     report = check(of, {k: v for k, v in quick.items() if of.couples != "batch" or k == "parts"})
     assert report.ok, report.describe()

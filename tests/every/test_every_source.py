@@ -32,7 +32,7 @@ from jtrain.data.images.digits import read_digits
 from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.data.sources.interleaved import Interleaved
-from jtrain.data.sources.subset import keep_back
+from jtrain.data.sources.subset import hold_out
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.prepare import prepare
@@ -120,11 +120,11 @@ def cached_on_disk(folder: Path) -> Source:
 
 
 def interleaved(folder: Path) -> Source:
-    return Interleaved([idx_files(folder), keep_back(idx_files(folder), 0.2)[1]])
+    return Interleaved([idx_files(folder), hold_out(idx_files(folder), 0.2)[1]])
 
 
 def rows_kept_back(folder: Path) -> Source:
-    return keep_back(idx_files(folder), 0.4)[1]
+    return hold_out(idx_files(folder), 0.4)[1]
 
 
 def digits(folder: Path) -> Source:

@@ -17,7 +17,7 @@ from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.layers.block_stack import unstack_layers
-from jtrain.train.restore_run import complete
+from jtrain.train.restore_run import complete_prompt
 from jtrain.train.setup import set_up
 
 pytestmark = pytest.mark.thorough
@@ -129,7 +129,7 @@ def test_trains_in_bfloat16_and_writes():
     assert outcome.results[30]["loss"] < 4  # 5.5 for one that knows nothing
     config = config_of(CONFIG, settings)
     prompt = jt.Prompt(text="the cat", tokens=20)
-    _, text = complete(config, outcome.directory.path, prompt)
+    _, text = complete_prompt(config, outcome.directory.path, prompt)
     assert text.startswith("the cat")
     assert len(text) > 7
 

@@ -12,7 +12,7 @@ from quick_study import config_of, trained
 import jtrain as jt
 from jtrain.core.model import Model
 from jtrain.core.placement import Unplaced
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 
 pytestmark = pytest.mark.thorough
 
@@ -90,7 +90,7 @@ def test_episodes_do_not_depend_on_how_they_are_split():
 def test_the_pole_stays_up_for_150_actions_after_40_updates():
     settings = (*SINGLE, "steps=40", "seed=3", "steps_per_call=10", "evaluate.every=0")
     outcome = trained(CONFIG, *settings, "checkpoint.every=0", "log.every=1")
-    returns = [row["return"] for row in results(outcome.directory.metrics, "").values()]
+    returns = [row["return"] for row in read_results(outcome.directory.metrics, "").values()]
     assert np.mean(returns[:3]) < 50
     assert np.mean(returns[-5:]) > 150
     assert outcome.results[40]["return"] > 150

@@ -10,7 +10,7 @@ from quick_study import config_of, trained
 import jtrain as jt
 from jtrain.core.placement import Unplaced
 from jtrain.errors import LossError
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 
 pytestmark = pytest.mark.thorough
 
@@ -29,7 +29,7 @@ def test_the_loss_over_eight_devices_is_that_of_one():
     for parallel in ("single", "mirrored"):
         settings = ("steps=10", f"parallel={{kind: {parallel}}}", f"name={parallel}")
         outcome = trained(CONFIG, *SMALL, *settings)
-        rows = results(outcome.directory.metrics, "").values()
+        rows = read_results(outcome.directory.metrics, "").values()
         curves.append([row["loss"] for row in rows] + [outcome.results[10]["loss"]])
     one, eight = curves
     assert len(one) == 11

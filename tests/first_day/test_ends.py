@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jtrain.errors import ConfigError, UserError
-from jtrain.errors.tracebacks import is_own
+from jtrain.errors.tracebacks import is_user_file
 from jtrain.errors.user_code import check_takes, user_code
 
 SCRIPT = """
@@ -119,14 +119,14 @@ def test_what_is_not_the_users_code_is_left_as_it_is():
 
 
 def test_own_files_are_those_outside_of_libraries(tmp_path: Path):
-    assert is_own(str(tmp_path / "train.py"))
-    assert is_own("/tmp/ipykernel_3/12.py")
-    assert is_own("<ipython-input-3-abc>")
-    assert is_own("<stdin>")
-    assert not is_own(os.__file__)
-    assert not is_own(pytest.__file__)
-    assert not is_own("<frozen importlib._bootstrap>")
-    assert not is_own("<@beartype(jtrain.train.fit.fit) at 0x1>")
+    assert is_user_file(str(tmp_path / "train.py"))
+    assert is_user_file("/tmp/ipykernel_3/12.py")
+    assert is_user_file("<ipython-input-3-abc>")
+    assert is_user_file("<stdin>")
+    assert not is_user_file(os.__file__)
+    assert not is_user_file(pytest.__file__)
+    assert not is_user_file("<frozen importlib._bootstrap>")
+    assert not is_user_file("<@beartype(jtrain.train.fit.fit) at 0x1>")
 
 
 def test_arguments_with_defaults_and_stars_fit():

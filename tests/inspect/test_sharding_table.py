@@ -10,7 +10,7 @@ from quick_study import config_of
 
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
-from jtrain.inspect.sharding_table import alike, laid, table
+from jtrain.inspect.sharding_table import describe_sharding, format_sharding, group_leaves
 from jtrain.train.setup import TrainSetup, set_up
 
 CONFIG = Path(__file__).parents[2] / "configs/shakespeare.yaml"
@@ -24,7 +24,7 @@ def setup() -> TrainSetup:
 
 
 def test_bytes_and_axes_are_those_of_the_arrays(setup):
-    found, like = laid(setup), named_leaves(setup.like)
+    found, like = describe_sharding(setup), named_leaves(setup.like)
     assert [sharding.leaf for sharding in found.leaves] == list(like)
     for sharding in found.leaves:
         leaf = like[sharding.leaf]
@@ -38,7 +38,9 @@ def test_bytes_and_axes_are_those_of_the_arrays(setup):
 
 
 def test_equal_layers_share_a_line_with_the_reason(setup):
-    lines = {line.split("  ")[0]: line for line in table(laid(setup)).splitlines()}
+    lines = {
+        line.split("  ")[0]: line for line in format_sharding(describe_sharding(setup)).splitlines()
+    }
     up = lines["params/blocks/*/up/kernel x 2"]
     assert "64 x 256" in up
     assert "fsdp, tensor" in up
@@ -46,7 +48,7 @@ def test_equal_layers_share_a_line_with_the_reason(setup):
     assert lines["params/tokens"].endswith("width -> fsdp; vocab 63 is no multiple of tensor 2")
     assert lines["params/norm/scale"].endswith("fewer than 1000 elements")
     assert lines["seed"].endswith("fewer than 1000 elements")
-    groups = alike(laid(setup).leaves)
+    groups = group_leaves(describe_sharding(setup).leaves)
     assert sum(len(group.leaves) for group in groups) == len(named_leaves(setup.like))
     assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [group.name for group in groups]
 
@@ -62,11 +64,11 @@ def test_equal_layers_share_a_line_with_the_reason(setup):
 )
 def test_a_layout_without_splits_is_described(parallel, line):
     setup = set_up(config_of(CONFIG, [*SMALL, parallel]))
-    found = laid(setup)
+    found = describe_sharding(setup)
     assert found.line.startswith(line)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(setup.like))
     assert found.total == found.device == whole
-    assert table(found).startswith(found.line)
+    assert format_sharding(found).startswith(found.line)
 
 
 def test_the_command_shows_the_sharding_on_named_devices(capsys):

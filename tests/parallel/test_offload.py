@@ -12,7 +12,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.errors import ShardingError
-from jtrain.inspect.sharding_table import laid, table
+from jtrain.inspect.sharding_table import describe_sharding, format_sharding
 from jtrain.parallel import Axes, Mirrored
 from jtrain.parallel.offload import check_host_memory
 from jtrain.train.setup import TrainSetup, set_up
@@ -144,12 +144,12 @@ def test_averages_are_computed_on_the_devices(tmp_path, monkeypatch):
 
 
 def test_the_table_says_what_is_on_the_host():
-    found = laid(language("kind: fsdp, min_size: 0", ("opt_state",)))
+    found = describe_sharding(language("kind: fsdp, min_size: 0", ("opt_state",)))
     moments = [of for of in found.leaves if of.leaf.startswith("opt_state") and of.shape]
     assert all(of.host for of in moments)
     assert found.host == sum(of.bytes for of in moments)
     assert found.device == sum(of.bytes for of in found.leaves) - found.host
-    assert "in host memory: width -> fsdp" in table(found)
+    assert "in host memory: width -> fsdp" in format_sharding(found)
 
 
 def test_what_saves_nothing_by_name_has_nothing_to_offload():

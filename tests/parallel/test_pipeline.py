@@ -18,7 +18,7 @@ from comparison import assert_close, distance
 from jtrain.core.placement import Unplaced
 from jtrain.core.rows import row_keys
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.inspect.plan.collectives import collectives
+from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, PipelineSchedule
 
@@ -219,7 +219,7 @@ def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int
     both = jax.jit(jax.grad(total), in_shardings=(shardings, None), out_shardings=shardings)
     text = both.lower(like, tokens).compile().as_text()
     found: dict = {}
-    for each in collectives(text, dict(where.mesh.shape)).collectives:
+    for each in read_collectives(text, dict(where.mesh.shape)).collectives:
         if each.sent > 400:
             found.setdefault(each.axes, {}).setdefault(each.kind, []).append(each.sent)
     return found, sum(leaf.size for leaf in jax.tree.leaves(like["blocks"])) * 4 // 4

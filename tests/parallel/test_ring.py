@@ -12,7 +12,7 @@ from jtrain.core.flops import count_flops
 from jtrain.core.jaxpr import inner_jaxprs, operations
 from jtrain.core.placement import Placement
 from jtrain.errors import ShardingError
-from jtrain.inspect.plan.collectives import collectives
+from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.models.attention.causal import Causal
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
@@ -61,10 +61,10 @@ def test_keys_and_values_travel_to_the_other_devices_and_nothing_else_does():
     attend = jax.jit(lambda *qkv: place.attend(Causal(), *qkv))
     text = attend.lower(*shapes()).compile().as_text()
     assert text
-    crossed = {each.kind: each for each in collectives(text, {"context": devices}).collectives}
+    crossed = {each.kind: each for each in read_collectives(text, {"context": devices}).collectives}
     assert set(crossed) == {"collective-permute"}
     assert (
-        sum(each.sent for each in collectives(text, {"context": devices}).collectives)
+        sum(each.sent for each in read_collectives(text, {"context": devices}).collectives)
         == (devices - 1) * here
     )
 

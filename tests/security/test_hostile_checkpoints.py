@@ -16,7 +16,7 @@ import pytest
 from audit import unwanted, watched
 
 from jtrain.checkpoint import CheckpointManager, seal
-from jtrain.checkpoint.weights_source import find
+from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import UserError
 
@@ -102,7 +102,7 @@ def read_in_every_way(directory: Path) -> list[str]:
     for reads in (
         lambda: CheckpointManager(directory).restore(3, LIKE),
         lambda: CheckpointManager(directory).about(3),
-        lambda: find(str(directory.parent)).read({"w": LIKE["params"]["w"]}),
+        lambda: open_source(str(directory.parent)).read({"w": LIKE["params"]["w"]}),
     ):
         try:
             reads()
@@ -156,7 +156,7 @@ def test_a_tensor_file_is_read_by_numpy_alone(tmp_path: Path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + np.ones(16, np.float32).tobytes())
     with watched(everywhere=True) as events:
-        found = find(str(path)).read({"w": LIKE["params"]["w"]})
+        found = open_source(str(path)).read({"w": LIKE["params"]["w"]})
     np.testing.assert_array_equal(found["w"], np.ones((4, 4)))
     assert not unwanted(events, tmp_path)
     assert os.listdir(tmp_path) == ["model.safetensors"]

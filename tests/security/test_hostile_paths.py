@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from quick_study import at_home, config_of, trained, write_study
 
-from jtrain.checkpoint.tensors import tensors
+from jtrain.checkpoint.tensors import read_tensors
 from jtrain.config.resolve import resolve
 from jtrain.data import TokenFiles
 from jtrain.data.text.append_log import AppendLog
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, ConfigError, DataError, UserError
-from jtrain.train.restore_run import measure
+from jtrain.train.restore_run import evaluate_run
 
 CONFIG = "configs/quick.yaml"
 NAMES = ["..", ".", "../x", "a/../../x", "/x", "/tmp/x", "a/b/c", "~", "~/x", "a\\..\\x", "a\nb", "a\0b", ".hidden", "-rf", "x" * 300, "$HOME", "a;b", "a*", "runs/x"]  # fmt: skip
@@ -58,7 +58,7 @@ def test_hostile_paths_by_a_link_in_a_run(name: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"is a link to .*Remove the link \(rm "):
         trained(CONFIG)
     with pytest.raises(UserError):
-        measure(config_of(CONFIG), Path("runs/quick"))
+        evaluate_run(config_of(CONFIG), Path("runs/quick"))
     assert {p: p.stat().st_mtime_ns for p in (outside, *outside.iterdir())} == before
     link.unlink()
     assert trained(CONFIG, "steps=1", "log.every=1", "checkpoint.every=0").status == "done", (
@@ -70,7 +70,7 @@ def index(folder: Path, name: object) -> None:
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CheckpointError, match=r"which is not in the same folder|names no files"):
-        tensors(path)
+        read_tensors(path)
 
 
 def token_folder(folder: Path, name: object) -> None:
@@ -135,7 +135,7 @@ def test_a_header_that_lies_about_its_tensors_is_refused(entry: object, tmp_path
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
     with pytest.raises(CheckpointError, match=r"no complete file of tensors|has the dtype"):
-        tensors(path)
+        read_tensors(path)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_tensors_that_share_bytes_are_refused(places: list[tuple[int, int]], tmp
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors(places))
     with pytest.raises(CheckpointError, match=r"at \d+ to \d+ overlaps [ab]"):
-        tensors(path)
+        read_tensors(path)
 
 
 def test_adjacent_and_empty_tensors_do_not_overlap(tmp_path: Path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors([(8, 16), (8, 8), (0, 8), (16, 16), (0, 0)]))
-    assert {name: array.size for name, array in tensors(path).items()} == {
+    assert {name: array.size for name, array in read_tensors(path).items()} == {
         "a": 2,
         "b": 0,
         "c": 2,

@@ -140,7 +140,7 @@ def test_a_linked_step_is_damaged_and_is_not_read(
     outside: Path, capsys: pytest.CaptureFixture[str]
 ):
     link("checkpoints/2", outside)
-    assert layout.steps(Path("runs/quick/checkpoints")) == [1]
+    assert layout.list_steps(Path("runs/quick/checkpoints")) == [1]
     assert main(["ckpt", "verify", "quick"]) == 70
     assert f"is a link to {outside / 'checkpoints' / '2'}" in capsys.readouterr().out
     assert main(["ckpt", "show", "runs/quick/checkpoints/2"]) != 0

@@ -17,7 +17,7 @@ from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.private_files import UMASK, check_no_links, create_private, private_files
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.train.compilation_cache import enable_compilation_cache
 
 
 def modes(directory: Path) -> dict[str, int]:
@@ -136,7 +136,7 @@ def test_a_compile_cache_that_others_can_write_is_not_used(
     usual.mkdir(0o700, parents=True)
     usual.parent.chmod(0o700)
     UNTRUSTED[how](usual)
-    assert keep_compiled_programs() == other
+    assert enable_compilation_cache() == other
     settings: Any = jax.config
     assert settings.jax_compilation_cache_dir == str(other)
     assert stat.S_IMODE(other.stat().st_mode) == 0o700
@@ -148,7 +148,7 @@ def test_a_compile_cache_that_others_can_write_is_not_used(
     # The advice helps, unless the fault is above the path that it moves.
     usual.parent.rename(usual.parent.with_suffix(".old"))
     usual.parent.parent.chmod(0o755)
-    assert keep_compiled_programs() == usual
+    assert enable_compilation_cache() == usual
     assert caplog.text == ""
 
 
@@ -158,7 +158,7 @@ def test_without_a_private_directory_the_compile_cache_is_off(
     for cache in caches:
         cache.mkdir(parents=True)
         cache.chmod(0o777)
-    assert keep_compiled_programs() is None
+    assert enable_compilation_cache() is None
     settings: Any = jax.config
     assert settings.jax_compilation_cache_dir is None
     assert "each run compiles anew" in caplog.text
@@ -170,10 +170,10 @@ def test_a_compile_cache_of_the_user_becomes_private_silently(
     usual, _ = caches
     usual.mkdir(parents=True, mode=0o755)
     program_in(usual)
-    assert keep_compiled_programs() == usual
+    assert enable_compilation_cache() == usual
     assert stat.S_IMODE(usual.stat().st_mode) == 0o700
     program_in(usual).chmod(0o664)  # as with umask 002; nobody else may enter its folder
-    assert keep_compiled_programs() == usual
+    assert enable_compilation_cache() == usual
     assert caplog.text == ""
 
 
@@ -183,7 +183,7 @@ def test_a_file_in_place_of_the_compile_cache_disables_it(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/compiled")
     try:
-        keep_compiled_programs()
+        enable_compilation_cache()
         assert settings.jax_compilation_cache_dir == "gs://bucket/compiled"
         assert list(tmp_path.iterdir()) == []
     finally:

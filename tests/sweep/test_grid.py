@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jtrain.errors import ConfigError
-from jtrain.sweep.grid import grid, label, parts
-from jtrain.sweep.search import SearchRange, corners, space
+from jtrain.sweep.grid import label, parse_grid, split_values
+from jtrain.sweep.search import SearchRange, corners, parse_space
 
 
 def test_the_last_key_changes_fastest_and_single_values_are_fixed():
-    found = grid(["optimizer.lr=1e-4,3e-4", "steps=20", "seed=0..2"])
+    found = parse_grid(["optimizer.lr=1e-4,3e-4", "steps=20", "seed=0..2"])
     assert found.fixed == ["steps=20"]
     wanted = itertools.product(["1e-4", "3e-4"], ["0", "1", "2"])
     assert [tuple(point.values()) for point in found.points()] == list(wanted)
@@ -36,7 +36,7 @@ def test_the_last_key_changes_fastest_and_single_values_are_fixed():
     ],
 )
 def test_values(text, values):
-    found = grid([f"key={text}"])
+    found = parse_grid([f"key={text}"])
     assert (found.axes.get("key") or [found.fixed[0].partition("=")[2]]) == values
 
 
@@ -46,7 +46,7 @@ lists = st.lists(words, min_size=1, max_size=3).map(lambda xs: f"[{','.join(xs)}
 
 @given(st.lists(words | lists | words.map(repr), min_size=1, max_size=5))
 def test_only_commas_outside_of_brackets_and_quotes_split(values):
-    assert parts(",".join(values)) == values
+    assert split_values(",".join(values)) == values
 
 
 def test_labels_are_short_plain_and_distinguish_keys():
@@ -57,7 +57,7 @@ def test_labels_are_short_plain_and_distinguish_keys():
 
 
 def test_ranges_and_choices_are_searched():
-    found, fixed = space(
+    found, fixed = parse_space(
         ["optimizer.lr=1e-5..1e-2:log", "model.layers=1..8", "model.drop=0..0.5", "a=x,y", "b=1"]
     )
     assert fixed == ["b=1"]
@@ -84,4 +84,4 @@ def test_ranges_and_choices_are_searched():
 )
 def test_an_invalid_search_space_is_refused(typed, told):
     with pytest.raises(ConfigError, match=told):
-        space(typed)
+        parse_space(typed)

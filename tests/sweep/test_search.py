@@ -20,7 +20,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_study(tmp_path)
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
     pretend = lambda config, member: [sys.executable, str(PRETENDED), str(config), *member.settings]
-    monkeypatch.setattr(processes, "command_of", pretend)
+    monkeypatch.setattr(processes, "member_command", pretend)
 
 
 def searched(capfd, *more: str) -> list[dict]:
@@ -64,9 +64,9 @@ def test_an_unfinished_trial_resumes_with_its_values(capfd, monkeypatch):
 
     searched(capfd, "--trials", "2")
     from jtrain.checkpoint.retention import BestMetric
-    from jtrain.sweep.search import Search, space
+    from jtrain.sweep.search import Search, parse_space
 
-    found, fixed = space(["optimizer.lr=1e-5..1e-2:log"])
+    found, fixed = parse_space(["optimizer.lr=1e-5..1e-2:log"])
     search = Search(Path("runs/quick-sweep"), found, BestMetric("lowest", "loss"), seed=0)
     begun = next(search.members(3, fixed))  # as if the sweep were killed now
     after = searched(capfd, "--trials", "3")

@@ -16,7 +16,7 @@ from quick_study import at_home, write_study
 
 from jtrain.cli import main
 from jtrain.sweep import processes
-from jtrain.sweep.machine import shares
+from jtrain.sweep.machine import split_machine
 
 pytestmark = pytest.mark.thorough
 
@@ -31,7 +31,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_study(tmp_path)
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
     pretend = lambda config, member: [sys.executable, str(PRETENDED), str(config), *member.settings]
-    monkeypatch.setattr(processes, "command_of", pretend)
+    monkeypatch.setattr(processes, "member_command", pretend)
 
 
 def stands(label: str, sweep: str = "quick-sweep") -> dict:
@@ -123,7 +123,7 @@ def test_two_at_a_time_overlap_on_cores_of_their_own(capfd, monkeypatch):
     found = [stands(f"seed={seed}") for seed in range(4)]
     first, second = found[:2]
     assert max(first["begun"], second["begun"]) < min(first["ended"], second["ended"])
-    assert {tuple(one["cores"]) for one in found} == {tuple(s.cores) for s in shares(2)}
+    assert {tuple(one["cores"]) for one in found} == {tuple(s.cores) for s in split_machine(2)}
     assert not set(first["cores"]) & set(second["cores"])
     assert all("device_count=4" in one["environment"][0] for one in found)
     assert sorted(os.sched_getaffinity(0)) == CORES, "the cores of this process are unchanged"
@@ -134,7 +134,7 @@ def test_gpus_are_split_too(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("jtrain.sweep.machine._cores", lambda: list(range(8)))
-    first, second = shares(2)
+    first, second = split_machine(2)
     assert first.environment() == {"CUDA_VISIBLE_DEVICES": "0,2"}
     assert second.environment() == {"CUDA_VISIBLE_DEVICES": "5,7"}
     assert (first.cores, second.cores) == (frozenset(range(4)), frozenset(range(4, 8)))
@@ -179,7 +179,7 @@ def test_a_sweep_into_a_run_is_refused(capfd):
 
 
 def test_one_name_is_swept_once_at_a_time(capfd):
-    with processes.only_one("quick-sweep"):
+    with processes.lock_sweep("quick-sweep"):
         assert main(["sweep", CONFIG, "seed=0,1"]) == 2
         Path("runs/quick-sweep/.lock").unlink()
         assert main(["sweep", CONFIG, "seed=0,1"]) == 2

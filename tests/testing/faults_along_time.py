@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.mean import Mean
-from jtrain.testing import placed
+from jtrain.testing import place_loss
 
 ROWS, TIME, VOCAB, WIDTH = 8, 8, 16, 8
 
@@ -69,7 +69,7 @@ def loss_over(parts, wrong):
 
 def over_time(wrong=""):
     """Return the loss with as many parts as the placement has."""
-    return placed(lambda place: loss_over(place.times, wrong if place.times > 1 else ""))
+    return place_loss(lambda place: loss_over(place.times, wrong if place.times > 1 else ""))
 
 
 # The fault, its cause, and words of the explanation.

@@ -8,7 +8,7 @@ from cases import by_name
 from faults_of_losses import FAULTS
 
 import jtrain as jt
-from jtrain.testing.loss_checks import of_loss
+from jtrain.testing.loss_checks import compare_loss
 
 QUICK = ["mean of means", "row_keys not used"]
 ACCEPTED = ["dropout"]
@@ -18,7 +18,7 @@ def rows(given):
     """Return the comparisons of the loss by itself."""
     rest = {name: given[name] for name in given.keys() - {"loss", "params", "batch"}}
     arguments = given["loss"], given["params"], given["batch"]
-    return list(of_loss(jt.testing.subject(*arguments, optimizer=optax.sgd(0.1), **rest)))
+    return list(compare_loss(jt.testing.subject(*arguments, optimizer=optax.sgd(0.1), **rest)))
 
 
 @pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))

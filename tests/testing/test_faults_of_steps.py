@@ -6,7 +6,7 @@ from cases import by_name, sampled
 from faults_of_steps import FAULTS
 
 import jtrain as jt
-from jtrain.testing.steps import of_steps
+from jtrain.testing.steps import compare_steps
 
 QUICK = ["missing psum", "update before the sum"]
 
@@ -16,7 +16,7 @@ def rows(given):
     rest = {n: given[n] for n in given.keys() - {"loss", "params", "batch", "strategies", "step"}}
     make = {"make": given["step"]} if "step" in given else {}
     case = jt.testing.subject(given["loss"], given["params"], given["batch"], **rest, **make)
-    return list(of_steps(case, given["strategies"], lambda line: None, []))
+    return list(compare_steps(case, given["strategies"], lambda line: None, []))
 
 
 @pytest.mark.parametrize("fault", sampled(FAULTS, QUICK, each=3))

@@ -10,7 +10,7 @@ import jtrain as jt
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import Mirrored
 from jtrain.testing.compare import distance
-from jtrain.testing.layouts import fitting
+from jtrain.testing.layouts import list_layouts
 
 SGD = {"optimizer": optax.sgd(0.1)}
 
@@ -88,7 +88,7 @@ def test_an_odd_row_is_dropped_and_row_and_mask_are_added():
 
 
 def test_default_strategies_divide_the_rows():
-    assert list(fitting(8, {}, most=4)) == [
+    assert list(list_layouts(8, {}, most=4)) == [
         "mirrored on 2",
         "mirrored on 4",
         "shard_map on 4",
@@ -97,10 +97,10 @@ def test_default_strategies_divide_the_rows():
         "zero 2 on 4",
         "fsdp on 4 (zero 3)",
     ]
-    assert "shard_map on 2" in fitting(6, {})
-    assert fitting(7, {}) == {}
+    assert "shard_map on 2" in list_layouts(6, {})
+    assert list_layouts(7, {}) == {}
     dims = {"blocks/up": ("layers", "width", "hidden"), "q": ("width", "heads", None)}
-    along = [name for name in fitting(8, dims) if "data" in name]
+    along = [name for name in list_layouts(8, dims) if "data" in name]
     assert along == ["tensor 2, data 4", "stage 2, data 4", "context 2, data 4"]
 
 

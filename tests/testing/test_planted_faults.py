@@ -13,7 +13,7 @@ from right_losses import RIGHT
 
 import jtrain as jt
 from jtrain.errors import CodeError
-from jtrain.testing.loss_checks import of_loss
+from jtrain.testing.loss_checks import compare_loss
 
 TABLES = {
     "numbers": faults_of_numbers.FAULTS,
@@ -38,7 +38,7 @@ def subject(planted):
 
 def rows(planted):
     """Return the comparisons of the loss by itself."""
-    return list(of_loss(subject(planted)))
+    return list(compare_loss(subject(planted)))
 
 
 @pytest.mark.parametrize("planted", sampled(FAULTS, QUICK, each=4))

@@ -7,13 +7,13 @@ from planted import CLASSIFIER, classes, entropy, linear, nats
 
 import jtrain as jt
 from jtrain.core.mean import Mean
-from jtrain.testing.ranges import out_of_range
+from jtrain.testing.ranges import find_counted_index
 from jtrain.testing.trials import Trials
 
 
 def find(loss, params, batch, **more):
     case = jt.testing.subject(loss, params, batch, optimizer=optax.sgd(0.1), **more)
-    return out_of_range(case, Trials(case, double=False))
+    return find_counted_index(case, Trials(case, double=False))
 
 
 def test_the_message_has_row_range_and_shape():

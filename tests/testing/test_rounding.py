@@ -8,9 +8,9 @@ import numpy as np
 import optax
 
 from jtrain.core.mean import Mean
-from jtrain.testing.case import subject
-from jtrain.testing.rounding import UNIT, in_bfloat16, spread_of
-from jtrain.testing.row_sums import sums_of
+from jtrain.testing.case import build_case
+from jtrain.testing.rounding import UNIT, compare_in_bfloat16, measure_spread
+from jtrain.testing.row_sums import make_sums
 
 ROWS, TURNS = 8, 48
 DRAW = np.random.default_rng(0)
@@ -19,7 +19,7 @@ BATCH = {"x": DRAW.uniform(1, 2, (ROWS, 4)).astype(np.float32)}
 
 def bfloat16_case(loss, *shape):
     params = {"w": jnp.asarray(DRAW.uniform(0.5, 1, shape), jnp.float32)}
-    return subject(loss, params, BATCH, optimizer=optax.sgd(0.1), compute=jnp.bfloat16)
+    return build_case(loss, params, BATCH, optimizer=optax.sgd(0.1), compute=jnp.bfloat16)
 
 
 def chain(params, batch, rng):
@@ -33,7 +33,7 @@ def chain(params, batch, rng):
 def test_the_spread_is_that_of_independent_roundings():
     """Compare with the closed form: a rounding error, uniform in -u .. u, has variance u^2 / 3."""
     case = bfloat16_case(chain, 1)
-    _, spread = spread_of(sums_of(case.unplaced_loss(), True), case, case.batch)
+    _, spread = measure_spread(make_sums(case.unplaced_loss(), True), case, case.batch)
     # The factors are exact, so the roundings are 48 products, two casts and the first product.
     one_row = UNIT * np.sqrt((TURNS + 2) / 3)
     assert one_row / np.sqrt(ROWS) / 2 < spread.loss < one_row * 1.5
@@ -57,10 +57,10 @@ def running(params, batch, rng):
 
 
 def test_rounding_once_per_value_is_accepted_and_a_stagnating_sum_is_not():
-    row = in_bfloat16(bfloat16_case(summed, 4, 2000), [])
+    row = compare_in_bfloat16(bfloat16_case(summed, 4, 2000), [])
     assert row.verdict == "ok"
     assert 1e-5 < row.distances.gradient.by < 0.01
-    row = in_bfloat16(bfloat16_case(running, 4, 2000), [])
+    row = compare_in_bfloat16(bfloat16_case(running, 4, 2000), [])
     assert (row.verdict, row.cause) == ("FAILS", "rounding in bfloat16")
     assert "a sum that stays in bfloat16" in row.why
 
@@ -68,7 +68,7 @@ def test_rounding_once_per_value_is_accepted_and_a_stagnating_sum_is_not():
 def test_a_loss_without_narrow_operations_is_reported():
     not_compared: list[str] = []
     wide = lambda params, batch, rng: Mean.of((batch["x"] @ params["w"])[:, 0], batch["mask"])
-    assert in_bfloat16(bfloat16_case(wide, 4, 1), not_compared) is None
+    assert compare_in_bfloat16(bfloat16_case(wide, 4, 1), not_compared) is None
     assert "bfloat16 was not compared" in not_compared[0]
     assert "Cast them where they enter the model" in not_compared[0]
 
@@ -77,7 +77,7 @@ def test_a_loss_in_float32_is_not_compared_in_bfloat16():
     not_compared: list[str] = []
     wide = lambda params, batch, rng: Mean.of((batch["x"] @ params["w"])[:, 0], batch["mask"])
     in_float32 = dataclasses.replace(bfloat16_case(wide, 4, 1), compute=None)
-    assert in_bfloat16(in_float32, not_compared) is None
+    assert compare_in_bfloat16(in_float32, not_compared) is None
     assert not_compared == []
 
 
@@ -87,6 +87,6 @@ def test_a_loss_that_rejects_narrow_parameters_is_not_compared():
         return Mean.of(out.mean((1, 2)), batch["mask"])
 
     not_compared: list[str] = []
-    assert in_bfloat16(bfloat16_case(convolved, 1, 1, 3), not_compared) is None
+    assert compare_in_bfloat16(bfloat16_case(convolved, 1, 1, 3), not_compared) is None
     assert "the loss does not take bfloat16 parameters: lax.conv" in not_compared[0]
     assert "float32, bfloat16" in not_compared[0]

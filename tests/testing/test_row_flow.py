@@ -9,12 +9,12 @@ from planted import Planted
 from right_losses import RIGHT
 
 import jtrain as jt
-from jtrain.testing.row_flow import flows_of
+from jtrain.testing.row_flow import trace_mean_flows
 
 
 def flows(planted):
     given = {"optimizer": optax.sgd(0.1), **planted.arguments()}
-    return flows_of(
+    return trace_mean_flows(
         jt.testing.subject(given.pop("loss"), given.pop("params"), given.pop("batch"), **given)
     )
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.testing.float64 import wide, widened
+from jtrain.testing.float64 import to_float64, widen
 
 
 def in_double(fn, *args):
     with jax.enable_x64(True):
-        return jax.device_get(jax.jit(widened(fn))(*wide(args)))
+        return jax.device_get(jax.jit(widen(fn))(*to_float64(args)))
 
 
 def test_draws_are_those_of_float32():
@@ -44,7 +44,7 @@ def test_casts_to_float32_do_not_round():
     x, w = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((4, 3), (3, 3)))
     actual = in_double(lambda x, w: program(x, w, lambda y: y.astype(jnp.float32)), x, w)
     with jax.enable_x64(True):  # the same without the casts
-        expected = jax.device_get(program(*wide((x, w)), lambda y: y))
+        expected = jax.device_get(program(*to_float64((x, w)), lambda y: y))
     assert_close(actual[0], expected[0], 1e-14)
     assert_close(actual[1], expected[1], 1e-12)
 

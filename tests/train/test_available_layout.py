@@ -11,7 +11,7 @@ import pytest
 from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.parallel import FSDP, Axes, Mirrored, Single
-from jtrain.train.available_layout import usable
+from jtrain.train.available_layout import fit_layout_to_devices
 from jtrain.train.run import RunResult
 
 SPLIT = "parallel={kind: sharded, data: 2, fsdp: 4, min_size: 0}"
@@ -92,7 +92,7 @@ def test_the_banner_and_run_json_say_devices_and_shards(outcome: RunResult):
 )
 def test_as_many_devices_as_divide_the_rows(parallel: str, batch: int, layout):
     stored = config_of("configs/quick.yaml", [f"parallel={parallel}", f"batch={batch}"])
-    config, line = usable(stored, stored)
+    config, line = fit_layout_to_devices(stored, stored)
     assert config.parallel == layout
     assert line.endswith(f"used as {layout.kind} over {layout.devices or 1}")
 
@@ -100,10 +100,10 @@ def test_as_many_devices_as_divide_the_rows(parallel: str, batch: int, layout):
 @pytest.mark.parametrize("parallel", ["{kind: single}", "{kind: mirrored, devices: 4}"])
 def test_a_layout_that_fits_is_kept(parallel: str):
     stored = config_of("configs/quick.yaml", [f"parallel={parallel}"])
-    assert usable(stored, stored) == (stored, "")
+    assert fit_layout_to_devices(stored, stored) == (stored, "")
 
 
 def test_a_layout_that_is_asked_for_is_taken_as_it_is():
     stored = config_of("configs/quick.yaml", ["parallel={kind: sharded, fsdp: 16}"])
     asked = config_of("configs/quick.yaml", ["parallel={kind: sharded, fsdp: 3}"])
-    assert usable(asked, stored)[0].parallel == Axes(fsdp=3)
+    assert fit_layout_to_devices(asked, stored)[0].parallel == Axes(fsdp=3)

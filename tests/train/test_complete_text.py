@@ -7,7 +7,7 @@ from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.train import complete_text
-from jtrain.train.complete_text import writes
+from jtrain.train.complete_text import make_complete
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,6 @@ def test_an_empty_prompt_is_what_a_text_may_begin_with(
         "generate",
         lambda model, params, begun, *_, **__: seen.append(begun) or begun,
     )
-    complete = writes(lambda: None, tokenizer)  # a model that writes nothing
+    complete = make_complete(lambda: None, tokenizer)  # a model that writes nothing
     complete({}, (), jax.random.key(0), Prompt(text=text))
     np.testing.assert_array_equal(seen[0], [begun])

@@ -12,7 +12,7 @@ from cases import by_name
 import jtrain as jt
 from chaos.numbers import Fault, config, different
 from jtrain.config.guard import SkipPolicy
-from jtrain.config.top import Checkpoint, LogConfig
+from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.errors import LossError
 from jtrain.io import jsonl
 
@@ -51,7 +51,7 @@ def ended(name: str, bad, guard: SkipPolicy, **settings: Any) -> tuple[Any, ...]
 @pytest.mark.parametrize("case", by_name(GUARDS, QUICK, pytest.mark.thorough))
 def test_a_config_ends_the_same_at_every_cadence_of_the_log(case, calls):
     bad, guard, status = case
-    settings = {"steps_per_call": calls, "checkpoint": Checkpoint(every=0)}
+    settings = {"steps_per_call": calls, "checkpoint": CheckpointConfig(every=0)}
     each = [ended(f"log-{n}", bad, guard, log=LogConfig(every=n), **settings) for n in CADENCES]
     assert each[0][0] == status
     assert each[0] == each[1] == each[2]

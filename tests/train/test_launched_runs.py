@@ -18,9 +18,9 @@ from listening import descendants, listening
 from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.cli import main
-from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.launcher.port import free_port
-from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.metrics import read_metrics
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 SLOW = """
@@ -76,7 +76,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
         while process.poll() is None:
             assert time.monotonic() < deadline
             listened |= listening(process.pid)
-            if not asked and len(read(home / "runs" / "quick" / "metrics.jsonl")) > 5:
+            if not asked and len(read_metrics(home / "runs" / "quick" / "metrics.jsonl")) > 5:
                 second = max(descendants(process.pid) - {process.pid})
                 os.kill(second, signal.SIGTERM)
                 asked = True
@@ -111,7 +111,7 @@ def test_one_process_speaks_and_writes(stopped: Stopped):
     assert "process 0 of 2 (jtrain) at 127.0.0.1" in stopped.said
     assert "process 1 of 2" not in stopped.said
     assert "process 1 of 2" in (stopped.run / "log-1.txt").read_text()
-    steps = [row["step"] for row in read(stopped.run / "metrics.jsonl") if "loss" in row]
+    steps = [row["step"] for row in read_metrics(stopped.run / "metrics.jsonl") if "loss" in row]
     assert steps == list(range(1, len(steps) + 1)), "each row once"
 
 
@@ -125,14 +125,14 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
 ):
     write_study(tmp_path, STUDY)
     at_home(tmp_path, monkeypatch, compiled)
-    unbroken = read(trained("configs/quick.yaml", *VALUES).directory.metrics)
+    unbroken = read_metrics(trained("configs/quick.yaml", *VALUES).directory.metrics)
     monkeypatch.chdir(stopped.home)
-    there = read(stopped.run / "metrics.jsonl")
+    there = read_metrics(stopped.run / "metrics.jsonl")
     step = json.loads((stopped.run / "run.json").read_text())["step"]
     outcome = trained("configs/quick.yaml", *VALUES)
     assert (outcome.status, outcome.step) == ("done", 40)
     assert outcome.directory.facts()["readers"] == [[0, 2], [step, 1]]
-    rows = read(outcome.directory.metrics)
+    rows = read_metrics(outcome.directory.metrics)
     assert rows[: len(there)] == there
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])
@@ -161,7 +161,7 @@ def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]
         subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "jtrain", *words],
             cwd=home,
-            env=environment(plain, where, index, 2, 2),
+            env=worker_environment(plain, where, index, 2, 2),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -224,7 +224,7 @@ def test_signals_close_together_to_processes_of_a_cluster_are_one(
     processes = begun(tmp_path, compiled, *words)
     try:
         deadline = time.monotonic() + PATIENCE
-        while len(read(tmp_path / "runs" / "quick" / "metrics.jsonl")) < 5:
+        while len(read_metrics(tmp_path / "runs" / "quick" / "metrics.jsonl")) < 5:
             assert time.monotonic() < deadline
             assert [process.poll() for process in processes] == [None, None]
             time.sleep(0.02)

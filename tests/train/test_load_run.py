@@ -17,7 +17,7 @@ from jtrain.cli import main
 from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.optim import AdamW, ScheduleFree
-from jtrain.train.fit_weights import nested
+from jtrain.train.fit_weights import unflatten
 from jtrain.train.setup import set_up
 
 PREDICTS = """\
@@ -200,7 +200,7 @@ def test_a_run_of_fit_has_its_parameters_and_takes_an_apply():
     ],
 )
 def test_leaves_by_name_become_a_tree(leaves, tree):
-    assert nested({name: np.array(leaf) for name, leaf in leaves.items()}) == tree
+    assert unflatten({name: np.array(leaf) for name, leaf in leaves.items()}) == tree
 
 
 # The verb.

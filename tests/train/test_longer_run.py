@@ -11,15 +11,15 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.durations import DurationUnits, settled
+from jtrain.config.durations import DurationUnits, convert_durations
 from jtrain.errors import ConfigError
 from jtrain.inspect.debug.find_nan import find_nan
 from jtrain.inspect.debug.replay import replay
 from jtrain.optim import Cosine
 from jtrain.sweep.sweep import sweep
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 from jtrain.train.longer_run import check_rate
-from jtrain.train.restore_run import measure
+from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run import RunResult
 
 CONFIG = "configs/quick.yaml"
@@ -73,7 +73,7 @@ def log_of(outcome: RunResult) -> str:
 
 def rates(config: str, *settings: str) -> list[float]:
     """Return the learning rate of each step."""
-    values = settled(config_of(config, settings), DurationUnits(batch=16))
+    values = convert_durations(config_of(config, settings), DurationUnits(batch=16))
     rate = values.optimizer.learning_rate(values.steps)
     return [rate(step) for step in range(values.steps)]
 
@@ -117,7 +117,7 @@ def test_a_schedule_keeps_its_length_unless_another_is_said(unbroken):
         "optimizer.schedule keeps the 12 steps that it was made for: after them the learning rate "
         "stays 0.0030. optimizer.schedule.steps=100% stretches it over the run"
     ) in log_of(outcome).splitlines()
-    assert measure(config_of(OWN), Path("runs/quick"))[0] == 18
+    assert evaluate_run(config_of(OWN), Path("runs/quick"))[0] == 18
 
 
 def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values():
@@ -154,7 +154,7 @@ def test_cut_off_before_anything_was_saved_it_resumes_to_the_same_bits(unbroken)
     for _ in range(2):
         with pytest.raises(PowerCutError):
             trained(OWN, "steps=18", hooks=[At(14, cuts=True)])
-    assert measure(config_of(OWN), Path("runs/quick"))[0] == 12, "nothing longer was saved yet"
+    assert evaluate_run(config_of(OWN), Path("runs/quick"))[0] == 12, "nothing longer was saved yet"
     assert find_nan(config_of(OWN), log=lambda line: None) is None
     outcome = trained(OWN)
     assert (outcome.step, kept(outcome)) == (18, unbroken("steps=18", OWN_COSINE))
@@ -227,8 +227,8 @@ def test_a_run_that_was_stopped_early_has_its_patience_anew():
     assert trained(OWN).why == "it was finished before"
     # What it came to is what a run without patience has after so many steps.
     free = trained(CONFIG, *PATIENT[:2], PATIENT[3], "name=free", f"steps={longer.step}")
-    found = results(free.directory.metrics, "valid")
-    assert found == results(longer.directory.metrics, "valid")
+    found = read_results(free.directory.metrics, "valid")
+    assert found == read_results(longer.directory.metrics, "valid")
     assert longer.step < 20
     patient = trained(OWN, "evaluate.patience=6")  # another way to go on
     assert patient.step > longer.step

@@ -15,7 +15,7 @@ import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.metrics import read_metrics
 from jtrain.train.run import RunResult
 
 THOROUGH = pytest.mark.thorough
@@ -85,7 +85,7 @@ def test_rows_that_go_in_mid_run_are_reported_at_the_next_write(
     log = said().splitlines()
     told = next(number for number, line in enumerate(log) if line == f"LOST: {outcome.lost[0]}")
     assert any("step 12/12" in line for line in log[told:]), "it is told at the next write"
-    steps = [row["step"] for row in read(RUN / "metrics.jsonl") if "loss" in row]
+    steps = [row["step"] for row in read_metrics(RUN / "metrics.jsonl") if "loss" in row]
     if act is cut and name == "metrics.jsonl":
         assert steps == [1, 2, 8, 9, 10, 11, 12]
     else:
@@ -152,7 +152,7 @@ def test_a_run_that_says_done_too_early_is_not_believed():
     outcome = trained(CONFIG, *SHORT)
     assert (outcome.status, outcome.step, outcome.lost) == ("done", 12, ())
     assert "was done at step 6, of 12, and nothing says why it should have ended there" in said()
-    assert [row["step"] for row in read(RUN / "metrics.jsonl")][-3:] == [11, 12, 12]
+    assert [row["step"] for row in read_metrics(RUN / "metrics.jsonl")][-3:] == [11, 12, 12]
 
 
 def test_a_run_that_ended_early_for_a_reason_is_believed():
@@ -183,7 +183,7 @@ def test_a_removed_directory_is_reported_and_not_recreated(how: str, capfd):
     assert capfd.readouterr().out.count("LOST: runs/quick was moved or removed while") == 1
     assert not RUN.exists()
     if how == "moved":
-        steps = [row["step"] for row in read(place / "metrics.jsonl")]
+        steps = [row["step"] for row in read_metrics(place / "metrics.jsonl")]
         assert steps[-1] > 4, "rows go with their file"
         place.rename(RUN)
         assert trained(CONFIG, *SHORT).step == 12

@@ -14,10 +14,15 @@ from quick_study import at_home, config_of, write_study
 import jtrain.train.multihost_checks
 from jtrain.checkpoint import layout
 from jtrain.cli import main
-from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
-from jtrain.train.multihost_checks import facts, join, refuse_unlike_devices, refuse_unshared
+from jtrain.train.multihost_checks import (
+    check_devices,
+    check_shared_directory,
+    join_run,
+    process_facts,
+)
 from jtrain.train.run_dir import RunDir
 
 CONFIG = "configs/quick.yaml"
@@ -31,7 +36,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 
 def known(*settings: str) -> dict[str, str]:
-    return facts(config_of(CONFIG, settings), RUN)
+    return process_facts(config_of(CONFIG, settings), RUN)
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
@@ -75,7 +80,7 @@ def test_another_environment_is_the_one_that_differs(monkeypatch):
 def test_a_run_that_only_one_sees_is_the_one_that_differs():
     before = known()
     (RUN / "checkpoints").mkdir(parents=True)
-    layout.commit(layout.begin(RUN / "checkpoints", 200), {})
+    layout.commit(layout.create_saving_path(RUN / "checkpoints", 200), {})
     (RUN / "run.json").write_text('{"status": "running"}')
     assert differing(before, known()) == {f"run {RUN}"}
     assert (before[f"run {RUN}"], known()[f"run {RUN}"]) == ("nothing", "running at step 200")
@@ -85,15 +90,15 @@ def test_other_devices_are_named(monkeypatch):
     device = lambda process, kind: SimpleNamespace(process_index=process, device_kind=kind)
     same = [device(0, "H100"), device(1, "H100"), device(0, "H100"), device(1, "H100")]
     monkeypatch.setattr(jax, "devices", lambda: same)
-    refuse_unlike_devices()
+    check_devices()
     monkeypatch.setattr(jax, "devices", lambda: [*same, device(2, "A100")])
     with pytest.raises(ConfigError, match=r"process 0 has 2 x H100 and process 2 1 x A100.*CUDA"):
-        refuse_unlike_devices()
+        check_devices()
 
 
 def test_a_directory_that_is_not_shared_is_named(monkeypatch):
     there = RunDir(RUN)
-    refuse_unshared(there)  # one process
+    check_shared_directory(there)  # one process
     seen = SimpleNamespace(
         sync_global_devices=lambda name: None,
         process_allgather=lambda here: np.array([True, bool(here), True]),
@@ -101,15 +106,15 @@ def test_a_directory_that_is_not_shared_is_named(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(jtrain.train.multihost_checks, "multihost_utils", seen)
     with pytest.raises(ConfigError, match=r"process 1 does not see it\. Run where all processes"):
-        refuse_unshared(there)
+        check_shared_directory(there)
 
 
 def test_an_evaluator_is_told_what_to_type(monkeypatch):
     said = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
     monkeypatch.setenv("TF_CONFIG", said)
     with pytest.raises(ConfigError, match=r"only evaluates.*jtrain eval quick"):
-        join(config_of(CONFIG), RUN)
-    assert join(config_of(CONFIG), RUN, trains=False).processes == 1
+        join_run(config_of(CONFIG), RUN)
+    assert join_run(config_of(CONFIG), RUN, trains=False).processes == 1
 
 
 def test_a_process_that_never_joins_ends_the_run_in_time(monkeypatch, capsys):
@@ -117,7 +122,7 @@ def test_a_process_that_never_joins_ends_the_run_in_time(monkeypatch, capsys):
         (0, "1 of 2 processes reached 127.0.0.1"),
         (1, "tried 0.3 s to reach process 0"),
     ):
-        told = environment({}, f"127.0.0.1:{free_port()}", index, 2, 0)
+        told = worker_environment({}, f"127.0.0.1:{free_port()}", index, 2, 0)
         for name in ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"):
             monkeypatch.setenv(name, told[name])
         assert main(["run", CONFIG, "parallel.start_timeout=0.3"]) == 70
@@ -134,7 +139,7 @@ def test_two_seeds_end_both_processes_with_the_same_words():
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "jtrain", "run", CONFIG, f"seed={index}"],
-            env=environment(os.environ, where, index, 2, 1),
+            env=worker_environment(os.environ, where, index, 2, 1),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -13,7 +13,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.launcher import launch
-from jtrain.train.hooks.metrics import read
+from jtrain.train.hooks.metrics import read_metrics
 from jtrain.train.setup import set_up
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def params(run: Path, last: int = 4) -> list[np.ndarray]:
 
 
 def check_same(run: Path, alone: Path) -> None:
-    rows, expected = read(run / "metrics.jsonl"), read(alone / "metrics.jsonl")
+    rows, expected = read_metrics(run / "metrics.jsonl"), read_metrics(alone / "metrics.jsonl")
     assert [list(row) for row in rows] == [list(row) for row in expected], "each row once"
     for row, other in zip(rows, expected, strict=True):
         for name, number in row.items():
@@ -104,7 +104,9 @@ def test_a_hundred_steps_stay_near_those_of_one_device(tmp_path, monkeypatch, ca
     launched(1, 1, 0, {"alone": f"parallel.kind=single {hundred}"})
     launched(2, 2, 0, {name: f"{layout} {hundred}" for name, layout in LAYOUTS.items()})
     alone = tmp_path / "runs" / "alone"
-    of = lambda run: np.array([r["loss"] for r in read(run / "metrics.jsonl") if "loss" in r])
+    of = lambda run: np.array(
+        [r["loss"] for r in read_metrics(run / "metrics.jsonl") if "loss" in r]
+    )
     expected, trained = of(alone), params(alone, 100)
     assert len(expected) == 100
     for name in LAYOUTS:

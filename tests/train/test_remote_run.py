@@ -13,7 +13,7 @@ from quick_study import at_home, config_of, trained, write_study
 from jtrain.checkpoint import layout, object_store_layout, seal
 from jtrain.cli import main
 from jtrain.data import TokenFiles
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import ConfigError, DataError
@@ -38,8 +38,8 @@ def store() -> str:
 
 def parameters(run: Path, step: int) -> dict[str, str]:
     """Return the fingerprint of each leaf of a step, after verifying its bytes."""
-    layout.check(run / "checkpoints", step)
-    return layout.record(run / "checkpoints", step)["fingerprints"]
+    layout.check_valid(run / "checkpoints", step)
+    return layout.read_record(run / "checkpoints", step)["fingerprints"]
 
 
 def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
@@ -59,12 +59,12 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     rows = lambda name: (Path("runs") / name / "metrics.jsonl").read_bytes()
     assert rows("quick") == rows("plain")
     objects = ObjectStore(f"{store}/quick")
-    assert object_store_layout.steps(objects) == [10, 12]
+    assert object_store_layout.list_copies(objects) == [10, 12]
     assert b'"done"' in (objects.read("run.json") or b"")
     # What was done is done, and a copy that is missing is made good.
-    object_store_layout.remove(objects, 12, object_store_layout.listed(objects)[12])
+    object_store_layout.remove(objects, 12, object_store_layout.object_sizes(objects)[12])
     assert trained(CONFIG, setting).why == "it was finished before"
-    assert object_store_layout.steps(objects) == [10, 12]
+    assert object_store_layout.list_copies(objects) == [10, 12]
     # An older directory gets what is newer in the store.
     shutil.rmtree(RUN / "checkpoints" / "12")
     assert trained(CONFIG, setting).why == "it was finished before"
@@ -179,17 +179,17 @@ def test_data_of_a_store_is_copied_once_and_again_when_it_changes(store: str):
     data.write("a/1.txt", b"one")
     data.write("a/2.txt", b"two")
     data.write("a/3.bin", b"three")
-    files = found(f"{store}/data/a/*.txt")
+    files = find_files(f"{store}/data/a/*.txt")
     assert [file.name for file in files] == ["1.txt", "2.txt"]
     assert [file.read_bytes() for file in files] == [b"one", b"two"]
     files[0].write_bytes(b"kept")
-    assert found(f"{store}/data/a/1.txt")[0].read_bytes() == b"kept"  # it is not fetched again
+    assert find_files(f"{store}/data/a/1.txt")[0].read_bytes() == b"kept"  # it is not fetched again
     data.write("a/1.txt", b"other")
-    assert found(f"{store}/data/a/1.txt")[0].read_bytes() == b"other"
+    assert find_files(f"{store}/data/a/1.txt")[0].read_bytes() == b"other"
     with pytest.raises(DataError, match=r"no such object\. .* holds .*1\.txt"):
-        found(f"{store}/data/a/none.txt")
+        find_files(f"{store}/data/a/none.txt")
     with pytest.raises(DataError, match="is a Path, which cannot be an address of an object store"):
-        found(Path(f"{store}/data/a/1.txt"))
+        find_files(Path(f"{store}/data/a/1.txt"))
 
 
 def test_tokens_of_a_store_are_those_of_the_disk(store: str):

@@ -13,7 +13,7 @@ from quick_study import YAML, write_study
 
 from jtrain.checkpoint import layout, object_store_layout
 from jtrain.cli import main
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.io.object_store import ObjectStore, ObjectStoreError
 
 pytestmark = pytest.mark.thorough
@@ -71,19 +71,19 @@ def test_a_run_that_is_killed_while_it_copies_resumes_elsewhere_bit_for_bit(
     killed = ran(home, store, kill_at=kill_at)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     objects = ObjectStore(f"{bucket}/at-{kill_at}/quick")
-    before = object_store_layout.steps(objects)
+    before = object_store_layout.list_copies(objects)
     shutil.move(home / "runs" / "quick", tmp_path / "another-machine")
     done = ran(home, store)
     assert done.returncode == 0, done.stderr
     if before:
         assert f"checkpoint {before[-1]} and the run's files were fetched" in done.stdout
     prints = [
-        layout.record(home / "runs" / name / "checkpoints", 12)["fingerprints"]
+        layout.read_record(home / "runs" / name / "checkpoints", 12)["fingerprints"]
         for name in ("plain", "quick")
     ]
     assert prints[0] == prints[1]
-    assert object_store_layout.steps(objects) == [10, 12]
-    assert list(object_store_layout.listed(objects)) == [10, 12]
+    assert object_store_layout.list_copies(objects) == [10, 12]
+    assert list(object_store_layout.object_sizes(objects)) == [10, 12]
 
 
 def test_copies_in_s3_are_listed_verified_fetched_and_removed(
@@ -100,16 +100,16 @@ def test_copies_in_s3_are_listed_verified_fetched_and_removed(
     ):
         assert main(["ckpt", *words]) == 0
         assert said in capsys.readouterr().out
-    assert object_store_layout.steps(ObjectStore(address)) == [12]
+    assert object_store_layout.list_copies(ObjectStore(address)) == [12]
 
 
 def test_data_of_s3_is_read_by_its_path(bucket: str, home: Path):
     data = ObjectStore(f"{bucket}/data")
     data.write("a.txt", b"one")
     data.write("b.txt", b"two")
-    assert [file.read_bytes() for file in found(f"{bucket}/data/*.txt")] == [b"one", b"two"]
+    assert [file.read_bytes() for file in find_files(f"{bucket}/data/*.txt")] == [b"one", b"two"]
     data.write("a.txt", b"another")
-    assert found(f"{bucket}/data/a.txt")[0].read_bytes() == b"another"
+    assert find_files(f"{bucket}/data/a.txt")[0].read_bytes() == b"another"
 
 
 def test_a_bucket_that_is_not_there_is_told_before_anything_is_trained(bucket: str, home: Path):

@@ -14,7 +14,7 @@ from chaos.numbers import Config, Fault, FiniteCheck, config, different
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.guard import RollbackPolicy, SkipPolicy, Spike, StopPolicy
 from jtrain.config.precision import F16
-from jtrain.config.top import Checkpoint, LogConfig
+from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.loop import Rollback
 from jtrain.errors import ConfigError
 from jtrain.io import jsonl
@@ -260,7 +260,7 @@ def test_nothing_later_than_a_bad_step_is_saved():
         "run",
         (big,),
         RollbackPolicy(spike=Spike(loss=3.0, memory=2), most=0),
-        checkpoint=Checkpoint(every=2, keep=1),
+        checkpoint=CheckpointConfig(every=2, keep=1),
     )
     assert ran(given, "run").status == "failed"
     with CheckpointManager(Path("runs/run/checkpoints")) as checkpoints:

@@ -19,8 +19,8 @@ from quick_study import at_home, config_of, kept, trained, write_study
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.errors import CheckpointError, ConfigError, DamagedError, LossError
-from jtrain.train.hooks.metrics import read
-from jtrain.train.hooks.metrics import results as measured
+from jtrain.train.hooks.metrics import read_metrics
+from jtrain.train.hooks.metrics import read_results as measured
 from jtrain.train.run import RunResult
 
 CONFIG = "configs/quick.yaml"
@@ -113,7 +113,7 @@ def test_leaves_the_files_that_it_names():
 
 def test_each_step_has_one_row_and_each_evaluation_another():
     outcome = trained(CONFIG)
-    rows = read(outcome.directory.metrics)
+    rows = read_metrics(outcome.directory.metrics)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6, *range(7, 13), 12]
     assert steps_of("", outcome) == list(range(1, 13))
     assert steps_of("valid", outcome) == [6, 12]

@@ -8,7 +8,7 @@ from quick_study import CODE, at_home, config_of, trained, write_study
 
 import jtrain as jt
 from jtrain.errors import DataError
-from jtrain.train.restore_run import measure
+from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run_dir import RunDir
 
 CONFIG = "configs/quick.yaml"
@@ -33,11 +33,11 @@ def test_a_run_is_resumed_and_used_with_its_own_tokenizer_only():
     with pytest.raises(DataError, match=advice):
         trained(CONFIG)
     with pytest.raises(DataError, match=advice):
-        measure(config_of(there.config), there.path)
+        evaluate_run(config_of(there.config), there.path)
     assert trained(CONFIG, "name=quick-2").status == "done", "as the advice says"
     tokenizer.write_text("abc")
     assert trained(CONFIG).status == "done"
-    assert measure(config_of(there.config), there.path)[0] == 12
+    assert evaluate_run(config_of(there.config), there.path)[0] == 12
 
 
 def test_data_without_a_tokenizer_is_refused_where_there_was_one(tmp_path: Path):

@@ -13,10 +13,10 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.checkpoint import layout, seal
-from jtrain.checkpoint.weights_source import find
+from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import ConfigError, DamagedError, DataError
-from jtrain.train.restore_run import measure
+from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run import RunResult
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_record import find_owner, read_record
@@ -127,11 +127,13 @@ HURTS: dict[str, Callable[[Path], object]] = {
 
 def test_a_run_has_one_id_which_every_checkpoint_seals():
     run = said()["id"]
-    assert [seal.run_of(path) for path in CHECKPOINTS.glob("[0-9]*")] == [run, run]
+    assert [seal.sealed_run(path) for path in CHECKPOINTS.glob("[0-9]*")] == [run, run]
     assert said(Path("runs/foreign"))["id"] != run
     there = again().directory
     assert said()["id"] == run
-    assert {seal.run_of(there.checkpoints / f"{n}") for n in layout.steps(CHECKPOINTS)} == {run}
+    assert {
+        seal.sealed_run(there.checkpoints / f"{n}") for n in layout.list_steps(CHECKPOINTS)
+    } == {run}
     about = json.loads((CHECKPOINTS / "12/about.json").read_text())["about"]
     assert about["identity"]["id"] == run
     assert about["identity"]["config"]["optimizer"]["lr"] == 0.03
@@ -225,7 +227,7 @@ def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_value
     advised = shlex.split(words.rpartition("or resume that one: jtrain run ")[2])
     assert advised[0] == str(file)
     with pytest.raises(ConfigError, match=r"was changed since .* typed: '?optimizer"):
-        measure(config_of(file), RUN)
+        evaluate_run(config_of(file), RUN)
     assert kept(trained(*advised)) == whole
     assert config_of(file) == config_of(CONFIG, SHORT), "and it is put right"
 
@@ -284,10 +286,10 @@ def test_where_damage_is_to_stop_a_foreign_checkpoint_stops():
 
 def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     foreign(8, place=8)
-    step, _ = measure(config_of(RUN / "config.yaml"), RUN)
+    step, _ = evaluate_run(config_of(RUN / "config.yaml"), RUN)
     assert step == 4
     with pytest.raises(DamagedError, match=r"another run .* eval takes --step 4"):
-        measure(config_of(RUN / "config.yaml"), RUN, 8)
+        evaluate_run(config_of(RUN / "config.yaml"), RUN, 8)
     assert main(["ckpt", "verify", "quick"]) == 70
     out = capfd.readouterr().out
     assert "4  valid" in out
@@ -301,8 +303,10 @@ def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     assert main(["ckpt", "show", "quick"]) == 0
     assert "/4\n" in capfd.readouterr().out
     assert main(["ckpt", "rm", "quick", "--step", "4"]) == 2, "it is the last whole one of the run"
-    assert find("quick").where.endswith("/8"), "where nobody says whose it should be"
-    assert find("quick", owner_of=find_owner).where.endswith("/4"), "what init_from starts from"
+    assert open_source("quick").where.endswith("/8"), "where nobody says whose it should be"
+    assert open_source("quick", owner_of=find_owner).where.endswith("/4"), (
+        "what init_from starts from"
+    )
 
 
 def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole, capfd):
@@ -327,7 +331,7 @@ def test_a_run_from_before_run_ids_resumes_and_gets_one(whole):
     assert find_owner(RUN) is None
     outcome = again()
     assert kept(outcome) == whole
-    assert seal.run_of(CHECKPOINTS / "12") == said()["id"]
+    assert seal.sealed_run(CHECKPOINTS / "12") == said()["id"]
     assert trained(CONFIG, *SHORT).why == "it was finished before"
 
 

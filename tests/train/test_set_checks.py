@@ -10,7 +10,7 @@ import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.train.hooks.metrics import read, results
+from jtrain.train.hooks.metrics import read_metrics, read_results
 
 CONFIG = "configs/quick.yaml"
 ONE = "valid=InOrder(valid, size=self.evaluate.batch or self.batch),"
@@ -30,7 +30,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 
 def test_each_set_has_its_cadence_and_all_are_measured_at_the_end(capsys):
     outcome = trained(CONFIG, SETS)
-    found = {name: results(outcome.directory.metrics, name) for name in ("valid", "seen")}
+    found = {name: read_results(outcome.directory.metrics, name) for name in ("valid", "seen")}
     assert {name: list(rows) for name, rows in found.items()} == {
         "valid": [4, 8, 12],
         "seen": [6, 12],
@@ -86,11 +86,11 @@ def test_ends_at_the_same_step_if_it_was_killed_on_the_way():
         trained(CONFIG, *BEST, hooks=[_Kill(whole.step)])
     again = trained(CONFIG, *BEST)
     assert (again.status, again.step, again.why) == (whole.status, whole.step, whole.why)
-    assert read(again.directory.metrics) == read(whole.directory.metrics)
+    assert read_metrics(again.directory.metrics) == read_metrics(whole.directory.metrics)
     # Killed once its last state was saved, and before that was written down.
     again.directory.write_status("running", step=again.step)
     assert trained(CONFIG, *BEST).step == whole.step
-    assert read(again.directory.metrics) == read(whole.directory.metrics)
+    assert read_metrics(again.directory.metrics) == read_metrics(whole.directory.metrics)
 
 
 class _Kill(jt.Hook):

@@ -13,8 +13,8 @@ import jtrain as jt
 from jtrain.config.dump import flatten
 from jtrain.core.loop import Hook
 from jtrain.errors import ConfigError
-from jtrain.train.hooks.metrics import results
-from jtrain.train.restore_run import measure
+from jtrain.train.hooks.metrics import read_results
+from jtrain.train.restore_run import evaluate_run
 from jtrain.train.setup import set_up
 from jtrain.train.step_time import paced
 
@@ -101,11 +101,11 @@ def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
     ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
     assert (ended.status, ended.step) == ("done", 12)
     assert "resumes from step" in ended.directory.log.read_text()
-    assert list(results(ended.directory.metrics, "valid")) == [4, 8, 12]
+    assert list(read_results(ended.directory.metrics, "valid")) == [4, 8, 12]
     typed = ["steps=12", "evaluate.every=4", "log.every=2", "checkpoint.best=loss"]
     typed += ["optimizer.schedule={kind: cosine, warmup: 3}", "checkpoint.every=2"]
     assert kept(trained(CONFIG, *typed, "name=typed")) == kept(ended)
-    assert measure(config_of(ended.directory.config), ended.directory.path)[0] == 12
+    assert evaluate_run(config_of(ended.directory.config), ended.directory.path)[0] == 12
 
 
 def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):

@@ -10,7 +10,7 @@ from quick_study import config_of, write_study
 
 from jtrain.cli import main
 from jtrain.train.setup import set_up
-from jtrain.train.summary import short, step_flops, summary, table
+from jtrain.train.summary import count_step_flops, format_line, format_table, summarize
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"
 
 def test_sizes_are_those_of_the_arrays(path: Path):
     parts = set_up(config_of(path, ["model.width=16", FSDP]))
-    sizes, state = summary(parts.like), parts.fresh()
+    sizes, state = summarize(parts.like), parts.fresh()
     first = jax.devices()[0]
 
     def held(tree):
@@ -45,7 +45,7 @@ def test_the_work_is_that_of_the_whole_batch_however_it_is_split(path: Path):
     by_hand = 2 * 16 * (2 * 2 * 8 + 3 * 8 * 3)
     for settings in [], ["microbatches=4"], ["steps_per_call=2", "evaluate.every=4"], [FSDP]:
         changes = [*settings, "checkpoint.every=0", "optimizer.kind=sgd"]
-        assert step_flops(set_up(config_of(path, changes))) == by_hand
+        assert count_step_flops(set_up(config_of(path, changes))) == by_hand
 
 
 def test_the_verb_prints_modules_leaves_and_sums(path: Path, capsys):
@@ -75,8 +75,8 @@ def test_leaves_are_listed_below_their_module_and_a_run_logs_the_sums(path: Path
     code = code.replace('"up": jax', '"block": {"up": jax').replace("width)),", "width))},", 1)
     nested.write_text(code.replace('params["up"]', 'params["block"]["up"]'))
     path.write_text(path.read_text().replace("experiment: quick", "experiment: nested"))
-    sizes = summary(set_up(config_of(path)).like)
-    lines = [line.split()[0] for line in table(sizes).splitlines()[:5]]
+    sizes = summarize(set_up(config_of(path)).like)
+    lines = [line.split()[0] for line in format_table(sizes).splitlines()[:5]]
     assert lines == ["leaf", "bias", "down", "block", "up"]
-    assert table(sizes).splitlines()[4].startswith("  up")
-    assert short(sizes).startswith("3 leaves of 192 B, ")
+    assert format_table(sizes).splitlines()[4].startswith("  up")
+    assert format_line(sizes).startswith("3 leaves of 192 B, ")

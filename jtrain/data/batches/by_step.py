@@ -11,7 +11,7 @@ import operator
 import numpy as np
 
 from jtrain.data.batches.blocks import Blocks
-from jtrain.data.batches.shuffle import shuffled
+from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.errors import ConfigError, DataError
 
@@ -38,7 +38,7 @@ class Shuffled:
         end: str = "cross",
     ):
         self.source, self.size, self.seed, self.end = source, size, seed, end
-        self.rows = rows_of(source)
+        self.rows = count_rows(source)
         self._shard = RowShard(size, 0, 1)
         if end not in ("cross", "drop", "pad"):
             raise ConfigError(f"end {end!r} is none of cross, drop, pad. Set end=cross.")
@@ -95,7 +95,7 @@ class Shuffled:
         """Return the row of the source at each place of the endless sequence of epochs."""
         epochs, places = np.divmod(places, self._epoch)
         places = np.minimum(places, self.rows - 1)  # padding repeats an epoch's last row
-        return shuffled(places, self.rows, seed=self.seed, epoch=epochs)
+        return permute(places, self.rows, seed=self.seed, epoch=epochs)
 
 
 class InOrder:
@@ -108,7 +108,7 @@ class InOrder:
 
     def __init__(self, source: Source, *, size: int):
         self.source, self.size = source, size
-        self.rows = rows_of(source)
+        self.rows = count_rows(source)
         self._shard = RowShard(size, 0, 1)
         self.ragged = self.rows % size > 0
 
@@ -167,7 +167,7 @@ class RowShard:
         return self._stacks[key]
 
 
-def rows_of(source: Source) -> int:
+def count_rows(source: Source) -> int:
     """Return the number of rows of a source; raise a DataError if it has none."""
     if rows := len(source):
         return rows

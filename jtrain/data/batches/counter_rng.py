@@ -9,7 +9,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 ATTEMPTS = 64  # an attempt of `beta` fails at most every other time
 
 
-def bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uint64, b
+def random_bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uint64, b
     """Return 64 random bits for each row.
 
     The finalizer of splitmix64 is applied to one word after the other.
@@ -22,10 +22,12 @@ def bits(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # uin
 
 def uniform(seed: int, step: int, row: np.ndarray, lane: int) -> np.ndarray:  # float64, b
     """Return a number in 0 .. 1, without 1, for each row: a multiple of 2**-53."""
-    return (bits(seed, step, row, lane) >> np.uint64(11)) * 2.0**-53
+    return (random_bits(seed, step, row, lane) >> np.uint64(11)) * 2.0**-53
 
 
-def whole(seed: int, step: int, row: np.ndarray, lane: int, below: int) -> np.ndarray:  # int64, b
+def integers(
+    seed: int, step: int, row: np.ndarray, lane: int, below: int
+) -> np.ndarray:  # int64, b
     """Return an integer in 0 .. below-1 for each row; `below` is under 2**48."""
     return (uniform(seed, step, row, lane) * below).astype(np.int64)
 

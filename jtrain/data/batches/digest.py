@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 
-def digest(batch: Mapping[str, Any]) -> int:
+def digest_batch(batch: Mapping[str, Any]) -> int:
     """Return the XXH3 digest of the names, types, shapes and bytes of a batch's arrays."""
     import xxhash
 

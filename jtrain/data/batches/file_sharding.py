@@ -31,7 +31,9 @@ class FileShard(NamedTuple):
         return islice(records, self.first, None, self.every)
 
 
-def sharing(files: Sequence[Path], *, index: int, count: int, policy: str = "auto") -> FileShard:
+def shard_files(
+    files: Sequence[Path], *, index: int, count: int, policy: str = "auto"
+) -> FileShard:
     """Return the part of `files` that process `index` of `count` reads.
 
     By policy:

@@ -14,7 +14,7 @@ import numpy as np
 
 WHOLE = 1 << 26  # bytes; smaller arrays are read completely
 BLOCKS, BLOCK = 256, 1 << 16  # of a larger array: the number of blocks, and the bytes of each
-OF_FILES = 1 << 12  # bytes of each block of a file; BLOCKS of them over all files
+FILE_BLOCK = 1 << 12  # bytes of each block of a file; BLOCKS of them over all files
 ROWS = 32  # sampled from a source without a fingerprint of its own
 _GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, for any number of them
 
@@ -45,7 +45,7 @@ def fingerprint(data: Any) -> str:
     return ""
 
 
-def of_arrays(rows: int, arrays: Mapping[str, np.ndarray]) -> str:
+def fingerprint_arrays(rows: int, arrays: Mapping[str, np.ndarray]) -> str:
     """Return `60000 rows 7c1e...`: the fingerprint of arrays by name, each n ... ."""
     digest = _digest()
     for name in sorted(arrays):
@@ -54,7 +54,7 @@ def of_arrays(rows: int, arrays: Mapping[str, np.ndarray]) -> str:
     return f"{rows} rows {digest.hexdigest()}"
 
 
-def of_files(paths: Sequence[str | Path], *more: str) -> str:
+def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
     """Return `3 files of 1234 bytes 7c1e...`: names, sizes, sampled blocks and `more`.
 
     Args:
@@ -68,25 +68,25 @@ def of_files(paths: Sequence[str | Path], *more: str) -> str:
         total += size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb", buffering=0) as file:
-            for place in _places(size, OF_FILES, each):
+            for place in _places(size, FILE_BLOCK, each):
                 file.seek(place)
-                digest.update(file.read(OF_FILES))
+                digest.update(file.read(FILE_BLOCK))
     digest.update("\n".join(more).encode())
     files = f"{len(paths)} file{'s' if len(paths) != 1 else ''}"
     return f"{files} of {total} bytes {digest.hexdigest()}"
 
 
-def of_values(**values: Any) -> str:
+def fingerprint_values(**values: Any) -> str:
     """Return `rows=4096 vocab=97`: data that depends on these values only."""
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def of_tokens(tokens: Any) -> str:
+def fingerprint_tokens(tokens: Any) -> str:
     """Return the fingerprint of a row of tokens in memory, or that of a folder of tokens."""
     return (
         tokens.fingerprint()
         if isinstance(tokens, Fingerprinted)
-        else of_arrays(len(tokens), {"": tokens})
+        else fingerprint_arrays(len(tokens), {"": tokens})
     )
 
 
@@ -95,7 +95,7 @@ def _sample_rows(source: Any) -> str:
     rows = len(source)
     indices = np.unique(np.fromiter(_places(rows, 1, ROWS), np.int64))
     first, second = (
-        of_arrays(rows, {name: np.asarray(x) for name, x in source[indices].items()})
+        fingerprint_arrays(rows, {name: np.asarray(x) for name, x in source[indices].items()})
         for _ in range(2)
     )
     return first if first == second else ""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from jtrain.data.batches.blocks import Blocks
-from jtrain.data.batches.by_step import RowShard, rows_of
+from jtrain.data.batches.by_step import RowShard, count_rows
 from jtrain.data.batches.proportions import Proportions
-from jtrain.data.batches.shuffle import shuffled
+from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.data.text.token_files import TokenRange
-from jtrain.data.text.tokenizer import refuse_mismatch
+from jtrain.data.text.tokenizer import check_same_tokenizer
 from jtrain.errors import DataError
 
 
@@ -44,7 +44,7 @@ class MixedBatches:
         self._shard = RowShard(size, 0, 1)
         weights = [weight for _, weight in parts.values()]
         self.proportions = Proportions(weights, list(parts))
-        self._lengths = [rows_of(source) for source in self.sources.values()]
+        self._lengths = [count_rows(source) for source in self.sources.values()]
         _check_tokenizers(self.sources)
         _check_arrays(self.sources)
         self._drawn = Blocks(self._shard.row, size, self._draw)
@@ -80,7 +80,7 @@ class MixedBatches:
             chosen = source_of == number
             epochs, within = np.divmod(counts[chosen], length)
             seed = (self.seed << 16) + number  # two sources of one length get different orders
-            rows[chosen] = shuffled(within, length, seed=seed, epoch=epochs)
+            rows[chosen] = permute(within, length, seed=seed, epoch=epochs)
         return np.stack([source_of, rows], 1)
 
 
@@ -89,7 +89,7 @@ def _check_tokenizers(sources: Mapping[str, Source]) -> None:
     tokens_of = [getattr(source, "tokens", None) for source in sources.values()]
     folders = [tokens.files for tokens in tokens_of if isinstance(tokens, TokenRange)]
     if folders:
-        refuse_mismatch({str(folder.path): folder.tokenizer for folder in folders})
+        check_same_tokenizer({str(folder.path): folder.tokenizer for folder in folders})
 
 
 def _check_arrays(sources: Mapping[str, Source]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from jtrain.data.batches.stacked import StepBatches
 
 
-def not_finite(
+def describe_nonfinite(
     batches: StepBatches, steps: range, rows_of: Callable[[int], Sequence[int]] | None = None
 ) -> str:
     """Describe the first value that is not finite in the batches of these steps, if any.
@@ -20,7 +20,7 @@ def not_finite(
     """
     for step in steps:
         batch = batches[step - 1]
-        if found := first_not_finite(batch):
+        if found := find_nonfinite(batch):
             rows = rows_of(step) if rows_of else ()
             origin = f" (row {rows[found.row]} of the data set)" if rows else ""
             place = f"row {found.row} of `{found.array}`"
@@ -43,7 +43,7 @@ class NonfiniteValue(NamedTuple):
         return f"{self.value}{where}"
 
 
-def first_not_finite(batch: Mapping[str, np.ndarray]) -> NonfiniteValue | None:
+def find_nonfinite(batch: Mapping[str, np.ndarray]) -> NonfiniteValue | None:
     """Return the first value of a batch that is not finite; None if there is none."""
     for name, array in batch.items():
         if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from jtrain.data.batches.worker_process import WorkerFailure, receive, work
+from jtrain.data.batches.worker_process import WorkerFailure, receive, run_worker
 from jtrain.errors import DataError, PeerError
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
@@ -110,7 +110,7 @@ class _Worker:
         """Batches, then None where the worker ended by itself."""
         work_of = (self._sink, get, first, every, stop)
         self.process: BaseProcess = spawned.Process(
-            target=work, args=work_of, daemon=True, name=f"reads-from-{first}"
+            target=run_worker, args=work_of, daemon=True, name=f"reads-from-{first}"
         )
         self._closed, self._started = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._receive, name="receive-batches", daemon=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def gone_on(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
+def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
     """Return `readers` of run.json when `count` processes resume after a step.
 
     One pair for each start: a step, and the number of processes that read the steps after it.
@@ -15,7 +15,7 @@ def gone_on(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]
     return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
 
 
-def readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
+def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
     """Return the number of processes that read each step's batch, where run.json has it."""
     starts = status.get("readers", [])
     return {

@@ -27,7 +27,7 @@ class Versioned(Protocol):
         ...
 
 
-def cached(source: Source, where: str) -> Source:
+def cache_rows(source: Source, where: str) -> Source:
     """Return the source, cached: `memory`, a folder, or empty for no cache.
 
     Raises:

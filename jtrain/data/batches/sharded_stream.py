@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches.by_step import RowShard
-from jtrain.data.batches.file_sharding import sharing
-from jtrain.data.batches.fingerprint import of_files
+from jtrain.data.batches.file_sharding import shard_files
+from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.batches.stream import Stream, Streamed
 from jtrain.errors import DataError
 
@@ -63,7 +63,7 @@ class ShardedStream:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the files."""
-        return of_files(self._files)
+        return fingerprint_files(self._files)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return a place at or before a step, as JSON; under `shares` if each process has a stream.
@@ -95,7 +95,7 @@ class ShardedStream:
 
     def _begin(self, index: int, count: int) -> None:
         self._shard, self._index, self._count = RowShard(self.size, index, count), index, count
-        files = sharing(self._files, index=index, count=count, policy=self._policy)
+        files = shard_files(self._files, index=index, count=count, policy=self._policy)
         self.summary = f"data: {files.summary}"
         """The policy in effect and the reason for it: a line for the log."""
         self._own = files.own

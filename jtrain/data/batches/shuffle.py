@@ -7,7 +7,7 @@ from jtrain.data.batches.counter_rng import GOLDEN, splitmix
 ROUNDS = 12  # 8 are enough for 60 rows, and 12 for 4: tests/data/test_shuffle.py counts the orders
 
 
-def shuffled(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarray) -> np.ndarray:
+def permute(places: np.ndarray, rows: int, *, seed: int, epoch: int | np.ndarray) -> np.ndarray:
     """Return the row (int64) at each of `places` (int64, any shape, in 0 .. rows-1) in an epoch.
 
     For a given seed and epoch, a permutation of `range(rows)`. The epoch is a single number, or an

@@ -8,7 +8,7 @@ from jtrain.data.batches.stacked import ResumableBatches, StepBatches
 Window: TypeAlias = tuple[int, int]  # batches first .. stop - 1 are skipped, counted from 0
 
 
-def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
+def merge_windows(windows: Iterable[Window]) -> tuple[Window, ...]:
     """Merge the windows into ascending windows that neither overlap nor touch."""
     joined: list[Window] = []
     for first, stop in sorted((first, stop) for first, stop in windows if first < stop):
@@ -19,7 +19,7 @@ def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
     return tuple(joined)
 
 
-def number_of(step: int, windows: Iterable[Window]) -> int:
+def find_batch(step: int, windows: Iterable[Window]) -> int:
     """Return the number of the batch of a step, both from 0; `windows` as `merged` returns them."""
     number = step
     for first, stop in windows:
@@ -37,14 +37,14 @@ class SkipBatches:
     """
 
     def __init__(self, batches: StepBatches, windows: Iterable[Window] = ()):
-        self._batches, self.windows = batches, merged(windows)
+        self._batches, self.windows = batches, merge_windows(windows)
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]:
         return self._batches[self.number(step)]
 
     def number(self, step: int) -> int:
         """Return the number of a step's batch."""
-        return number_of(step, self.windows)
+        return find_batch(step, self.windows)
 
     def read_stacked(self, step: int, count: int) -> Mapping[str, Any] | None:
         """Return the batches of `count` steps, stacked; None if they cannot be read at once."""

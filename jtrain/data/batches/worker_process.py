@@ -22,7 +22,7 @@ class WorkerFailure:
     """The traceback in the worker."""
 
 
-def work(to: Connection, get: bytes, first: int, every: int, stop: int | None) -> None:
+def run_worker(to: Connection, get: bytes, first: int, every: int, stop: int | None) -> None:
     """Send the batches of steps `first`, `first + every`, ... below `stop`, then wait for the end.
 
     A batch is sent as the names, types and shapes of its arrays, and then the bytes of each array.

@@ -68,7 +68,7 @@ class Workers:
 
     def check(self, batches: Any) -> None:
         """Raise DataError if several workers cannot read these batches."""
-        if self.count and streamed(batches):
+        if self.count and is_streamed(batches):
             raise DataError(
                 f"workers.count={self.count} was configured, and these batches are streamed "
                 f"({type(batches).__name__}): each batch follows from the batch before it, so one "
@@ -76,7 +76,7 @@ class Workers:
             )
 
 
-def streamed(batches: Any) -> bool:
+def is_streamed(batches: Any) -> bool:
     """Return whether each batch follows from the batch before it and needs a single reader."""
     return isinstance(batches, ResumableBatches | LoaderBatches)
 

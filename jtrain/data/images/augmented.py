@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.data.batches.counter_rng import ATTEMPTS, beta, uniform, whole
+from jtrain.data.batches.counter_rng import ATTEMPTS, beta, integers, uniform
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.images.transforms import (
-    as_floats,
-    blended,
-    mirrored,
-    pasted,
-    refuse_no_images,
-    shifted,
+    blend,
+    check_images,
+    mirror,
+    paste,
+    shift,
+    to_float,
 )
-from jtrain.data.images.zoom import windows, zoomed
+from jtrain.data.images.zoom import draw_windows, zoom
 from jtrain.errors import DataError
 
 # The lanes of the draws. A partner is flipped and cropped by separate draws.
@@ -81,7 +81,7 @@ class Augmented:
         image = self._transform(batch[self._image], step, row, 0)
         if not (self.changes.mixup or self.changes.cutmix):
             return batch | {self._image: image}
-        place = whole(self._batches.seed, step, row, PARTNER, self.rows)
+        place = integers(self._batches.seed, step, row, PARTNER, self.rows)
         partner = self._batches.source[place]
         self._check_labels(partner)
         partner_image = self._transform(partner[self._image], step, row, PARTNER_LANE)
@@ -110,14 +110,15 @@ class Augmented:
         seed, changes = self._batches.seed, self.changes
         if changes.zoom:
             draws = [uniform(seed, step, row, lane + each) for each in (AREA, SHAPE, TOP, LEFT)]
-            image = zoomed(image, windows(image.shape[1:3], changes.zoom, *draws))
+            image = zoom(image, draw_windows(image.shape[1:3], changes.zoom, *draws))
         if changes.crop:
             down, right = (
-                whole(seed, step, row, lane + side, 2 * changes.crop + 1) for side in (DOWN, RIGHT)
+                integers(seed, step, row, lane + side, 2 * changes.crop + 1)
+                for side in (DOWN, RIGHT)
             )
-            image = shifted(image, down, right, changes.crop)
+            image = shift(image, down, right, changes.crop)
         if changes.flip:
-            image = mirrored(image, uniform(seed, step, row, lane + FLIP) < changes.flip)
+            image = mirror(image, uniform(seed, step, row, lane + FLIP) < changes.flip)
         return image
 
     def _mix(
@@ -127,15 +128,15 @@ class Augmented:
         seed, changes = self._batches.seed, self.changes
         if not changes.cutmix:
             share = beta(seed, step, row, SHARE, changes.mixup)
-            return blended(image, partner_image, share), share
+            return blend(image, partner_image, share), share
         box, uncovered = self._draw_boxes(image, step, row)
-        pasted_image = pasted(image, partner_image, box)
+        pasted_image = paste(image, partner_image, box)
         if not changes.mixup:
             return pasted_image, uncovered
         share = beta(seed, step, row, SHARE, changes.mixup)
         use_cutmix = uniform(seed, step, row, WHICH) < 0.5
-        mixed = blended(image, partner_image, share)
-        mixed[use_cutmix] = as_floats(pasted_image[use_cutmix])
+        mixed = blend(image, partner_image, share)
+        mixed[use_cutmix] = to_float(pasted_image[use_cutmix])
         return mixed, np.where(use_cutmix, uncovered, share)
 
     def _draw_boxes(
@@ -149,7 +150,7 @@ class Augmented:
         side = np.sqrt(1 - beta(seed, step, row, SHARE, self.changes.cutmix))
         box = []
         for lane, size in ((BOX_DOWN, height), (BOX_RIGHT, width)):
-            middle = whole(seed, step, row, lane, size)
+            middle = integers(seed, step, row, lane, size)
             length = (side * size).astype(np.int64)
             box += [
                 np.maximum(middle - length // 2, 0),
@@ -172,7 +173,7 @@ class Augmented:
                 f"{', '.join(sorted(batch))}. Name the images: image={sorted(batch)[0]!r}."
             )
         image, changes = batch[self._image], self.changes
-        refuse_no_images(self._image, image)
+        check_images(self._image, image)
         if changes.crop >= min(image.shape[1:3]):
             raise DataError(
                 f"augment.crop={changes.crop} pads with more pixels than images of "

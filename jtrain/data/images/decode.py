@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jtrain.data.sources.optional_import import needed
+from jtrain.data.sources.optional_import import import_optional
 from jtrain.errors import DataError
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits or fewer
@@ -42,7 +42,7 @@ def decode_image(path: Path, size: ImageSize) -> np.ndarray:  # uint8, h w c
         DataError: a file that cannot be opened, is cut off, damaged or of another kind, has more
             than `size.pixels`, or more than 8 bits a channel; or Pillow is not installed.
     """
-    pillow = needed("PIL.Image", "images", "An image file")
+    pillow = import_optional("PIL.Image", "images", "An image file")
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
         with path.open("rb") as file, pillow.open(file, formats=FORMATS) as image:
@@ -83,7 +83,7 @@ def _check(path: Path, image: Any, size: ImageSize) -> None:
 
 
 def _pixels(image: Any, size: ImageSize) -> np.ndarray:  # uint8, h w c
-    operations = needed("PIL.ImageOps", "images", "An image file")
+    operations = import_optional("PIL.ImageOps", "images", "An image file")
     mode, wanted = ("L" if size.channels == 1 else "RGB"), (size.width, size.height)
     # A JPEG can be decoded at 1/2, 1/4 or 1/8: take the smallest of at least twice the size.
     image.draft(mode, (2 * max(wanted), 2 * max(wanted)))

@@ -9,9 +9,9 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.sources.arrays import Arrays
-from jtrain.data.sources.decompress import opened
+from jtrain.data.sources.decompress import open_decompressed
 from jtrain.data.sources.known_sets import find_set, python_package
-from jtrain.data.sources.subset import keep_back
+from jtrain.data.sources.subset import hold_out
 from jtrain.errors import DataError
 
 FILE = "digits.csv"
@@ -38,7 +38,7 @@ class Digits:
         """
         package = python_package("scikit-learn", "sklearn", "datasets/data")
         (path,) = find_set("digits", [FILE], package)
-        train, held_out = keep_back(read_digits(path), self.validation)
+        train, held_out = hold_out(read_digits(path), self.validation)
         return ImageDataset(train, held_out, held_out, (8, 8, 1), 10)
 
 
@@ -49,7 +49,7 @@ def read_digits(path: Path) -> Arrays:
     Raises:
         DataError: a line that is not a digit, by line and byte.
     """
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         data = stream.read()
     rows, place = [], 0
     for number, line in enumerate(data.split(b"\n"), 1):

@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.images.image_dataset import FILES, ImageDataset, labelled
-from jtrain.data.sources.known_sets import debian, find_set
+from jtrain.data.images.image_dataset import FILES, ImageDataset, read_dataset
+from jtrain.data.sources.known_sets import debian_package, find_set
 
 CLASSES = (
     "T-shirt/top",
@@ -39,6 +39,6 @@ class FashionMnist:
         Raises:
             DataError: if the files do not exist or are incomplete.
         """
-        package = debian("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
+        package = debian_package("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
         paths = find_set("fashion-mnist", FILES, package)
-        return labelled(paths, classes=len(CLASSES), validation=self.validation)
+        return read_dataset(paths, classes=len(CLASSES), validation=self.validation)

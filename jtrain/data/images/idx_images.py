@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.images.image_dataset import FILES, ImageDataset, labelled
+from jtrain.data.images.image_dataset import FILES, ImageDataset, read_dataset
 from jtrain.data.sources.remote_files import fetch_folder
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
@@ -32,7 +32,7 @@ class IdxImages:
         """
         folder = fetch_folder(self.folder) if is_address(self.folder) else Path(self.folder)
         paths = [_plain_or_packed(folder, name) for name in FILES]
-        return labelled(paths, classes=self.classes, validation=self.validation)
+        return read_dataset(paths, classes=self.classes, validation=self.validation)
 
 
 def _plain_or_packed(folder: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ import numpy as np
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.idx import read_idx
 from jtrain.data.sources.source import Source
-from jtrain.data.sources.subset import keep_back
+from jtrain.data.sources.subset import hold_out
 from jtrain.errors import DataError
 
 FILES = (  # the names of MNIST's files
@@ -67,7 +67,7 @@ def read_labelled(images: Path, labels: Path, *, classes: int) -> Arrays:
     return Arrays(image=image[..., None], label=label.astype(np.int32))
 
 
-def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> ImageDataset:
+def read_dataset(paths: Sequence[Path], *, classes: int, validation: float) -> ImageDataset:
     """Read a set from the four files of `FILES`; hold out a share of its training rows.
 
     Raises:
@@ -82,7 +82,7 @@ def labelled(paths: Sequence[Path], *, classes: int, validation: float) -> Image
             f"Give the files of one set."
         )
     height, width, channels = sizes[0]
-    train, held_out = keep_back(all_rows, validation) if validation else (all_rows, test)
+    train, held_out = hold_out(all_rows, validation) if validation else (all_rows, test)
     return ImageDataset(train, held_out, test, (height, width, channels), classes)
 
 

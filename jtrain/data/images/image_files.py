@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import OF_FILES
+from jtrain.data.batches.fingerprint import FILE_BLOCK
 from jtrain.data.images.decode import ImageSize, decode_image
 from jtrain.data.sources.records import Damaged
 from jtrain.errors import DataError
@@ -97,5 +97,5 @@ class ImageFiles:
         rows = len(self)
         for row in sorted({k * rows // SAMPLED for k in range(SAMPLED)}):
             with (self.root / self.paths[row]).open("rb", buffering=0) as file:
-                digest.update(file.read(OF_FILES))
+                digest.update(file.read(FILE_BLOCK))
         return f"{rows} images of {total} bytes {digest.hexdigest()}"

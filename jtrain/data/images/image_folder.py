@@ -6,14 +6,14 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.row_cache import cached
+from jtrain.data.batches.row_cache import cache_rows
 from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize
 from jtrain.data.images.image_classes import find_images
 from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.images.image_files import ImageFiles
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
-from jtrain.data.sources.subset import keep_back
+from jtrain.data.sources.subset import hold_out
 from jtrain.errors import DataError
 
 VALIDATION, TEST = ("validation", "valid", "val"), ("test",)
@@ -62,7 +62,7 @@ class ImageFolder:
         existing = {part: folder for part, folder in folders.items() if folder.is_dir()}
         if "train" not in existing:
             rows, classes = self._rows(root, ())
-            train, held_out = keep_back(rows, self.validation)
+            train, held_out = hold_out(rows, self.validation)
             return self._dataset(train, held_out, held_out, classes)
         train, classes = self._rows(existing["train"], ())
         evaluation = [
@@ -92,7 +92,7 @@ class ImageFolder:
             pixels=self.pixels,
         )
         files = ImageFiles(root, found.paths, found.label, size=size, damaged=self.damaged)
-        return cached(files, self.cache), found.classes
+        return cache_rows(files, self.cache), found.classes
 
     def _dataset(
         self, train: Source, validation: Source, test: Source, classes: tuple[str, ...]

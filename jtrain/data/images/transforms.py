@@ -5,14 +5,14 @@ import numpy as np
 from jtrain.errors import DataError
 
 
-def mirrored(image: np.ndarray, chosen: np.ndarray) -> np.ndarray:  # chosen: bool, b
+def mirror(image: np.ndarray, chosen: np.ndarray) -> np.ndarray:  # chosen: bool, b
     """Flip images horizontally where chosen."""
     result = image.copy()
     result[chosen] = image[chosen, :, ::-1]
     return result
 
 
-def shifted(image: np.ndarray, down: np.ndarray, right: np.ndarray, pad: int) -> np.ndarray:
+def shift(image: np.ndarray, down: np.ndarray, right: np.ndarray, pad: int) -> np.ndarray:
     """Pad images with `pad` pixels of 0 and crop the old size at `down`, `right` (int, b, each
     0 .. 2 pad): `pad`, `pad` is the image itself."""
     height, width = image.shape[1:3]
@@ -25,24 +25,24 @@ def shifted(image: np.ndarray, down: np.ndarray, right: np.ndarray, pad: int) ->
     return result
 
 
-def blended(image: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
+def blend(image: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Blend `share` (float, b) of the image with the rest of the other, in float32; bytes as 0 ..
     1."""
-    first, second = as_floats(image), as_floats(other)
+    first, second = to_float(image), to_float(other)
     share = share.astype(np.float32)[:, None]
     rows = len(image)
     mixed = share * first.reshape(rows, -1) + (1 - share) * second.reshape(rows, -1)
     return mixed.reshape(image.shape)
 
 
-def as_floats(image: np.ndarray) -> np.ndarray:
+def to_float(image: np.ndarray) -> np.ndarray:
     """Return the image in float32, bytes as 0 .. 1."""
     if image.dtype == np.uint8:
         return image * np.float32(1 / 255)
     return image.astype(np.float32, copy=False)
 
 
-def pasted(image: np.ndarray, other: np.ndarray, box: np.ndarray) -> np.ndarray:
+def paste(image: np.ndarray, other: np.ndarray, box: np.ndarray) -> np.ndarray:
     """Paste the other's pixels within `box` (int, b 4: top, bottom, left, right) into the image."""
     result = image.copy()
     for target, origin, (top, bottom, left, right) in zip(result, other, box.tolist(), strict=True):
@@ -50,7 +50,7 @@ def pasted(image: np.ndarray, other: np.ndarray, box: np.ndarray) -> np.ndarray:
     return result
 
 
-def refuse_no_images(name: str, image: np.ndarray) -> None:
+def check_images(name: str, image: np.ndarray) -> None:
     """Raise DataError unless an array is images of bytes or floats, b h w or b h w c."""
     if image.ndim not in (3, 4):
         raise DataError(

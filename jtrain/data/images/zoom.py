@@ -5,7 +5,7 @@ import numpy as np
 SHAPES = 4 / 3  # the largest aspect ratio of a window, wide or high
 
 
-def windows(
+def draw_windows(
     size: tuple[int, ...],
     smallest: float,
     area: np.ndarray,
@@ -28,7 +28,7 @@ def windows(
     return np.stack([top * (height - high), left * (width - wide), high, wide], 1)
 
 
-def zoomed(image: np.ndarray, window: np.ndarray) -> np.ndarray:
+def zoom(image: np.ndarray, window: np.ndarray) -> np.ndarray:
     """Resize each image's window (float, b 4) to the image, bilinearly; keep the type.
 
     A window of the full image gives the image itself.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.data.sources.records import Damaged, Records
 from jtrain.errors import DataError
 
@@ -30,7 +30,7 @@ class ArrayRecords(Records):
     """
 
     def __init__(self, paths: str | Path | Sequence[str | Path], *, damaged: Damaged = "stop"):
-        self.paths = found(paths)
+        self.paths = find_files(paths)
         self._files = [_open_file(path) for path in self.paths]
         super().__init__(paths, map(len, self._files), damaged)
 

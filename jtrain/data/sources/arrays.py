@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import of_arrays
+from jtrain.data.batches.fingerprint import fingerprint_arrays
 from jtrain.errors import DataError
 
 RESERVED = {"row", "mask"}  # every batch has these; see jtrain/data/batches/by_step.py
@@ -42,7 +42,7 @@ class Arrays:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the arrays."""
-        return of_arrays(len(self), self.arrays)
+        return fingerprint_arrays(len(self), self.arrays)
 
 
 def _check_array(name: str, array: np.ndarray) -> None:

@@ -15,7 +15,7 @@ BLOCK = 1 << 18  # bytes unpacked at once
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[io.BufferedIOBase]:
+def open_decompressed(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file as a stream of bytes, decompressed if it is named `.gz`.
 
     Raises:
@@ -50,7 +50,7 @@ def _opened(path: Path) -> BinaryIO:
         ) from None
 
 
-def filled(stream: io.BufferedIOBase, into: memoryview) -> int:
+def read_into(stream: io.BufferedIOBase, into: memoryview) -> int:
     """Read into `into`; return the number of bytes, which is smaller only at the end."""
     count_read = 0
     while count_read < len(into) and (count := stream.readinto(into[count_read:][:BLOCK])):

@@ -5,13 +5,13 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.data.sources.remote_files import fetch_files, refuse_mangled
+from jtrain.data.sources.remote_files import check_address, fetch_files
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
-from jtrain.io.regular_files import kind_of, open_regular
+from jtrain.io.regular_files import file_kind, open_regular
 
 
-def found(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+def find_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the files named by `paths`; the files of a pattern in the order of their names.
 
     An address in an object store, such as `s3://bucket/train/*.txt`, gives copies on this machine.
@@ -44,13 +44,13 @@ def _files(path: str) -> list[Path]:
         return fetch_files(path)
     if Path(path).is_file():
         return [Path(path)]
-    refuse_mangled(path)
+    check_address(path)
     if matches := sorted(Path(match) for match in glob.glob(path, recursive=True)):
         if files := [match for match in matches if match.is_file()]:
             return files
         if all(match.is_dir() for match in matches):
             raise DataError(f"{path} is a folder. Name its files: path={path.rstrip('/')}/*.")
-        kind = kind_of(matches[0].lstat().st_mode)
+        kind = file_kind(matches[0].lstat().st_mode)
         raise DataError(f"{path} is {kind}, and data is read from files: set path= to a file.")
     base = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
     raise DataError(f"{path}: no such file{base}. {_advice(Path(path))}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.sources.optional_import import needed
+from jtrain.data.sources.optional_import import import_optional
 from jtrain.errors import DataError
 
 
@@ -25,7 +25,7 @@ class HuggingFace:
     """
 
     def __init__(self, dataset: Any, *, columns: Sequence[str] = ()):
-        package = needed("datasets", "hf", "A Hugging Face data set")
+        package = import_optional("datasets", "hf", "A Hugging Face data set")
         if isinstance(dataset, dict):  # a DatasetDict is one
             raise DataError(
                 f"One split is needed, and this data set has {', '.join(dataset)}. "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.data.sources.decompress import filled, opened
+from jtrain.data.sources.decompress import open_decompressed, read_into
 from jtrain.errors import DataError
 
 # By the third byte of the file; all are big-endian. Source: the description of the format at
@@ -29,7 +29,7 @@ def read_idx(path: str | Path) -> np.ndarray:
             names the byte.
     """
     path = Path(path)
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         header = _header(path, stream)
         dtype = np.dtype(header.type)
         size = math.prod(header.shape) * dtype.itemsize
@@ -44,7 +44,7 @@ def read_idx(path: str | Path) -> np.ndarray:
                 f"{file_size} packed bytes cannot hold. It is damaged or no idx file: get it again."
             )
         array = np.empty(header.shape, dtype)
-        found = filled(stream, array.reshape(-1).view("u1").data) if size else 0
+        found = read_into(stream, array.reshape(-1).view("u1").data) if size else 0
         _check_size(path, header, size, found + len(stream.read(1)))
     return array.astype(dtype.newbyteorder("="), copy=False)
 

@@ -38,21 +38,21 @@ def find_set(name: str, files: Sequence[str], package: DataPackage) -> list[Path
             return existing
         missing = ", ".join(file for file, path in paths.items() if not path)
         searched.append(f"{place}, which lacks {missing}" if existing else str(place))
-    data = shlex.quote(str(cache()))
+    data = shlex.quote(str(cache_dir()))
     raise DataError(
         f"The set {name} was requested ({', '.join(files)}; plain or .gz), and no folder has all "
         f"of it. The search covered{_lines(searched)}\n"
         f"Get it by one of{_lines(c.format(data=data) for c in package.commands)}\n"
-        f"or put the files into {cache() / name}."
+        f"or put the files into {cache_dir() / name}."
     )
 
 
-def cache() -> Path:
+def cache_dir() -> Path:
     """Return the folder of this user's data sets, which may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jtrain" / "data"
 
 
-def debian(package: str, folder: str) -> DataPackage:
+def debian_package(package: str, folder: str) -> DataPackage:
     """Return the Debian package of a set in `folder`, installed or only unpacked."""
     unpack = f"mkdir -p {{data}} && dpkg-deb -x {package}_*.deb {{data}}"
     commands = (f"apt-get install {package}", f"apt-get download {package} && {unpack}")
@@ -70,7 +70,7 @@ def python_package(package: str, module: str, folder: str) -> DataPackage:
 def _places(name: str, package: DataPackage) -> list[Path]:
     """Return the folders that may hold a set."""
     chosen = os.environ.get("JTRAIN_DATA")
-    user_roots = [Path(root).expanduser() for root in (chosen, cache()) if root]
+    user_roots = [Path(root).expanduser() for root in (chosen, cache_dir()) if root]
     unpacked = [*user_roots, package.root] if package.root else user_roots
     places = [*(root / name for root in user_roots), *(root / package.folder for root in unpacked)]
     return list(dict.fromkeys(places))  # a downloaded set has one folder by both names

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import of_files
-from jtrain.data.sources.files import found
-from jtrain.data.text.documents import DocumentCursor, pieces
+from jtrain.data.batches.fingerprint import fingerprint_files
+from jtrain.data.sources.files import find_files
+from jtrain.data.text.documents import DocumentCursor, read_pieces
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
 
@@ -41,7 +41,7 @@ class Lines:
     ):
         if buffer < 1:
             raise DataError(f"A buffer of {buffer} lines holds none. Set buffer=1 or more.")
-        self._files, self._field, self._buffer = found(paths), field, buffer
+        self._files, self._field, self._buffer = find_files(paths), field, buffer
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._place, self._pool = DocumentCursor(), list[_Line]()
         self._lines = self._read()
@@ -78,7 +78,7 @@ class Lines:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the files and the field."""
-        return of_files(self._files, self._field)
+        return fingerprint_files(self._files, self._field)
 
     def _read(self) -> Iterator[_Line]:
         while True:
@@ -95,7 +95,7 @@ class Lines:
             self._place = DocumentCursor()
 
     def _from(self, place: DocumentCursor) -> Any:
-        return pieces(self._files, by="line", field=self._field, start=place)
+        return read_pieces(self._files, by="line", field=self._field, start=place)
 
     def _line(self, start: DocumentCursor) -> _Line:
         return _Line(start, next(iter(self._from(start))).text)
@@ -104,7 +104,7 @@ class Lines:
         return [[str(path), path.stat().st_size] for path in self._files]
 
 
-def line_rows(tokenizer: Tokenizer, context: int) -> Callable[[str], dict[str, np.ndarray]]:
+def make_line_rows(tokenizer: Tokenizer, context: int) -> Callable[[str], dict[str, np.ndarray]]:
     """Return a function that makes rows of lines: `tokens` (int32, t+1) and `length` (int32).
 
     `length` counts the targets that are not padding. The end-of-document token follows the line, if

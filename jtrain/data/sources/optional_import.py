@@ -6,7 +6,7 @@ from types import ModuleType
 from jtrain.errors import DataError
 
 
-def needed(module: str, extra: str, what: str) -> ModuleType:
+def import_optional(module: str, extra: str, what: str) -> ModuleType:
     """Import and return a module.
 
     Raises:

@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import of_files
-from jtrain.data.sources.files import found
-from jtrain.data.sources.optional_import import needed
+from jtrain.data.batches.fingerprint import fingerprint_files
+from jtrain.data.sources.files import find_files
+from jtrain.data.sources.optional_import import import_optional
 from jtrain.errors import DataError
 
 
@@ -42,7 +42,7 @@ class ParquetRows:
         keep: int = 1 << 30,
         group_bytes: int = 1 << 30,
     ):
-        self.paths, self._keep, self._largest = found(paths), keep, group_bytes
+        self.paths, self._keep, self._largest = find_files(paths), keep, group_bytes
         self._files = [_open_file(path) for path in self.paths]
         self.columns = _columns(self.paths, self._files, columns)
         groups = [
@@ -94,7 +94,7 @@ class ParquetRows:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the files and the columns."""
-        return of_files(self.paths, *self.columns)
+        return fingerprint_files(self.paths, *self.columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rows, (self.paths, self.columns, self._keep)
@@ -126,7 +126,7 @@ class ParquetRows:
         The memory of numbers follows from their count. A text may occur once in the file and in
         every row, so rows of texts are read a few at a time, until they exceed the limit.
         """
-        opened, arrow = self._files[file], needed("pyarrow", "parquet", "A Parquet file")
+        opened, arrow = self._files[file], import_optional("pyarrow", "parquet", "A Parquet file")
         group, named = opened.metadata.row_group(number), set(self.columns)
         chunks = [group.column(i) for i in range(group.num_columns)]
         chunks = [each for each in chunks if each.path_in_schema.split(".")[0] in named]
@@ -164,7 +164,7 @@ class ParquetRows:
 
     def _numbers(self, name: str, array: Any, group: int) -> np.ndarray:  # b ...
         """Return a column of numbers, or of lists of one length of numbers."""
-        arrow = needed("pyarrow", "parquet", "A Parquet file")
+        arrow = import_optional("pyarrow", "parquet", "A Parquet file")
         if array.null_count:
             raise DataError(
                 f"Column {name!r} should have a value in every row; {self._place(group)} has a "
@@ -213,7 +213,7 @@ def _rows(paths: list[Path], columns: list[str], keep: int) -> ParquetRows:
 
 
 def _open_file(path: Path) -> Any:
-    parquet = needed("pyarrow.parquet", "parquet", "A Parquet file")
+    parquet = import_optional("pyarrow.parquet", "parquet", "A Parquet file")
     try:
         return parquet.ParquetFile(path, page_checksum_verification=True)  # where a page has one
     except ValueError as error:

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from jtrain.data.sources.known_sets import cache
+from jtrain.data.sources.known_sets import cache_dir
 from jtrain.errors import DataError
 from jtrain.io.object_store import ObjectStore, ObjectStoreError
 
@@ -63,7 +63,7 @@ def fetch_folder(address: str) -> Path:
         raise DataError(f"{error}") from None
 
 
-def refuse_mangled(path: str) -> None:
+def check_address(path: str) -> None:
     """Raise DataError for an address that was turned into a Path, which removes a slash."""
     if _MANGLED.match(path) and not Path(path).exists():
         scheme, _, rest = path.partition(":/")
@@ -97,4 +97,4 @@ def _fetch_to(objects: ObjectStore, name: str, file: Path) -> Path:
 
 def _place(address: str, version: str) -> Path:
     parts = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (address, version))
-    return cache().joinpath("objects", *parts)
+    return cache_dir().joinpath("objects", *parts)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import fingerprint, of_arrays
-from jtrain.data.batches.shuffle import shuffled
+from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays
+from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
@@ -34,10 +34,10 @@ class Subset:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the indices and of the source."""
-        return f"{of_arrays(len(self), {'': self.indices})} of {fingerprint(self.source)}"
+        return f"{fingerprint_arrays(len(self), {'': self.indices})} of {fingerprint(self.source)}"
 
 
-def keep_back(source: Source, share: float) -> tuple[Subset, Subset]:
+def hold_out(source: Source, share: float) -> tuple[Subset, Subset]:
     """Split the rows at random, by a fixed seed: all but a `share` of them, and that share.
 
     Each row is in one of the two subsets, which keep the order of the source.
@@ -53,7 +53,7 @@ def keep_back(source: Source, share: float) -> tuple[Subset, Subset]:
             f"{'none' if held_out < 1 else 'all'} of them. "
             + (f"Set validation={_valid_share(rows)}." if rows > 1 else "Give at least 2 rows.")
         )
-    places = shuffled(np.arange(rows, dtype=np.int64), rows, seed=SPLIT, epoch=0)
+    places = permute(np.arange(rows, dtype=np.int64), rows, seed=SPLIT, epoch=0)
     return Subset(source, np.sort(places[:-held_out])), Subset(source, np.sort(places[-held_out:]))
 
 

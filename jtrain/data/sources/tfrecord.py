@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.sources.crc32c import byte_table, crc32c
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.data.sources.records import Damaged, Records
 from jtrain.errors import DataError
 
@@ -45,7 +45,7 @@ class TFRecords(Records):
     """
 
     def __init__(self, paths: str | Path | Sequence[str | Path], *, damaged: Damaged = "stop"):
-        self.paths = found(paths)
+        self.paths = find_files(paths)
         self._files = [_mapped(path) for path in self.paths]
         # For each file, n 2: the start of each record's data, and its length.
         self._places = [_index_records(*file) for file in zip(self.paths, self._files, strict=True)]

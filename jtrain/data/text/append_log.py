@@ -96,7 +96,7 @@ class AppendLog:
         return file["count"] * self._dtype.itemsize
 
 
-def replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a file atomically and durably, whatever ends the process."""
     new = path.with_name(f"{path.name}.new")
     with create_private(new) as stream:

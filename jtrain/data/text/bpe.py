@@ -67,7 +67,7 @@ class BPE:
         return {"kind": self.kind, "end": self._end, "tokenizer": self._parsed}
 
 
-def learned(texts: Iterable[str], *, vocab: int, end: str) -> BPE:
+def train_bpe(texts: Iterable[str], *, vocab: int, end: str) -> BPE:
     """Train a byte-level BPE of `vocab` tokens, including the end of a document, on `texts`.
 
     Words are split as in GPT-2. The same texts give the same tokenizer.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.errors import DataError
 
 
@@ -16,7 +16,7 @@ def read_text(paths: str | Path | Sequence[str | Path]) -> str:
     Raises:
         DataError: a file that does not exist or is not UTF-8, or a text without a character.
     """
-    text = "".join(_read_utf8(path) for path in found(paths))
+    text = "".join(_read_utf8(path) for path in find_files(paths))
     if not text:
         raise DataError(f"{paths} holds no character. Give a file with text in it.")
     return text

@@ -29,7 +29,7 @@ class TextPiece(NamedTuple):
     next: DocumentCursor
 
 
-def pieces(
+def read_pieces(
     files: Sequence[Path],
     *,
     by: By = "file",

@@ -10,11 +10,11 @@ from jtrain.config.configclass import configclass
 from jtrain.data.batches.by_step import InOrder
 from jtrain.data.batches.sharded_stream import ShardedStream
 from jtrain.data.sources.arrays import Arrays
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.data.sources.interleaved import InterleavedStream
-from jtrain.data.sources.lines import Lines, line_rows
+from jtrain.data.sources.lines import Lines, make_line_rows
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
-from jtrain.data.text.documents import pieces
+from jtrain.data.text.documents import read_pieces
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
@@ -30,18 +30,18 @@ class LineCorpus(NamedTuple):
         """Return the batches to train on."""
         config = self.config
         return ShardedStream(
-            found(config.path),
+            find_files(config.path),
             lambda files: _open_lines(config, list(files), seed),
-            line_rows(self.vocabulary, config.context),
+            make_line_rows(self.vocabulary, config.context),
             size=size,
             policy=config.sharing,
         )
 
     def in_order(self, *, size: int) -> InOrder:
         """Return the batches to validate on: every line once."""
-        config, row = self.config, line_rows(self.vocabulary, self.config.context)
-        files = found(config.validation)
-        rows = [row(piece.text) for piece in pieces(files, by="line", field=config.field)]
+        config, row = self.config, make_line_rows(self.vocabulary, self.config.context)
+        files = find_files(config.validation)
+        rows = [row(piece.text) for piece in read_pieces(files, by="line", field=config.field)]
         if not rows:
             raise DataError(
                 f"data.validation={config.validation} has no line with text in it. Name a file "

@@ -10,7 +10,7 @@ from jtrain.data.batches.by_step import InOrder
 from jtrain.data.batches.mixed import MixedBatches
 from jtrain.data.sources.source import Source
 from jtrain.data.text.token_corpus import Tokens
-from jtrain.data.text.tokenizer import Tokenizer, refuse_mismatch
+from jtrain.data.text.tokenizer import Tokenizer, check_same_tokenizer
 
 
 class MixedCorpus(NamedTuple):
@@ -73,7 +73,7 @@ class Mixture:
         corpora = {name: self._tokens(part).build() for name, part in self.parts.items()}
         tokenizers = [corpus.vocabulary for corpus in corpora.values()]
         paths = [part.path for part in self.parts.values()]
-        refuse_mismatch(dict(zip(paths, tokenizers, strict=True)))
+        check_same_tokenizer(dict(zip(paths, tokenizers, strict=True)))
         return MixedCorpus(
             {name: (corpus.train, self.parts[name].weight) for name, corpus in corpora.items()},
             {name: corpus.validation for name, corpus in corpora.items()},

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import of_arrays, of_tokens
-from jtrain.data.text.packing import best_fit
+from jtrain.data.batches.fingerprint import fingerprint_arrays, fingerprint_tokens
+from jtrain.data.text.packing import pack_best_fit
 from jtrain.data.text.token_files import TokenRange
 from jtrain.errors import DataError
 
@@ -43,7 +43,7 @@ class Packed:
         _check_documents(documents, len(tokens))
         self.tokens, self.context = tokens, context
         self._starts, self._lengths = _pieces(np.asarray(documents, np.int64), context)
-        self._rows = best_fit(self._lengths, context + 1)
+        self._rows = pack_best_fit(self._lengths, context + 1)
 
     def __len__(self) -> int:
         return len(self._rows.begins) - 1
@@ -68,7 +68,10 @@ class Packed:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the tokens and of the ends of the documents."""
-        return f"{of_tokens(self.tokens)} {of_arrays(len(self), {'': self._lengths})}"
+        return (
+            f"{fingerprint_tokens(self.tokens)} "
+            f"{fingerprint_arrays(len(self), {'': self._lengths})}"
+        )
 
     def _gather(self, places: np.ndarray) -> np.ndarray:
         if isinstance(self.tokens, TokenRange):

@@ -12,7 +12,7 @@ class PackedRows(NamedTuple):
     begins: np.ndarray  # int64, rows + 1
 
 
-def best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths: n, in 1 .. capacity
+def pack_best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths: n, in 1 .. capacity
     """Pack each length into one row of `capacity`; deterministic, by length alone.
 
     The longest length goes first, each into the row where it leaves the least room, or else into a

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.data.sources.files import found
-from jtrain.data.text.append_log import AppendLog, replace
-from jtrain.data.text.documents import By, DocumentCursor, TextPiece, pieces
-from jtrain.data.text.token_header import FORMAT, are_files, read_header
+from jtrain.data.sources.files import find_files
+from jtrain.data.text.append_log import AppendLog, replace_file
+from jtrain.data.text.documents import By, DocumentCursor, TextPiece, read_pieces
+from jtrain.data.text.token_header import FORMAT, is_file_list, read_header
 from jtrain.data.text.tokenizer import Tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import Tokenizing
@@ -71,7 +71,7 @@ def prepare(
         DataError: a file that is not text, a folder with other files, or no token at all.
     """
     check_local_path(str(out), "out")
-    files, out = found(paths), Path(out)
+    files, out = find_files(paths), Path(out)
     request = _request(files, tokenizing, by, field, shard)
     if (header := _finished_header(out, request)) is not None:
         return header
@@ -88,7 +88,7 @@ def prepare(
     total = before[-1]
 
     def read(start: DocumentCursor) -> Iterator[TextPiece]:
-        return pieces(files, by=by, field=field, start=start)
+        return read_pieces(files, by=by, field=field, start=start)
 
     def bytes_before(cursor: DocumentCursor) -> int:
         return before[cursor.file] + cursor.offset
@@ -146,7 +146,7 @@ class _Writer:
     def save(self, request: dict[str, Any]) -> None:
         note = {"place": self.place, "open": self._open, "asked": request}
         note |= {"tokens": self.tokens.sync(), "documents": self.documents.sync()}
-        replace(self.out / "progress.json", json.dumps(note))
+        replace_file(self.out / "progress.json", json.dumps(note))
 
     def close(self) -> None:
         self.tokens.close()
@@ -172,7 +172,7 @@ class _Writer:
             "ends": documents,
             "asked": request,
         }
-        replace(self.out / "header.json", json.dumps(header, indent=1))
+        replace_file(self.out / "header.json", json.dumps(header, indent=1))
         (self.out / "progress.json").unlink(missing_ok=True)
         return header
 
@@ -194,7 +194,7 @@ def _load_tokenizer(out: Path, tokenizing: Tokenizing, texts: Iterator[str]) -> 
     """Read the tokenizer of the folder; build and write it if there is none."""
     path = out / "tokenizer.json"
     if not path.exists():
-        replace(path, json.dumps(tokenizing.build(texts).description()))
+        replace_file(path, json.dumps(tokenizing.build(texts).description()))
     return read_tokenizer(path)
 
 
@@ -250,7 +250,7 @@ def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
             f"--out {out} should be a new folder, or one that jtrain data prepare started, and "
             f"holds {', '.join(others[:3])}. Set --out {out / 'tokens'}"
         )
-    replace(path, json.dumps({"asked": request}))
+    replace_file(path, json.dumps({"asked": request}))
     return {}
 
 
@@ -267,8 +267,8 @@ def _read_note(path: Path) -> dict[str, Any]:
             len(note["place"]) == 2
             and all(type(part) is int and part >= 0 for part in note["place"])
             and isinstance(note["open"], bool)
-            and are_files(note["tokens"])
-            and are_files(note["documents"])
+            and is_file_list(note["tokens"])
+            and is_file_list(note["documents"])
         )
         if started and valid:
             return note

@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.counter_rng import whole
-from jtrain.data.batches.fingerprint import of_values
+from jtrain.data.batches.counter_rng import integers
+from jtrain.data.batches.fingerprint import fingerprint_values
 from jtrain.data.text.text import Corpus
 from jtrain.errors import DataError
 
@@ -26,13 +26,13 @@ class RandomTokens:
         """Return the rows of these indices."""
         time = self._context + 1
         lanes = indices.astype(np.int64)[:, None] * time + np.arange(time)  # b t+1
-        drawn = whole(0, 0, lanes.ravel(), 0, self._vocab).reshape(lanes.shape).astype(np.int32)
+        drawn = integers(0, 0, lanes.ravel(), 0, self._vocab).reshape(lanes.shape).astype(np.int32)
         length = np.full(len(indices), self._context, np.int32)
         return {"tokens": drawn, "length": length}
 
     def fingerprint(self) -> str:
         """Return the fingerprint: the number of rows, the context and the vocabulary."""
-        return of_values(rows=self._rows, context=self._context, vocab=self._vocab)
+        return fingerprint_values(rows=self._rows, context=self._context, vocab=self._vocab)
 
 
 class NumberVocabulary:

@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
         return InOrder(self.validation, size=size)
 
 
-def corpus(train: str, validation: str, *, context: int) -> Corpus:
+def build_corpus(train: str, validation: str, *, context: int) -> Corpus:
     """Return windows of `context` targets over both texts, and their vocabulary of characters."""
     vocabulary = Vocabulary("".join(sorted(set(train) | set(validation))))
     return Corpus(
@@ -61,4 +61,4 @@ class Text:
                 f"which is {held_out} of its {len(text)} characters. Set "
                 f"context={max(held_out - 1, 1)} or less, or give more text."
             )
-        return corpus(text[:-held_out], text[-held_out:], context=self.context)
+        return build_corpus(text[:-held_out], text[-held_out:], context=self.context)

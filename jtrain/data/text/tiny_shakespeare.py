@@ -8,7 +8,7 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.sources.known_sets import DataPackage, find_set
 from jtrain.data.text.characters import read_text
-from jtrain.data.text.text import Corpus, corpus
+from jtrain.data.text.text import Corpus, build_corpus
 from jtrain.errors import DataError
 
 NAME, FILE = "tinyshakespeare", "input.txt"
@@ -44,4 +44,4 @@ class TinyShakespeare:
                 f"data.kind=text data.path={path}"
             )
         cut = len(text) * 9 // 10
-        return corpus(text[:cut], text[cut:], context=self.context)
+        return build_corpus(text[:cut], text[cut:], context=self.context)

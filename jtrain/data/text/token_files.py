@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import of_files
+from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.sources.remote_files import fetch_folder
 from jtrain.data.text.token_header import read_header
-from jtrain.data.text.tokenizer import Tokenizer, fingerprint, spelt
+from jtrain.data.text.tokenizer import Tokenizer, describe_tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
@@ -47,7 +47,7 @@ class TokenRange:
         files = self.files
         checksums = [str(file["crc32"]) for file in files.header["shards"]]
         paths = [files.path / file["name"] for file in files.header["shards"]]
-        files_line = of_files(paths, files.header["tokenizer"], *checksums)
+        files_line = fingerprint_files(paths, files.header["tokenizer"], *checksums)
         return f"tokens {self.first} to {self.last} of {files_line}"
 
     def documents(self) -> np.ndarray:  # n + 1
@@ -150,11 +150,12 @@ class TokenFiles(TokenRange):
         if fingerprint(found) != self.header["tokenizer"]:
             raise DataError(
                 f"{self.path} was written by tokenizer {self.header['tokenizer']}, and its "
-                f"tokenizer.json is now {spelt(found)}. {self._advice}"
+                f"tokenizer.json is now {describe_tokenizer(found)}. {self._advice}"
             )
         if wanted and wanted != self.header["tokenizer"]:
             raise DataError(
-                f"Tokenizer {wanted} was requested, and {self.path} was written by {spelt(found)}. "
+                f"Tokenizer {wanted} was requested, and {self.path} was written by "
+                f"{describe_tokenizer(found)}. "
                 f"Set data.tokenizer={self.header['tokenizer']}, or write it again: jtrain data "
                 f"prepare FILES --tokenizer TOKENIZER.json --out {self.path}-2"
             )

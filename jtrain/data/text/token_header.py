@@ -46,7 +46,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def are_files(found: Any) -> bool:
+def is_file_list(found: Any) -> bool:
     """Return whether a value of JSON lists files, each with its name, count and checksum."""
     return isinstance(found, list) and all(map(_is_file, found))
 
@@ -75,8 +75,8 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "tokenizer": _is_text,
     "kind": _is_text,
     "vocab": _is_count,
-    "shards": are_files,
-    "ends": lambda found: are_files(found) and len(found) == 1,
+    "shards": is_file_list,
+    "ends": lambda found: is_file_list(found) and len(found) == 1,
     "asked": lambda found: isinstance(found, dict),
 }
 

@@ -42,12 +42,12 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def spelt(tokenizer: Tokenizer) -> str:
+def describe_tokenizer(tokenizer: Tokenizer) -> str:
     """Describe a tokenizer: `bpe 91c3a0b2d4e5 of 4,096 tokens`."""
     return f"{tokenizer.kind} {fingerprint(tokenizer)} of {len(tokenizer):,} tokens"
 
 
-def refuse_mismatch(tokenizers: Mapping[str, Tokenizer]) -> None:
+def check_same_tokenizer(tokenizers: Mapping[str, Tokenizer]) -> None:
     """Raise DataError unless all tokenizers, each under the name of its data, are the same.
 
     Raises:
@@ -57,7 +57,8 @@ def refuse_mismatch(tokenizers: Mapping[str, Tokenizer]) -> None:
     for name, other in others:
         if fingerprint(other) != fingerprint(expected):
             raise DataError(
-                f"All texts need one tokenizer, and {first} was written by {spelt(expected)}, "
-                f"{name} by {spelt(other)}. Write {name} again: "
+                f"All texts need one tokenizer, and {first} was written by "
+                f"{describe_tokenizer(expected)}, "
+                f"{name} by {describe_tokenizer(other)}. Write {name} again: "
                 f"jtrain data prepare FILES --tokenizer {first}/tokenizer.json --out {name}-again"
             )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.data.text.bpe import BPE
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
@@ -20,7 +20,7 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
     Raises:
         DataError: no such file, or no tokenizer in it.
     """
-    (path,) = found(path)
+    (path,) = find_files(path)
     try:
         parsed = read_json(path)
     except OSError as error:
@@ -45,11 +45,11 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
             f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
         )
     if "kind" in parsed:
-        return tokenizer_of(parsed)
+        return build_tokenizer(parsed)
     return BPE(parsed, end=end)
 
 
-def tokenizer_of(description: dict[str, Any]) -> Tokenizer:
+def build_tokenizer(description: dict[str, Any]) -> Tokenizer:
     """Build the tokenizer of a description.
 
     Raises:

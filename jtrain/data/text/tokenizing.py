@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.text.bpe import learned
+from jtrain.data.text.bpe import train_bpe
 from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
 from jtrain.data.text.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class BytePairTokens:
 
     def build(self, texts: Iterable[str]) -> Tokenizer:
         """Train the tokenizer on the texts."""
-        return learned(texts, vocab=self.vocab, end=END)
+        return train_bpe(texts, vocab=self.vocab, end=END)
 
 
 @configclass

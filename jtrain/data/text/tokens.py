@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jtrain.data.sources.files import found
+from jtrain.data.sources.files import find_files
 from jtrain.errors import DataError
 
 RAW = ("uint8", "uint16", "uint32", "int32")  # what a file without a header may hold
@@ -16,7 +16,7 @@ def read_tokens(path: str | Path, dtype: str = "uint16") -> np.ndarray:  # n
     Raises:
         DataError: no such file, no tokens in it, or a size or a type that does not match `dtype`.
     """
-    (path,) = found(path)
+    (path,) = find_files(path)
     if path.suffix == ".npy":
         return _numpy_file(path)
     if dtype not in RAW:

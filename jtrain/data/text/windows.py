@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import of_tokens
+from jtrain.data.batches.fingerprint import fingerprint_tokens
 from jtrain.data.text.token_files import TokenRange
 from jtrain.errors import DataError
 
@@ -73,7 +73,7 @@ class Windows:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the tokens."""
-        return of_tokens(self.tokens)
+        return fingerprint_tokens(self.tokens)
 
 
 def _windows(tokens: np.ndarray | TokenRange, context: int, stride: int) -> Windows:

@@ -9,7 +9,7 @@ _PARTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)(?:,|$)")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def hosts(text: str, variable: str = "SLURM_STEP_NODELIST") -> list[str]:
+def parse_hosts(text: str, variable: str = "SLURM_STEP_NODELIST") -> list[str]:
     """Expand a list of hosts: `node[01-03,07],login` -> node01, node02, node03, node07, login.
 
     Raises:
@@ -23,7 +23,7 @@ def hosts(text: str, variable: str = "SLURM_STEP_NODELIST") -> list[str]:
     return [host for part in parts for host in _expand(part, text, variable)]
 
 
-def tasks(text: str, variable: str = "SLURM_TASKS_PER_NODE") -> list[int]:
+def parse_tasks(text: str, variable: str = "SLURM_TASKS_PER_NODE") -> list[int]:
     """Expand tasks per node: `2(x3),1` -> 2, 2, 2, 1.
 
     Raises:

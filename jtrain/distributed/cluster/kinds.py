@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.hostlist import hosts, tasks
-from jtrain.distributed.cluster.tf_config import tf_config
+from jtrain.distributed.cluster.hostlist import parse_hosts, parse_tasks
+from jtrain.distributed.cluster.tf_config import read_tf_config
 from jtrain.distributed.cluster.variables import ClusterVariables
 from jtrain.errors import ConfigError
 
@@ -82,9 +82,9 @@ _LOCAL = (("RANK", 0), ("SIZE", 1))
 def _slurm(env: ClusterVariables) -> Cluster:
     """Read a step of a Slurm job, which `srun` starts; the hosts are in the order of the tasks."""
     processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
-    nodes = hosts(env.text("SLURM_STEP_NODELIST"))
+    nodes = parse_hosts(env.text("SLURM_STEP_NODELIST"))
     spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
-    on_node = tasks(spelt)
+    on_node = parse_tasks(spelt)
     node = env.number("SLURM_NODEID", 0)
     local_processes = on_node[node] if node < len(on_node) else 1
     bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
@@ -135,7 +135,7 @@ def _job_set(env: ClusterVariables) -> Cluster:
 
 KINDS = (
     ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _jtrain),
-    ClusterKind("TF_CONFIG", ("TF_CONFIG",), tf_config),
+    ClusterKind("TF_CONFIG", ("TF_CONFIG",), read_tf_config),
     ClusterKind("torchrun", ("MASTER_ADDR",), _torchrun),
     ClusterKind("Open MPI", ("OMPI_COMM_WORLD_SIZE",), _open_mpi),
     ClusterKind("Slurm", ("SLURM_STEP_NODELIST",), _slurm),

@@ -50,7 +50,7 @@ def meet(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
         _receive(cluster, facts, timeout)
 
 
-def bound(address: CoordinatorAddress) -> str:
+def bind_host(address: CoordinatorAddress) -> str:
     """Return the host at which process 0 listens: the loopback, or the address's interface.
 
     Empty (every interface) only if the name resolves to the loopback here, as on some machines.
@@ -65,7 +65,7 @@ def bound(address: CoordinatorAddress) -> str:
     return ""
 
 
-def reached(cluster: Cluster, timeout: float) -> socket.socket:
+def connect(cluster: Cluster, timeout: float) -> socket.socket:
     """Return a connection to process 0, once it listens.
 
     Raises:
@@ -132,7 +132,7 @@ def _accept(
 
 def _listener(cluster: Cluster) -> socket.socket:
     address = _address(cluster)
-    host = bound(address)
+    host = bind_host(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, address.port), family=family, backlog=1024)
@@ -145,7 +145,7 @@ def _listener(cluster: Cluster) -> socket.socket:
 
 def _visit(cluster: Cluster, facts: Facts, timeout: float) -> None:
     address, deadline = _address(cluster), time.monotonic() + timeout
-    with reached(cluster, timeout) as peer:
+    with connect(cluster, timeout) as peer:
         answer: Any = None
         with contextlib.suppress(OSError, ValueError):
             peer.settimeout(HELLO)

@@ -4,7 +4,7 @@ import contextlib
 import faulthandler
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.rendezvous import Facts, bound, meet, reached
+from jtrain.distributed.cluster.rendezvous import Facts, bind_host, connect, meet
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
@@ -38,8 +38,8 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
     meet(cluster, facts, timeout=timeout)
     if cluster.index:
         # A gRPC client that finds no listener retries only after a second.
-        reached(cluster, timeout).close()
-    address = CoordinatorAddress(bound(cluster.coordinator) or "::", cluster.coordinator.port)
+        connect(cluster, timeout).close()
+    address = CoordinatorAddress(bind_host(cluster.coordinator) or "::", cluster.coordinator.port)
     try:
         jax.distributed.initialize(
             str(cluster.coordinator),

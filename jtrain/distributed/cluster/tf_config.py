@@ -15,7 +15,7 @@ _EXAMPLE = (
 )
 
 
-def tf_config(variables: ClusterVariables) -> Cluster:
+def read_tf_config(variables: ClusterVariables) -> Cluster:
     """Read TF_CONFIG: the chief is process 0, else the first worker; the workers follow.
 
     An evaluator is a cluster of its own.

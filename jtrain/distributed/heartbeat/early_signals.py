@@ -28,10 +28,10 @@ def exit_on_early_signals() -> None:
     the main thread of a process that does nothing else.
     """
     for number in shutdown_signals():
-        signal.signal(number, leave)
+        signal.signal(number, handle_early_signal)
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def handle_early_signal(number: int, frame: FrameType | None) -> None:
     """Exit, since nothing can be lost."""
     del frame
     when = "after the last step" if HEARTBEAT.now().step else "before the first step"
@@ -89,7 +89,9 @@ class SignalGuard:
                 continue
             if self._nothing_to_lose():
                 exit_now(f"received {name}: nothing to save")
-            late = threading.Timer(max(self._grace - MARGIN, 0.0), self._late, [time.monotonic()])
+            late = threading.Timer(
+                max(self._grace - MARGIN, 0.0), self._exit_late, [time.monotonic()]
+            )
             late.daemon = True
             late.start()  # before the warning, which a stuck reader may delay
             with contextlib.suppress(OSError):

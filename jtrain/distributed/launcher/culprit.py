@@ -15,7 +15,7 @@ class Culprit(NamedTuple):
     text: str
 
 
-def guilty(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
+def find_culprit(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
     """Return the process that is stopped; else furthest behind; else in a phase without peers.
 
     Args:

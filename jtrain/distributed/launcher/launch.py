@@ -59,7 +59,7 @@ def launch(
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
             environs = [
-                environment(os.environ, address, index, processes, devices) | shared
+                worker_environment(os.environ, address, index, processes, devices) | shared
                 for index in range(processes)
             ]
             with ProcessGroup(
@@ -71,7 +71,7 @@ def launch(
         return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
 
 
-def environment(
+def worker_environment(
     environ: Mapping[str, str], coordinator: str, index: int, processes: int, devices: int
 ) -> dict[str, str]:
     """Return the environment of a process; a single process keeps all devices."""

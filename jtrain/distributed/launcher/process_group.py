@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jtrain.distributed.heartbeat import Beat, Patience, WatchedProcess
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
-from jtrain.distributed.launcher.culprit import guilty
+from jtrain.distributed.launcher.culprit import find_culprit
 from jtrain.distributed.launcher.worker import WorkerProcess
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.private_files import create_private
@@ -142,7 +142,7 @@ class ProcessGroup:
         watched = [self._watched[worker.index] for worker in running]
         for worker in running:
             self._late(worker, 0.0)  # ensures that each process has been observed
-        found = guilty(running, watched)
+        found = find_culprit(running, watched)
         now = time.monotonic()
         self._dump([worker for worker in running if worker.beat().number > 0])
         run = next((Path(run) for run in (worker.beat().run for worker in running) if run), None)

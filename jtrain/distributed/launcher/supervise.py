@@ -85,16 +85,16 @@ def supervise(
     """
     history, spent = AttemptHistory(program), 0
     rehearsal = rehearsal or FaultRehearsal()
-    with handing_on() as signals:
+    with forward_signals() as signals:
         while True:
             with begin() as group:
                 signals.forward_to(group)
-                exit = live(group, signals, rehearsal)
+                exit = watch(group, signals, rehearsal)
                 attempt = Attempt.from_exit(exit, group.beats())
                 rehearsed = rehearsal.finish(group, exit)
             signals.forward_to(None)
             if rehearsed and not signals.time:
-                say(_restart_note(attempt, "The fault was injected. Restarted"))
+                write_error(_restart_note(attempt, "The fault was injected. Restarted"))
                 continue
             if not exit.failed or signals.time:
                 break
@@ -103,18 +103,18 @@ def supervise(
             if exit.code == MISTAKE or guarded or history.stuck or spent == restarts:
                 break
             spent += 1
-            say(_restart_note(attempt, f"Restarted ({spent} of {restarts})"))
+            write_error(_restart_note(attempt, f"Restarted ({spent} of {restarts})"))
             _rest(min(FIRST * 2 ** (history.repeats - 1), MOST), signals)
             if signals.time:
                 return QUIT if signals.quit else STOPPED
-    say(rehearsal.report())
+    write_error(rehearsal.report())
     if exit.failed and restarts and history.last:
-        say(history.diagnosis() if history.stuck else _guard_note(history.last))
-    say(_exit_note(exit))
+        write_error(history.diagnosis() if history.stuck else _guard_note(history.last))
+    write_error(_exit_note(exit))
     return exit.code
 
 
-def live(group: ProcessGroup, signals: ReceivedSignals, rehearsal: FaultRehearsal) -> GroupExit:
+def watch(group: ProcessGroup, signals: ReceivedSignals, rehearsal: FaultRehearsal) -> GroupExit:
     """Watch a group until it ends; kill its last processes, and return its exit."""
     while (exit := group.poll()) is None:
         rehearsal.update(group)
@@ -122,11 +122,11 @@ def live(group: ProcessGroup, signals: ReceivedSignals, rehearsal: FaultRehearsa
             exit = group.hang_exit(QUIT)
             break
         if signals.second:
-            say(f"jtrain launch: second signal ({signals.second}): all are ended at once\n")
+            write_error(f"jtrain launch: second signal ({signals.second}): all are ended at once\n")
             exit = GroupExit(STOPPED, time.monotonic())
             break
         if signals.time and time.monotonic() > signals.time + _grace(group) + LATE:
-            say(
+            write_error(
                 f"jtrain launch: not ended {_grace(group):.0f} s after the signal; a run resumes "
                 f"from its last checkpoint\n"
             )
@@ -137,7 +137,7 @@ def live(group: ProcessGroup, signals: ReceivedSignals, rehearsal: FaultRehearsa
 
 
 @contextlib.contextmanager
-def handing_on() -> Iterator[ReceivedSignals]:
+def forward_signals() -> Iterator[ReceivedSignals]:
     """Forward signals to the group in a `with` block; in the main thread only."""
     signals = ReceivedSignals()
     if threading.current_thread() is not threading.main_thread():
@@ -153,7 +153,7 @@ def handing_on() -> Iterator[ReceivedSignals]:
             signal.signal(number, handler)
 
 
-def say(text: str) -> None:
+def write_error(text: str) -> None:
     """Write to stderr and flush."""
     sys.stderr.write(text)
     sys.stderr.flush()

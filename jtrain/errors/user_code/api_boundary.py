@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
 from jtrain.errors.synonyms import SYNONYMS
-from jtrain.errors.tracebacks import cut_traceback, format_error, interactive
+from jtrain.errors.tracebacks import cut_traceback, format_error, is_interactive
 from jtrain.errors.user_code.user_calls import full_tracebacks
 
 P = ParamSpec("P")
@@ -91,7 +91,7 @@ def exit_by_code() -> None:
         if ours and not full_tracebacks():
             error.__traceback__ = trace = cut_traceback(trace)
         previous(kind, error, trace)
-        if ours and not interactive():
+        if ours and not is_interactive():
             sys.stdout.flush()
             raise SystemExit(error.code)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jtrain.errors import CodeError, LossError, UserError
-from jtrain.errors.tracebacks import format_error, frame_lines, is_own, own_frames
+from jtrain.errors.tracebacks import format_error, frame_lines, is_user_file, user_frames
 from jtrain.errors.user_code.advice import advise
 from jtrain.errors.user_code.explain import UserCodeFailure
 
@@ -48,7 +48,7 @@ def describe_call(
     error: Exception, what: str, batch: Mapping[str, Any] | None = None
 ) -> str | None:
     """Return what to tell of an error in a user's code; None if it is none of theirs to mend."""
-    links = list(own_frames(error.__traceback__))
+    links = list(user_frames(error.__traceback__))
     if not links or _comes_from_outside(error):
         return None
     found = advise(UserCodeFailure(error, what, links[-1], batch or {}))
@@ -110,6 +110,6 @@ def _name(what: str) -> str:
 def _place(function: Callable[..., Any]) -> str:
     """Return the line on which a function begins, as a traceback shows it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or not is_own(code.co_filename):
+    if code is None or not is_user_file(code.co_filename):
         return ""
     return f'  File "{code.co_filename}", line {code.co_firstlineno}, in {code.co_name}\n'

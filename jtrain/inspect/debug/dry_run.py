@@ -24,10 +24,10 @@ from jtrain.data import ReadAhead
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.inspect.debug.stages import Stage, Stages
-from jtrain.io.formatting import number
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.io.formatting import format_number
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.first_batch.set_checks import check, look, look_at_sets
+from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.setup import TrainSetup, set_up
 
 CALLS = 4  # calls of the step: half before the state is saved, half after
@@ -52,7 +52,7 @@ class FirstBatches:
         return FirstBatches(self._rows.shard(index, count), self._count)
 
 
-def fast(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
+def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
     """Do a little of everything that a run does; return the stages and their times.
 
     The dry run reads, compiles, trains, evaluates, saves, restores, resumes to the same bits as
@@ -65,7 +65,7 @@ def fast(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
     Raises:
         UserError: the error that would have stopped the run.
     """
-    keep_compiled_programs()
+    enable_compilation_cache()
     stages, each = Stages(log), config.steps_per_call
     cluster = detect(os.environ)
     if cluster.processes > 1:
@@ -82,18 +82,20 @@ def fast(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
     with stages.stage("compiles") as stage:
         setup.check_evaluation()
         step, state = setup.compile_step(), setup.fresh()
-        check(setup, [*look(setup, 0), *look_at_sets(setup)], state)
+        check_batches(setup, [*trace_train_batch(setup, 0), *trace_set_batches(setup)], state)
         stage.detail = "the step" if each == 1 else f"{each} steps in a call"
     with stages.stage("trains") as stage:
         half = CALLS // 2 * each
         result, losses = _train(setup, step, state, 0, half)
-        stage.detail = f"{half} steps, loss {number(losses[0])} -> {number(losses[-1])}"
+        stage.detail = (
+            f"{half} steps, loss {format_number(losses[0])} -> {format_number(losses[-1])}"
+        )
     state = result.state
     for name in setup.sets:
         with stages.stage("evaluates") as stage:
             numbers = setup.measure(state, name)
             measured = {k: v for k, v in numbers.items() if k != "rows"}
-            values = ", ".join(f"{key} {number(value)}" for key, value in measured.items())
+            values = ", ".join(f"{key} {format_number(value)}" for key, value in measured.items())
             stage.detail = f"{name}: {values} ({numbers['rows']} rows)"
     with (
         _temporary_directory(config) as directory,
@@ -111,7 +113,7 @@ def fast(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
             uninterrupted, _ = _train(setup, step, state, half, 2 * half)
             resumed, losses = _train(setup, step, restored, half, 2 * half)
             _check_same(uninterrupted.state, resumed.state, "a resumed run")
-            last = number(losses[-1])
+            last = format_number(losses[-1])
             stage.detail = f"steps {half + 1} to {2 * half} to the same bits, loss {last}"
     sample = setup.experiment.sample
     if sample is not None:

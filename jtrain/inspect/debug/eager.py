@@ -18,18 +18,18 @@ from jtrain.core.types import Batch, Params
 from jtrain.errors import CodeError, LossError
 from jtrain.inspect.debug.single_device_step import (
     StepGradient,
-    alone,
-    loss_of,
-    on_device,
-    slope_of,
-    whole_batch,
+    compute_loss,
+    make_gradient,
+    read_full_batch,
+    set_up_single_device,
+    to_device,
 )
-from jtrain.io.formatting import number
+from jtrain.io.formatting import format_number
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import TrainSetup
 
 
-def eager(config: RunConfig, *, log: Callable[[str], None]) -> list[float]:
+def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> list[float]:
     """Train without jit on one device; return the loss of each step. Nothing is written.
 
     Each step calls the loss twice. The first call is plain Python over concrete arrays, in which
@@ -42,28 +42,28 @@ def eager(config: RunConfig, *, log: Callable[[str], None]) -> list[float]:
     Raises:
         LossError: if the loss converts a value that depends on parameters to a Python number.
     """
-    setup, losses = alone(config), []
+    setup, losses = set_up_single_device(config), []
     state, steps = setup.fresh(), setup.config.steps
     with jax.disable_jit():
         for step in range(1, steps + 1):
-            batch = whole_batch(setup, step)
-            loss_of(setup, state, batch, state.step_key())
+            batch = read_full_batch(setup, step)
+            compute_loss(setup, state, batch, state.step_key())
             with _silence():
                 gradient = _gradient(setup, state, batch)
                 state = _updated_state(setup, state, batch, gradient)
             losses.append(float(gradient.loss))
-            norm = number(float(gradient.grad_norm))
-            log(f"step {step}/{steps}  loss {number(losses[-1])}  gradient norm {norm}")
+            norm = format_number(float(gradient.grad_norm))
+            log(f"step {step}/{steps}  loss {format_number(losses[-1])}  gradient norm {norm}")
         for name, rows in setup.sets.items():
-            batch = on_device(rows[0])
-            loss = loss_of(setup, state, batch, None)
-            log(f"{name}  loss of the first batch {number(float(loss))}")
+            batch = to_device(rows[0])
+            loss = compute_loss(setup, state, batch, None)
+            log(f"{name}  loss of the first batch {format_number(float(loss))}")
     return losses
 
 
 def _gradient(setup: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
     try:
-        return slope_of(setup)(state, batch)
+        return make_gradient(setup)(state, batch)
     except CodeError as error:
         if not isinstance(error.__context__, jax.errors.ConcretizationTypeError):
             raise
@@ -85,7 +85,7 @@ def _updated_state(
     finite = forward & jnp.isfinite(gradient.grad_norm)
 
     def gradient_at(params: Params) -> LossGradient:
-        found = slope_of(setup)(dataclasses.replace(state, params=params), batch)
+        found = make_gradient(setup)(dataclasses.replace(state, params=params), batch)
         return LossGradient(found.loss, found.grads, {}, ())
 
     kwargs = {

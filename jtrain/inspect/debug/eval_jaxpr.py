@@ -147,7 +147,7 @@ def _last_uses(jaxpr: Any) -> dict[Any, int]:
     return uses | dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
 
 
-def outputs_of(program: Any, inputs: Sequence[Any]) -> list[jax.Array]:
+def evaluate(program: Any, inputs: Sequence[Any]) -> list[jax.Array]:
     """Return the outputs of `program`, computed one primitive at a time."""
     (last,) = collections.deque(execute(program, inputs), maxlen=1)
     assert isinstance(last, list), "the outputs come last"

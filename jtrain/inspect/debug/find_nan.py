@@ -15,17 +15,17 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.inspect.debug.nonfinite_origin import NonfiniteInput, NonfiniteOp, NonfiniteTrace
 from jtrain.inspect.debug.single_device_step import (
-    alone,
-    on_one_device,
-    slope_of,
-    weights_of,
-    whole_batch,
+    make_gradient,
+    read_full_batch,
+    set_up_single_device,
+    term_weights,
+    to_single_device,
 )
-from jtrain.inspect.debug.source import SourceLine, written
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.inspect.debug.source import SourceLine, find_source
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.metrics import read
-from jtrain.train.longer_run import keep_lengths, lengths
+from jtrain.train.hooks.metrics import read_metrics
+from jtrain.train.longer_run import get_lengths, keep_lengths
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
@@ -113,14 +113,14 @@ def find_nan(
     Raises:
         ConfigError: if the directory has a run with other values, or in several processes.
     """
-    keep_compiled_programs()
-    on_one_device(config)  # raises in several processes
+    enable_compilation_cache()
+    to_single_device(config)  # raises in several processes
     config = dataclasses.replace(config, steps_per_call=1)
     run_dir = RunDir(Path("runs") / (config.name or config.experiment))
     config = keep_lengths(config, run_dir.stored(type(config)))
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"
-    run_dir.check_config(config, advice, also=lengths(config))
+    run_dir.check_config(config, advice, also=get_lengths(config))
     config = apply_decisions(config, run_dir)
     setup = paced(config, run_dir.pace)
     state = _before(setup, run_dir, log)
@@ -129,13 +129,15 @@ def find_nan(
         return None
     step, state = first_nonfinite
     log(f"step {step} is not finite; running it again, one operation at a time")
-    single = alone(config)
-    return look(single, jax.device_put(jax.device_get(state), _device(single)), step)
+    single = set_up_single_device(config)
+    return explain_nonfinite_step(
+        single, jax.device_put(jax.device_get(state), _device(single)), step
+    )
 
 
-def look(setup: TrainSetup, state: TrainState, step: int) -> NonfiniteReport:
+def explain_nonfinite_step(setup: TrainSetup, state: TrainState, step: int) -> NonfiniteReport:
     """Return the origins of the nonfinite step `step`, counted from 1."""
-    batch, gradient_of = whole_batch(setup, step), slope_of(setup)
+    batch, gradient_of = read_full_batch(setup, step), make_gradient(setup)
     state = dataclasses.replace(state, step=jnp.int32(step - 1))
     given = {"parameter": state.params, "extra": state.extra, "batch": batch}
 
@@ -171,7 +173,7 @@ def look(setup: TrainSetup, state: TrainState, step: int) -> NonfiniteReport:
 
 def _before(setup: TrainSetup, run_dir: RunDir, log: Callable[[str], None]) -> TrainState:
     """Return the newest state of the run before its last known skipped step."""
-    known = max((row.get("skipped", 0) for row in read(run_dir.metrics)), default=0)
+    known = max((row.get("skipped", 0) for row in read_metrics(run_dir.metrics)), default=0)
     with CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()) as checkpoints:
         for step in sorted(checkpoints.steps(), reverse=True):
             state = checkpoints.restore(step, setup.like)
@@ -209,7 +211,7 @@ def _nonfinite_rows(setup: TrainSetup, state: TrainState, batch: Batch) -> tuple
         return [], "rows interact in this loss, so none is checked by itself"
     if count > ROWS:
         return [], f"{count} are too many to check one by one; set batch={ROWS} or less"
-    weights, gradient_of = weights_of(setup, state, batch), slope_of(setup)
+    weights, gradient_of = term_weights(setup, state, batch), make_gradient(setup)
 
     @jax.jit
     def finite(row: Batch) -> jax.Array:
@@ -229,7 +231,7 @@ def _describe_origin(
         return NonfiniteOrigin(
             what=origin.what,
             detail=f"at {list(origin.place)}{extent}{turn}" if origin.shape else turn.strip(", "),
-            lines=written(origin.equation, origin.calls),
+            lines=find_source(origin.equation, origin.calls),
             primitive=origin.primitive,
         )
     kind, leaf = names[origin.index]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import inspect, layout
-from jtrain.config.dump import Difference, differences
-from jtrain.data.batches.reader_counts import readers
-from jtrain.inspect.report.read_run import read
+from jtrain.config.dump import Difference, diff_configs
+from jtrain.data.batches.reader_counts import count_readers
+from jtrain.inspect.report.read_run import read_run
 from jtrain.train.hooks import metrics, step_record
 from jtrain.train.run_dir import RunDir
 
@@ -56,21 +56,21 @@ class RunDifference:
         return self.batch is None and self.number is None and self.checkpoint is None
 
 
-def parting(one: Path, other: Path) -> RunDifference:
+def compare_runs(one: Path, other: Path) -> RunDifference:
     """Return the first differences of the runs in two directories.
 
     Raises:
         CheckpointError: if a common checkpoint cannot be read.
     """
-    stories = [read(path) for path in (one, other)]
-    values = differences(*(story.config for story in stories))
+    stories = [read_run(path) for path in (one, other)]
+    values = diff_configs(*(story.config for story in stories))
     facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
-    records = [step_record.steps(RunDir(path).steps) for path in (one, other)]
+    records = [step_record.read_step_records(RunDir(path).steps) for path in (one, other)]
     batch, incomparable = _first_other_batch(records, [story.facts for story in stories])
     run_dirs = [RunDir(path) for path in (one, other)]
     folders = [each.checkpoints for each in run_dirs]
     common = sorted(
-        set.intersection(*(set(layout.steps(d.checkpoints, d.owner())) for d in run_dirs))
+        set.intersection(*(set(layout.list_steps(d.checkpoints, d.owner())) for d in run_dirs))
     )
     leaves_by_step = {}
     for step in common:
@@ -82,7 +82,7 @@ def parting(one: Path, other: Path) -> RunDifference:
     tables = [_numbers(path, record) for path, record in zip((one, other), records, strict=True)]
     return RunDifference(
         values=[change for change in values if change.key != "name"],
-        facts=differences(*facts),
+        facts=diff_configs(*facts),
         compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
         batch=batch,
         readers=incomparable,
@@ -100,7 +100,7 @@ def _first_other_batch(
     """Return the first step with another batch, and the process counts of the first step that is
     not comparable because another number of processes read its batch."""
     common = sorted(records[0].keys() & records[1].keys())
-    one, other = (readers(each, common) for each in facts)
+    one, other = (count_readers(each, common) for each in facts)
     pairs = {step: (one.get(step, 0), other.get(step, 0)) for step in common}
     incomparable = {step: pair for step, pair in pairs.items() if all(pair) and pair[0] != pair[1]}
     batches = {step: {record[step].batch for record in records} - {0} for step in common}
@@ -115,7 +115,7 @@ def _numbers(
     found: dict[tuple[int, str], Any] = {}
     for step, numbers in record.items():
         found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
-    for row in metrics.read(RunDir(path).metrics):
+    for row in metrics.read_metrics(RunDir(path).metrics):
         found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
     return found
 

@@ -18,8 +18,8 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.errors import ConfigError
-from jtrain.io.formatting import number
-from jtrain.train.compilation_cache import keep_compiled_programs
+from jtrain.io.formatting import format_number
+from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import paced
@@ -74,7 +74,7 @@ class OverfitResult:
     def describe(self) -> str:
         """Return the result as text, with likely causes of a failure."""
         plural = "batch" if self.batches == 1 else "batches"
-        losses = f"{number(self.first)} -> {number(self.last)}"
+        losses = f"{format_number(self.first)} -> {format_number(self.last)}"
         line = f"{self.batches} {plural}, {self.steps} steps: loss {losses}"
         if self.small:
             return f"{line}. It memorizes them: model, loss and optimizer can learn."
@@ -125,7 +125,7 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
     Raises:
         ConfigError: if there is no batch to train on, or fewer steps than batches.
     """
-    keep_compiled_programs()
+    enable_compilation_cache()
     setup = paced(dataclasses.replace(config, steps_per_call=1))
     config = setup.config  # with durations in steps
     if not 1 <= batches <= config.steps // 2:
@@ -148,8 +148,8 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
     return OverfitResult(
         batches=batches,
         steps=result.step,
-        first=hook.first,
-        last=hook.last,
+        first=hook.first_loss,
+        last=hook.last_loss,
         skipped=int(result.state.skipped),
         hidden=_hidden_fraction(setup, batches),
         unchanged=tuple(n for n, sums in after.items() if np.array_equal(sums, before[n])),
@@ -160,20 +160,20 @@ class _Rounds(Hook):
     """Hook that averages the loss over each round of the batches, and stops when it is small."""
 
     def __init__(self, batches: int, log_every: int, log: Callable[[str], None]):
-        self.first = self.last = math.nan
+        self.first_loss = self.last_loss = math.nan
         self._batches, self._log_every, self._log = batches, log_every, log
         self._round: list[float] = []
 
     def on_numbers(self, step: int, numbers: Any) -> Stop | None:
         if step % self._log_every == 0:
-            self._log(f"step {step}  loss {number(numbers['loss'])}")
+            self._log(f"step {step}  loss {format_number(numbers['loss'])}")
         self._round.append(numbers["loss"])
         if len(self._round) < self._batches:
             return None
-        self.last = sum(self._round) / self._batches
-        self.first = self.last if math.isnan(self.first) else self.first
+        self.last_loss = sum(self._round) / self._batches
+        self.first_loss = self.last_loss if math.isnan(self.first_loss) else self.first_loss
         self._round = []
-        if self.first > 0 and self.last <= SMALL * self.first:
+        if self.first_loss > 0 and self.last_loss <= SMALL * self.first_loss:
             return Stop("the loss is small", "finished")
         return None
 

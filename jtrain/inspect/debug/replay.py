@@ -10,21 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
-from jtrain.config.command_line import spell
-from jtrain.config.dump import ABSENT, Difference, differences, to_plain
+from jtrain.config.command_line import format_value
+from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.core.state import TrainState
-from jtrain.data.batches.digest import digest
-from jtrain.data.batches.reader_counts import readers
+from jtrain.data.batches.digest import digest_batch
+from jtrain.data.batches.reader_counts import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.first_difference import FACTS
 from jtrain.inspect.debug.step_report import StepReport, dissect
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.step_record import StepRecord, steps
-from jtrain.train.longer_run import LengthChange, changes, config_at, keep_lengths, schedule_lengths
-from jtrain.train.restore_run import again
+from jtrain.train.hooks.step_record import StepRecord, read_step_records
+from jtrain.train.longer_run import (
+    LengthChange,
+    config_at,
+    find_length_changes,
+    get_schedule_lengths,
+    keep_lengths,
+)
+from jtrain.train.restore_run import set_up_stored
 from jtrain.train.rollback import apply_decisions
-from jtrain.train.run_dir import RunDir, environment
+from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.setup import TrainSetup, set_up
 
 
@@ -85,7 +91,7 @@ def replay(
         ConfigError: if the run has no such step, or other values.
         CheckpointError: if the checkpoint before it cannot be read.
     """
-    setup, run_dir = again(config, path)
+    setup, run_dir = set_up_stored(config, path)
     now, changed = (
         keep_lengths(config, run_dir.stored(type(config))),
         _length_changes(setup, run_dir),
@@ -102,9 +108,9 @@ def replay(
         )
     start, state = _before(setup, run_dir, step, log)
     _check_schedule(setup.config, changed, start, step)
-    known = steps(run_dir.steps)
+    known = read_step_records(run_dir.steps)
     count = jax.process_count()
-    others = {n: then for n, then in readers(run_dir.facts(), known).items() if then != count}
+    others = {n: then for n, then in count_readers(run_dir.facts(), known).items() if then != count}
     for number, was in known.items():
         if number in others or not run_dir.first:  # it reads other rows than the recorded ones
             known[number] = was._replace(batch=0)
@@ -137,14 +143,14 @@ def _environment_changes(
     Args:
         others: the number of processes of each step that another number of processes ran.
     """
-    config, recorded, now = setup.config, run_dir.facts(), environment(setup.devices)
+    config, recorded, now = setup.config, run_dir.facts(), get_environment(setup.devices)
     count = jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
     facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
-    changed += [_change(d) for d in differences(*facts) if d.before not in (None, ABSENT)]
+    changed += [_change(d) for d in diff_configs(*facts) if d.before not in (None, ABSENT)]
     stored = run_dir.stored(type(config))
     layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config) if each]
-    return changed + [_change(d) for d in differences(layouts[0], layouts[-1])]
+    return changed + [_change(d) for d in diff_configs(layouts[0], layouts[-1])]
 
 
 def _change(found: Difference) -> str:
@@ -158,7 +164,7 @@ def _short(value: Any) -> str:
         return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"
     if isinstance(value, str):
         return value
-    return spell(value) if value is not ABSENT else "nothing"
+    return format_value(value) if value is not ABSENT else "nothing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +180,9 @@ def _length_changes(setup: TrainSetup, run_dir: RunDir) -> list[LengthChange]:
     def find() -> dict[str, Any]:
         checkpoints = CheckpointManager(run_dir.checkpoints, owner=run_dir.owner())
         step = checkpoints.newest()
-        found = [] if step is None else changes(setup.config, step, checkpoints.about(step))
+        found = (
+            [] if step is None else find_length_changes(setup.config, step, checkpoints.about(step))
+        )
         return {"changes": [list(change) for change in found]}
 
     return [LengthChange(*each) for each in broadcast_from_first(find)["changes"]]
@@ -184,10 +192,10 @@ def _check_schedule(
     config: RunConfig, changed: Sequence[LengthChange], start: int, step: int
 ) -> None:
     """Raise if the replay would cross a change of the schedule's length."""
-    lengths = schedule_lengths(config)
+    lengths = get_schedule_lengths(config)
     for change in changed:
         then = config_at(config, changed, change.step)
-        if start < change.step < step and schedule_lengths(then) != lengths:
+        if start < change.step < step and get_schedule_lengths(then) != lengths:
             checkpoint = f"checkpoint {start}" if start else "none"
             raise ConfigError(
                 f"step {step} cannot be replayed: the newest checkpoint before it is {checkpoint}, "
@@ -207,7 +215,7 @@ def _before(
         def find() -> dict[str, int | None]:
             for start in reversed([each for each in checkpoints.steps() if each <= last]):
                 try:
-                    layout.check(run_dir.checkpoints, start, owner)
+                    layout.check_valid(run_dir.checkpoints, start, owner)
                 except CheckpointError as error:
                     log(f"skipped: {error}")
                 else:
@@ -241,7 +249,7 @@ def _replay_steps(setup: TrainSetup, state: TrainState, start: int, step: int) -
         losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
         for i in range(each):
             own = batch if each == 1 else {name: x[i] for name, x in batch.items()}
-            records[call * each + i + 1] = StepRecord(losses[i], norms[i], digest(own))
+            records[call * each + i + 1] = StepRecord(losses[i], norms[i], digest_batch(own))
     return _ReplayedSteps(records, before, state)
 
 
@@ -259,8 +267,8 @@ def _first_mismatch(
 
 def _differing_leaves(run_dir: RunDir, step: int, state: TrainState) -> list[str] | None:
     """Return the leaves that differ from a checkpoint of the step; None if there is no such one."""
-    if step not in layout.steps(run_dir.checkpoints, run_dir.owner()):
+    if step not in layout.list_steps(run_dir.checkpoints, run_dir.owner()):
         return None
     saved = inspect.describe_checkpoint(run_dir.checkpoints, step)["leaves"]
-    here = fingerprint.read(fingerprint.begin(leaf_table.flatten(state)))
+    here = fingerprint.read(fingerprint.start(leaf_table.flatten(state)))
     return [name for name, own in here.items() if saved[name]["fingerprint"] not in ("", own)]

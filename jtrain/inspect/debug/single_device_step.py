@@ -30,7 +30,7 @@ class StepGradient(NamedTuple):
     returned: LossOutput
 
 
-def on_one_device(config: RunConfig) -> RunConfig:
+def to_single_device(config: RunConfig) -> RunConfig:
     """Return the config for one step per call on one device; its numbers differ by rounding only.
 
     Raises:
@@ -45,12 +45,12 @@ def on_one_device(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, parallel=Single(), steps_per_call=1)
 
 
-def alone(config: RunConfig) -> TrainSetup:
+def set_up_single_device(config: RunConfig) -> TrainSetup:
     """Set up a run on one device, with one step per call."""
-    return set_up(on_one_device(config))
+    return set_up(to_single_device(config))
 
 
-def slope_of(setup: TrainSetup) -> Callable[..., StepGradient]:
+def make_gradient(setup: TrainSetup) -> Callable[..., StepGradient]:
     """Return `(state, batch, weights=None) -> StepGradient`, pure and not compiled.
 
     All rows are computed at once, since microbatches change no result. The terms are divided by
@@ -73,24 +73,24 @@ def slope_of(setup: TrainSetup) -> Callable[..., StepGradient]:
     return gradient
 
 
-def weights_of(setup: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
+def term_weights(setup: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
     """Return the weight of each term of the loss in this batch."""
     output = _terms(setup)(state.params, state.extra, batch, state.step_key())
     return [mean.weight for mean in output.terms.means]
 
 
-def loss_of(setup: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
+def compute_loss(setup: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
     """Return the loss of a batch; `rng` is None in evaluation."""
     output = _terms(setup)(state.params, state.extra, batch, rng)
     return combine(output.terms, [mean.weight for mean in output.terms.means])
 
 
-def whole_batch(setup: TrainSetup, step: int) -> dict[str, jax.Array]:
+def read_full_batch(setup: TrainSetup, step: int) -> dict[str, jax.Array]:
     """Return the full batch of step `step`, counted from 1."""
-    return on_device(SkipBatches(setup.experiment.train, setup.windows)[step - 1])
+    return to_device(SkipBatches(setup.experiment.train, setup.windows)[step - 1])
 
 
-def on_device(batch: Batch) -> dict[str, jax.Array]:
+def to_device(batch: Batch) -> dict[str, jax.Array]:
     """Return a batch as JAX arrays."""
     return {name: jnp.asarray(array) for name, array in batch.items()}
 

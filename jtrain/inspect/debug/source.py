@@ -44,7 +44,7 @@ class SourceLine(NamedTuple):
         return f"{shown}:{self.line} in {self.function.rpartition('.')[2]}{text}"
 
 
-def written(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
+def find_source(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
     """Return the innermost line outside of libraries, preceded by the line of jtrain that it calls.
 
     The list has one line if the experiment calls JAX itself, and none if nothing is known.
@@ -80,7 +80,7 @@ def _within(lines: list[SourceLine], call: Any) -> list[SourceLine]:
     return [line for line in lines if not line.file.startswith((*_LIBRARIES, "<"))]
 
 
-def raised_at(error: BaseException) -> SourceLine | None:
+def find_raise(error: BaseException) -> SourceLine | None:
     """Return the innermost line outside of libraries that an exception passed through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [SourceLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
@@ -88,6 +88,6 @@ def raised_at(error: BaseException) -> SourceLine | None:
     return next((line for line in reversed(lines) if not line.file.startswith(excluded)), None)
 
 
-def backward(equation: Any) -> bool:
+def is_backward(equation: Any) -> bool:
     """Return whether an equation belongs to the gradient and not to the loss."""
     return "transpose(" in str(getattr(getattr(equation, "source_info", None), "name_stack", ""))

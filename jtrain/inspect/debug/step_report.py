@@ -8,7 +8,11 @@ from jax.experimental import checkify
 
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Leaf
-from jtrain.inspect.debug.single_device_step import alone, slope_of, whole_batch
+from jtrain.inspect.debug.single_device_step import (
+    make_gradient,
+    read_full_batch,
+    set_up_single_device,
+)
 from jtrain.train.experiment import RunConfig
 from jtrain.train.leaf_statistics import LeafStatistics
 from jtrain.train.setup import TrainSetup
@@ -38,13 +42,13 @@ def dissect(
             then run one by one.
         log: called with a line about progress.
     """
-    setup = alone(config)
+    setup = set_up_single_device(config)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.like)
     state = _advance(setup, jax.device_put(jax.device_get(state), shardings), step)
-    batch = whole_batch(setup, step)
+    batch = read_full_batch(setup, step)
     log("the same step without jit, and with checks")
     with jax.disable_jit():
-        gradient = slope_of(setup)(state, batch)
+        gradient = make_gradient(setup)(state, batch)
     return StepReport(
         eager_loss=float(gradient.loss),
         eager_grad_norm=float(gradient.grad_norm),
@@ -66,7 +70,7 @@ def _checks(setup: TrainSetup, state: TrainState, batch: Batch) -> str:
     """Return the error of checkify, or why it cannot check: it does not support all primitives."""
 
     def numbers(state: TrainState, batch: Batch) -> tuple[Leaf, Leaf]:
-        gradient = slope_of(setup)(state, batch)
+        gradient = make_gradient(setup)(state, batch)
         return gradient.loss, gradient.grad_norm
 
     checked = checkify.checkify(numbers, errors=checkify.all_checks)

@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.inspect.plan.hlo import ExecutedInstruction, HloError, HloProgram, Instruction, sizes
-from jtrain.inspect.plan.replica_groups import replica_groups
+from jtrain.inspect.plan.hlo import (
+    ExecutedInstruction,
+    HloError,
+    HloProgram,
+    Instruction,
+    array_sizes,
+)
+from jtrain.inspect.plan.replica_groups import parse_replica_groups
 
 KINDS = (
     "all-gather",
@@ -43,7 +49,7 @@ class CollectiveTraffic(NamedTuple):
     unread: tuple[str, ...] = ()  # descriptions of collectives that could not be read
 
 
-def collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
+def read_collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
     """Return the collectives of a program compiled for the devices of a mesh.
 
     For an array of B bytes on n devices each device sends (n - 1) / n B in an all-gather, a
@@ -109,7 +115,7 @@ def _collective(
     return Collective(kind, axes, sent, run.times, where[1] if where else "")
 
 
-def by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
+def sum_by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
     """Return the bytes that each device sends in a step, by mesh axes and kind."""
     table: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for collective in found:
@@ -153,7 +159,9 @@ def _slices(reduction: Instruction, result: Instruction, within: Mapping[str, In
 
 def _sent_bytes(kind: str, instruction: Instruction, count: int) -> int:
     """Return the bytes that a device sends in one execution."""
-    arrays = [size for size in sizes(instruction.shape) if size > 4] or sizes(instruction.shape)
+    arrays = [size for size in array_sizes(instruction.shape) if size > 4] or array_sizes(
+        instruction.shape
+    )
     if instruction.operation.endswith("-start") and kind in {"all-gather", "collective-permute"}:
         # (inputs, outputs, ...): only the outputs count.
         arrays = [max(arrays)] if len(arrays) < 4 else arrays[len(arrays) // 2 :]
@@ -170,7 +178,7 @@ def _mesh_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple
     """Return the mesh axes that the devices of a group differ in, and the size of the group."""
     if "_xla_megascale_target" in instruction.attributes:
         return ("slice",), mesh.get("slice", 1)
-    groups, devices = replica_groups(instruction.attributes), math.prod(mesh.values())
+    groups, devices = parse_replica_groups(instruction.attributes), math.prod(mesh.values())
     members = np.asarray(groups[0] if groups is not None else np.arange(devices))
     if members.max() >= devices:
         raise HloError(f"it names device {members.max()}, and the mesh has {devices} devices")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 from jax.stages import Compiled, Lowered
 
-from jtrain.inspect.plan.compiler_logging import quiet_stderr
+from jtrain.inspect.plan.compiler_logging import suppress_stderr
 
 PROGRAM = "*after_optimizations.txt"  # the optimized program among XLA's dump files
 
@@ -34,16 +34,16 @@ def compile_and_read(lowered: Lowered, dump: Path) -> CompilerOutput:
     """
     # XLA flags, documented at https://openxla.org/xla/hlo_dumps.
     options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
-    return read(lowered.compile(compiler_options=options), dump)
+    return read_program(lowered.compile(compiler_options=options), dump)
 
 
-def read(program: Compiled, dump: Path) -> CompilerOutput:
+def read_program(program: Compiled, dump: Path) -> CompilerOutput:
     """Return a program with its text, from the files in `dump` or else from the program itself."""
     files = sorted(dump.rglob(PROGRAM), key=lambda file: file.stat().st_size)
     if files:  # the largest, since the compiler may also dump small programs
         return CompilerOutput(program, files[-1].read_text(errors="replace"))
     try:
-        with quiet_stderr():  # jaxlib prints its stack trace
+        with suppress_stderr():  # jaxlib prints its stack trace
             return CompilerOutput(program, program.as_text() or "")
     except jax.errors.JaxRuntimeError as error:
         return CompilerOutput(

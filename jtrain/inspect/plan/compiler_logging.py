@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
+def suppress_stderr() -> Iterator[None]:
     """Discard all output on standard error, including that of C++ libraries."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -154,7 +154,7 @@ class HloProgram:
         return 0
 
 
-def sizes(shape: str) -> list[int]:
+def array_sizes(shape: str) -> list[int]:
     """Return the bytes of each array in a shape, which may be a tuple."""
     found = []
     for kind, dims in ARRAY.findall(shape):

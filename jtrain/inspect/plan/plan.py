@@ -13,10 +13,15 @@ import jax
 from jax.stages import Lowered
 
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.collectives import Collective, CollectiveTraffic, by_axes, collectives
+from jtrain.inspect.plan.collectives import (
+    Collective,
+    CollectiveTraffic,
+    read_collectives,
+    sum_by_axes,
+)
 from jtrain.inspect.plan.compiler import CompilerOutput, compile_and_read
 from jtrain.inspect.plan.topology import Topology
-from jtrain.inspect.sharding_table import laid
+from jtrain.inspect.sharding_table import describe_sharding
 from jtrain.parallel import PipelineSchedule
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import set_up
@@ -57,7 +62,7 @@ class Plan:
             "devices": self.devices,
             "layout": dict(self.layout),
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
-            "collectives": by_axes(self.collectives),
+            "collectives": sum_by_axes(self.collectives),
             "unread": list(self.unread),
             "why": self.why,
             "bubble": self.schedule.bubble if self.schedule else 0.0,
@@ -65,7 +70,7 @@ class Plan:
         }
 
 
-def plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:
+def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:
     """Compile the step of `jtrain run` for these devices.
 
     Args:
@@ -82,7 +87,7 @@ def plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Pla
     except jax.errors.JaxRuntimeError as error:
         raise _too_large(topology, error) from error
     seconds = time.perf_counter() - start
-    layout, state = setup.strategy.axes or {"data": 1}, laid(setup)
+    layout, state = setup.strategy.axes or {"data": 1}, describe_sharding(setup)
     traffic = _traffic(output, layout)
     return Plan(
         topology=topology.name,
@@ -108,7 +113,7 @@ def _compile(lowered: Lowered, dump: Path | None) -> CompilerOutput:
 def _traffic(output: CompilerOutput, layout: Mapping[str, int]) -> CollectiveTraffic:
     if output.unread:
         return CollectiveTraffic((), (f"no collective: {output.unread}",))
-    return collectives(output.text, layout)
+    return read_collectives(output.text, layout)
 
 
 def _memory(program: Any, limit: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ AXIS = re.compile(r"'?([\w.]+)'?=(\d+)")
 PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
 
 
-def replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None:
+def parse_replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None:
     """Return the groups of a collective, as device positions in mesh order; None: one group of all.
 
     A permutation gives one group: the devices that an array of the first device passes through.

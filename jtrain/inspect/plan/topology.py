@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jtrain.config.suggestions import did_you_mean
 from jtrain.distributed.cluster import cpu_devices
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.compiler_logging import quiet_stderr
+from jtrain.inspect.plan.compiler_logging import suppress_stderr
 
 PATTERN = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 
@@ -21,7 +21,7 @@ class Topology(NamedTuple):
     limit: int  # bytes of memory per device; 0: unknown
 
 
-def topology(name: str) -> Topology:
+def find_topology(name: str) -> Topology:
     """Return the devices of a topology name.
 
     `v5e:4x4` is a TPU slice, `2*v5e:4x4` two slices, `cpu:8` eight virtual devices of this machine.
@@ -51,14 +51,14 @@ def topology(name: str) -> Topology:
     return Topology(name, devices, device_memory(devices))
 
 
-def prepare(name: str) -> None:
+def prepare_environment(name: str) -> None:
     """Make JAX compute on the CPU, with as many devices as the topology asks for.
 
     Call it before importing JAX. Environment variables that are set already stay.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     kind, _, count = name.partition(":")
-    if kind == "cpu" and count.isdecimal() and not cpu_devices.is_said(os.environ):
+    if kind == "cpu" and count.isdecimal() and not cpu_devices.sets_cpu_devices(os.environ):
         os.environ[cpu_devices.NUMBER] = count
 
 
@@ -83,7 +83,7 @@ def _tpu(name: str, slices: int, kind: str, shape: str) -> Sequence[Any]:
 
     options = {"num_slices": slices} if slices > 1 else {}
     try:
-        with quiet_stderr():  # libtpu complains about the missing TPU
+        with suppress_stderr():  # libtpu complains about the missing TPU
             description = topologies.get_topology_desc(
                 platform="tpu", topology_name=f"{kind}:{shape}", **options
             )

@@ -3,12 +3,12 @@
 from statistics import median
 from typing import Any
 
-from jtrain.checkpoint.retention import BestMetric, best_of
-from jtrain.inspect.report.read_run import Row, RunStory, finite
+from jtrain.checkpoint.retention import BestMetric, best_step
+from jtrain.inspect.report.read_run import Row, RunStory, is_finite_number
 from jtrain.inspect.report.series import RATES
 
 
-def facts(story: RunStory) -> dict[str, Any]:
+def summarize_run(story: RunStory) -> dict[str, Any]:
     """Return status, step, losses, evaluations, rows or tokens per second, seconds and troubles."""
     sets = story.facts.get("sets")
     first = sets[0] if isinstance(sets, list) and sets and isinstance(sets[0], str) else "valid"
@@ -27,7 +27,7 @@ def facts(story: RunStory) -> dict[str, Any]:
         "valid_loss": list(valid.values())[-1] if valid else None,
         "best_valid_loss": best[1],
         "best_step": best[0],
-        "validation": validation(story, first),
+        "validation": newest_validation(story, first),
         "best": _best(story, first),
         "rate": median(row[rate] for row in story.speed if _has(row, rate)) if rate else None,
         "rate_of": rate,
@@ -39,7 +39,7 @@ def facts(story: RunStory) -> dict[str, Any]:
     }
 
 
-def validation(story: RunStory, first: str = "valid") -> dict[str, float]:
+def newest_validation(story: RunStory, first: str = "valid") -> dict[str, float]:
     """Return the newest value of each evaluation metric by name, `valid/accuracy`.
 
     Metrics of the `first` set come first, starting with its loss. Arrays and row counts are
@@ -60,7 +60,7 @@ def _best(story: RunStory, first: str) -> dict[str, Any] | None:
         return None
     name = goal.name if "/" in goal.name else f"{first}/{goal.name}"
     values = _values(story, name)
-    step = best_of(values, goal)
+    step = best_step(values, goal)
     return None if step is None else {"name": name, "value": values[step], "step": step}
 
 
@@ -70,4 +70,4 @@ def _values(story: RunStory, name: str) -> dict[int, float]:
 
 
 def _has(row: Row, key: str) -> bool:
-    return isinstance(row.get(key), int | float) and finite(row[key])
+    return isinstance(row.get(key), int | float) and is_finite_number(row[key])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.read_run import EXPECTED
-from jtrain.io.object_store import check_on_disk
+from jtrain.io.object_store import check_local_run
 
 RUNS = Path("runs")
 DEPTH = 2  # runs/ has sweeps, and a sweep has runs
@@ -60,7 +60,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def _find_path(word: str) -> Path:
-    check_on_disk(word, "jtrain report")
+    check_local_run(word, "jtrain report")
     for path in (Path(word), RUNS / word):
         if path.exists():
             return path

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 COLOURS = 8  # colours in page.css
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table that scrolls sideways if it is too wide; cells are HTML."""
     heads = "".join(f"<th>{cell}</th>" for cell in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)

@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from jtrain.inspect.report.facts import facts
-from jtrain.inspect.report.html import colour, table
-from jtrain.inspect.report.read_run import RunStory, age
-from jtrain.io.formatting import count, duration
-from jtrain.io.formatting import number as format_number
+from jtrain.inspect.report.facts import summarize_run
+from jtrain.inspect.report.html import colour, render_table
+from jtrain.inspect.report.read_run import RunStory, format_age
+from jtrain.io.formatting import format_count, format_duration
+from jtrain.io.formatting import format_number as format_number
 
 METRICS = 8  # columns of evaluations
 
 
-def overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
+def render_overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     """Return the table of all runs: status, step, losses, evaluations, speed."""
-    summaries = [facts(story) for story in stories]
+    summaries = [summarize_run(story) for story in stories]
     metrics = list(dict.fromkeys(name for summary in summaries for name in summary["validation"]))[
         :METRICS
     ]
@@ -28,7 +28,7 @@ def overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
         cells = [_button(i, name), _status(story), _step(story, summary["steps"])]
         cells += [_or_dash(summary["loss"], format_number), *numbers, _best(summary["best"], goals)]
         rows.append(cells + _speed(summary))
-    return table([*head, "speed", "waiting", "trained"], rows)
+    return render_table([*head, "speed", "waiting", "trained"], rows)
 
 
 def _button(run: int, name: str) -> str:
@@ -42,7 +42,7 @@ def _status(story: RunStory) -> str:
     why = str(story.facts.get("why") or "")
     word = story.status if story.status.isalpha() else "unknown"
     open_end = word in {"running", "unknown"} and story.written is not None
-    detail = f"last written {age(story.written)}" if open_end else why
+    detail = f"last written {format_age(story.written)}" if open_end else why
     label = f'<span class="status {word}">{escape(story.status)}</span>'
     return f"{label} <small>{escape(detail)}</small>"
 
@@ -62,9 +62,9 @@ def _speed(summary: dict[str, Any]) -> list[str]:
     unit = escape((summary["rate_of"] or "").partition("_")[0])
     rate = summary["rate"]
     return [
-        "-" if rate is None else f"{count(rate)} {unit}/s",
+        "-" if rate is None else f"{format_count(rate)} {unit}/s",
         _or_dash(summary["waiting"], "{:.1%}".format),
-        _or_dash(summary["trained_seconds"] or None, duration),
+        _or_dash(summary["trained_seconds"] or None, format_duration),
     ]
 
 

@@ -7,12 +7,18 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from jtrain.config.command_line import spell
+from jtrain.config.command_line import format_value
 from jtrain.config.dump import ABSENT
-from jtrain.inspect.report.html import table
-from jtrain.inspect.report.overview import overview
+from jtrain.inspect.report.html import render_table
+from jtrain.inspect.report.overview import render_overview
 from jtrain.inspect.report.read_run import RunStory
-from jtrain.inspect.report.series import charts, clocks, leaf_charts, matrices, speeds
+from jtrain.inspect.report.series import (
+    leaf_charts,
+    metric_charts,
+    newest_matrices,
+    speed_charts,
+    trained_seconds,
+)
 
 ENVIRONMENT = (
     "started",
@@ -30,7 +36,9 @@ LOG_LINES = 200
 NAMED = 8  # run names in a title
 
 
-def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str] = ()) -> str:
+def render_page(
+    stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str] = ()
+) -> str:
     """Return the HTML page: curves, differences, speed, samples, pictures, environment, status.
 
     Args:
@@ -41,14 +49,14 @@ def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str]
     title = f"{title}: {len(names)} runs" if title else _joined(names)
     data = {
         "runs": names,
-        "clocks": clocks(stories),
-        "charts": charts(stories),
-        "speeds": speeds(stories),
+        "clocks": trained_seconds(stories),
+        "charts": metric_charts(stories),
+        "speeds": speed_charts(stories),
         "leaves": leaf_charts(stories),
     }
     parts = [
         _troubles(stories, names),
-        f'<section id="overview">{overview(stories, names)}</section>\n',
+        f'<section id="overview">{render_overview(stories, names)}</section>\n',
         _section(
             "Ranking",
             f'<pre class="table">{escape(chr(10).join(ranking))}</pre>' if ranking else "",
@@ -82,7 +90,7 @@ def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str]
 <h1>{escape(title)}</h1>
 <noscript><p>The curves are drawn by a script, and scripts are disabled.</p></noscript>
 {"".join(parts)}
-<script type="application/json" id="data">{in_script(data)}</script>
+<script type="application/json" id="data">{escape_script_json(data)}</script>
 <script>
 {script}</script>
 </body>
@@ -90,7 +98,7 @@ def page(stories: Sequence[RunStory], *, title: str = "", ranking: Sequence[str]
 """
 
 
-def in_script(data: Any) -> str:
+def escape_script_json(data: Any) -> str:
     """Return JSON for a script element, in which no text can close the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
@@ -135,7 +143,7 @@ def _differences(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             rows.append([f"<code>{escape(key)}</code>", *map(escape, values)])
     if not rows:
         return "<p>Nothing: these runs have the same values.</p>"
-    return table(["value", *(escape(name) for name, _ in with_config)], rows)
+    return render_table(["value", *(escape(name) for name, _ in with_config)], rows)
 
 
 def _values(stories: Sequence[RunStory], names: Sequence[str]) -> str:
@@ -152,7 +160,7 @@ def _environment(stories: Sequence[RunStory], names: Sequence[str]) -> str:
         mark = "" if same else ' <small class="differs">differs</small>'
         if any(values):
             rows.append([f"{escape(fact)}{mark}", *map(escape, values)])
-    return table(["", *map(escape, names)], rows) if rows else ""
+    return render_table(["", *map(escape, names)], rows) if rows else ""
 
 
 def _pictures(stories: Sequence[RunStory], names: Sequence[str]) -> str:
@@ -171,7 +179,7 @@ def _matrices(stories: Sequence[RunStory], names: Sequence[str]) -> str:
         f"<figure>{_heat(matrix['cells'])}<figcaption>{escape(name)}: {escape(matrix['name'])}, "
         f"step {matrix['step']:,}</figcaption></figure>"
         for name, story in zip(names, stories, strict=True)
-        for matrix in matrices(story)
+        for matrix in newest_matrices(story)
     ]
     return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
 
@@ -213,7 +221,7 @@ def _log_tail(story: RunStory) -> str:
 
 
 def _spell(value: Any) -> str:
-    return "absent" if value is ABSENT else spell(value)
+    return "absent" if value is ABSENT else format_value(value)
 
 
 def _plain(value: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jtrain.config.dump import flatten
-from jtrain.config.node import plain
+from jtrain.config.node import without_origins
 from jtrain.config.read import read as read_config
 from jtrain.errors import UserError
 from jtrain.io.regular_files import (
@@ -70,7 +70,7 @@ class RunStory:
         return max([*steps, *(row["step"] for row in self.metrics[-1:])], default=0)
 
 
-def read(path: Path) -> RunStory:
+def read_run(path: Path) -> RunStory:
     """Read a run's directory; unreadable parts are skipped and reported in `troubles`."""
     troubles: list[str] = []
     existing = [name for name in EXPECTED if (path / name).is_file()]
@@ -98,7 +98,7 @@ def read(path: Path) -> RunStory:
     )
 
 
-def age(seconds: float | None) -> str:
+def format_age(seconds: float | None) -> str:
     """Format the time since a time stamp: `3 min ago`."""
     if seconds is None:
         return ""
@@ -109,7 +109,7 @@ def age(seconds: float | None) -> str:
     return f"{ago:.0f} s ago"
 
 
-def number(value: Any) -> float | None:
+def to_number(value: Any) -> float | None:
     """Convert a value of a row to a number, including NaN and infinity; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -193,7 +193,7 @@ def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
         troubles.append(str(error))
         return {}
     troubles += [str(mistake) for mistake in mistakes]
-    return flatten(plain(node))
+    return flatten(without_origins(node))
 
 
 def _text(path: Path, troubles: list[str]) -> str:
@@ -251,7 +251,7 @@ def _picture(file: Path) -> bytes:
         return b""
 
 
-def finite(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
     """Return whether a value of a row is a finite number."""
-    found = number(value)
+    found = to_number(value)
     return found is not None and math.isfinite(found)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jtrain.inspect.report.read_run import Row, RunStory, finite, number
+from jtrain.inspect.report.read_run import Row, RunStory, is_finite_number, to_number
 
 Points: TypeAlias = list[list[float | int | None]]  # step, value; None if not finite
 MOST = 1200  # points per line
@@ -12,7 +12,7 @@ RATES = ("tokens_per_second", "rows_per_second")
 LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
 
 
-def charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
+def metric_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     """Return the charts of metrics for all runs: `loss` with `valid/loss` first."""
     found: dict[str, dict[str, list[Points]]] = {}
     for i, story in enumerate(stories):
@@ -27,7 +27,7 @@ def charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     return [{"title": name, "lines": _lines(found[name])} for name in order]
 
 
-def speeds(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
+def speed_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     """Return the charts of throughput and of the share of time spent waiting for data."""
     rate = next((r for r in RATES if any(r in row for s in stories for row in s.speed)), RATES[-1])
     named = {rate.replace("_per_", " per "): rate, "share of time waiting for data": "waiting"}
@@ -42,7 +42,7 @@ def speeds(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     ]
 
 
-def clocks(stories: Sequence[RunStory]) -> list[Points]:
+def trained_seconds(stories: Sequence[RunStory]) -> list[Points]:
     """Return the trained seconds by step for each run."""
     return [thin(_points(story.speed, "trained")) for story in stories]
 
@@ -63,7 +63,7 @@ def leaf_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
     ]
 
 
-def matrices(story: RunStory) -> list[dict[str, Any]]:
+def newest_matrices(story: RunStory) -> list[dict[str, Any]]:
     """Return the newest value of each array metric, as rows of numbers."""
     newest: dict[str, dict[str, Any]] = {}
     for row in story.metrics:
@@ -110,7 +110,7 @@ def _scalars(rows: Iterable[Row]) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for row in rows:
         for key, value in row.items():
-            if key != "step" and number(value) is not None:
+            if key != "step" and to_number(value) is not None:
                 found.setdefault(key, []).append([row["step"], _finite(value)])
     return found
 
@@ -120,7 +120,7 @@ def _points(rows: Iterable[Row], key: str) -> Points:
 
 
 def _finite(value: Any) -> float | None:
-    return number(value) if finite(value) else None
+    return to_number(value) if is_finite_number(value) else None
 
 
 def _lines(lines: dict[str, list[Points]]) -> list[dict[str, Any]]:
@@ -139,6 +139,6 @@ def _cells(value: Any) -> list[list[float | int | None]] | None:
     wide = len(rows[0])
     if not wide or any(len(row) != wide for row in rows):
         return None
-    if any(number(cell) is None for row in rows for cell in row):
+    if any(to_number(cell) is None for row in rows for cell in row):
         return None
     return [[_finite(cell) for cell in row] for row in rows]

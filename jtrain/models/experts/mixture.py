@@ -41,7 +41,8 @@ class MixtureOfExperts(nnx.Module):
         placement: Placement,
         rngs: KeySequence,
     ):
-        self.experts, self.activation, self.placement = experts, activation, placement
+        self.experts, self.placement = experts, placement
+        self.activation: Activation = activation
         count = experts.count
 
         def normal(std: float, shape: tuple[int, ...], dims: tuple[str, ...]) -> nnx.Param:

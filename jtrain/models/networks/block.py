@@ -60,7 +60,8 @@ class TransformerBlock(nnx.Module):
         placement: Placement,
         rngs: KeySequence,
     ):
-        self.heads, self.kv_heads, self.activation = heads, kv_heads, activation
+        self.heads, self.kv_heads = heads, kv_heads
+        self.activation: Activation = activation
         self.dropout, self.placement = dropout, placement
         std_out = STD / math.sqrt(2 * layers)  # the sum over 2 x layers keeps its size
 

@@ -71,7 +71,8 @@ class Decoder(nnx.Module):
         self.rotary = positions if isinstance(positions, Rotary) else None
         self.head_size, self.windows, self.implementation = head_size, windows, attention
         self.attention_cap, self.logit_cap = attention_cap, logit_cap
-        self.scan, self.remat, self.saved = scan, remat, saved
+        self.scan, self.saved = scan, saved
+        self.remat: Remat = remat
         self.deterministic = True
         draws = KeySequence(rngs.params.key[...])
 

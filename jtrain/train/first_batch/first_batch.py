@@ -17,10 +17,10 @@ from jtrain.distributed.multihost import all_gather
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (
     OutOfRangeValue,
-    counted,
-    outside_values,
-    refusal,
-    with_and_without,
+    find_out_of_range,
+    is_counted,
+    out_of_range_error,
+    swap_value,
 )
 from jtrain.train.first_batch.row_broadcasts import check_broadcasts
 
@@ -80,7 +80,7 @@ class FirstBatch:
     def suspects(self) -> list[OutOfRangeValue]:
         """Values in unmasked rows that select no entry; on any thread."""
         rows = self._rows
-        return outside_values(find_uses(self._program, self._shapes(rows)), self._batch, rows)
+        return find_out_of_range(find_uses(self._program, self._shapes(rows)), self._batch, rows)
 
     def check(self, sums: Callable[[Batch], tuple[Any, Any]]) -> None:
         """Raise if the loss counts a label that selects no class.
@@ -97,10 +97,12 @@ class FirstBatch:
             OutOfRangeValue(*each) for process in all_gather(self.suspects) for each in process
         ]
         for found in {(x.leaf, x.value): x for x in reversed(every)}.values():
-            original, replaced = with_and_without(self._batch, found)
+            original, replaced = swap_value(self._batch, found)
             before = sums(original)
-            if any([counted(before, sums(other)) for other in replaced]):  # a list: no early exit
-                raise refusal(found, self._what, self._origin)
+            if any(
+                [is_counted(before, sums(other)) for other in replaced]
+            ):  # a list: no early exit
+                raise out_of_range_error(found, self._what, self._origin)
 
     def sums(self, psum: Callable[[Any], Any] | None) -> Callable[..., tuple[Any, Any]]:
         """Return `((params, extra), batch) -> totals, weights`, pure, with noise on the parameters.

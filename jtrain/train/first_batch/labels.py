@@ -29,7 +29,7 @@ class OutOfRangeValue(NamedTuple):
     """First row with the value, in the full batch."""
 
 
-def outside_values(
+def find_out_of_range(
     uses: IndexUses, batch: Mapping[str, np.ndarray], rows: int | None = None
 ) -> list[OutOfRangeValue]:
     """Return the values in unmasked rows that select no entry, at most 8.
@@ -66,7 +66,7 @@ def outside_values(
     return list({(x.leaf, x.value): x for x in found[::-1]}.values())[::-1][:MAX_FOUND]
 
 
-def with_and_without(
+def swap_value(
     batch: Mapping[str, np.ndarray], found: OutOfRangeValue
 ) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """Return a batch of the rows with a value, repeated, and the batches with valid values instead.
@@ -83,14 +83,14 @@ def with_and_without(
     ]
 
 
-def counted(original: Any, replaced: Any) -> bool:
+def is_counted(original: Any, replaced: Any) -> bool:
     """Return whether a value changes the loss without changing its weight.
 
     A loss that ignores some labels (-1, -100, 255) either does not change with them, or has another
     weight for other labels.
 
     Args:
-        original, replaced: totals and weights of the loss for two batches of `with_and_without`:
+        original, replaced: totals and weights of the loss for two batches of `swap_value`:
             with the value, and with a valid one.
     """
     same = lambda x, y: np.array_equal(x, y, equal_nan=True)
@@ -99,7 +99,7 @@ def counted(original: Any, replaced: Any) -> bool:
     return not same_totals and all(same(x, y) for x, y in zip(weights, new_weights, strict=True))
 
 
-def refusal(found: OutOfRangeValue, what: str, origin: Sequence[int] = ()) -> DataError:
+def out_of_range_error(found: OutOfRangeValue, what: str, origin: Sequence[int] = ()) -> DataError:
     """Return the error for an out-of-range value that the loss counts.
 
     Args:

@@ -42,11 +42,11 @@ def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> No
     Raises:
         LossError: with the operation and both shapes.
     """
-    if rows < 2 or not any(pairs(program, rows)):
+    if rows < 2 or not any(find_pairs(program, rows)):
         return
-    found = [pair for pair in pairs(trace(rows), rows) if pair.by_chance]
+    found = [pair for pair in find_pairs(trace(rows), rows) if pair.by_chance]
     try:
-        grown = {pair[:3] for pair in pairs(trace(2 * rows), 2 * rows)}
+        grown = {pair[:3] for pair in find_pairs(trace(2 * rows), 2 * rows)}
     except (CodeError, TypeError, ValueError):  # a loss for batches of one size
         grown = None
     for operation, column, row, _ in found:
@@ -60,7 +60,7 @@ def check_broadcasts(program: Any, trace: Callable[[int], Any], rows: int) -> No
             )
 
 
-def pairs(program: Any, rows: int) -> Iterator[BroadcastPair]:
+def find_pairs(program: Any, rows: int) -> Iterator[BroadcastPair]:
     """Yield the operations of a program that broadcast a column of rows against a row of rows.
 
     A column that the program made by `x[:, None]` is intended, and not included.

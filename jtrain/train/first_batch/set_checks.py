@@ -15,7 +15,7 @@ from jtrain.train.first_batch.first_batch import FirstBatch
 from jtrain.train.setup import TrainSetup
 
 
-def look(setup: TrainSetup, start: int) -> list[FirstBatch]:
+def trace_train_batch(setup: TrainSetup, start: int) -> list[FirstBatch]:
     """Trace the loss on the training batch of step `start`; none if the check is off.
 
     Raises:
@@ -27,7 +27,7 @@ def look(setup: TrainSetup, start: int) -> list[FirstBatch]:
     return _trace(setup, train, lambda: setup.train[start], "the first batch", **options)
 
 
-def look_at_sets(setup: TrainSetup) -> list[FirstBatch]:
+def trace_set_batches(setup: TrainSetup) -> list[FirstBatch]:
     """Trace the loss on the first batch of each evaluation set.
 
     Raises:
@@ -50,7 +50,7 @@ def _trace(
     return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
 
 
-def check(setup: TrainSetup, batches: Sequence[FirstBatch], state: TrainState) -> None:
+def check_batches(setup: TrainSetup, batches: Sequence[FirstBatch], state: TrainState) -> None:
     """Raise if a set with coupled rows is split, or a label in these batches is out of range.
 
     Every process of the run calls this at the same time.

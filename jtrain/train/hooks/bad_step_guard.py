@@ -7,7 +7,7 @@ from typing import Any
 from jtrain.config.guard import RollbackPolicy, StopPolicy
 from jtrain.core.loop import Hook, Rollback, Stop
 from jtrain.core.types import Metrics
-from jtrain.train.hooks.bad_step_log import BadStep, not_finite
+from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
 from jtrain.train.hooks.running_mean import RunningMean
 
 
@@ -61,7 +61,7 @@ class BadStepGuard(Hook):
             return None
         what = self._describe(loss, grad_norm, update_norm)
         if skipped and math.isfinite(loss + grad_norm):
-            what = not_finite(loss, grad_norm)
+            what = describe_skipped_step(loss, grad_norm)
         if scaled:
             what += ", at the smallest loss scale too"
         if not what:

@@ -27,7 +27,7 @@ class BadStep(NamedTuple):
         return math.isfinite(self.loss + self.grad_norm) and not math.isfinite(self.update_norm)
 
 
-def not_finite(loss: float, grad_norm: float) -> str:
+def describe_skipped_step(loss: float, grad_norm: float) -> str:
     """Return a description of a skipped step, by its loss and gradient norm."""
     if math.isfinite(loss + grad_norm):
         return f"makes extra non-finite: loss {loss:.4g}"
@@ -83,7 +83,7 @@ class BadStepLog:
         return rows
 
 
-def decisions(path: Path) -> Sequence[RollbackDecision]:
+def read_decisions(path: Path) -> Sequence[RollbackDecision]:
     """Return the rollback decisions of a run, in order.
 
     Raises:

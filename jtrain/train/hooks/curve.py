@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from jtrain.io.formatting import count
+from jtrain.io.formatting import format_count
 
 Number: TypeAlias = float | int
 Point: TypeAlias = tuple[Number, Number]  # step, value
@@ -184,4 +184,4 @@ def _steps_axis(x: tuple[Number, Number], columns: int, floor: str, stub: str) -
 
 
 def _step_name(step: Number) -> str:
-    return f"{step:.0f}" if step < 1e5 else count(step)
+    return f"{step:.0f}" if step < 1e5 else format_count(step)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from jtrain.checkpoint.retention import BestMetric, best_of
+from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.config.suggestions import did_you_mean
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.core.types import Metrics
@@ -76,7 +76,7 @@ class EvaluateEvery(Hook):
         if self._goal is None:
             return None
         values = {s: x[self._goal.name] for s, x in self.results.items() if self._goal.name in x}
-        step = best_of(values, self._goal)
+        step = best_step(values, self._goal)
         return None if step is None else EvaluationResult(step, self.results[step])
 
     def number(self, step: int) -> float | None:
@@ -114,7 +114,9 @@ class EvaluateEvery(Hook):
         return next(filter(None, stops), None)
 
 
-def hearing(evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]) -> list[EvaluateEvery]:
+def add_listeners(
+    evaluations: Mapping[str, EvaluateEvery], hooks: Sequence[Hook]
+) -> list[EvaluateEvery]:
     """Return the evaluations, after adding those of `hooks` that are listeners to them.
 
     A listener gets the results of the set named by its `of`, of the first set if `of` is empty, and

@@ -36,7 +36,9 @@ class FaultInjection(Hook):
         self._heartbeat = heartbeat
         for index, fault in faults.items():
             if fault.kind == "full-disk":
-                layout.begin = _fill_disk(layout.begin, fault, index, heartbeat)
+                layout.create_saving_path = _fill_disk(
+                    layout.create_saving_path, fault, index, heartbeat
+                )
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Raise or await the faults that are due."""
@@ -50,7 +52,7 @@ class FaultInjection(Hook):
                 time.sleep(0.002)
 
 
-def rehearsal(environ: Mapping[str, str] = os.environ) -> list[Hook]:
+def fault_hooks(environ: Mapping[str, str] = os.environ) -> list[Hook]:
     """Return the hook if a fault of this process is configured; else no hook."""
     own = int(environ.get("JTRAIN_PROCESS") or 0)
     every = parse_faults(environ.get(REHEARSAL, ""), own + 1000)

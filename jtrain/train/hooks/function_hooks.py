@@ -12,7 +12,7 @@ from jtrain.train.hooks.evaluation import Results
 Observer: TypeAlias = Hook | Callable[..., Stop | None]
 
 
-def hook_of(observer: Observer, *, steps_per_call: int = 1) -> Hook:
+def to_hook(observer: Observer, *, steps_per_call: int = 1) -> Hook:
     """Return a hook unchanged, or a hook that calls a function, by its parameter names.
 
     `(step, numbers)`: the numbers of each step, as `on_numbers` gets them.

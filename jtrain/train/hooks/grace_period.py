@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from jtrain.core.loop import Hook
-from jtrain.io.formatting import duration
+from jtrain.io.formatting import format_duration
 
 IN_FLIGHT = 9  # calls that may still be running on the devices when a signal comes
 
@@ -43,9 +43,9 @@ class GracePeriod(Hook):
             return
         self._warned = True
         self._log(
-            f"checkpoint.grace: {duration(self._grace)} are too short for the steps in flight and "
-            f"a save, about {duration(self._needed() or 0.0)}. Asked to end, this run ends at once "
-            f"and later resumes from the last checkpoint, saved every {self._cadence}. Lower "
+            f"checkpoint.grace: {format_duration(self._grace)} are too short for the steps in "
+            f"flight and a save, about {format_duration(self._needed() or 0.0)}. Asked to end, "
+            f"this run ends at once and later resumes from the last checkpoint, saved every {self._cadence}. Lower "
             f"checkpoint.every, or set checkpoint.grace={(self._needed() or 0.0) * 1.5:.0f} if the "
             f"scheduler waits that long before it kills the run."
         )

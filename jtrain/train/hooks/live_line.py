@@ -25,7 +25,7 @@ class LiveLine(Protocol):
         ...
 
 
-def drawing_on(stream: TextIO) -> type["TerminalLine"] | type["NotebookLine"] | None:
+def live_line_for(stream: TextIO) -> type["TerminalLine"] | type["NotebookLine"] | None:
     """Return the class that draws on `stream`; None for a file, a pipe or a dumb terminal."""
     if any(cls.__module__.startswith("ipykernel.") for cls in type(stream).__mro__):
         return NotebookLine  # its stream is no tty, but follows carriage returns

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.core.loop import Hook
-from jtrain.io.formatting import count, duration, number
+from jtrain.io.formatting import format_count, format_duration, format_number
 from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
-from jtrain.io.same_file import HeldFolder
+from jtrain.io.same_file import OpenFolder
 from jtrain.train.hooks.speed import Speed
 
 
@@ -46,9 +46,9 @@ class LogHook(Hook):
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log a line."""
         cells = [f"step {step:>{len(str(self._stop))}}/{self._stop}"]
-        cells.append(f"loss {number(numbers['loss']):>8}")
+        cells.append(f"loss {format_number(numbers['loss']):>8}")
         if self._valid is not None:
-            cells.append(f"valid {_or_blank(self._valid(), number):>8}")
+            cells.append(f"valid {_or_blank(self._valid(), format_number):>8}")
         if self._learning_rate is not None:
             cells.append(f"lr {float(self._learning_rate(step)):.2e}")
         if self._speed is not None:
@@ -79,10 +79,10 @@ class LogLines:
     ):
         self._path = Path(path) if path else None
         self._screen, self._live = screen or _stdout, live
-        self._folder: HeldFolder | None = None
+        self._folder: OpenFolder | None = None
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = HeldFolder(self._path.parent)
+            self._folder = OpenFolder(self._path.parent)
 
     def print(self, line: str) -> None:
         """Write a line to the file and to the screen."""
@@ -110,8 +110,8 @@ def _speed_cells(speed: Speed) -> list[str]:
     pace = speed.pace
     rate = pace and (pace.rows_per_second if speed.unit == "rows" else pace.tokens_per_second)
     return [
-        f"{_or_blank(rate, count):>6} {speed.unit}/s",
-        f"{_or_blank(pace and pace.left, duration):>8} left",
+        f"{_or_blank(rate, format_count):>6} {speed.unit}/s",
+        f"{_or_blank(pace and pace.left, format_duration):>8} left",
         f"waiting {_or_blank(pace and pace.waiting, '{:.1%}'.format):>6}",
     ]
 

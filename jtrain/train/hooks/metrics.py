@@ -68,15 +68,15 @@ class Metrics(Hook):
         self.rows.close()
 
 
-def read(path: Path | str) -> list[dict[str, Any]]:
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     """Return the rows of a metrics file, in order, even while a run writes it; [] if missing."""
     return jsonl.read_rows(path)
 
 
-def results(path: Path | str, prefix: str) -> dict[int, dict[str, float]]:
+def read_results(path: Path | str, prefix: str) -> dict[int, dict[str, float]]:
     """Return the numbers by step that `row` wrote with a prefix ("" for training), without it."""
     numbers_by_step: dict[int, dict[str, float]] = {}
-    for row in read(path):
+    for row in read_metrics(path):
         step = row.pop("step")
         split = [(*name.rpartition("/"), x) for name, x in row.items()]
         numbers = {name: x for before, _, name, x in split if before == prefix}

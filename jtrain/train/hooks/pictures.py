@@ -10,7 +10,7 @@ from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.errors import DataError
 from jtrain.io.atomic_write import atomic_write
-from jtrain.io.png import encode_png, grid
+from jtrain.io.png import encode_png, tile_images
 
 
 class Pictures(Hook):
@@ -49,7 +49,7 @@ def write_pictures(folder: Path, step: int, pictures: Mapping[str, Any]) -> list
         if not name or set(name) & set('/\\:*?"<>|') or name.startswith("."):
             raise DataError(f"a picture is called {name!r}; give it a valid file name: samples")
         try:
-            picture = encode_png(grid(np.asarray(images)))
+            picture = encode_png(tile_images(np.asarray(images)))
         except DataError as error:
             raise DataError(f"picture {name}: {error}") from None
         files.append(folder / f"{name}-{step}.png")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from jtrain.core.loop import Hook
-from jtrain.io.formatting import count, duration, number
-from jtrain.train.hooks.live_line import LiveLine, drawing_on
+from jtrain.io.formatting import format_count, format_duration, format_number
+from jtrain.train.hooks.live_line import LiveLine, live_line_for
 from jtrain.train.hooks.speed import Speed
 
 
@@ -41,7 +41,7 @@ class ProgressBar(Hook):
         clock: Callable[[], float] = time.monotonic,
     ):
         self.stream = stream or sys.stdout
-        self._draws = drawing_on(self.stream)
+        self._draws = live_line_for(self.stream)
         self.live = self._draws is not None
         """True if the stream can show a live line."""
         self.every = steps_per_call if self.live else max(stop, 1)
@@ -111,14 +111,14 @@ class ProgressBar(Hook):
     def _text(self) -> str:
         cells = [f"{self._step}/{self._stop}"]
         if "loss" in self._numbers:
-            cells.append(f"loss {number(self._numbers['loss'])}")
+            cells.append(f"loss {format_number(self._numbers['loss'])}")
         valid = self._valid() if self._valid else None
         if valid is not None:
-            cells.append(f"valid {number(valid)}")
+            cells.append(f"valid {format_number(valid)}")
         if self._speed and self._speed.pace:
             pace, unit = self._speed.pace, self._speed.unit
             rate = pace.rows_per_second if unit == "rows" else pace.tokens_per_second
-            cells.append(f"{count(rate or 0)} {unit}/s")
+            cells.append(f"{format_count(rate or 0)} {unit}/s")
             if self._step < self._stop:
-                cells.append(f"{duration(pace.left)} left")
+                cells.append(f"{format_duration(pace.left)} left")
         return "  ".join([*cells, self._doing] if self._doing else cells)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.checkpoint import fingerprint, leaf_table, replica_check
-from jtrain.checkpoint.fingerprint import Begun
+from jtrain.checkpoint.fingerprint import PendingSums
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.errors import DeviceError
@@ -37,7 +37,7 @@ class RecomputeCheck(Hook):
     def __init__(self, *, every: int, steps_per_call: int = 1, start: int = 0):
         self.every = steps_per_call
         self._cadence, self._step = every, start
-        self._pending: collections.deque[tuple[int, Begun, Begun]] = collections.deque()
+        self._pending: collections.deque[tuple[int, PendingSums, PendingSums]] = collections.deque()
 
     @classmethod
     def build(cls, every: int, *, steps_per_call: int, start: int) -> "RecomputeCheck | None":
@@ -57,7 +57,7 @@ class RecomputeCheck(Hook):
             copy = _copy(state)
             first, metrics = step(state, batch)
             second, _ = step(copy, batch)
-            prints = lambda state: fingerprint.begin(leaf_table.flatten(state))
+            prints = lambda state: fingerprint.start(leaf_table.flatten(state))
             self._pending.append((self._step, prints(first), prints(second)))
             return first, metrics
 
@@ -69,7 +69,7 @@ class RecomputeCheck(Hook):
         Raises:
             DeviceError: if the results of a step differ, with the leaves and devices.
         """
-        while self._pending and all(map(fingerprint.ready, self._pending[0][1:])):
+        while self._pending and all(map(fingerprint.is_ready, self._pending[0][1:])):
             _check_equal(*self._pending.popleft())
 
     def settle(self) -> None:
@@ -91,8 +91,8 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(each) for each in arrays]
 
 
-def _check_equal(step: int, first: Begun, second: Begun) -> None:
-    one, other = replica_check.seen(first), replica_check.seen(second)
+def _check_equal(step: int, first: PendingSums, second: PendingSums) -> None:
+    one, other = replica_check.local_prints(first), replica_check.local_prints(second)
     different = [name for name in one if one[name] != other[name]]
     if not different:
         return

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.heartbeat.early_signals import SignalGuard, leave
+from jtrain.distributed.heartbeat.early_signals import SignalGuard, handle_early_signal
 from jtrain.distributed.heartbeat.shutdown_request import ShutdownRequest, shutdown_signals, warning
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Signals(Hook):
     def __enter__(self) -> "Signals":
         self._several = jax.distributed.is_initialized()  # process_count() would start the devices
         if threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGTERM) is leave and not self._several:
+            if signal.getsignal(signal.SIGTERM) is handle_early_signal and not self._several:
                 self._guard = SignalGuard(self._grace, self._nothing_to_lose).__enter__()
             for number in shutdown_signals():
                 # With several processes JAX handles SIGTERM and informs the other processes.

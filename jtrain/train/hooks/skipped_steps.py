@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jtrain.core.loop import Hook, Stop
-from jtrain.train.hooks.bad_step_log import BadStep, not_finite
+from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
 from jtrain.train.hooks.recent_steps import RecentSteps, StepMetrics
 
 FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
@@ -114,7 +114,9 @@ class SkippedSteps(Hook):
             return
         self._in_a_row += 1
         self._unlogged += 1
-        bad = BadStep(step.step, not_finite(step.loss, step.grad_norm), step.loss, step.grad_norm)
+        bad = BadStep(
+            step.step, describe_skipped_step(step.loss, step.grad_norm), step.loss, step.grad_norm
+        )
         self._event(bad)
         if overflow and step.scale <= self._minimum:
             self._why = self._why or (

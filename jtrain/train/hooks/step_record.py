@@ -17,7 +17,7 @@ import numpy as np
 
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
-from jtrain.data.batches.digest import digest
+from jtrain.data.batches.digest import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
 
@@ -71,7 +71,7 @@ class StepRecorder(Hook):
         steps = [batch]
         if self.every > 1:
             steps = [{name: x[i] for name, x in batch.items()} for i in range(self.every)]
-        digests = {call * self.every + 1 + i: digest(each) for i, each in enumerate(steps)}
+        digests = {call * self.every + 1 + i: digest_batch(each) for i, each in enumerate(steps)}
         with self._lock:
             self._digests |= digests
 
@@ -114,7 +114,7 @@ class StepRecorder(Hook):
             self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 
 
-def steps(path: Path) -> dict[int, StepRecord]:
+def read_step_records(path: Path) -> dict[int, StepRecord]:
     """Return the records by step; none for a run that is older than this file.
 
     Raises:

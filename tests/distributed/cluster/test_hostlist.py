@@ -2,7 +2,7 @@
 
 import pytest
 
-from jtrain.distributed.cluster.hostlist import hosts, tasks
+from jtrain.distributed.cluster.hostlist import parse_hosts, parse_tasks
 from jtrain.errors import ConfigError
 
 
@@ -20,17 +20,17 @@ from jtrain.errors import ConfigError
     ],
 )
 def test_lists_of_hosts(short: str, long: str):
-    assert hosts(short) == long.split()
+    assert parse_hosts(short) == long.split()
 
 
 @pytest.mark.parametrize("text", ["", "node[", "node[1-]x[", "node[a-b]", "node[4-1]", "a,,b"])
 def test_refuses_an_invalid_list_of_hosts(text: str):
     with pytest.raises(ConfigError, match=r"should be a list of hosts.*Set JTRAIN_COORDINATOR"):
-        hosts(text)
+        parse_hosts(text)
 
 
 def test_tasks_of_each_node():
-    assert tasks("2(x3),1") == [2, 2, 2, 1]
-    assert tasks("4") == [4]
+    assert parse_tasks("2(x3),1") == [2, 2, 2, 1]
+    assert parse_tasks("4") == [4]
     with pytest.raises(ConfigError, match=r"such as 2\(x4\),1, and is '2x3'"):
-        tasks("2x3")
+        parse_tasks("2x3")

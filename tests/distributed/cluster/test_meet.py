@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.rendezvous import bound, meet
+from jtrain.distributed.cluster.rendezvous import bind_host, meet
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError, PeerError
 
@@ -155,13 +155,13 @@ def test_strangers_are_dropped():
 
 def test_listens_on_the_loopback_where_the_coordinator_is():
     assert (
-        bound(CoordinatorAddress("127.0.0.1", 1))
-        == bound(CoordinatorAddress("localhost", 1))
+        bind_host(CoordinatorAddress("127.0.0.1", 1))
+        == bind_host(CoordinatorAddress("localhost", 1))
         == "127.0.0.1"
     )
-    assert bound(CoordinatorAddress("::1", 1)) == "::1"
-    assert bound(CoordinatorAddress("198.51.100.7", 1)) == "198.51.100.7"
-    assert bound(CoordinatorAddress("no-such-host.invalid", 1)) == ""
+    assert bind_host(CoordinatorAddress("::1", 1)) == "::1"
+    assert bind_host(CoordinatorAddress("198.51.100.7", 1)) == "198.51.100.7"
+    assert bind_host(CoordinatorAddress("no-such-host.invalid", 1)) == ""
 
 
 def test_an_address_of_the_internet_gives_a_warning():

@@ -13,7 +13,7 @@ import pytest
 
 from jtrain.cli import main
 from jtrain.distributed.launcher import launch
-from jtrain.distributed.launcher.launch import environment
+from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
 
@@ -59,8 +59,8 @@ def test_an_unknown_verb_is_named(words: list[str], says: str, capsys):
 
 
 def test_platforms_of_the_caller_stay():
-    assert environment({"JAX_PLATFORMS": "cuda"}, "x:1", 0, 2, 0)["JAX_PLATFORMS"] == "cuda"
-    assert "JAX_NUM_CPU_DEVICES" not in environment({}, "x:1", 0, 2, 0)
+    assert worker_environment({"JAX_PLATFORMS": "cuda"}, "x:1", 0, 2, 0)["JAX_PLATFORMS"] == "cuda"
+    assert "JAX_NUM_CPU_DEVICES" not in worker_environment({}, "x:1", 0, 2, 0)
 
 
 def test_when_one_fails_all_end_and_its_output_comes_last(tmp_path: Path, capfd):

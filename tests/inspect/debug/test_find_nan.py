@@ -12,7 +12,7 @@ from comparison import assert_close
 from quick_study import CODE, at_home, config_of, trained, write_study
 
 from jtrain.errors import ConfigError
-from jtrain.inspect.debug.eval_jaxpr import outputs_of
+from jtrain.inspect.debug.eval_jaxpr import evaluate
 from jtrain.inspect.debug.find_nan import NonfiniteReport, find_nan
 from jtrain.inspect.debug.nonfinite_origin import NonfiniteInput, NonfiniteTrace
 
@@ -190,7 +190,7 @@ def everything(p, x, key):
 def test_execution_by_primitives_equals_the_compiled_program():
     args = 2.0, jnp.array([1.0, 0.0, 2.0]), jax.random.key(1)
     slope = jax.value_and_grad(everything)
-    got = outputs_of(jax.make_jaxpr(slope)(*args), args)
+    got = evaluate(jax.make_jaxpr(slope)(*args), args)
     assert_close(got, slope(*args), 1e-6)
 
 
@@ -233,10 +233,10 @@ def test_an_operation_in_a_jitted_function_has_the_line_of_the_call():
     root = jax.jit(lambda x: jnp.sqrt(x))
     good = lambda x: jnp.log(jnp.abs(x) + 1)
     bad = lambda x: jnp.log(x)  # traced earlier, from another line
-    from jtrain.inspect.debug.source import written
+    from jtrain.inspect.debug.source import find_source
 
     for fn, text in ((lambda x: good(x) + bad(x), "traced before"), (root, "jnp.sqrt")):
         (origin,) = blamed(fn, jnp.float32(-0.0 if fn is not root else -1.0))
-        (line,) = written(origin.equation, origin.calls)
+        (line,) = find_source(origin.equation, origin.calls)
         assert os.path.basename(line.file) == "test_find_nan.py"
         assert text in line.text

@@ -11,10 +11,10 @@ from quick_study import CODE, YAML, at_home, config_of, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import CheckpointError, ConfigError, LossError
-from jtrain.inspect.debug.dry_run import fast
-from jtrain.inspect.debug.eager import eager
+from jtrain.inspect.debug.dry_run import dry_run
+from jtrain.inspect.debug.eager import run_eager
 from jtrain.inspect.debug.overfit import overfit
-from jtrain.train.hooks.metrics import results
+from jtrain.train.hooks.metrics import read_results
 
 pytestmark = pytest.mark.thorough
 
@@ -88,7 +88,7 @@ class Forgetful(Shuffled):
 def points("""
     file.write_text(file.read_text().replace("\n\ndef points(", forgetful))
     with pytest.raises(CheckpointError, match=r"a resumed run differs .* params/"):
-        fast(config_of(CONFIG), log=silent)
+        dry_run(config_of(CONFIG), log=silent)
     assert not Path("runs").exists()
 
 
@@ -155,7 +155,7 @@ def test_eager_prints_once_a_step_and_matches_the_compiled_run(study, capfd, mon
     assert not Path("runs").exists()
     monkeypatch.setattr("experiments.quick.WATCHED", False)
     outcome = trained(CONFIG, *settings)
-    want = [row["loss"] for row in results(outcome.directory.metrics, "").values()]
+    want = [row["loss"] for row in read_results(outcome.directory.metrics, "").values()]
     losses = [float(re.findall(r"loss (\S+)", line)[0]) for line in out if line[:4] == "step"]
     assert_close(losses, want, 1e-4)
 
@@ -171,7 +171,7 @@ def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeyp
         stops.append(float(here["x"].sum()))
 
     monkeypatch.setattr("sys.breakpointhook", stop)
-    losses = eager(config_of(CONFIG, ["steps=2"]), log=silent)
+    losses = run_eager(config_of(CONFIG, ["steps=2"]), log=silent)
     assert len(losses) == 2
     assert len(stops) == 3
     assert all(np.isfinite(stops))
@@ -180,7 +180,7 @@ def test_a_breakpoint_stops_once_a_step_where_values_are_concrete(study, monkeyp
 def test_eager_explains_how_to_print_a_differentiated_value(study):
     study(LOSS, f"{LOSS}{INDENT}x = x + 0 * float(x.sum())\n")
     with pytest.raises(LossError, match=r"x\.item\(\)"):
-        eager(config_of(CONFIG, ["steps=1"]), log=silent)
+        run_eager(config_of(CONFIG, ["steps=1"]), log=silent)
 
 
 def test_two_modes_at_once_raise(study, capfd):

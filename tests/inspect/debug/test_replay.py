@@ -8,8 +8,8 @@ from quick_study import CODE, at_home, read_otherwise, trained, write_study
 
 from jtrain.checkpoint import fingerprint
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import results
-from jtrain.train.hooks.step_record import steps
+from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.step_record import read_step_records
 
 SETTINGS = ("steps=12", "checkpoint.every=5", "checkpoint.keep=9", "log.every=4")
 
@@ -23,9 +23,9 @@ def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tupl
 @pytest.mark.thorough
 def test_recorded_steps_have_the_numbers_of_the_metrics(study):
     outcome = trained(study, *SETTINGS)
-    known = steps(outcome.directory.steps)
+    known = read_step_records(outcome.directory.steps)
     assert list(known) == list(range(1, 13))
-    for step, row in results(outcome.directory.metrics, "").items():
+    for step, row in read_results(outcome.directory.metrics, "").items():
         assert (known[step].loss, known[step].grad_norm) == (row["loss"], row["grad_norm"])
     assert len({step.batch for step in known.values()}) == 12, "no two batches are the same"
 
@@ -143,7 +143,7 @@ def test_a_batch_of_another_process_count_is_not_compared(study, capsys):
     outcome = trained(study, *SETTINGS)
     directory = outcome.directory
     assert directory.facts()["readers"] == [[0, 1]]
-    digest = steps(directory.steps)[9].batch
+    digest = read_step_records(directory.steps)[9].batch
     read_otherwise(directory.steps)
     directory.write_status("done", readers=[[0, 2]])
     capsys.readouterr()

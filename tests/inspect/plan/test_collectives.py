@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.inspect.plan.collectives import Collective, by_axes, collectives
-from jtrain.inspect.plan.hlo import HloProgram, sizes
+from jtrain.inspect.plan.collectives import Collective, read_collectives, sum_by_axes
+from jtrain.inspect.plan.hlo import HloProgram, array_sizes
 
 SIZES = {"data": 2, "fsdp": 4}
 
@@ -23,7 +23,7 @@ def mesh() -> Mesh:
 def found(mesh: Mesh, fn, *shapes, into=P(), out=P()) -> list[Collective]:
     mapped = jax.shard_map(fn, mesh=mesh, in_specs=into, out_specs=out, check_vma=False)
     text = jax.jit(mapped).lower(*shapes).compile().as_text()
-    return list(collectives(text, SIZES).collectives)
+    return list(read_collectives(text, SIZES).collectives)
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:
@@ -76,7 +76,10 @@ def test_turns_of_nested_loops_are_counted(mesh):
 def test_a_group_of_one_device_sends_nothing():
     lone = Mesh(np.array(jax.devices()[:1]), ("data",), axis_types=(AxisType.Auto,))
     fn = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=lone, in_specs=P(), out_specs=P())
-    assert collectives(jax.jit(fn).lower(floats(8)).compile().as_text(), {"data": 1}) == ((), ())
+    assert read_collectives(jax.jit(fn).lower(floats(8)).compile().as_text(), {"data": 1}) == (
+        (),
+        (),
+    )
 
 
 def test_collectives_added_by_the_compiler_are_found(mesh):
@@ -85,8 +88,8 @@ def test_collectives_added_by_the_compiler_are_found(mesh):
     grad = jax.jit(
         jax.grad(lambda w, x: jnp.sin(x @ w).sum()), in_shardings=(whole, rows), out_shardings=whole
     )
-    table = by_axes(
-        collectives(
+    table = sum_by_axes(
+        read_collectives(
             grad.lower(floats(64, 32), floats(16, 64)).compile().as_text(), SIZES
         ).collectives
     )
@@ -134,16 +137,16 @@ ENTRY %main (x: bf16[8,128], a: bf16[1,256]) -> bf16[8,128] {
 
 
 def test_unrolled_rings_and_split_gathers_are_counted_once():
-    ring, gather = sorted(collectives(RING, {"fsdp": 16}).collectives, key=lambda each: each.kind)[
-        ::-1
-    ]
+    ring, gather = sorted(
+        read_collectives(RING, {"fsdp": 16}).collectives, key=lambda each: each.kind
+    )[::-1]
     assert (ring.kind, ring.times, ring.sent) == ("collective-permute", 4, 4 * 8 * 128 * 2)
     assert (gather.kind, gather.times, gather.sent) == ("all-gather", 1, 4096 * 2 * 15 // 16)
 
 
 def test_sizes_of_shapes():
-    assert sizes("(bf16[4,3]{1,0:T(8,128)}, pred[7], s4[3], u32[])") == [24, 7, 2, 4]
-    assert sizes("f8e4m3fn[5,2]") == [10]
+    assert array_sizes("(bf16[4,3]{1,0:T(8,128)}, pred[7], s4[3], u32[])") == [24, 7, 2, 4]
+    assert array_sizes("f8e4m3fn[5,2]") == [10]
 
 
 def test_each_line_of_a_real_program_is_read(mesh):

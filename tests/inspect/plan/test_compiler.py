@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.stages import Compiled
 
-from jtrain.inspect.plan.compiler import compile_and_read, read
+from jtrain.inspect.plan.compiler import compile_and_read, read_program
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.plan import Plan
-from jtrain.inspect.plan.table import table
+from jtrain.inspect.plan.table import format_plan
 
 # The error of jaxlib 0.10.2 for a program of libtpu 0.0.52.
 SAID = (
@@ -36,16 +36,16 @@ def test_the_program_is_read_from_dump_files(lowered, tmp_path):
     output = compile_and_read(lowered, tmp_path)
     assert HloProgram(output.text).entry
     assert not output.unread
-    assert read(Unreadable(), tmp_path).text == output.text
+    assert read_program(Unreadable(), tmp_path).text == output.text
 
 
 def test_without_files_the_text_comes_from_the_program(lowered, tmp_path):
     program = lowered.compile()
-    assert read(program, tmp_path).text == program.as_text()
+    assert read_program(program, tmp_path).text == program.as_text()
 
 
 def test_an_unreadable_program_keeps_the_rest_of_the_plan(tmp_path):
-    output = read(Unreadable(), tmp_path)
+    output = read_program(Unreadable(), tmp_path)
     assert output.text == ""
     assert output.unread == f"jaxlib cannot read the program: {SAID}"
 
@@ -55,8 +55,9 @@ def test_the_table_lists_unread_collectives():
     found = Plan(
         "v5p:2x2x2", 8, {"fsdp": 8}, memory, 0, (), 1.0, unread=("no collective: because",)
     )
-    assert table(found).splitlines()[-1] == "  not read: no collective: because"
+    assert format_plan(found).splitlines()[-1] == "  not read: no collective: because"
     assert found.plain()["unread"] == ["no collective: because"]
     assert (
-        table(Plan("v5e:1x1", 1, {"data": 1}, memory, 0, (), 1.0)).splitlines()[-1] == "  nothing"
+        format_plan(Plan("v5e:1x1", 1, {"data": 1}, memory, 0, (), 1.0)).splitlines()[-1]
+        == "  nothing"
     )

@@ -31,8 +31,8 @@ from jtrain.config.resolve import resolve
 from jtrain.core.state import new_state
 from jtrain.errors import ConfigError
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.plan import plan
-from jtrain.inspect.plan.topology import topology
+from jtrain.inspect.plan.plan import make_plan
+from jtrain.inspect.plan.topology import find_topology
 from jtrain.train.setup import set_up
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
@@ -100,7 +100,7 @@ def test_a_device_has_its_shard_of_the_state(words, parameters, moments):
 def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
     words = ["parallel.kind=mirrored", f"parallel.zero={zero}", "microbatches=2"]
     config = resolve("configs/llama2_7b.yaml", [*SMALL, *words]).config
-    step = set_up(config, among=topology("v5e:2x4").devices).lower_step()
+    step = set_up(config, among=find_topology("v5e:2x4").devices).lower_step()
     carried = [
         math.prod(map(int, dims.split(",")))
         for instruction, *_ in HloProgram(step.compile().as_text()).walk()
@@ -114,7 +114,7 @@ def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
 
 def test_a_new_state_is_never_unsharded_on_a_device():
     path = "configs/llama2_7b.yaml"
-    parts = set_up(resolve(path, SMALL).config, among=topology("v5e:2x4").devices)
+    parts = set_up(resolve(path, SMALL).config, among=find_topology("v5e:2x4").devices)
     x = parts.experiment
 
     def make():
@@ -130,7 +130,7 @@ def test_a_new_state_is_never_unsharded_on_a_device():
 
 def test_llama_2_needs_the_expected_memory():
     """v5e 4x4, batch 1 a chip, 2,048 tokens, AdamW in float32: GB of arguments and temporaries."""
-    found = plan(resolve("configs/llama2_7b.yaml", []).config, topology("v5e:4x4"))
+    found = make_plan(resolve("configs/llama2_7b.yaml", []).config, find_topology("v5e:4x4"))
     assert found.memory["arguments"] <= 5.06e9
     assert found.memory["temporaries"] <= 3.0e9
     assert found.peak < found.memory["limit"] / 2
@@ -142,9 +142,9 @@ def test_a_step_that_does_not_fit_raises_with_advice():
     with pytest.raises(
         ConfigError, match=r"does not fit on a device of v5e:2x2 \(.*G of 15\.75G\)"
     ):
-        plan(config, topology("v5e:2x2"))
+        make_plan(config, find_topology("v5e:2x2"))
 
 
 def test_an_unknown_slice_raises():
     with pytest.raises(ConfigError, match=r"knows no such slice.*Slices of v5e and v6e are 1x1"):
-        topology("v5e:3x5")
+        find_topology("v5e:3x5")

@@ -28,8 +28,8 @@ from tpu_programs import (
     sent,
 )
 
-from jtrain.inspect.plan.collectives import by_axes
-from jtrain.inspect.plan.topology import topology
+from jtrain.inspect.plan.collectives import sum_by_axes
+from jtrain.inspect.plan.topology import find_topology
 from jtrain.parallel.mesh import make_mesh
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
@@ -56,7 +56,7 @@ def test_a_ring_sends_the_keys_and_values_to_all_others():
     # and values to all others but one, and home in one go.
     assert near(back, LAYERS * 3 * (pair + pair * F32 / BF16) + order, 0.01)
     assert near(sent(found, "context").pop("all-reduce"), 2 * 3 / 4 * GRADIENTS, 0.01)
-    assert by_axes(found.collectives).keys() == {"context"}
+    assert sum_by_axes(found.collectives).keys() == {"context"}
     assert sent(found, "context").keys() == {"collective-permute", "all-reduce"}
 
 
@@ -67,7 +67,7 @@ def test_ulysses_exchanges_queries_keys_values_and_outputs():
     assert near(sent(found, "context")["all-reduce"], 2 * 3 / 4 * GRADIENTS, 0.01)
     few = sent(found, "context").get("collective-permute", 0)  # tokens, to leave out the first
     assert few < 1e3
-    assert by_axes(found.collectives).keys() == {"context"}
+    assert sum_by_axes(found.collectives).keys() == {"context"}
     assert sent(found, "context").keys() <= {"all-to-all", "all-reduce", "collective-permute"}
 
 
@@ -83,7 +83,7 @@ def test_a_pipeline_sends_a_microbatch_to_the_next_stage_and_one_from_and_to_its
     # Its layers are a device's own, and so is their gradient; the tables are over all.
     assert near(sent(found, "stage")["all-reduce"], 2 * 3 / 4 * TABLES_GRADIENTS, 0.01)
     assert sent(found, "stage").get("all-gather", 0) < 1e5
-    assert by_axes(found.collectives).keys() == {"stage"}
+    assert sum_by_axes(found.collectives).keys() == {"stage"}
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_experts_send_tokens_to_all_others_and_back():
     # Only what experts share is reduced: attention, the router and the tables.
     shared = GRADIENTS - BLOCKS * BF16 + LAYERS * 4 * WIDTH * WIDTH * BF16
     assert near(sent(found, "expert")["all-reduce"], 2 * 3 / 4 * shared, 0.02)
-    assert by_axes(found.collectives).keys() == {"expert"}
+    assert sum_by_axes(found.collectives).keys() == {"expert"}
     assert sent(found, "expert").keys() == {"all-gather", "reduce-scatter", "all-reduce"}
 
 
 def test_rematerialization_of_an_unsharded_array_is_reported():
-    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, topology("v5e:2x4").devices)
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, find_topology("v5e:2x4").devices)
     lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(*axes)))
 
     def awkward(x):

@@ -10,9 +10,9 @@ import pytest
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.plan import plan
-from jtrain.inspect.plan.table import size, table
-from jtrain.inspect.plan.topology import prepare, topology
+from jtrain.inspect.plan.plan import make_plan
+from jtrain.inspect.plan.table import format_bytes, format_plan
+from jtrain.inspect.plan.topology import find_topology, prepare_environment
 from jtrain.parallel.memory import CHIPS
 from jtrain.train.setup import set_up
 
@@ -23,7 +23,7 @@ FSDP = [*SMALL, "parallel.kind=fsdp", "parallel.min_size=0"]
 
 def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     config = resolve(pytestconfig.rootpath / CONFIG, FSDP).config
-    found = plan(config, topology("cpu:8"))
+    found = make_plan(config, find_topology("cpu:8"))
     parts = set_up(config)
     ran = parts.lower_step().compile().memory_analysis()
     assert found.memory["arguments"] == ran.argument_size_in_bytes
@@ -32,9 +32,9 @@ def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))
     assert whole / 8 <= found.leaves < whole / 8 * 1.05
     assert found.leaves <= found.memory["arguments"] <= found.leaves * 1.05
-    said = table(found)
+    said = format_plan(found)
     assert "cpu:8: 8 devices, fsdp 8" in said
-    assert size(found.peak) in said
+    assert format_bytes(found.peak) in said
 
 
 def test_the_command_prints_one_object(capsys, pytestconfig):
@@ -58,13 +58,13 @@ def test_the_command_prints_one_object(capsys, pytestconfig):
 )
 def test_an_invalid_topology_raises_with_advice(name, said):
     with pytest.raises(ConfigError, match=said):
-        topology(name)
+        find_topology(name)
 
 
 def test_a_missing_compiler_raises_with_advice(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(ConfigError, match=r"pip install 'jtrain\[plan\]'|knows no such slice"):
-        topology("v5e:3x5")
+        find_topology("v5e:3x5")
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_memory_limits_are_below_the_nominal_memory():
 
 def test_device_settings_of_the_environment_stay(monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
-    prepare("cpu:2")  # the flags say eight
+    prepare_environment("cpu:2")  # the flags say eight
     assert "JAX_NUM_CPU_DEVICES" not in os.environ
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
-    prepare("cpu:2")
+    prepare_environment("cpu:2")
     assert os.environ["JAX_NUM_CPU_DEVICES"] == "3"

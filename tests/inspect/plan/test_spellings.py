@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jtrain.inspect.plan.collectives import collectives
+from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.inspect.plan.hlo import HloError
-from jtrain.inspect.plan.replica_groups import replica_groups
+from jtrain.inspect.plan.replica_groups import parse_replica_groups
 
 # As libtpu 0.0.52 writes for tpu7x: an array of a tuple as `tuple#1`, in a loop whose counter is
 # such an array, and a gather behind two calls that another core carries out.
@@ -72,7 +72,7 @@ ENTRY %main (a: bf16[4096,1024], b: bf16[1024,1024]) -> (bf16[4096,256], bf16[10
 
 
 def test_an_offloaded_gather_is_counted_with_its_turns():
-    found, unread = collectives(OFFLOADED, {"fsdp": 8})
+    found, unread = read_collectives(OFFLOADED, {"fsdp": 8})
     (gather,) = found
     assert (gather.kind, gather.axes, gather.times) == ("all-gather", ("fsdp",), 4)
     assert gather.sent == 4 * 1024 * 2 * 7 // 8
@@ -80,11 +80,11 @@ def test_an_offloaded_gather_is_counted_with_its_turns():
 
 
 def test_sliced_reductions_are_scatters():
-    (scatter,) = collectives(SCATTERED, {"fsdp": 4}).collectives
+    (scatter,) = read_collectives(SCATTERED, {"fsdp": 4}).collectives
     assert scatter.kind == "reduce-scatter"
     assert scatter.sent == (4096 + 1024) * 256 * 2 * 3
     whole = SCATTERED.replace("tuple(%part.0, %part.1)", "tuple(%part.0, %sum.0)")
-    (reduction,) = collectives(whole, {"fsdp": 4}).collectives
+    (reduction,) = read_collectives(whole, {"fsdp": 4}).collectives
     assert reduction.kind == "all-reduce"
 
 
@@ -111,7 +111,7 @@ def test_sliced_reductions_are_scatters():
     ],
 )
 def test_groups_in_every_format(spelt, groups):
-    found = replica_groups(f", channel_id=1, {spelt}, use_global_device_ids=true")
+    found = parse_replica_groups(f", channel_id=1, {spelt}, use_global_device_ids=true")
     assert (found if found is None else np.asarray(found).tolist()) == groups
 
 
@@ -126,7 +126,7 @@ def test_groups_in_every_format(spelt, groups):
 )
 def test_groups_in_an_unknown_format_raise(spelt, said):
     with pytest.raises(HloError, match=said):
-        replica_groups(f", {spelt}, dimensions={{0}}")
+        parse_replica_groups(f", {spelt}, dimensions={{0}}")
 
 
 def test_an_unreadable_collective_keeps_the_others():
@@ -135,7 +135,7 @@ def test_an_unreadable_collective_keeps_the_others():
         "%other = bf16[8]{0} all-gather(%a.2), replica_groups=@later<a=4>, dimensions={0}\n"
         "  ROOT %got",
     )
-    found, unread = collectives(text, {"fsdp": 4})
+    found, unread = read_collectives(text, {"fsdp": 4})
     assert [each.kind for each in found] == ["reduce-scatter"]
     assert unread == (
         "one all-gather: its replica_groups=@later<a=4>, dimensions={0} have an unknown format",
@@ -144,7 +144,7 @@ def test_an_unreadable_collective_keeps_the_others():
 
 def test_an_unreadable_instruction_is_reported():
     text = SCATTERED.replace("dynamic-slice(%sum#1, %zero, %zero)", "dynamic-slice()")
-    found, (unread,) = collectives(text, {"fsdp": 4})
+    found, (unread,) = read_collectives(text, {"fsdp": 4})
     assert not found
     assert unread.startswith("one all-reduce: the text has an unknown format (Ind")
 
@@ -153,17 +153,17 @@ def test_computations_may_be_printed_without_their_parameters():
     text = "\n".join(line.partition(" (")[0] + " {" if line.endswith("{") else line
                      for line in OFFLOADED.splitlines())  # fmt: skip
     assert "%body {" in text
-    assert collectives(text, {"fsdp": 8}) == collectives(OFFLOADED, {"fsdp": 8})
+    assert read_collectives(text, {"fsdp": 8}) == read_collectives(OFFLOADED, {"fsdp": 8})
 
 
 def test_groups_outside_of_the_mesh_are_reported():
-    found, unread = collectives(SCATTERED, {"fsdp": 2})
+    found, unread = read_collectives(SCATTERED, {"fsdp": 2})
     assert not found
     assert unread == ("one all-reduce: it names device 3, and the mesh has 2 devices",)
 
 
 def test_an_unknown_number_of_turns_is_reported():
-    found, unread = collectives(OFFLOADED.replace("direction=LT", "direction=NE"), {"fsdp": 8})
+    found, unread = read_collectives(OFFLOADED.replace("direction=LT", "direction=NE"), {"fsdp": 8})
     assert found[0].times == 1
     assert unread == (
         "how often 1 of the collectives run, in loops with an unknown number of turns: they count "
@@ -184,7 +184,7 @@ def test_an_unknown_number_of_turns_is_reported():
     ],
 )
 def test_incomplete_text_is_reported_as_unread(text, said):
-    found, (unread,) = collectives(text, {"fsdp": 4})
+    found, (unread,) = read_collectives(text, {"fsdp": 4})
     assert not found
     assert unread.startswith("no collective: ")
     assert said in unread

@@ -12,8 +12,8 @@ import pytest
 from test_report_reading import ROWS, write_run
 
 from jtrain.cli import main
-from jtrain.inspect.report import page, read
-from jtrain.inspect.report.facts import facts
+from jtrain.inspect.report import read_run, render_page
+from jtrain.inspect.report.facts import summarize_run
 from jtrain.io.png import encode_png
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -43,7 +43,7 @@ def data_of(text: str) -> dict:
 
 
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path):
-    text = page([read(write_run(tmp_path / "a", ROWS))])
+    text = render_page([read_run(write_run(tmp_path / "a", ROWS))])
     for tag, attributes in Elements(text).found:
         assert tag not in {"link", "iframe", "object", "embed", "base"}
         for name in ("src", "href", "action"):
@@ -54,7 +54,9 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path):
 
 
 def test_names_samples_and_values_are_escaped(tmp_path: Path):
-    quiet = page([read(write_run(tmp_path / "a", ROWS, samples_txt="hello", log_txt="a"))])
+    quiet = render_page(
+        [read_run(write_run(tmp_path / "a", ROWS, samples_txt="hello", log_txt="a"))]
+    )
     evil = write_run(
         tmp_path / "b",
         [{**row, EVIL: 1.0} for row in ROWS],
@@ -63,7 +65,7 @@ def test_names_samples_and_values_are_escaped(tmp_path: Path):
         config_yaml=f"name: '{EVIL}'\nnote: '{EVIL}'\n'{EVIL}': 1\nsteps: '{EVIL}'\n",
         run_json=json.dumps({"status": EVIL, "why": EVIL, "step": 40, "argv": [EVIL], "git": EVIL}),
     )
-    loud = page([read(evil)])
+    loud = render_page([read_run(evil)])
     assert "alert(1)" in loud
     kinds = lambda text: {tag for tag, _ in Elements(text).found}
     assert kinds(loud) <= kinds(quiet)
@@ -78,7 +80,7 @@ def test_names_samples_and_values_are_escaped(tmp_path: Path):
 @pytest.mark.parametrize("status", ["done", "stopped", "failed", "crashed"])
 def test_the_status_of_a_run_has_its_reason(status: str, tmp_path: Path):
     said = json.dumps({"status": status, "why": "OSError: no room", "step": 40})
-    text = page([read(write_run(tmp_path / "a", ROWS, run_json=said))])
+    text = render_page([read_run(write_run(tmp_path / "a", ROWS, run_json=said))])
     told = f'<span class="status {status}">{status}</span> <small>OSError: no room</small>'
     assert told in text
     assert f".status.{status}" in text
@@ -88,7 +90,7 @@ def test_several_runs_share_charts_and_differences_are_listed(tmp_path: Path):
     first = write_run(tmp_path / "a", ROWS)
     second = write_run(tmp_path / "b", ROWS[:2])
     (second / "config.yaml").write_text("experiment: toy\nname: b\noptimizer: {lr: 0.2, b1: 1}\n")
-    text = page([read(first), read(second)])
+    text = render_page([read_run(first), read_run(second)])
     (loss,) = data_of(text)["charts"]
     assert [len(points) for points in loss["lines"][0]["runs"]] == [4, 2]
     table = text.partition("What differs")[2].partition("</table>")[0]
@@ -102,8 +104,8 @@ def test_several_runs_share_charts_and_differences_are_listed(tmp_path: Path):
 
 
 def test_runs_with_one_name_are_named_by_directory(tmp_path: Path):
-    stories = [read(write_run(tmp_path / place / "a", ROWS)) for place in ("x", "y")]
-    assert data_of(page(stories))["runs"] == [str(tmp_path / p / "a") for p in ("x", "y")]
+    stories = [read_run(write_run(tmp_path / place / "a", ROWS)) for place in ("x", "y")]
+    assert data_of(render_page(stories))["runs"] == [str(tmp_path / p / "a") for p in ("x", "y")]
 
 
 def test_curves_have_every_step_if_steps_are_recorded(tmp_path: Path):
@@ -112,7 +114,7 @@ def test_curves_have_every_step_if_steps_are_recorded(tmp_path: Path):
         {"step": 7, "loss": [2.5] * 5, "grad_norm": [1.5] * 5, "batch": [1] * 5},
     ]
     text = "".join(json.dumps(row) + "\n" for row in steps)
-    found = data_of(page([read(write_run(tmp_path / "a", ROWS, steps_jsonl=text))]))
+    found = data_of(render_page([read_run(write_run(tmp_path / "a", ROWS, steps_jsonl=text))]))
     lines = {line["name"]: line["runs"][0] for c in found["charts"] for line in c["lines"]}
     assert lines["loss"] == [[1, 3.0], [2, None], *([i, 2.5] for i in range(3, 8))]
     assert len(lines["grad_norm"]) == 7
@@ -133,20 +135,20 @@ def test_the_table_has_each_metric_of_the_evaluations(tmp_path: Path):
         {"step": 40, "valid/accuracy": 0.8, "valid/loss": 0.3, "valid/confusion": [[1]]},
     ]
     config = "name: a\nsteps: 40\ncheckpoint: {best: highest accuracy}\n"
-    story = read(write_run(tmp_path / "a", [*ROWS, *valid], config_yaml=config))
-    head, row = cells(page([story]))
+    story = read_run(write_run(tmp_path / "a", [*ROWS, *valid], config_yaml=config))
+    head, row = cells(render_page([story]))
     said = dict(zip(head, row, strict=True))
     assert head[3:8] == ["loss", "valid/loss", "valid/accuracy", "test/loss", "best valid/accuracy"]
     assert said["valid/loss"] == "0.3000"
     assert said["valid/accuracy"] == "0.8000"
     assert said["best valid/accuracy"] == "0.9000 at 20"
-    known = facts(story)
+    known = summarize_run(story)
     assert known["validation"] == {"valid/loss": 0.3, "valid/accuracy": 0.8, "test/loss": 3.0}
     assert known["best"] == {"name": "valid/accuracy", "value": 0.9, "step": 20}
 
 
 def test_many_runs_have_distinct_colours(tmp_path: Path):
-    text = page([read(write_run(tmp_path / f"r{i}", ROWS)) for i in range(30)])
+    text = render_page([read_run(write_run(tmp_path / f"r{i}", ROWS)) for i in range(30)])
     colours = re.findall(r'class="swatch" style="background:([^"]*)"', text)
     assert len(set(colours)) == 30
     assert "<title>r0, r1, r2, r3, r4, r5, r6, r7 and 22 more</title>" in text
@@ -159,9 +161,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 def test_a_browser_draws_titles_and_distinguishes_equal_curves(tmp_path: Path):
     assert CHROMIUM is not None
-    stories = [read(write_run(tmp_path / name, ROWS)) for name in ("one", "twin")]
-    stories.append(read(write_run(tmp_path / "other", [*ROWS[:3], {"step": 40, "loss": 3.0}])))
-    (tmp_path / "page.html").write_text(page(stories))
+    stories = [read_run(write_run(tmp_path / name, ROWS)) for name in ("one", "twin")]
+    stories.append(read_run(write_run(tmp_path / "other", [*ROWS[:3], {"step": 40, "loss": 3.0}])))
+    (tmp_path / "page.html").write_text(render_page(stories))
     command = [
         CHROMIUM,
         "--headless",
@@ -192,7 +194,7 @@ def test_the_page_has_pictures_matrices_and_leaves(tmp_path: Path):
     picture = encode_png([[0, 255]])
     (path / "pictures").mkdir()
     (path / "pictures" / "digits-40.png").write_bytes(picture)
-    text = page([read(path)])
+    text = render_page([read_run(path)])
     sources = [attributes["src"] for tag, attributes in Elements(text).found if tag == "img"]
     assert sources == [f"data:image/png;base64,{base64.b64encode(picture).decode()}"]
     assert "row 0, column 1: 1, 25.0% of its row" in text
@@ -239,6 +241,6 @@ def test_invalid_commands_are_explained(typed, words, tmp_path: Path, monkeypatc
 
 def test_an_empty_directory_gives_a_page(tmp_path: Path):
     (tmp_path / "none").mkdir()
-    text = page([read(tmp_path / "none")])
+    text = render_page([read_run(tmp_path / "none")])
     assert "has no run" in text
     assert data_of(text)["charts"] == []

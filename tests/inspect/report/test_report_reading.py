@@ -4,8 +4,8 @@ import json
 import math
 from pathlib import Path
 
-from jtrain.inspect.report.read_run import read
-from jtrain.inspect.report.series import charts, matrices, thin
+from jtrain.inspect.report.read_run import read_run
+from jtrain.inspect.report.series import metric_charts, newest_matrices, thin
 
 
 def write_run(path: Path, rows=(), **files: str) -> Path:
@@ -27,7 +27,7 @@ ROWS = [{"step": 10 * i, "loss": 1.0 / i} for i in range(1, 5)]
 
 
 def test_an_undamaged_run_has_no_troubles(tmp_path: Path):
-    story = read(write_run(tmp_path / "a", ROWS))
+    story = read_run(write_run(tmp_path / "a", ROWS))
     assert story.troubles == ()
     assert (story.name, story.status, story.step) == ("a", "done", 40)
     assert story.config["optimizer.lr"] == 0.1
@@ -37,21 +37,23 @@ def test_an_undamaged_run_has_no_troubles(tmp_path: Path):
 def test_unreadable_rows_are_reported_and_the_others_read(tmp_path: Path):
     lines = [json.dumps(row) for row in ROWS]
     lines[1:1] = ["garbage", '{"loss": 3}', "[1]", '{"step": true}']
-    story = read(write_run(tmp_path / "a", metrics_jsonl="\n".join([*lines, '{"step": 50, "lo'])))
+    story = read_run(
+        write_run(tmp_path / "a", metrics_jsonl="\n".join([*lines, '{"step": 50, "lo']))
+    )
     assert list(story.metrics) == ROWS
     rows = [line.split(" cannot")[0] for line in story.troubles]
     assert rows == [f"row {i} of metrics.jsonl" for i in (2, 3, 4, 5, 9)]
 
 
 def test_many_damaged_rows_are_summarized(tmp_path: Path):
-    story = read(write_run(tmp_path / "a", metrics_jsonl="no\n" * 1000))
+    story = read_run(write_run(tmp_path / "a", metrics_jsonl="no\n" * 1000))
     assert len(story.troubles) == 6
     assert story.troubles[-1] == "and 995 more rows of metrics.jsonl"
 
 
 def test_a_repeated_step_counts_once_and_is_reported(tmp_path: Path):
     rows = [*ROWS, {"step": 20, "loss": 7.0}, {"step": 20, "valid/loss": 1.0}]
-    story = read(write_run(tmp_path / "a", rows))
+    story = read_run(write_run(tmp_path / "a", rows))
     assert [r["loss"] for r in story.metrics if "loss" in r] == [1.0, 7.0, 1 / 3, 0.25]
     assert story.troubles == ("row 5 of metrics.jsonl repeats step 20; the last row counts",)
 
@@ -59,7 +61,7 @@ def test_a_repeated_step_counts_once_and_is_reported(tmp_path: Path):
 def test_missing_and_truncated_files_are_reported(tmp_path: Path):
     path = write_run(tmp_path / "a", ROWS, run_json='{"status": "do', config_yaml="steps: [1\n")
     (path / "speed.jsonl").unlink()
-    story = read(path)
+    story = read_run(path)
     assert story.status == "unknown"
     assert len(story.metrics) == 4
     said = "\n".join(story.troubles)
@@ -71,7 +73,7 @@ def test_missing_and_truncated_files_are_reported(tmp_path: Path):
 def test_a_directory_without_a_run_is_reported(tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "metrics.txt").write_bytes(b"\xff\x00")
-    story = read(tmp_path / "photos")
+    story = read_run(tmp_path / "photos")
     assert (story.name, story.status, story.step) == ("photos", "unknown", 0)
     assert len(story.troubles) == 1
     assert "has no run" in story.troubles[0]
@@ -80,7 +82,7 @@ def test_a_directory_without_a_run_is_reported(tmp_path: Path):
 def test_invalid_utf8_damages_only_one_row(tmp_path: Path):
     path = write_run(tmp_path / "a", ROWS)
     (path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00\n" + (path / "metrics.jsonl").read_bytes())
-    story = read(path)
+    story = read_run(path)
     assert list(story.metrics) == ROWS
     assert len(story.troubles) == 1
 
@@ -90,14 +92,16 @@ def test_an_invalid_picture_is_reported(tmp_path: Path):
     (path / "pictures").mkdir()
     (path / "pictures" / "grid-10.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
     (path / "pictures" / "grid-20.png").write_bytes(b"GIF89a")
-    story = read(path)
+    story = read_run(path)
     assert [(p.name, p.step) for p in story.pictures] == [("grid", 10)]
     assert "pictures/grid-20.png" in story.troubles[0]
 
 
 def test_training_and_validation_of_a_metric_share_a_chart_and_loss_comes_first(tmp_path: Path):
     rows = [{"step": 1, "accuracy": 0.5, "loss": 2.0}, {"step": 1, "valid/loss": "NaN"}]
-    found = charts([read(write_run(tmp_path / "a", rows)), read(write_run(tmp_path / "b"))])
+    found = metric_charts(
+        [read_run(write_run(tmp_path / "a", rows)), read_run(write_run(tmp_path / "b"))]
+    )
     assert [chart["title"] for chart in found] == ["loss", "accuracy"]
     assert found[0]["lines"] == [
         {"name": "loss", "runs": [[[1, 2.0]], []]},
@@ -120,5 +124,5 @@ def test_the_newest_table_of_numbers_is_shown_and_a_ragged_one_is_not(tmp_path: 
         {"step": 1, "valid/confusion": [[1, 0], [0, 1]], "ragged": [[1], [1, 2]]},
         {"step": 2, "valid/confusion": [[0.5, "NaN"], [0, 1]], "words": ["a", "b"], "none": []},
     ]
-    (matrix,) = matrices(read(write_run(tmp_path / "a", rows)))
+    (matrix,) = newest_matrices(read_run(write_run(tmp_path / "a", rows)))
     assert matrix == {"name": "valid/confusion", "step": 2, "cells": [[0.5, None], [0.0, 1.0]]}

@@ -6,7 +6,7 @@ import pytest
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
 from jtrain.train.hooks import EarlyStop, EvaluateEvery
-from jtrain.train.hooks.evaluation import hearing
+from jtrain.train.hooks.evaluation import add_listeners
 
 
 def stops_at(losses, stop, name="valid", metric="loss", start=0):
@@ -73,17 +73,17 @@ def test_listens_to_the_named_set_or_the_first():
     evaluation = lambda name: EvaluateEvery(every=2, measure=lambda s: {}, log=print, name=name)
     both = {name: evaluation(name) for name in ("valid", "test")}
     first, named, everyone = EarlyStop(), EarlyStop("test/loss"), Everyone()
-    hearing(both, [first, named])
+    add_listeners(both, [first, named])
     assert named in both["test"].listeners
     assert named not in both["valid"].listeners
     assert first in both["valid"].listeners
     assert first not in both["test"].listeners
-    hearing(both, [everyone])
+    add_listeners(both, [everyone])
     assert all(everyone in each.listeners for each in both.values())
     with pytest.raises(ConfigError, match=r"evaluations of tset, and there are valid, test; did"):
-        hearing(both, [EarlyStop("tset/loss")])
+        add_listeners(both, [EarlyStop("tset/loss")])
     with pytest.raises(ConfigError, match=r"there is none; give the data .*: valid=\.\.\."):
-        hearing({}, [first])
+        add_listeners({}, [first])
 
 
 class Everyone(Hook):
@@ -103,7 +103,7 @@ def test_refuses_impossible_arguments():
 def test_ends_a_loop():
     falling = lambda state: {"loss": max(0.0, 4.0 - float(state))}
     evaluation = EvaluateEvery(every=2, measure=falling, log=lambda *_: None)
-    hearing({"valid": evaluation}, [EarlyStop(patience=2)])
+    add_listeners({"valid": evaluation}, [EarlyStop(patience=2)])
     ended = counting.run([evaluation], stop=40)
     assert ended.step == 8
     assert ended.stop.kind == "finished"

@@ -9,7 +9,7 @@ from comparison import assert_close
 from jtrain.config.guard import RollbackPolicy, Spike, StopPolicy
 from jtrain.core.loop import Rollback, Stop
 from jtrain.train.hooks.bad_step_guard import BadStepGuard
-from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, decisions
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, read_decisions
 from jtrain.train.hooks.running_mean import RunningMean
 
 
@@ -140,7 +140,7 @@ def test_decisions_outlive_what_came_after_the_checkpoint(tmp_path: Path):
     events.append(BAD[8], "stopped", batch=7)
     events.close()
     path.write_bytes(path.read_bytes() + b'{"step": 9, "do')  # a kill
-    assert decisions(path) == [RollbackDecision(7, (5, 8))]
+    assert read_decisions(path) == [RollbackDecision(7, (5, 8))]
     BadStepLog(path, resumed_at=4).close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 7]
     BadStepLog(path, resumed_at=None).close()
@@ -150,4 +150,4 @@ def test_decisions_outlive_what_came_after_the_checkpoint(tmp_path: Path):
 
 def test_without_a_file_nothing_is_written(tmp_path: Path):
     BadStepLog(None).append(BAD[1], "skipped")
-    assert decisions(tmp_path / "events.jsonl") == []
+    assert read_decisions(tmp_path / "events.jsonl") == []

@@ -33,17 +33,17 @@ def test_rows_are_json_and_come_back(tmp_path):
         '{"step": 2, "loss": 0.5, "grad_norm": 0.2857142857142857}',
         '{"step": 2, "valid/loss": 1.0, "valid/rows": 5}',
     ]
-    assert metrics.read(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
-    assert metrics.results(tmp_path / "m.jsonl", "valid") == {2: {"loss": 1.0, "rows": 5}}
-    assert metrics.results(tmp_path / "m.jsonl", "")[1] == {"loss": 1.0, "grad_norm": 1 / 7}
-    assert metrics.read(tmp_path / "none.jsonl") == []
+    assert metrics.read_metrics(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
+    assert metrics.read_results(tmp_path / "m.jsonl", "valid") == {2: {"loss": 1.0, "rows": 5}}
+    assert metrics.read_results(tmp_path / "m.jsonl", "")[1] == {"loss": 1.0, "grad_norm": 1 / 7}
+    assert metrics.read_metrics(tmp_path / "none.jsonl") == []
 
 
 def test_a_loop_writes_a_row_a_cadence(tmp_path):
     file = Metrics(tmp_path / "m.jsonl", every=4)
     counting.run([file], stop=10)
     file.close()
-    found = metrics.read(tmp_path / "m.jsonl")
+    found = metrics.read_metrics(tmp_path / "m.jsonl")
     assert [row["step"] for row in found] == [4, 8, 10]
     assert [row["loss"] for row in found] == pytest.approx([0.25, 0.125, 0.1])
 
@@ -55,7 +55,7 @@ def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
     refuse = lambda name: pytest.fail(f"{name} is no JSON")
     row = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
     assert row == {"step": 1, "loss": "NaN", "up": "Infinity", "each": ["-Infinity", 1.5]}
-    (row,) = metrics.read(tmp_path / "m.jsonl")
+    (row,) = metrics.read_metrics(tmp_path / "m.jsonl")
     assert math.isnan(row["loss"])
     assert (row["up"], row["each"]) == (math.inf, [-math.inf, 1.5])
 
@@ -66,7 +66,7 @@ def test_floats_keep_all_their_bits(tmp_path):
     for step, value in enumerate(values, 1):
         file.on_numbers(step, {"loss": value})
     file.close()
-    assert [row["loss"] for row in metrics.read(tmp_path / "m.jsonl")] == values
+    assert [row["loss"] for row in metrics.read_metrics(tmp_path / "m.jsonl")] == values
 
 
 def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkeypatch):
@@ -122,9 +122,9 @@ def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
     lines = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{oops}\n", *lines[3:]]))
     with pytest.raises(CheckpointError, match=r"row 3 of .*oops.*sed -i 3d") as error:
-        metrics.read(path)
+        metrics.read_metrics(path)
     subprocess.run(str(error.value).rpartition("remove it: ")[2], shell=True, check=True)
-    assert len(metrics.read(path)) == len(lines) - 1
+    assert len(metrics.read_metrics(path)) == len(lines) - 1
 
 
 def test_a_metric_called_step_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.io.png import encode_png, grid
+from jtrain.io.png import encode_png, tile_images
 from jtrain.train.hooks.pictures import Pictures, write_pictures
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
@@ -15,7 +15,7 @@ IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 def test_each_name_has_its_grid(tmp_path: Path):
     files = write_pictures(tmp_path / "pictures", 40, {"digits": IMAGES, "more": IMAGES[:1]})
     assert [file.name for file in files] == ["digits-40.png", "more-40.png"]
-    assert files[0].read_bytes() == encode_png(grid(IMAGES))
+    assert files[0].read_bytes() == encode_png(tile_images(IMAGES))
     assert not list(tmp_path.glob("pictures/*.new"))
 
 
@@ -42,5 +42,5 @@ def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
         pictures.on_state(step, step, {})
     pictures.at(10, 10)  # the end of the run
     assert seen == [5, 10]
-    assert (tmp_path / "digits-5.png").read_bytes() == encode_png(grid(IMAGES + np.uint8(5)))
+    assert (tmp_path / "digits-5.png").read_bytes() == encode_png(tile_images(IMAGES + np.uint8(5)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-10.png", "digits-5.png"]

@@ -4,8 +4,8 @@ import pytest
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError
 from jtrain.train.hooks import EarlyStop, EvaluateEvery, on_numbers, on_state
-from jtrain.train.hooks.evaluation import hearing
-from jtrain.train.hooks.function_hooks import hook_of
+from jtrain.train.hooks.evaluation import add_listeners
+from jtrain.train.hooks.function_hooks import to_hook
 
 
 class Worst(Hook):
@@ -72,8 +72,8 @@ def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
         return Stop("judged") if step == 2 else None
 
     evaluation = EvaluateEvery(every=2, measure=lambda s: {"loss": 7.0}, log=lambda *_: None)
-    hooks = [hook_of(told), hook_of(kept), evaluation, hook_of(judged)]
-    hearing({"valid": evaluation}, hooks)
+    hooks = [to_hook(told), to_hook(kept), evaluation, to_hook(judged)]
+    add_listeners({"valid": evaluation}, hooks)
     ended = counting.run(hooks, stop=9)
     assert (ended.step, ended.stop) == (2, Stop("judged"))
     assert sorted(seen, key=lambda x: x[:2]) == [
@@ -86,12 +86,12 @@ def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
 
 
 def test_a_function_of_states_sees_whole_calls():
-    assert hook_of(lambda step, state: None, steps_per_call=5).every == 5
+    assert to_hook(lambda step, state: None, steps_per_call=5).every == 5
 
 
 def test_a_hook_is_unchanged_and_other_values_are_refused():
     hook = EarlyStop()
-    assert hook_of(hook) is hook
+    assert to_hook(hook) is hook
     for wrong in (lambda step, loss: None, print, Worst):
         with pytest.raises(ConfigError, match=r"is no hook: .* \(step, numbers\)"):
-            hook_of(wrong)
+            to_hook(wrong)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import DataError
-from jtrain.io.png import encode_png, grid
+from jtrain.io.png import encode_png, tile_images
 
 
 def chunks(data: bytes) -> dict[bytes, bytes]:
@@ -39,12 +39,12 @@ def test_the_pixels_are_those_that_were_given(channels: int):
 
 def test_a_grid_has_each_image_in_its_place():
     images = np.arange(1, 6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 3, 1), np.uint8)
-    picture = grid(images)
+    picture = tile_images(images)
     assert picture.shape == (2 * 3 - 1, 3 * 4 - 1, 1)
     found = [[picture[y, x, 0] for x in (0, 4, 8)] for y in (0, 3)]
     assert found == [[1, 2, 3], [4, 5, 64]]
     assert (picture[2] == 64).all()
-    assert grid(images, columns=1).shape == (5 * 3 - 1, 3, 1)
+    assert tile_images(images, columns=1).shape == (5 * 3 - 1, 3, 1)
 
 
 def test_numbers_that_are_no_bytes_are_brought_into_their_range():
@@ -63,4 +63,4 @@ def test_an_array_that_is_no_image_is_refused(shape):
 
 def test_arrays_that_are_no_images_are_refused():
     with pytest.raises(DataError, match=r"b h w c, and this one is \[2, 2, 3\]"):
-        grid(np.zeros((2, 2, 3), np.uint8))
+        tile_images(np.zeros((2, 2, 3), np.uint8))

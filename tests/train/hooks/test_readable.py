@@ -1,6 +1,6 @@
 import pytest
 
-from jtrain.io.formatting import count, duration, number
+from jtrain.io.formatting import format_count, format_duration, format_number
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from jtrain.io.formatting import count, duration, number
     ],
 )
 def test_a_number_has_its_significant_digits(x, text):
-    assert number(x) == text
+    assert format_number(x) == text
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_number_has_its_significant_digits(x, text):
     ],
 )
 def test_a_count_has_three_digits(x, text):
-    assert count(x) == text
+    assert format_count(x) == text
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_a_count_has_three_digits(x, text):
     [(0.2, "0:00"), (59.6, "1:00"), (725, "12:05"), (11525, "3:12:05"), (184_320, "2d 03:12")],
 )
 def test_a_duration_reads_as_on_a_clock(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

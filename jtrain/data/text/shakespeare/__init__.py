@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.text.text import Corpus, corpus
+from jtrain.data.text.text import Corpus, build_corpus
 
 
-def plays() -> dict[str, str]:
+def read_plays() -> dict[str, str]:
     """Return each play by its name, in the order of their names: `hamlet`, `henry-iv-part-1`.
 
     A speech is its speaker's name and a colon, its lines, and an empty line.
@@ -24,7 +24,7 @@ def plays() -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def split(play: str) -> tuple[str, str]:
+def split_play(play: str) -> tuple[str, str]:
     """Split a play between two speeches: the first nine tenths and the rest."""
     cut = play.rindex("\n\n", 0, len(play) * 9 // 10) + 2
     return play[:cut], play[cut:]
@@ -41,5 +41,5 @@ class Shakespeare:
 
     def build(self) -> Corpus:
         """Return 4.2 million characters for training and 0.47 million for validation."""
-        train, validation = zip(*map(split, plays().values()), strict=True)
-        return corpus("".join(train), "".join(validation), context=self.context)
+        train, validation = zip(*map(split_play, read_plays().values()), strict=True)
+        return build_corpus("".join(train), "".join(validation), context=self.context)

