@@ -18,7 +18,7 @@ REAL = np.arange(TIME) < np.array([6, 4, 0, 1])[:, None]
 
 
 def uneven(tokens: np.ndarray, top_k: int) -> float:
-    """Of tokens n e, at one layer."""
+    """Compute the balance of tokens n e at one layer."""
     shares, chances = np.zeros(EXPERTS), np.zeros(EXPERTS)
     for token in tokens.astype(np.float64):
         shares[np.argsort(-token)[:top_k]] += 1 / (top_k * len(tokens))

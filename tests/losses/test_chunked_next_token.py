@@ -56,7 +56,7 @@ def chunked(hidden, head, targets, real, soft_cap=None, z=0.0, chunk=3, placemen
 
 
 def both(args, **options):
-    """The value, the parts and the gradients of chunked and plain."""
+    """Return the value, the metrics and the gradients of chunked and plain."""
     chunks = {name: options.pop(name) for name in ("chunk", "placement") if name in options}
     run = lambda f, o: jax.jit(
         jax.value_and_grad(lambda *x: f(*x, *args[2:], **o), (0, 1), has_aux=True)
@@ -97,7 +97,7 @@ def test_half_precision_has_logits_and_sums_in_full(dtype, off):
 
 
 def test_unlikely_tokens_keep_their_gradient_in_float16():
-    """Of a chance of 1e-7 float16 has one bit left, and of 1e-8 none."""
+    """Check small probabilities: float16 has one bit for 1e-7, and none for 1e-8."""
     x, head, y, _ = arrays(jnp.float16, vocabulary=3)
     head = head.at[0].set(0).at[1].set(0)
     x = x.at[..., 0].set(1)
@@ -167,7 +167,7 @@ def test_rows_on_devices_stay_there(told):
 
 
 def exchanges_in_loops(text: str) -> list[str]:
-    """The all-reduces of the computations that are bodies of loops."""
+    """Return the all-reduces in the bodies of loops."""
     bodies = set(re.findall(r"body=%?([\w.-]+)", text))
     assert bodies
     parts = re.split(r"\n(?=%|ENTRY)", text)

@@ -19,7 +19,7 @@ MASK = jnp.arange(16) % 5 != 3
 
 
 def in_numpy(left, right, log_scale):
-    """The pseudo-code of the paper, over the rows given."""
+    """Compute the pseudo-code of the paper over the given rows."""
     left, right = (np.asarray(x, np.float64) for x in (left, right))
     left, right = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (left, right))
     logits = left @ right.T * np.exp(log_scale)

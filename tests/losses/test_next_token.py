@@ -1,4 +1,4 @@
-"""What of a language batch is read, and what counts."""
+"""Inputs, targets and real tokens of a language batch."""
 
 import jax.numpy as jnp
 import numpy as np

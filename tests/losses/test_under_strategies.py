@@ -84,7 +84,7 @@ def loss(params, extra, batch, rng):
 
 @functools.cache
 def one_step(name, devices, microbatches):
-    """The state after a step and its metrics, on the host."""
+    """Return the state after a step and its metrics, on the host."""
     where = strategy(name, devices)
     step = make_step(loss, OPTIMIZER, microbatches=microbatches, psum=where.psum, ragged=True)
     state = jax.jit(init, out_shardings=where.shardings(jax.eval_shape(init)))()

@@ -25,7 +25,7 @@ def draw(t=T, s=T, groups=H, size=K, dtype=np.float32):
 
 
 def in_numpy(q, k, v, window=None, soft_cap=None, scale=None, segments=None):
-    """One query at a time, over nothing but the positions that it sees."""
+    """Compute one query at a time, over the positions that it sees."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     (b, t, h, size), (s, groups) = q.shape, k.shape[1:3]
     out = np.zeros_like(q)
@@ -114,7 +114,7 @@ SPLASH = {"window": 100, "segments": True}
 
 
 def by_both(window=None, soft_cap=None, segments=False, t=256, s=256, groups=H):
-    """The inputs, and the kernel and XLA as functions of them."""
+    """Return the inputs, and the kernel and XLA as functions of them."""
     ids = jnp.asarray(np.arange(s)[None] // np.array([[70], [150]]), jnp.int32)
     options = {"window": window, "soft_cap": soft_cap, "segments": ids if segments else None}
     by_kernel = lambda *x: splash(*x, scale=0.2, interpret=True, **options)

@@ -24,7 +24,7 @@ def draw(dtype=jnp.float32) -> list[jax.Array]:
 
 
 def parts_of(window=None, soft_cap=None, scale=None, segments=None):
-    """How scores are, and for each part which keys are its own and where they stand."""
+    """Score rule, and the keys and positions of each block."""
     parts = []
     for keys in (slice(0, CUT), slice(CUT, T)):
         ids = None if segments is None else (segments, segments[:, keys])

@@ -1,4 +1,4 @@
-"""What a row drops."""
+"""Dropout by the keys of rows."""
 
 import jax
 import jax.numpy as jnp

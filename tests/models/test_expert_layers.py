@@ -32,7 +32,7 @@ DROPS = {"capacity", "capacity, one of them"}
 
 @functools.cache
 def made(name: str):
-    """The layer as pure functions, and parameters far from their start."""
+    """Make the layer as pure functions, and parameters far from their initial values."""
     activation = "gelu" if name.endswith("gelu") else "swiglu"
     model = from_nnx(
         lambda rngs: MixtureOfExperts(
@@ -56,7 +56,7 @@ def wide(x):
 
 
 def by_hand(how, params, x, *, whole=True):
-    """What comes out of b t d, and how many choices found no place, a token at a time."""
+    """Return the output b t d and the number of dropped choices, a token at a time."""
     params, x, out, dropped = wide(params), wide(x), np.zeros(x.shape), 0
     for row in range(len(x)):
         taken = np.zeros(how.count, int)

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.thorough
 
 
 def count_up(params, window):
-    """Says surely that one more comes next."""
+    """Predict the next number with certainty."""
     del params
     return 100 * jax.nn.one_hot((window + 1) % 7, 7)
 
 
 def by_window(params, window):
-    """Says surely the first token of the window: tells which window a step saw."""
+    """Predict the first token of the window with certainty, which shows the window of a step."""
     del params
     return 100 * jax.nn.one_hot(jnp.broadcast_to(window[:, :1], window.shape), 7)
 
@@ -102,7 +102,7 @@ MODELS = {
 
 @functools.cache
 def built(name):
-    """A model and parameters far from where they start."""
+    """Make a model and parameters far from their initial values."""
     model, draw = Transformer(**SIZES, **MODELS[name]).build(), np.random.default_rng(1)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     drawn = lambda x: jnp.asarray(0.5 * draw.standard_normal(x.shape), jnp.float32)

@@ -77,7 +77,7 @@ def test_a_quiet_block_starts_as_the_identity():
 
 
 def classify(values):
-    """The loss that docs/vision.md shows."""
+    """Compute the loss of docs/vision.md."""
     model = values.build()
 
     def loss(params, extra, batch, rng):

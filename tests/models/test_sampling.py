@@ -28,7 +28,7 @@ def shares(temperature=1.0, top_p=1.0, top_k=0):
 
 
 def of(*kept, power=1.0):
-    """The chances of these tokens alone."""
+    """Return the probabilities of these tokens."""
     chances = np.where(np.isin(np.arange(5), kept), CHANCES, 0) ** power
     return np.where(np.isin(np.arange(5), kept), chances / chances.sum(), 0)
 

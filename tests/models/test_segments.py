@@ -37,7 +37,7 @@ def packed() -> dict:
 
 
 def alone(rows: dict) -> dict:
-    """Each document in a row of its own."""
+    """Put each document in a row of its own."""
     parts = [
         rows["tokens"][row, rows["segments"][row] == number]
         for row in range(len(rows["tokens"]))

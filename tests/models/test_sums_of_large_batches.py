@@ -22,7 +22,7 @@ def tokens_below(vocabulary: int, *shape: int) -> np.ndarray:
 
 
 def test_the_gradient_of_a_table_is_that_of_float64():
-    """One after the other it is off by 2.3e-6 here."""
+    """Check the sum in blocks; terms added one after the other are off by 2.3e-6 here."""
     b, t, v, d = 32, 4096, 4, 4
     tokens, up = tokens_below(v, b, t), 1 + normal(b, t, d)
     loss = lambda table: (look_up(table, jnp.asarray(tokens)) * up).sum()
@@ -55,7 +55,7 @@ def test_what_is_looked_up_is_the_row_wherever_it_stands():
 
 @pytest.mark.parametrize("sizes", [(8, 1), (1, 8)], ids=["one output", "one input"])
 def test_the_gradient_of_a_thin_map_is_that_of_float64(sizes: tuple[int, int]):
-    """As one product it is off by 4e-6 and 6e-6 here."""
+    """Check the product in blocks; as one product it is off by 4e-6 and 6e-6 here."""
     layer = Linear(*sizes, bias=False, std=1.0, rngs=KeySequence(jax.random.key(0)))
     x, up = 1 + normal(65_536, sizes[0]), normal(65_536, sizes[1], seed=1)
     graph, params = nnx.split(layer)

@@ -52,7 +52,7 @@ def in_numpy(params, tokens, heads):
 
 
 def spread(params):
-    """Parameters far from their start, so that no part of the model is nearly zero."""
+    """Make parameters far from their initial values, so that no part is nearly zero."""
     draw = np.random.default_rng(1)
     return jax.tree.map(lambda x: x + 0.3 * draw.standard_normal(x.shape, np.float32), params)
 

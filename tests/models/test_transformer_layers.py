@@ -37,7 +37,7 @@ def loss(model, params):
 
 
 def drawn(model):
-    """Parameters far from where they start."""
+    """Make parameters far from their initial values."""
     draw = np.random.default_rng(1)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
     return jax.tree.map(
@@ -47,7 +47,7 @@ def drawn(model):
 
 @functools.cache
 def plain():
-    """Of a model written out the parameters, the loss and the gradient."""
+    """Return the parameters, the loss and the gradient of a model without a scan."""
     model = Transformer(**SMALL, **LIKE_LLAMA).build()
     params = drawn(model)
     return params, *jax.jit(jax.value_and_grad(functools.partial(loss, model)))(params)
@@ -95,7 +95,7 @@ def test_a_scan_starts_from_the_same_numbers():
     ids=["gpt", "llama", "experts"],
 )
 def test_every_leaf_of_stacked_layers_is_named_so_and_no_other(values):
-    """By these names the optimizers know what a leaf of one layer would be."""
+    """Check the names by which optimizers recognise the leaf of one layer."""
     adapter = pydantic.TypeAdapter(Transformer)
     model = adapter.validate_python({**SMALL, **values, "scan": True}).build()
     params = named_leaves(jax.eval_shape(model.init, jax.random.key(0))[0])
@@ -129,7 +129,7 @@ def _holds(x) -> bool:
 
 
 def test_each_policy_computes_once_more_what_it_says():
-    """A block has 7 products forward: qkv, scores, mixed, out, gate, up, down."""
+    """Count products: a block has 7 forward: qkv, scores, mixed, out, gate, up, down."""
     of = lambda **how: products(_program(Transformer(**SMALL, **LIKE_LLAMA, **how)).jaxpr)
     none, layers = of(), SMALL["layers"]
     # What nothing asks for is not computed: the block's last product is added and no more.

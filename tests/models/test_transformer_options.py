@@ -67,7 +67,7 @@ def cap(x, to):
 
 
 def turned(x, position, how):
-    """One head's numbers as complex pairs (i, i + k/2), each turned by its angle."""
+    """Rotate one head's numbers as complex pairs (i, i + k/2) by their angles."""
     if how.kind != "rotary":
         return x
     half = len(x) // 2
@@ -84,7 +84,7 @@ def turned(x, position, how):
 
 
 def _llama3(frequency, scaling):
-    """As Llama 3.1 publishes it, by wave lengths."""
+    """Scale by wave lengths, as Llama 3.1 publishes it."""
     length = 2 * math.pi / frequency
     if length < scaling.context / scaling.high:
         return frequency
@@ -141,7 +141,7 @@ def in_numpy(params, tokens, values):
 
 
 def built(name):
-    """The values, the model, and parameters far from where they start."""
+    """Make the config, the model, and parameters far from their initial values."""
     values = Transformer(**SIZES, **COMBINATIONS[name])
     model, draw = values.build(), np.random.default_rng(1)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
@@ -169,7 +169,7 @@ def test_gives_the_logits_of_the_formulas_and_its_pieces_do_too(name):
 
 
 def test_what_is_in_half_precision_is_computed_in_whole():
-    """Angles, norms, softmax and caps of bfloat16 parameters are those of float32."""
+    """Check that angles, norms, softmax and caps of bfloat16 parameters are those of float32."""
     _, model, params = built("like gemma")
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     whole = jax.tree.map(lambda x: x.astype(jnp.float32), half)

@@ -1,4 +1,4 @@
-"""What a model is judged by, where that is not what is trained: on every layout, in every place."""
+"""Evaluation parameters that are not the trained ones: on every layout, in every place."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(place: Path) -> dict[str, tuple[RunResult, list]]:
-    """How each kind ended, and the parameters after each of its steps."""
+    """Return the final state of each kind, and the parameters after each step."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
@@ -76,7 +76,7 @@ def _home(place: Path, runs, monkeypatch: pytest.MonkeyPatch):
 
 
 def mean(kind: str, walked: list) -> dict[str, np.ndarray]:
-    """The parameters to judge by, from those after each step, in float64."""
+    """Compute the evaluation parameters from those after each step, in float64."""
     walked = [jax.tree.map(np.float64, params) for params in walked]
     if kind == "averaged":
         weights = 0.7 ** np.arange(len(walked))[::-1]
@@ -95,7 +95,7 @@ def _after(x, y, t):
 
 
 def plain(parts: TrainSetup, params) -> dict[str, float]:
-    """The metrics of these very parameters."""
+    """Return the metrics of these parameters."""
     bare = config_of("configs/quick.yaml", ("optimizer={kind: sgd, lr: 1}",))
     there = set_up(bare)
     params = jax.tree.map(np.float32, params)

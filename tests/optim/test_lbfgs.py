@@ -23,7 +23,7 @@ ROWS, DIMS, DECAY = 64, 30, 1e-4
 
 
 def rows() -> dict[str, np.ndarray]:
-    """Two clouds of unequal width, along no axis."""
+    """Make two clouds of unequal width, along no axis."""
     draw = np.random.default_rng(0)
     label = draw.integers(2, size=ROWS)
     x = draw.normal(size=(ROWS, DIMS)) + (2 * label[:, None] - 1) * draw.normal(size=DIMS) / 3
@@ -37,7 +37,7 @@ def rows() -> dict[str, np.ndarray]:
 
 
 def logistic(params, batch, rng):
-    """The logistic loss with a little decay that makes it strictly convex."""
+    """Compute the logistic loss with a little decay that makes it strictly convex."""
     del rng
     score = batch["x"] @ params["w"] + params["b"]
     sign = 2.0 * batch["label"] - 1
@@ -47,7 +47,7 @@ def logistic(params, batch, rng):
 
 @functools.cache
 def fit(values, steps, microbatches=1, name="single", devices=1):
-    """The losses before each step, and the parameters after the last."""
+    """Return the losses before each step, and the parameters after the last."""
     where, optimizer, batch = strategy(name, devices), values.build(steps), rows()
     make = lambda: new_state(
         {"w": jnp.zeros(DIMS), "b": jnp.float32(0)}, optimizer, jax.random.key(0)
@@ -63,7 +63,7 @@ def fit(values, steps, microbatches=1, name="single", devices=1):
 
 
 def lowest() -> float:
-    """The loss at the minimum, by Newton's method in float64."""
+    """Return the loss at the minimum, by Newton's method in float64."""
     batch = rows()
     x = np.concatenate([batch["x"], np.ones((ROWS, 1))], 1).astype(np.float64)
     sign, w = 2.0 * batch["label"] - 1, np.zeros(DIMS + 1)
@@ -119,7 +119,7 @@ def test_with_leaves_frozen_it_takes_optax_steps_of_the_others():
 
 
 def _followed(optimizer, params, problem, steps=3):
-    """The parameters after some steps."""
+    """Return the parameters after some steps."""
 
     def step(carry, _):
         params, state = carry

@@ -14,7 +14,7 @@ SHAPES = [(8, 8), (16, 48), (128, 64)]
 
 
 def direction(gradient: np.ndarray, **values) -> np.ndarray:
-    """What a matrix moves by at a rate of 1, uphill, in the first step; size sqrt(max) x 1."""
+    """Return a matrix's first update at a rate of 1, uphill; size sqrt(max) x 1."""
     optimizer = Muon(lr=1.0, rms=1.0, weight_decay=0.0, momentum=0.0, **values).build(1)
     params = {"w": jnp.zeros(gradient.shape)}
     update = jax.jit(optimizer.update)
@@ -23,7 +23,7 @@ def direction(gradient: np.ndarray, **values) -> np.ndarray:
 
 
 def decomposed(gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The singular values, as shares of the Frobenius norm, and what they were turned into."""
+    """Return singular values over the Frobenius norm, before and after."""
     left, s, right = np.linalg.svd(gradient.astype(np.float64), full_matrices=False)
     turned = left.T @ direction(gradient) @ right.T
     size = np.abs(turned - np.diag(np.diag(turned))).max()

@@ -121,7 +121,7 @@ def test_a_short_run_has_rates_too(schedule: Schedule, steps: int):
 
 @every
 def test_the_log_reads_the_rate_that_the_step_takes(schedule: Schedule):
-    """Of an int the rate is a float, of numpy's making; the step's own is jax's."""
+    """Check that the rate of an int is a float by numpy, and that of an array is by jax."""
     rate = schedule.build(0.3, STEPS)
     logged = [rate(step) for step in range(STEPS)]
     assert all(type(value) is float for value in logged)
@@ -205,7 +205,7 @@ def test_joined_pieces_are_what_each_is_alone():
 @pytest.mark.thorough
 @pytest.mark.parametrize("steps", [2, 5, 6, 9])
 def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):
-    """What is refused says how many steps are enough, and that many are."""
+    """Check that an error names a number of steps that is enough."""
     for schedule in (
         OneCycle(rise=0.2),
         Restarts(cycles=3, growth=2),

@@ -19,7 +19,7 @@ DIMS = {"up": ("width", "hidden"), "q": ("width", "heads", None), "table": ("voc
 
 
 def needs(**changed) -> MemoryNeeds:
-    """Of 1,056,768 parameters: 4.2 MB of them, 8.5 MB of Adam's moments."""
+    """Make the needs of 1,056,768 parameters: 4.2 MB, and 8.5 MB of Adam's moments."""
     make = lambda shape: jax.numpy.zeros(shape)
     params = {"up": (512, 1024), "q": (512, 12, 64), "table": (272, 512)}
     state = jax.eval_shape(
@@ -34,7 +34,7 @@ def needs(**changed) -> MemoryNeeds:
 
 
 def chosen(memory: float, devices: int = 8, check=lambda layout: None, **changed) -> Any:
-    """The layout for so many MB a device."""
+    """Choose the layout for a memory in MB a device."""
     auto = Auto(memory=memory / 1e3)
     return auto.choose(needs(**changed), jax.devices()[:devices], check)
 

@@ -21,7 +21,7 @@ def test_rows_come_back_in_the_order_of_the_data_without_padding():
 
 
 def test_four_rows_and_two_weigh_a_sixth_each():
-    """The case of TensorFlow's guide: 4 rows on one device, 2 on another."""
+    """Test the case of TensorFlow's guide: 4 rows on one device, 2 on another."""
     values = np.array([1, 2, 3, 4, 5, 6, 0, 0], np.float32)
     batch = strategy("mirrored jit", 2).place({"v": values, "mask": np.arange(8) < 6})
     assert reduce("mean", batch["v"], batch["mask"]) == 3.5

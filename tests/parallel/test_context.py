@@ -86,7 +86,7 @@ def values_of(case: Case) -> Transformer:
 
 
 def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
-    """The loss and its gradient, on the host."""
+    """Return the loss and its gradient, on the host."""
     values = values_of(case)
     model = values.build(where.placement)
 

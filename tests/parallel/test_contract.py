@@ -1,4 +1,4 @@
-"""What a compiled step keeps to under every strategy, beside its result."""
+"""Contract of a compiled step under every strategy, beside its result."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def where(request) -> Strategy:
 
 
 def compiled(where: Strategy, loss=squared, **options):
-    """A step, the state it starts from and a placed batch."""
+    """Return a step, its initial state and a placed batch."""
     state, batch = start(ADAMW, where, options.pop("extra", ())), where.place(points(16))
     step = make_step(loss, ADAMW, psum=where.psum, **options)
     return where.compile(step, state, batch, keeps=True), state, batch
@@ -134,7 +134,7 @@ def test_a_plain_scalar_is_the_mean_over_the_rows(where):
 @pytest.mark.thorough
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_carried_state_is_exact(where, microbatches):
-    """A running mean that is returned as a Mean, and a teacher that is left alone."""
+    """Return a running mean as a Mean, and an unchanged teacher."""
 
     @stateful
     def loss(params, extra, batch, rng):

@@ -33,7 +33,7 @@ def ids(found) -> list[int]:
 
 
 def fakes(platform: str, processes: int, each: int) -> list[SimpleNamespace]:
-    """Devices of several processes, which a process that compiles for them does not have."""
+    """Make devices of several processes, to compile for."""
     make = lambda i: SimpleNamespace(
         id=i, process_index=i // each, platform=platform, device_kind="fake"
     )

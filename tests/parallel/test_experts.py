@@ -55,7 +55,7 @@ def layer(kind: str, placement: Any = Unplaced(), count: int = EXPERTS):
 
 
 def results(model, params, x):
-    """What comes out, the logits, and the gradient in the parameters and in what went in."""
+    """Return the output, the logits, and the gradient in the parameters and the input."""
 
     def toward(params, x):
         out, logits = model.apply(params, {}, None, True, x)[0]
@@ -97,7 +97,7 @@ def test_experts_that_their_axis_does_not_divide_are_refused(kind, count, axis, 
 
 
 def test_rows_that_their_axes_do_not_divide_are_computed_on_all():
-    """One row, as where a text is written: each device gives what its own experts do."""
+    """Check one row, as in generation: each device returns the outputs of its own experts."""
     params, _ = on_one_device("dropless")
     alone, _ = layer("dropless").apply(params, {}, None, False, jnp.asarray(X[:1]))
     model = layer("dropless", Axes(expert=4, fsdp=2).build().placement)
@@ -106,7 +106,7 @@ def test_rows_that_their_axes_do_not_divide_are_computed_on_all():
 
 
 def test_tokens_are_exchanged_and_kernels_stay():
-    """A dropless layer gathers tokens over the axis, sums back, and gathers no expert."""
+    """Check that a layer gathers tokens over the axis, sums back, and gathers no expert."""
     place = Axes(expert=4, data=2, fsdp=1).build().placement
     model, plain = layer("dropless", place), layer("dropless")
     params, _ = jax.eval_shape(plain.init, jax.random.key(0))

@@ -24,7 +24,7 @@ def made(min_size: int):
 
 
 def held(tree) -> dict[str, int]:
-    """Numbers of each leaf that the first device holds."""
+    """Count the numbers of each leaf on the first device."""
     return {n: leaf.addressable_shards[0].data.size for n, leaf in named_leaves(tree).items()}
 
 
@@ -67,7 +67,7 @@ def test_splits_the_largest_dim_that_divides(shape, spec):
 
 
 def test_never_sums_whole_gradients_on_a_device_for_nothing():
-    """The compiled step gathers parameters and keeps the optimizer's work in parts."""
+    """Check that the compiled step gathers parameters and shards the optimizer's work."""
     where, state = made(min_size=64)
     batch = where.place(next(batches("full", 1)))
     step = jax.jit(

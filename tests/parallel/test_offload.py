@@ -1,4 +1,4 @@
-"""What lies in the memory of the host changes no bit, and lies there again after each step."""
+"""Offload to the memory of the host: equal to the bit, and restored after each step."""
 
 import sys
 from pathlib import Path
@@ -46,13 +46,13 @@ def language(parallel: str, offload: tuple[str, ...], more: tuple[str, ...] = ()
 
 
 def kinds(state) -> dict[str, set[str]]:
-    """The kinds of memory that arrays with dims are in, by part of the state."""
+    """Return the memory kinds of arrays with dims, by part of the state."""
     of = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.ndim}
     return {part: of(getattr(state, part)) for part in ("params", "opt_state")}
 
 
 def walked(parts: TrainSetup):
-    """The state after two calls, what was logged, and an evaluation; memory is looked at."""
+    """Return the state after two calls, the log and an evaluation; check the memory kinds."""
     state, step, logged = parts.fresh(), parts.compile_step(), []
     before = kinds(state)
     for call in range(2):

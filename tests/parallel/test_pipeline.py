@@ -64,7 +64,7 @@ def parameters():
 
 
 def both_ways_of(place):
-    """The program of the value and its gradients."""
+    """Return the program of the value and its gradients."""
     (_, indices), _, rows = given()
 
     def total(weights, x):
@@ -140,7 +140,7 @@ def test_microbatches_are_summed_in_float32(repeats):
 
 
 def kept_each_turn(repeats: int) -> tuple[set[tuple[int, ...]], int, int]:
-    """The shapes of what is kept of every turn for the way back, and the numbers of turns, runs."""
+    """Return the shapes saved for the backward pass in every turn, and the turns and runs."""
     where = axes(stage=2, stage_batches=4, repeats=repeats, data=4).build()
     turns, layers = where.schedule.turns, LAYERS // 2 // repeats
     stack, x = jnp.ones((LAYERS, 5, 5)), jnp.ones((B, T, 5))
@@ -181,7 +181,7 @@ MODEL = Transformer(
 
 
 def hidden(place, values=MODEL):
-    """Of packed rows that drop, and its gradient, as a program."""
+    """Return the program of the loss of packed rows with dropout, and its gradient."""
     model = values.build(place)
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 16, (B, 8)), jnp.int32)
     segments = jnp.sort(jnp.asarray(np.random.default_rng(0).integers(1, 4, (B, 8)), jnp.int32), 1)
@@ -208,7 +208,7 @@ def test_dropout_and_segments_go_with_their_rows():
 
 
 def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int]:
-    """Bytes of each transfer of more than a few, by axes and kind; and of the layers of a stage."""
+    """Return the bytes of each large transfer, by axes and kind, and of the layers of a stage."""
     where = axes(stage=4, data=2, repeats=repeats).build()
     values = dataclasses.replace(MODEL, dropout=0, layers=8, positions={"kind": "none"})
     model = values.build(where.placement)

@@ -30,7 +30,7 @@ DEVICES = {
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where the second of two processes keeps its programs; JAX itself keeps none.
+    """Return the program directory of the second of two processes; JAX itself caches none.
 
     One that JAX has kept (process 0 of real processes alone has such) cannot be written down again
     on a CPU.

@@ -1,4 +1,4 @@
-"""What is kept on the devices from batch to batch, also while several threads place batches."""
+"""Cache of placed arrays from batch to batch, also with several threads."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -87,7 +87,7 @@ def test_keys_travel_no_farther_than_a_window_reaches(window, reach):
 
 
 def permutes(fn, *args) -> int:
-    """How many permutes a traced program runs, loops counted."""
+    """Count the permutes of a traced program, loops included."""
 
     def of(jaxpr) -> int:
         found = 0

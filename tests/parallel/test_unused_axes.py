@@ -29,7 +29,7 @@ CASES = [
 
 
 def told(file: str, home: Path, parallel: str):
-    """The values of a small language model, or of a study that names no dims."""
+    """Make the config of a small language model, or of a study that names no dims."""
     sharded = f"parallel={{kind: sharded, {parallel}}}"
     if file == "quick.yaml":
         return config_of(home / "configs/quick.yaml", [sharded])

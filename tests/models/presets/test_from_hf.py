@@ -175,7 +175,7 @@ def test_every_weight_of_every_expert_lands_once_and_whole():
 
 
 def named(values: Transformer) -> dict[str, np.ndarray]:
-    """Weights by Hugging Face's names and of its shapes, each number another."""
+    """Make weights with Hugging Face's names and shapes, all numbers distinct."""
     width, hidden, vocab = values.width, values.hidden, values.vocab
     heads, groups = (n * values.size_of_head for n in (values.heads, values.groups))
     shapes = {"model.embed_tokens.weight": (vocab, width), "model.norm.weight": (width,)}

@@ -17,7 +17,7 @@ RESNET = ResNet(image=(8, 8, 1), blocks=(1,), width=2, classes=3)
 
 
 def weights_of(values):
-    """By torchvision's names and shapes, of a ResNet of one stage of one basic block."""
+    """Make weights with torchvision's names and shapes of a ResNet with one basic block."""
     assert values.blocks == (1,)
     draw, w = np.random.default_rng(0), values.width
     shapes = {"conv1.weight": (w, 1, 7, 7), "fc.weight": (3, w), "fc.bias": (3,)}
