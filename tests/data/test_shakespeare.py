@@ -6,7 +6,7 @@ import numpy as np
 
 from jtrain.data import InOrder
 from jtrain.data.text import shakespeare
-from jtrain.data.text.shakespeare import Shakespeare, plays, split
+from jtrain.data.text.shakespeare import Shakespeare, read_plays, split_play
 
 HERE = Path(shakespeare.__file__).parent
 
@@ -16,14 +16,14 @@ def test_is_what_its_provenance_says():
     packed = (HERE / "plays.txt.xz").read_bytes()
     assert hashlib.sha256(packed).hexdigest() in provenance
     assert f"{len(packed):,} bytes" in provenance
-    assert f"{sum(map(len, plays().values())):,} characters" in provenance
+    assert f"{sum(map(len, read_plays().values())):,} characters" in provenance
     assert len(packed) < 2_500_000
 
 
 def test_has_37_plays_that_look_like_plays():
-    assert len(plays()) == 37
-    assert list(plays()) == sorted(plays())
-    for name, play in plays().items():
+    assert len(read_plays()) == 37
+    assert list(read_plays()) == sorted(read_plays())
+    for name, play in read_plays().items():
         speeches = play.removesuffix("\n\n").split("\n\n")
         assert len(speeches) > 400, name
         for speech in speeches:
@@ -34,7 +34,7 @@ def test_has_37_plays_that_look_like_plays():
 
 
 def test_has_no_headings_directions_or_licences():
-    text = "".join(plays().values())
+    text = "".join(read_plays().values())
     assert len(set(text)) == 63
     for word in ("gutenberg", "copyright", "http", "exeunt", "[", "(", "_", "*"):
         assert word not in text.lower()
@@ -42,14 +42,14 @@ def test_has_no_headings_directions_or_licences():
 
 
 def test_has_the_words_everybody_knows():
-    assert "HAMLET:\nTo be, or not to be: that is the question:\n" in plays()["hamlet"]
-    assert "Tomorrow" not in plays()["macbeth"]  # the spelling of the edition
-    assert "To-morrow, and to-morrow, and to-morrow,\n" in plays()["macbeth"]
+    assert "HAMLET:\nTo be, or not to be: that is the question:\n" in read_plays()["hamlet"]
+    assert "Tomorrow" not in read_plays()["macbeth"]  # the spelling of the edition
+    assert "To-morrow, and to-morrow, and to-morrow,\n" in read_plays()["macbeth"]
 
 
 def test_the_two_parts_are_disjoint_and_complete():
-    for play in plays().values():
-        train, validation = split(play)
+    for play in read_plays().values():
+        train, validation = split_play(play)
         assert train + validation == play
         assert 0.09 < len(validation) / len(play) < 0.12
         assert train.endswith("\n\n")
