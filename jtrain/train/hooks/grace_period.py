@@ -46,7 +46,8 @@ class GracePeriod(Hook):
             f"checkpoint.grace: {format_duration(self._grace)} are too short for the steps in "
             f"flight and a save, about {format_duration(self._needed() or 0.0)}. Asked to end, "
             f"this run ends at once and later resumes from the last checkpoint, saved every "
-            f"{self._cadence}. Lower checkpoint.every, or set checkpoint.grace={(self._needed() or 0.0) * 1.5:.0f} if the "
+            f"{self._cadence}. Lower checkpoint.every, or set checkpoint.grace="
+            f"{(self._needed() or 0.0) * 1.5:.0f} if the "
             f"scheduler waits that long before it kills the run."
         )
 
