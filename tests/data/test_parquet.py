@@ -1,5 +1,6 @@
 """Rows of Parquet files and of Hugging Face data sets, against the written values."""
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -214,3 +215,10 @@ def test_many_texts_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
     path = write_parquet(tmp_path / "texts.parquet", {"text": texts}, group=3000)
     rows = ParquetRows(path, group_bytes=1 << 23)  # 3 MB, and 9 GB if each were the longest
     assert [rows[row]["text"] for row in (0, 1024, 2999)] == [texts[0], texts[1024], texts[2999]]
+
+
+def test_a_limit_goes_with_the_rows_to_another_process(tmp_path: Path):
+    path = write_parquet(tmp_path / "rows.parquet", {"x": np.arange(100_000)}, group=100_000)
+    for rows in (rows := ParquetRows(path, group_bytes=1000), pickle.loads(pickle.dumps(rows))):
+        with pytest.raises(DataError, match="group_bytes=1,000 is the limit"):
+            rows[0]

@@ -97,7 +97,7 @@ class ParquetRows:
         return fingerprint_files(self.paths, *self.columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rows, (self.paths, self.columns, self._keep)
+        return _reopen, (self.paths, self.columns, self._keep, self._largest)
 
     def _group(self, group: int) -> Any:
         """Return a row group's table, read or cached; one thread at a time."""
@@ -207,9 +207,9 @@ BY_ROW = (
 )
 
 
-def _rows(paths: list[Path], columns: list[str], keep: int) -> ParquetRows:
+def _reopen(paths: list[Path], columns: list[str], keep: int, group_bytes: int) -> ParquetRows:
     """Reopen the rows in another process."""
-    return ParquetRows(paths, columns=columns, keep=keep)
+    return ParquetRows(paths, columns=columns, keep=keep, group_bytes=group_bytes)
 
 
 def _open_file(path: Path) -> Any:
