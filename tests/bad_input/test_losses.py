@@ -84,23 +84,23 @@ kept = carried(lambda e, b: {"mean": Mean.of(b["x"].sum(-1), b["mask"]), "teache
 scalar = lambda p, b, rng: errors(p, b).mean()
 weight_advice = "A weight may depend on the batch alone"
 CASES = {
-    "returns None": Case(lambda p, b, rng: None, "a NoneType; it is to return a jt.Mean"),
-    "returns a number": Case(lambda p, b, rng: 0.5, "a float; it is to return a jt.Mean"),
-    "returns a dict": Case(lambda p, b, rng: {"loss": squared(p, b, rng)}, "a dict; it is to"),
+    "returns None": Case(lambda p, b, rng: None, "a NoneType; it must return a jt.Mean"),
+    "returns a number": Case(lambda p, b, rng: 0.5, "a float; it must return a jt.Mean"),
+    "returns a dict": Case(lambda p, b, rng: {"loss": squared(p, b, rng)}, "a dict; it must"),
     "returns a tuple of three": Case(
         lambda p, b, rng: (squared(p, b, rng), {}, ()),
-        "was to return (value, metrics) and returned a tuple of 3",
+        "must return (value, metrics) and returned a tuple of 3",
         lambda p, b, rng: (squared(p, b, rng), {}),
     ),
     "returns a value a row": Case(
         lambda p, b, rng: errors(p, b), 'jt.Mean.of(values, batch["mask"])'
     ),
     "returns an integer": Case(
-        lambda p, b, rng: (errors(p, b) > 1).sum(), "an array int32[]; it is to return a jt.Mean"
+        lambda p, b, rng: (errors(p, b) > 1).sum(), "an array int32[]; it must return a jt.Mean"
     ),
     "totals a row": Case(
         lambda p, b, rng: Mean(errors(p, b), b["mask"].astype(jnp.float32)),
-        "has a total of shape (8,) and a weight of shape (8,); both are to be sums over rows",
+        "has a total of shape (8,) and a weight of shape (8,); both must be sums over rows",
         lambda p, b, rng: Mean((errors(p, b) * b["mask"]).sum(), b["mask"].sum(dtype=jnp.float32)),
     ),
     "a scalar over ragged data": Case(
@@ -145,7 +145,7 @@ CASES = {
     ),
     "a stateful loss without state": Case(
         stateful(lambda p, e, b, rng: squared(p, b, rng)),
-        "was to return (value, metrics, extra) and returned a Mean",
+        "must return (value, metrics, extra) and returned a Mean",
         kept,
         extra=EXTRA,
     ),

@@ -64,12 +64,12 @@ CASES = [
          "x=(corner + draw.normal(size=(rows, 2)).astype(np.float32))[1:]")),
     # Losses
     code("a loss of nothing", (LOSS, OUTPUTS),
-         "a loss returned a NoneType; it is to return a jt.Mean", mend=(OUTPUTS, LOSS)),
+         "a loss returned a NoneType; it must return a jt.Mean", mend=(OUTPUTS, LOSS)),
     code("a loss of a number a row", (LOSS, 'return (x @ params["down"]).sum(-1)'),
          "a loss returned an array of shape (16,), not one number", 'jt.Mean.of(values, batch["mask"])',
          mend=('return (x @ params["down"]).sum(-1)', 'values = (x @ params["down"]).sum(-1)\n            return jt.Mean.of(values, batch["mask"])')),
     code("a loss of three things", (LOSS, f"both = {OUTPUTS}\n            return (*both, x)"),
-         "a loss was to return (value, metrics) and returned a tuple of 3", mend=("(*both, x)", "both")),
+         "a loss must return (value, metrics) and returned a tuple of 3", mend=("(*both, x)", "both")),
     code("a metric that is no Mean", (LOSS, f'ce, _ = {OUTPUTS}\n            return ce, {{"size": abs(x).max()}}'),
          "the metric 'size' is a", "not a Mean", 'jt.Mean.of(values_by_row, batch["mask"])',
          mend=("abs(x).max()", 'jt.Mean.of(abs(x).max(-1), batch["mask"])')),
@@ -86,7 +86,7 @@ CASES = [
          mend=('ce.total, ce.weight * params["bias"].sum()', 'ce.total * params["bias"].sum(), ce.weight')),
     # Experiments
     code("a build of something else", ("return jt.Experiment(", "return dict("),
-         "experiment quick: `build` is to return a jt.Experiment and returned a dict", "Write `return jt.Experiment(",
+         "experiment quick: `build` must return a jt.Experiment and returned a dict", "Write `return jt.Experiment(",
          mend=("return dict(", "return jt.Experiment(")),
     typed("checkpoint.best=lowest acuracy", "acuracy is no metric of the evaluation, which has loss, accuracy, rows",
           "did you mean accuracy?", mend="checkpoint.best=lowest accuracy"),

@@ -101,7 +101,7 @@ def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, c
         (["batch=4"], "the first word is a config file, found batch=4"),
         (["CONFIG", "--rows", "1"], "--rows 1 is too few to split; write --rows 8"),
         (["CONFIG", "--devices", "0"], "--devices 0 is too few to split; write --devices 8"),
-        (["CONFIG", "--row", "4"], "no option --row; there is"),
+        (["CONFIG", "--row", "4"], "no option --row; the options are"),
         (["CONFIG", "batch=1"], "this batch has 1. Give at least 2"),
     ],
 )

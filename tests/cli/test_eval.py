@@ -86,7 +86,7 @@ def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
     [
         (["quik"], "there is quick; did you mean quick?", ["quick"]),
         (["quick", "--step", "5"], "there is no checkpoint of step 5 in", ["quick", "--step", "12"]),
-        (["quick", "--step", "last"], "--step last is no step; write newest, best or a number", ["quick", "--step", "newest"]),
+        (["quick", "--step", "last"], "--step last is not a step; write newest, best or a number", ["quick", "--step", "newest"]),
         (["quick", "seed=1"], "seed: 0 there, 1 here", ["quick", "seed=0"]),
         (["quick", "model.width=9"], "model.width: 8 there, 9 here\nLeave them as they are; parallel, ", ["quick"]),
         (["quick", "model.widht=9"], "did you mean model.width?", ["quick", "model.width=8"]),

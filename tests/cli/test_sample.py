@@ -79,7 +79,7 @@ def test_top_k_of_one_is_the_likeliest(capfd):
     [
         (["tiny", "--prompt", "bÆ"], "Character 'Æ' at line 1, column 2 is not among the", ["tiny", "--prompt", "b"]),
         (["tinny"], "jtrain sample: tinny is no directory of a run; in runs/ there is tiny", ["tiny"]),
-        (["tiny", "--step", "last"], "--step last is no step; write newest, best or a number", ["tiny", "--step", "newest"]),
+        (["tiny", "--step", "last"], "--step last is not a step; write newest, best or a number", ["tiny", "--step", "newest"]),
         (["tiny", "--step", "7"], "there is no checkpoint of step 7", ["tiny", "--step", "2"]),
         (["tiny", "--top-p", "2"], "--top-p=2: top_p: must be a number above 0 and at most 1, found 2", ["tiny", "--top-p", "1"]),
         (["tiny", "--tokens", "ten"], '--tokens=ten: tokens: must be a whole number at least 0, found the text "ten"', ["tiny"]),

@@ -114,7 +114,7 @@ def test_curves_can_be_drawn_on_axes_of_matplotlib(fitted):
 
 
 def test_what_it_cannot_do_is_told(fitted):
-    with pytest.raises(ConfigError, match=r"Take result\.params, or"):
+    with pytest.raises(ConfigError, match=r"Use result\.params, or"):
         _ = fitted.model
     with pytest.raises(LossError, match=r"jt.predict\(apply, result.params, data\)"):
         fitted.predict(np.zeros((3, 2)))

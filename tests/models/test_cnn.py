@@ -70,7 +70,7 @@ def test_its_gradient_scatters_into_no_window(net):
     [
         ((5, 8, 9, 1), r"images of shape \[8, 9, 1\], and the model takes \[9, 8, 1\]: height, "),
         ((5, 9, 8, 3), r"Set model\.image=\[9, 8, 3\]"),
-        ((5, 72), r"images of shape \[72\].*Give rows of such a shape"),
+        ((5, 72), r"images of shape \[72\].*Give rows of that shape"),
     ],
     ids=str,
 )

@@ -125,7 +125,7 @@ def test_batch_norms_over_several_axes_are_refused():
     def two(key):
         return eqx.nn.Sequential([eqx.nn.BatchNorm(4, n, mode="ema") for n in ("a", "b")])
 
-    with pytest.raises(ValueError, match=r"by several names: a, b. Give them all axis_name='a'"):
+    with pytest.raises(ValueError, match=r"several names: a, b. Give them all axis_name='a'"):
         from_equinox(eqx.nn.make_with_state(two))
 
 

@@ -164,7 +164,10 @@ def test_moving_is_a_matrix_of_zeros_and_ones_there_and_back():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"kind": "dropless", "top_k": 9}, r"top_k=9 .* than the 8 there are\. Set top_k=2, or"),
+        (
+            {"kind": "dropless", "top_k": 9},
+            r"top_k=9 .* than the 8 experts of a block\. Set top_k=2, or",
+        ),
         ({"kind": "dropless", "top_k": 1}, r"top_k=1 with weights=chosen.*Set weights=all, or"),
         ({"kind": "capacity", "factor": 0.5}, r"factor of 0\.5.*50% of the.*Set factor=1\.25, or"),
         ({"kind": "capacity", "count": 1}, r"greater than or equal to 2"),

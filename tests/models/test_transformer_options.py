@@ -194,7 +194,7 @@ REFUSED = {
     "names for nothing": ({"saved": ("qkv",)}, r"remat=none with saved=\[qkv\].*remat=none and saved=\[\]", {}),
     "a window of nothing": ({"window": 0}, r"window\n.*greater than 0", {"window": 1}),
     "scaling": ({"positions": {"kind": "rotary", "scaling": {**LLAMA3, "low": 4.0}}},
-                r"from low=4\.0 to high=2\.0 turns.*first is to be below the second", {"positions": {"kind": "rotary"}}),
+                r"from low=4\.0 to high=2\.0 turns.*low must be below high", {"positions": {"kind": "rotary"}}),
 }  # fmt: skip
 
 

@@ -239,9 +239,9 @@ def test_what_crosses_are_boundaries_and_each_gradient_once():
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        ({"stage_batches": 4}, r"stage_batches=4 is of a pipeline, and .*stage=1.*stage_batches=0"),
-        ({"repeats": 2}, r"parallel\.repeats=2 is of a pipeline.*parallel\.repeats=1"),
-        ({"gather": "step"}, r"parallel\.gather=step is of a pipeline.*parallel\.gather=turn"),
+        ({"stage_batches": 4}, r"stage_batches=4 needs a pipeline, and .*stage=1.*stage_batches=0"),
+        ({"repeats": 2}, r"parallel\.repeats=2 needs a pipeline.*parallel\.repeats=1"),
+        ({"gather": "step"}, r"parallel\.gather=step needs a pipeline.*parallel\.gather=turn"),
         (
             {"stage": 4, "stage_batches": 6},
             r"stage_batches=6 .*stage=4.*Nearest: .*stage_batches=8",

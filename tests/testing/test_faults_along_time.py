@@ -15,7 +15,7 @@ SPLIT = {"context": Axes(devices=2, context=2, fsdp=1)}
     [pytest.param(*fault, id=name, marks=pytest.mark.thorough) for name, fault in FAULTS.items()],
 )
 def test_a_fault_is_found_and_named(wrong, cause, message):
-    case = jt.testing.subject(over_time(wrong), params(), batch(), optimizer=optax.sgd(0.1))
+    case = jt.testing.build_case(over_time(wrong), params(), batch(), optimizer=optax.sgd(0.1))
     report = jt.testing.check(case, SPLIT)
     assert report.causes == [cause]
     assert [row.check for row in report.rows if row.verdict == "FAILS"] == ["context"]

@@ -18,7 +18,7 @@ def rows(given):
     """Return the comparisons of the loss by itself."""
     rest = {name: given[name] for name in given.keys() - {"loss", "params", "batch"}}
     arguments = given["loss"], given["params"], given["batch"]
-    return list(compare_loss(jt.testing.subject(*arguments, optimizer=optax.sgd(0.1), **rest)))
+    return list(compare_loss(jt.testing.build_case(*arguments, optimizer=optax.sgd(0.1), **rest)))
 
 
 @pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))

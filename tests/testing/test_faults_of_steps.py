@@ -15,7 +15,7 @@ def rows(given):
     """Return the comparisons of the steps alone."""
     rest = {n: given[n] for n in given.keys() - {"loss", "params", "batch", "strategies", "step"}}
     make = {"make": given["step"]} if "step" in given else {}
-    case = jt.testing.subject(given["loss"], given["params"], given["batch"], **rest, **make)
+    case = jt.testing.build_case(given["loss"], given["params"], given["batch"], **rest, **make)
     return list(compare_steps(case, given["strategies"], lambda line: None, []))
 
 

@@ -55,19 +55,19 @@ def test_a_batch_of_one_row_raises():
     with pytest.raises(LossError, match=r"this batch has 1\. Give at least 2") as error:
         jt.testing.assert_invariant(squared, line(), points(1))
     assert "batch=8 of a config" in str(error.value)
-    jt.testing.subject(squared, line(), points(2), **SGD)
+    jt.testing.build_case(squared, line(), points(2), **SGD)
 
 
 def test_a_batch_without_unmasked_rows_raises():
     with pytest.raises(LossError, match="the mask hides all rows of the batch"):
-        jt.testing.subject(squared, line(), points(4, hidden=4), **SGD)
+        jt.testing.build_case(squared, line(), points(4, hidden=4), **SGD)
 
 
 def test_parameters_without_a_gradient_raise():
     with pytest.raises(LossError, match=r"int32 values, which have no gradient.*`extra`"):
-        jt.testing.subject(squared, {**line(), "count": jnp.int32(3)}, points(4), **SGD)
+        jt.testing.build_case(squared, {**line(), "count": jnp.int32(3)}, points(4), **SGD)
     with pytest.raises(LossError, match="there are no parameters"):
-        jt.testing.subject(lambda p, b, rng: jt.Mean.of(b["y"], b["mask"]), {}, points(4), **SGD)
+        jt.testing.build_case(lambda p, b, rng: jt.Mean.of(b["y"], b["mask"]), {}, points(4), **SGD)
 
 
 @pytest.mark.thorough
@@ -81,7 +81,7 @@ def test_too_many_devices_raise_with_a_way_to_simulate_them():
 
 def test_an_odd_row_is_dropped_and_row_and_mask_are_added():
     x, y = (points(7)[name] for name in ("x", "y"))
-    case = jt.testing.subject(squared, line(), {"x": x, "y": y}, **SGD)
+    case = jt.testing.build_case(squared, line(), {"x": x, "y": y}, **SGD)
     assert case.rows == 6
     np.testing.assert_array_equal(case.batch["row"], np.arange(6))
     assert case.batch["mask"].all()

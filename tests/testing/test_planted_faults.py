@@ -33,7 +33,9 @@ ACCEPTED = ["mixup of an unsplit batch"]
 
 def subject(planted):
     given = {"optimizer": optax.sgd(0.1), **planted.arguments()}
-    return jt.testing.subject(given.pop("loss"), given.pop("params"), given.pop("batch"), **given)
+    return jt.testing.build_case(
+        given.pop("loss"), given.pop("params"), given.pop("batch"), **given
+    )
 
 
 def rows(planted):

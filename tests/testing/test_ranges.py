@@ -12,7 +12,7 @@ from jtrain.testing.trials import Trials
 
 
 def find(loss, params, batch, **more):
-    case = jt.testing.subject(loss, params, batch, optimizer=optax.sgd(0.1), **more)
+    case = jt.testing.build_case(loss, params, batch, optimizer=optax.sgd(0.1), **more)
     return find_counted_index(case, Trials(case, double=False))
 
 

@@ -15,7 +15,7 @@ from jtrain.testing.row_flow import trace_mean_flows
 def flows(planted):
     given = {"optimizer": optax.sgd(0.1), **planted.arguments()}
     return trace_mean_flows(
-        jt.testing.subject(given.pop("loss"), given.pop("params"), given.pop("batch"), **given)
+        jt.testing.build_case(given.pop("loss"), given.pop("params"), given.pop("batch"), **given)
     )
 
 

@@ -186,7 +186,7 @@ def test_a_run_of_fit_has_its_parameters_and_takes_an_apply():
     ):
         run.predict(ROWS)
     fitted("free", ScheduleFree(lr=0.1), start)
-    with pytest.raises(ConfigError, match=r"schedule_free, .* the same call of jt\.fit again"):
+    with pytest.raises(ConfigError, match=r"schedule_free, .*Repeat the same call of jt\.fit"):
         jt.load("free")
 
 

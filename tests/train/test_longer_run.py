@@ -175,7 +175,9 @@ def test_steps_of_a_checkpoint_that_was_lost_are_taken_under_the_new_length():
 def test_fewer_steps_than_were_taken_are_refused():
     trained(CONFIG)
     before = Path(OWN).read_bytes()
-    with pytest.raises(ConfigError, match=r"taken 12 steps, and steps=8 was.*name=quick-2") as told:
+    with pytest.raises(
+        ConfigError, match=r"taken 12 steps already, but steps=8 was.*name=quick-2"
+    ) as told:
         trained(CONFIG, "steps=8")
     assert "steps=12 or more" in str(told.value)
     assert Path(OWN).read_bytes() == before

@@ -64,9 +64,9 @@ def test_another_experiment_is_the_one_that_differs():
 
 
 def test_another_package_is_the_one_that_differs(monkeypatch):
-    before, version = known(), jtrain.train.multihost_checks.version_of
+    before, version = known(), jtrain.train.multihost_checks.installed_version
     other = lambda name: "0.0.1" if name == "optax" else version(name)
-    monkeypatch.setattr(jtrain.train.multihost_checks, "version_of", other)
+    monkeypatch.setattr(jtrain.train.multihost_checks, "installed_version", other)
     assert differing(before, known()) == {"package optax"}
 
 
@@ -105,7 +105,9 @@ def test_a_directory_that_is_not_shared_is_named(monkeypatch):
     )
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(jtrain.train.multihost_checks, "multihost_utils", seen)
-    with pytest.raises(ConfigError, match=r"process 1 does not see it\. Run where all processes"):
+    with pytest.raises(
+        ConfigError, match=r"process 1 does not see it\. Run in a file system that all processes"
+    ):
         check_shared_directory(there)
 
 

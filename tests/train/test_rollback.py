@@ -67,7 +67,7 @@ def test_a_rolled_back_run_ends_as_one_without_those_batches():
     with CheckpointManager(Path("runs/went/checkpoints")) as checkpoints:
         assert checkpoints.about(12)["without"] == [[5, 8]]
     log = Path("runs/went/log.txt").read_text()
-    assert "Going back, and on without batches 5 to 7." in log
+    assert "Rolling back; batches 5 to 7 are skipped." in log
     assert "resumes from step 4 of 12" in log
     assert events("never") == []
 

@@ -226,9 +226,11 @@ def test_cut_off_twice_with_several_steps_a_call(unbroken):
 def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypatch, unbroken):
     from jtrain.train.run_dir import RunDir
 
-    say = RunDir.say
+    say = RunDir.write_status
     with monkeypatch.context() as patch:
-        patch.setattr(RunDir, "say", lambda d, s, **f: cut() if s == "done" else say(d, s, **f))
+        patch.setattr(
+            RunDir, "write_status", lambda d, s, **f: cut() if s == "done" else say(d, s, **f)
+        )
         with pytest.raises(PowerCutError):
             trained(CONFIG)
     outcome = trained(CONFIG)
@@ -308,13 +310,13 @@ def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, fr
 def test_run_json_names_only_steps_that_are_sealed(monkeypatch):
     from jtrain.train.run_dir import RunDir
 
-    said, say = [], RunDir.say
+    said, say = [], RunDir.write_status
 
     def watched(directory, status, **facts):
         said.append((facts["step"], CheckpointManager(directory.checkpoints).newest() or 0))
         say(directory, status, **facts)
 
-    monkeypatch.setattr(RunDir, "say", watched)
+    monkeypatch.setattr(RunDir, "write_status", watched)
     trained(CONFIG)
     assert said == [(0, 0), (5, 5), (10, 10), (12, 12), (12, 12)]
 
@@ -565,7 +567,9 @@ def test_values_that_change_results_are_refused_with_the_commands_to_type(settin
 def test_a_copy_of_a_run_resumes_under_its_own_name(unbroken):
     there = trained(CONFIG, hooks=[At(5, lambda: jt.Stop("a pause"))]).directory
     shutil.copytree(there.path, "runs/copy")
-    with pytest.raises(ConfigError, match=r"runs/copy holds a copy of quick, a run of") as refusal:
+    with pytest.raises(
+        ConfigError, match=r"runs/copy holds a copy of quick, a run with"
+    ) as refusal:
         trained(CONFIG, "name=copy", "seed=1")
     advised = str(refusal.value).rpartition("or resume that one: jtrain run ")[2].split()
     assert advised == ["runs/copy/config.yaml", "name=copy"]

@@ -424,7 +424,9 @@ def test_jt_run_in_a_directory_of_its_own_is_refused_with_the_call():
     config = config_of(CONFIG, SHORT)
     with pytest.raises(PowerCutError):
         jt.run(config, directory=Path("mine"), hooks=[cut_at(10)])
-    with pytest.raises(ConfigError, match=r"the same call of jt\.run again, with the values that"):
+    with pytest.raises(
+        ConfigError, match=r"the same call of jt\.run again, with the values of that"
+    ):
         jt.run(config_of(CONFIG, (*SHORT, "seed=1")), directory=Path("mine"))
 
 
@@ -434,7 +436,7 @@ def test_a_file_that_may_not_be_read_or_written_is_told(name: str, capfd):
     with permissions_hold():
         assert main(["run", CONFIG, *SHORT]) == 2
     err = capfd.readouterr().err
-    assert f"{RUN / name} is a file of the run, and you may not" in err
+    assert f"{RUN / name} is a file of the run, and you have no permission" in err
     assert f"chmod u+rw {RUN / name}" in err
 
 

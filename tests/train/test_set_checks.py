@@ -107,7 +107,7 @@ class _Kill(jt.Hook):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["evaluate.sets={sen: {every: 5}}"], "no set of .* gives valid, seen; did you mean seen"),
+        (["evaluate.sets={sen: {every: 5}}"], "no set of .* has valid, seen; did you mean seen"),
         (["checkpoint.best=sen/loss"], "no metric .* valid/loss, .*; did you mean seen/loss"),
         (["evaluate.patience=3", "evaluate.every=2"], "needs a metric; set checkpoint"),
         (["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"], "sets.seen.every.*5 is no mult"),
@@ -120,7 +120,7 @@ def test_reports_values_that_do_not_fit(settings, words):
 
 def test_a_set_has_a_plain_name():
     write_study(Path("other"), CODE.replace(ONE, TWO.replace('"seen"', '"a/b"')))
-    with pytest.raises(ConfigError, match=r"'a/b' has no plain name.*call it a_b"):
+    with pytest.raises(ConfigError, match=r"'a/b' has no plain name.*use a_b"):
         trained("other/configs/quick.yaml")
 
 

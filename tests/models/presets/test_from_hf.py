@@ -225,7 +225,7 @@ def test_weights_of_another_model_are_told_all_at_once_and_the_right_ones_fit():
     for words in (
         "norm.weight: missing",
         "layers.0.mlp.up_proj.weight: (20, 16) becomes (16, 20), not (16, 24) as blocks/0/up/",
-        "layers.7.mlp.up_proj.weight: left over",
+        "layers.7.mlp.up_proj.weight: unused",
         "Set the values of the model that was trained, for example model.preset=",
     ):
         assert words in str(told.value)

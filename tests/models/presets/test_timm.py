@@ -47,7 +47,7 @@ def test_all_that_does_not_fit_is_told_at_once():
     with pytest.raises(CheckpointError) as caught:
         resnet_from_timm(RESNET, weights)
     told = str(caught.value)
-    for words in ("fc.bias: missing", "other: left over", "fc.weight: is (2, 2) as head/kernel"):
+    for words in ("fc.bias: missing", "other: unused", "fc.weight: is (2, 2) as head/kernel"):
         assert words in told
     assert "Set the values of the model" in told
 
