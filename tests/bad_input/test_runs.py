@@ -211,7 +211,7 @@ def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
     assert main(["run", CONFIG, "steps=26", "log.every=13", "evaluate.every=0"]) == 0
     out = capfd.readouterr().out
     assert "steps 1 to 20: 2 of 20 skipped, loss or gradient was not finite" in out
-    assert "was skipped: row 3 of `x` has nan at [1]. Leave such rows out, or fill them" in out
+    assert "was skipped: row 3 of `x` has nan at [1]. Remove such rows, or fill them" in out
     assert "lower optimizer.lr" not in out
     found = read_results("runs/quick/metrics.jsonl", "")
     assert [numbers["skipped"] for numbers in found.values()] == [1, 2]  # once an epoch

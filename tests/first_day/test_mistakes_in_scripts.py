@@ -324,7 +324,7 @@ CASES = [
          "jt.classifier(model)", "model.apply(params, {}, None"),
     Case(a_dict_for_the_loss_of_a_module, "takes an object for a dict",
          'def loss(module, batch, rng): outputs = module(batch["x"])', 'params["w"]'),
-    Case(a_class_for_a_model, "a model was to be given, and Net is a class",
+    Case(a_class_for_a_model, "Net is a class, and jtrain takes a model",
          "Net(rngs=nnx.Rngs(0))"),
     Case(a_draw_in_an_evaluation, "draws without a key: `rng` is None in an evaluation",
          "x if rng is None else", "jax.random.bernoulli(rng"),
@@ -356,10 +356,10 @@ CASES = [
          "jt.binary_classifier"),
     Case(outputs_of_another_shape, "the model gave outputs of shape [8, 2], and 'y' has shape [8]",
          "Give the last layer as many outputs as 'y' has numbers a row: 1"),
-    Case(a_prediction_without_a_model, "does not say what the model gives",
+    Case(a_prediction_without_a_model, "from which the model's output is not known",
          "jt.predict(apply, result.params, data)"),
     Case(a_module_that_was_not_given, "there is no model: fit was given arrays",
-         "Take result.params"),
+         "Use result.params"),
     Case(predictions_summed_over_rows, "for 8 rows has shape []", "no sums over it"),
 ]  # fmt: skip
 

@@ -148,7 +148,7 @@ def test_a_step_of_two_processes_taken_by_one_blames_no_device(
     said = capfd.readouterr().out
     assert "step 4, batch 3" in said
     assert "a device computes wrongly" not in said
-    assert "DIFFERENT" not in said or "the likely cause: processes: 2 then, 1 now" in said
+    assert "DIFFERENT" not in said or "The likely cause: processes: 2 then, 1 now" in said
     assert "jtrain launch --processes 2 replay quick --step 4" in said
 
 

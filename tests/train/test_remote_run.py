@@ -109,7 +109,7 @@ def test_copies_are_listed_verified_fetched_and_removed(
 
     assert typed("ls", address)[1].split("\n")[0].startswith("10  ")
     code, said = typed("verify", address)
-    assert (code, said.count("whole")) == (0, 2)
+    assert (code, said.count("valid")) == (0, 2)
     assert typed("show", address)[0] == 0
     assert "hold the same state" in typed("diff", address, "quick")[1]
     assert typed("export", f"{address}/checkpoints/10", "--out", "a.safetensors")[0] == 0

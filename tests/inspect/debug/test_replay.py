@@ -122,7 +122,7 @@ def test_the_first_differing_step_is_named(study, capsys):
     said = capsys.readouterr().out
     # On 8 devices an earlier step may round differently.
     assert re.search(r"DIFFERENT from step [678] on, on a batch that was not compared", said)
-    assert "the likely cause: processes: 3 then, 1 now; packages.jax: 0.9.0 then, 0." in said
+    assert "The likely cause: processes: 3 then, 1 now; packages.jax: 0.9.0 then, 0." in said
     assert "; devices: 3 x cpu then, 8 x cpu now; parallel.kind: single then, mirrored n" in said
     assert "a device computes wrongly" not in said
     assert "jtrain launch --processes 3 replay quick --step 9" in said
