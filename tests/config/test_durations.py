@@ -109,6 +109,28 @@ def test_what_follows_from_the_config_is_told():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("steps", ["2 epochs", "10 seconds", "100 rows", "7"])
+def test_an_experiment_is_built_once_whatever_its_durations_are_in(
+    steps: str, monkeypatch: pytest.MonkeyPatch
+):
+    study = Path("experiments/quick.py")
+    code = study.read_text()
+    assert (old := "optimizer=self.optimizer.build(self.steps),") in code
+    study.write_text(code.replace(old, "optimizer=self.optimizer,"))
+    schedule = "optimizer.schedule={kind: cosine, warmup: 10%}"
+    config, builds = config_of(CONFIG, [f"steps={steps}", schedule]), []
+    build = type(config).build
+    monkeypatch.setattr(
+        type(config), "build", lambda self, place: builds.append(1) or build(self, place)
+    )
+    setup = set_up(config)
+    setup = setup.at_pace(1.0) if setup.lengths.provisional else setup
+    expected = {"2 epochs": 25, "10 seconds": 10, "100 rows": 7, "7": 7}[steps]
+    assert (setup.config.steps, len(builds)) == (expected, 1)
+    updates = setup.experiment.transformation.init(setup.like.params)
+    assert updates, "an optimizer for that many steps"
+
+
 def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
     said = ["steps=1 epoch", "evaluate.every=50%", "checkpoint.every=1 epoch", "log.every=64 rows"]
     said.append("optimizer.schedule={kind: cosine, warmup: 0.2 epochs}")
