@@ -95,10 +95,10 @@ def trace_flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFl
     large, small = _jaxpr(large), _jaxpr(small)
     flags = [getattr(atom.aval, "dtype", None) == jnp.bool for atom in large.invars]
     flows_in = [flow._replace(flag=flag) for flow, flag in zip(inputs, flags, strict=True)]
-    return _Walk().program(large, small, flows_in)
+    return _FlowWalk().program(large, small, flows_in)
 
 
-class _Walk:
+class _FlowWalk:
     """A simultaneous walk over two traces of one program."""
 
     def __init__(self) -> None:

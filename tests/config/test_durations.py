@@ -115,7 +115,8 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(
 ):
     study = Path("experiments/quick.py")
     code = study.read_text()
-    assert (old := "optimizer=self.optimizer.build(self.steps),") in code
+    old = "optimizer=self.optimizer.build(self.steps),"
+    assert old in code
     study.write_text(code.replace(old, "optimizer=self.optimizer,"))
     schedule = "optimizer.schedule={kind: cosine, warmup: 10%}"
     config, builds = config_of(CONFIG, [f"steps={steps}", schedule]), []

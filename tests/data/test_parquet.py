@@ -219,6 +219,7 @@ def test_many_texts_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
 
 def test_a_limit_goes_with_the_rows_to_another_process(tmp_path: Path):
     path = write_parquet(tmp_path / "rows.parquet", {"x": np.arange(100_000)}, group=100_000)
-    for rows in (rows := ParquetRows(path, group_bytes=1000), pickle.loads(pickle.dumps(rows))):
+    rows = ParquetRows(path, group_bytes=1000)
+    for each in (rows, pickle.loads(pickle.dumps(rows))):
         with pytest.raises(DataError, match="group_bytes=1,000 is the limit"):
-            rows[0]
+            each[0]

@@ -24,7 +24,7 @@ Weights: TypeAlias = Mapping[str, np.ndarray]
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
-class Source(NamedTuple):
+class LeafMapping(NamedTuple):
     """A parameter, the published weights that it is made from, and the conversion."""
 
     ours: str
@@ -63,76 +63,78 @@ def mixtral_from_hf(values: Transformer, weights: Weights) -> Params:
     return _fill(values, list(_llama(values, mlp)), _strip_prefix("model.", weights))
 
 
-def _gpt2(values: Transformer) -> Iterator[Source]:
+def _gpt2(values: Transformer) -> Iterator[LeafMapping]:
     # Published columns are query, key and value, then heads; ours are heads first.
     by_head = lambda x: _qkv(values, *np.split(x, 3, axis=-1))
-    yield Source("tokens", ("wte.weight",), _same)
-    yield Source("positions", ("wpe.weight",), _same)
+    yield LeafMapping("tokens", ("wte.weight",), _same)
+    yield LeafMapping("positions", ("wpe.weight",), _same)
     for i in range(values.layers):
         ours, theirs = f"blocks/{i}", f"h.{i}"
-        yield Source(f"{ours}/qkv/kernel", (f"{theirs}.attn.c_attn.weight",), by_head)
-        yield Source(f"{ours}/qkv/bias", (f"{theirs}.attn.c_attn.bias",), by_head)
+        yield LeafMapping(f"{ours}/qkv/kernel", (f"{theirs}.attn.c_attn.weight",), by_head)
+        yield LeafMapping(f"{ours}/qkv/bias", (f"{theirs}.attn.c_attn.bias",), by_head)
         for our, their in (("out", "attn.c_proj"), ("up", "mlp.c_fc"), ("down", "mlp.c_proj")):
-            yield Source(f"{ours}/{our}/kernel", (f"{theirs}.{their}.weight",), _kernel)
-            yield Source(f"{ours}/{our}/bias", (f"{theirs}.{their}.bias",), _same)
+            yield LeafMapping(f"{ours}/{our}/kernel", (f"{theirs}.{their}.weight",), _kernel)
+            yield LeafMapping(f"{ours}/{our}/bias", (f"{theirs}.{their}.bias",), _same)
         yield from _norm(f"{ours}/norm_attention", f"{theirs}.ln_1")
         yield from _norm(f"{ours}/norm_mlp", f"{theirs}.ln_2")
     yield from _norm("norm", "ln_f")
     if not values.tied:
-        yield Source("head", ("lm_head.weight",), _same)
+        yield LeafMapping("head", ("lm_head.weight",), _same)
 
 
-def _llama(values: Transformer, mlp: Callable[[str, str], Iterator[Source]]) -> Iterator[Source]:
-    yield Source("tokens", ("embed_tokens.weight",), _same)
+def _llama(
+    values: Transformer, mlp: Callable[[str, str], Iterator[LeafMapping]]
+) -> Iterator[LeafMapping]:
+    yield LeafMapping("tokens", ("embed_tokens.weight",), _same)
     for i in range(values.layers):
         ours, theirs = f"blocks/{i}", f"layers.{i}"
         qkv = tuple(f"{theirs}.self_attn.{name}_proj.weight" for name in "qkv")
         grouped = lambda q, k, v: _kernel(_qkv(values, q.T, k.T, v.T))
-        yield Source(f"{ours}/qkv/kernel", qkv, grouped)
-        yield Source(
+        yield LeafMapping(f"{ours}/qkv/kernel", qkv, grouped)
+        yield LeafMapping(
             f"{ours}/out/kernel", (f"{theirs}.self_attn.o_proj.weight",), _transposed_kernel
         )
         yield from mlp(ours, theirs)
         first, second = f"{theirs}.input_layernorm", f"{theirs}.post_attention_layernorm"
-        yield Source(f"{ours}/norm_attention/scale", (f"{first}.weight",), _same)
-        yield Source(f"{ours}/norm_mlp/scale", (f"{second}.weight",), _same)
-    yield Source("norm/scale", ("norm.weight",), _same)
+        yield LeafMapping(f"{ours}/norm_attention/scale", (f"{first}.weight",), _same)
+        yield LeafMapping(f"{ours}/norm_mlp/scale", (f"{second}.weight",), _same)
+    yield LeafMapping("norm/scale", ("norm.weight",), _same)
     if not values.tied:
-        yield Source("head", ("lm_head.weight",), _same)
+        yield LeafMapping("head", ("lm_head.weight",), _same)
 
 
-def _mlp(ours: str, theirs: str) -> Iterator[Source]:
+def _mlp(ours: str, theirs: str) -> Iterator[LeafMapping]:
     for name in ("gate", "up", "down"):
-        yield Source(
+        yield LeafMapping(
             f"{ours}/{name}/kernel", (f"{theirs}.mlp.{name}_proj.weight",), _transposed_kernel
         )
 
 
-def _experts(values: Transformer, ours: str, theirs: str) -> Iterator[Source]:
+def _experts(values: Transformer, ours: str, theirs: str) -> Iterator[LeafMapping]:
     """Yield the sources of experts published one by one: w1 is gate, w3 up, w2 down."""
     mixture, theirs = f"{ours}/mixture", f"{theirs}.block_sparse_moe"
     experts = range(getattr(values.experts, "count", 0))
     stacked = lambda *each: np.stack([x.T for x in each])
-    yield Source(f"{mixture}/router", (f"{theirs}.gate.weight",), np.transpose)
+    yield LeafMapping(f"{mixture}/router", (f"{theirs}.gate.weight",), np.transpose)
     for our, their in {"gate": "w1", "up": "w3", "down": "w2"}.items():
         names = tuple(f"{theirs}.experts.{i}.{their}.weight" for i in experts)
-        yield Source(f"{mixture}/{our}", names, stacked)
+        yield LeafMapping(f"{mixture}/{our}", names, stacked)
 
 
-def _experts_fused(ours: str, theirs: str) -> Iterator[Source]:
+def _experts_fused(ours: str, theirs: str) -> Iterator[LeafMapping]:
     """Yield the sources of experts published together, e o i, with gate before up."""
     mixture, experts = f"{ours}/mixture", f"{theirs}.mlp.experts"
     half = lambda x, part: np.split(x.swapaxes(1, 2), 2, axis=-1)[part]
     both = (f"{experts}.gate_up_proj",)
-    yield Source(f"{mixture}/router", (f"{theirs}.mlp.gate.weight",), np.transpose)
-    yield Source(f"{mixture}/gate", both, lambda x: half(x, 0))
-    yield Source(f"{mixture}/up", both, lambda x: half(x, 1))
-    yield Source(f"{mixture}/down", (f"{experts}.down_proj",), lambda x: x.swapaxes(1, 2))
+    yield LeafMapping(f"{mixture}/router", (f"{theirs}.mlp.gate.weight",), np.transpose)
+    yield LeafMapping(f"{mixture}/gate", both, lambda x: half(x, 0))
+    yield LeafMapping(f"{mixture}/up", both, lambda x: half(x, 1))
+    yield LeafMapping(f"{mixture}/down", (f"{experts}.down_proj",), lambda x: x.swapaxes(1, 2))
 
 
-def _norm(ours: str, theirs: str) -> Iterator[Source]:
-    yield Source(f"{ours}/scale", (f"{theirs}.weight",), _same)
-    yield Source(f"{ours}/bias", (f"{theirs}.bias",), _same)
+def _norm(ours: str, theirs: str) -> Iterator[LeafMapping]:
+    yield LeafMapping(f"{ours}/scale", (f"{theirs}.weight",), _same)
+    yield LeafMapping(f"{ours}/bias", (f"{theirs}.bias",), _same)
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -164,7 +166,7 @@ def _strip_prefix(prefix: str, weights: Weights) -> Weights:
     }
 
 
-def _fill(values: Transformer, sources: list[Source], weights: Weights) -> Params:
+def _fill(values: Transformer, sources: list[LeafMapping], weights: Weights) -> Params:
     """Return the tree of the model's parameters with the arrays of `weights`."""
     like = jax.eval_shape(values.build().init, jax.random.key(0))[0]
     like = jax.eval_shape(unstack_layers, like) if values.scan else like
@@ -191,7 +193,7 @@ def _fill(values: Transformer, sources: list[Source], weights: Weights) -> Param
     return stack_layers(params) if values.scan else params
 
 
-def _used_names(values: Transformer, sources: list[Source]) -> set[str]:
+def _used_names(values: Transformer, sources: list[LeafMapping]) -> set[str]:
     """Return the names that are read; a tied head repeats the token embedding."""
     names = {name for source in sources for name in source.theirs}
     return names | {"lm_head.weight"} if values.tied else names

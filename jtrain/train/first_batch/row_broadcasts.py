@@ -66,7 +66,7 @@ def find_pairs(program: Any, rows: int) -> Iterator[BroadcastPair]:
     A column that the program made by `x[:, None]` is intended, and not included.
     """
     jaxpr, _ = open_jaxpr(program)
-    yield from _Walk(rows).run(jaxpr, [None] * len(jaxpr.invars))
+    yield from _BroadcastWalk(rows).run(jaxpr, [None] * len(jaxpr.invars))
 
 
 def _twice(shape: Shape, rows: int) -> Shape:
@@ -89,7 +89,7 @@ class _Array(NamedTuple):
         return {at for at, n in zip(self.dims, self.shape, strict=True) if n == size}
 
 
-class _Walk:
+class _BroadcastWalk:
     def __init__(self, rows: int):
         self._rows = rows
         self._outputs: list[_Array] = []

@@ -27,7 +27,7 @@ class MLflow:
 
     package: ClassVar[str] = "mlflow"
 
-    def open(self, about: TrackedRun) -> "_Run":
+    def open(self, about: TrackedRun) -> "_MLflowRun":
         """Start a run, or resume one."""
         tracking = importlib.import_module("mlflow.tracking")
         if self.uri.startswith("file:"):  # MLflow 3.17 refuses files without this
@@ -35,15 +35,15 @@ class MLflow:
         client = tracking.MlflowClient(tracking_uri=self.uri or None)
         if about.id:
             client.update_run(about.id, status="RUNNING")
-            return _Run(client, about.id)
+            return _MLflowRun(client, about.id)
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
-        run = _Run(client, client.create_run(experiment, run_name=about.name).info.run_id)
+        run = _MLflowRun(client, client.create_run(experiment, run_name=about.name).info.run_id)
         run.log_config(about.config)
         return run
 
 
-class _Run:
+class _MLflowRun:
     def __init__(self, client: Any, id: str):
         self.id, self._client = id, client
 

@@ -23,7 +23,7 @@ class WandB:
 
     package: ClassVar[str] = "wandb"
 
-    def open(self, about: TrackedRun) -> "_Run":
+    def open(self, about: TrackedRun) -> "_WandBRun":
         """Start a run, or resume one.
 
         Raises:
@@ -35,7 +35,7 @@ class WandB:
                 "nobody is logged in to wandb. Type: wandb login, or write files that are synced "
                 "later: trackers=[{kind: wandb, mode: offline}]"
             )
-        return _Run(
+        return _WandBRun(
             wandb.init(
                 project=self.project,
                 entity=self.entity or None,
@@ -51,7 +51,7 @@ class WandB:
         )
 
 
-class _Run:
+class _WandBRun:
     def __init__(self, run):
         self.id, self._run = run.id, run
 
