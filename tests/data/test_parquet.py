@@ -190,7 +190,7 @@ def test_a_small_parquet_file_that_expands_to_gigabytes_is_refused_before_it_is_
     arrow = pytest.importorskip("pyarrow")
     nulls = arrow.nulls(MILLIONS, arrow.int64())
     path = write_parquet(tmp_path / "bomb.parquet", {"x": nulls}, group=MILLIONS)
-    assert path.stat().st_size < 2000
+    assert path.stat().st_size < 200_000  # for 320 MB; pyarrow 22 writes 72 kB, earlier ones 2 kB
     rows = ParquetRows(path, group_bytes=1 << 28)
     before = arrow.total_allocated_bytes()
     advice = r"320,000,000 bytes or more .* group_bytes=268,435,456 is the limit.*limit \(group_"
