@@ -66,7 +66,8 @@ def test_tensor_parallel_sends_two_activations_a_layer_forward_and_two_back():
     found = sent(planned("v5e:2x4", *words), "tensor")
     # The looked up tokens come from all parts of the table; what the head gives back is float32.
     activations = 4 * LAYERS + 1 + F32 / BF16
-    assert near(sum(found.values()), 2 * 7 / 8 * ACTIVATION * activations)
+    # The exact sums of the token table's gradient (docs/exactness.md) send 3.3 activations more.
+    assert near(sum(found.values()), 2 * 7 / 8 * ACTIVATION * (activations + 3.3), 0.03)
 
 
 def test_between_slices_crosses_what_a_device_keeps_of_the_gradients():
