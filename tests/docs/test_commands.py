@@ -9,6 +9,7 @@ five of the runs; what needs the TPU compiler is marked so.
 import glob
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -174,7 +175,10 @@ def of_page(command: Command, name: str) -> list[str]:
     """Return overrides for the devices of a page: as many rows as shards."""
     if name == "gpt2":
         return ["batch=480", "microbatches=30", "data.path=data/web", "evaluate.batch=32"]
-    return ["batch=16", "evaluate.batch=16"] if command.devices > ON_PROCESS else []
+    parts = max(command.devices, 16) if command.devices > ON_PROCESS else 0
+    if "--topology" in command.words:
+        parts = math.prod(map(int, re.findall(r"(?<!v)\d+", command.words[3])))  # of 2*v5e:4x4
+    return [f"batch={parts}", f"evaluate.batch={parts}"] if parts else []
 
 
 def typed(words: list[str], devices: int = ON_PROCESS) -> None:
@@ -252,6 +256,8 @@ def test_what_shows_values_and_data_shows_them(command: Command, here: Path, cap
         assert main(["data", "prepare", *prepare, "--out", "data/web"]) == 0
     if "8192" in words:  # more than so little text has
         words[words.index("8192")] = "300"
+    if "configs/gpt2.yaml" in words:
+        words.append("data.path=data/web")
     assert main(words) == 0
     assert capsys.readouterr().out
 
@@ -268,7 +274,8 @@ def test_what_is_done_with_a_run_is_done(command: Command, used: Path, capsys):
 @of("plan")
 def test_a_plan_is_made(command: Command, here: Path, capsys):
     assert main(small(command)) == 0
-    assert "collective" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "collectives" in shown if "--json" in command.words else "sent by each device" in shown
 
 
 @pytest.mark.thorough
