@@ -139,7 +139,7 @@ import sys, pathlib, jtrain.checkpoint.lock as lock
 lock._PATIENCE = 20
 place = pathlib.Path(sys.argv[1])
 for _ in range(40):
-    held = lock.Lock(place)
+    held = lock.WriteLock(place)
     inside = place / "inside"
     inside.touch(exist_ok=False)
     inside.unlink()

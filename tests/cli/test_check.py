@@ -81,7 +81,7 @@ def test_labels_are_checked_beyond_the_compared_rows(tmp_path: Path, capfd):
     assert main(["check", config, "--rows", "4", "--devices", "2"]) == 70
     out = capfd.readouterr().out
     assert "batch['label'] holds 7 in row" in out
-    assert "one of 3 entries, 0 .. 2, of an array of shape" in out
+    assert "index 3 entries, 0 .. 2, of an array of shape" in out
 
 
 def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, capfd):

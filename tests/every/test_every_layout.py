@@ -17,6 +17,7 @@ from layouts import STRATEGIES, strategy
 
 import jtrain as jt
 from jtrain.core.state import TrainState
+from jtrain.core import pytree
 from jtrain.core.types import Couples
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
@@ -125,12 +126,12 @@ def start(member: str) -> TrainState:
     draw = np.random.default_rng(0)
 
     def normal(path, leaf):
-        name = jt.trees.name(path)
+        name = pytree.name(path)
         level = 1.0 if name.endswith("scale") else 0.0
         return draw.normal(level, 0.2, leaf.shape).astype(leaf.dtype)
 
     params = jax.tree_util.tree_map_with_path(normal, shapes)
-    at = lambda path, leaf: np.full(leaf.shape, jt.trees.name(path).endswith("var"), leaf.dtype)
+    at = lambda path, leaf: np.full(leaf.shape, pytree.name(path).endswith("var"), leaf.dtype)
     extra = jax.tree_util.tree_map_with_path(at, extra)
     return jax.device_get(jt.new_state(params, OPTIMIZER, jax.random.key(1), extra))
 

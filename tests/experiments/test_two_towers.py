@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import optax
 import pytest
 from comparison import assert_close
 from image_files import write_digits

@@ -140,7 +140,7 @@ def test_by_hand_without_value_fn_it_says_what_to_give():
         optimizer.update(params, state, params)
     for words in (
         "optimizer.kind=lbfgs searches along its direction",
-        "was given no value, no grad, no value_fn",
+        "got no value, no grad, no value_fn",
         "call update(grads, state, params, value=loss, grad=grads, value_fn=loss_of_params)",
         "as jt.make_step does",
     ):

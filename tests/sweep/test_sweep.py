@@ -168,7 +168,7 @@ def test_an_error_is_reported_before_any_member_starts(typed, told, capfd):
 
 def test_an_unknown_metric_is_reported_with_the_known_ones(capfd):
     assert main(["sweep", CONFIG, "seed=0", "--metric", "losss"]) == 2
-    assert "gives loss; did you mean loss?" in capfd.readouterr().err
+    assert "has loss; did you mean loss?" in capfd.readouterr().err
 
 
 def test_a_sweep_into_a_run_is_refused(capfd):

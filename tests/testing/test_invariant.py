@@ -47,7 +47,7 @@ class RealMean:
     """A mean over the rows that count."""
 
     @staticmethod
-    def case(values, mask):
+    def of(values, mask):
         return jnp.where(mask, values, 0).sum() / mask.sum()
 
 

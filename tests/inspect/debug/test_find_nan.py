@@ -235,7 +235,7 @@ def test_an_operation_in_a_jitted_function_has_the_line_of_the_call():
     bad = lambda x: jnp.log(x)  # traced earlier, from another line
     from jtrain.inspect.debug.source import find_source
 
-    for fn, text in ((lambda x: good(x) + bad(x), "traced before"), (root, "jnp.sqrt")):
+    for fn, text in ((lambda x: good(x) + bad(x), "traced earlier"), (root, "jnp.sqrt")):
         (origin,) = blamed(fn, jnp.float32(-0.0 if fn is not root else -1.0))
         (line,) = find_source(origin.equation, origin.calls)
         assert os.path.basename(line.file) == "test_find_nan.py"
