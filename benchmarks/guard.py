@@ -76,7 +76,7 @@ class Turn:
         guarded = stack.enter_context(BadStepPolicy(self._parts, directory))
         self.record = StepRecorder(directory.steps, every=1)
         stack.callback(self.record.close)
-        guards = guarded.hooks(self.state, every=self._parts.config.log.every, tell=print)
+        guards = guarded.hooks(self.state, every=self._parts.config.log.every, log=print)
         self.hooks = [HeartbeatHook(), self.record, *guards]
         return self
 

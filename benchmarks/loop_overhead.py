@@ -36,7 +36,6 @@ from jtrain.optim.adamw import AdamW
 from jtrain.parallel import Single
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_hooks import RunHooks
 from jtrain.train.setup import set_up
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
@@ -121,12 +120,12 @@ class Ours:
         directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         directory.begin(config)
         kept = stack.enter_context(CheckpointManager(directory.checkpoints))
-        watch = stack.enter_context(
-            RunHooks(parts, directory, kept, start=None, screen=io.StringIO())
-        )
+        store = DirectoryStore(config, directory, kept, "")
         signals = stack.enter_context(Signals(every=config.steps_per_call))
         self.step, self.state = parts.compile_step(), parts.fresh()
-        self.hooks = [signals, *watch.hooks([], self.state)]
+        resume, screen = ResumePoint(None, parts), io.StringIO()
+        hooks = stack.enter_context(open_hooks(resume, self.state, store, signals, screen=screen))
+        self.hooks = hooks.ordered
         calls, self.each, self.steps, self.done = parts.calls, config.steps_per_call, steps, 0
         read = lambda call: parts.place(calls[call])
         self.feed = stack.enter_context(ReadAhead(read, start=0, stop=None))

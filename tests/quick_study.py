@@ -14,7 +14,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 from jtrain.train.setup import set_up
 
 CODE = '''\

@@ -13,7 +13,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.longer_run import settings_to_extend
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 
 
 def format_summary(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:

@@ -55,14 +55,12 @@ class BadStepPolicy:
         self._finite: SkippedSteps | None = None
         self._inputs: NonfiniteData | None = None
 
-    def hooks(
-        self, state: TrainState, *, every: int, tell: Callable[[str], None]
-    ) -> Sequence[Hook]:
+    def hooks(self, state: TrainState, *, every: int, log: Callable[[str], None]) -> Sequence[Hook]:
         """Return the hooks for the steps after `state`.
 
         Args:
             every: steps between two warnings, where bad steps are skipped.
-            tell: takes a line of warning.
+            log: takes a line of warning.
         """
         policy, minimum = self._setup.config.guard, getattr(state.scale, "minimum", 0.0)
         if not isinstance(policy, SkipPolicy):
@@ -85,7 +83,7 @@ class BadStepPolicy:
 
         self._finite = SkippedSteps(
             recent=recent,
-            log=tell,
+            log=log,
             log_every=every,
             steps_per_call=config.steps_per_call,
             window=min(policy.window, config.steps),
@@ -101,7 +99,7 @@ class BadStepPolicy:
         inputs = self._inputs = NonfiniteData(
             every=self._finite.every,
             find=self._not_finite,
-            log=tell,
+            log=log,
             known=self._known.get("bad_inputs", {}),
         )
         return [recent, self._finite, inputs]

@@ -1,7 +1,6 @@
 """`jt.fit`: training from a script or a notebook, without a config file."""
 
 import dataclasses
-import functools
 import os
 import warnings
 from collections.abc import Sequence
@@ -16,12 +15,10 @@ from jtrain.config.configclass import configclass
 from jtrain.config.guard import Guard
 from jtrain.config.precision import Precision
 from jtrain.config.top import CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
-from jtrain.core.loop import Stop
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
 from jtrain.core.types import Couples, Extra, LossFn, Params
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
 from jtrain.optim.recipe import OptimizerConfig
@@ -36,13 +33,11 @@ from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.history import MetricHistory
 from jtrain.train.hooks.metrics import read_metrics
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.longer_run import check_rate
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.restore_run import restore_run
 from jtrain.train.run import run
-from jtrain.train.run_hooks import RunHooks
-from jtrain.train.step_time import paced
-from jtrain.train.train_loop import compile_step, run_steps
+from jtrain.train.run_store import MemoryStore
+from jtrain.train.train_to_end import start_run, train_to_end
 
 
 @api_boundary
@@ -209,38 +204,30 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     """Train without writing anything."""
     enable_compilation_cache()
     HEARTBEAT.phase("start")
-    with StartupProgress(functools.partial(print, file=screen, flush=True)):
-        setup = paced(config)
-        check_rate(setup.config)
-        step, state = compile_step(setup, setup.fresh)
-    with (
-        Signals(every=config.steps_per_call) as signals,
-        RunHooks(setup, screen=screen) as watch,
-    ):
-        ended = run_steps(setup, step, state, watch, signals, hooks=hooks)
-        stop = ended.stop or Stop("", "finished")
-        if stop.kind == "failed":
-            raise LossError(stop.why)
-        if stop.kind == "finished":
-            for evaluation in watch.evaluations.values():
-                evaluation.at(ended.step, ended.state)
-        if ended.numbers:
-            watch.history.row(ended.step, "", ended.numbers)
-        found = watch.best()
-        last = setup.evaluation_params(ended.state), ended.state.extra
-        params, extra = watch.held or last
-        if ended.stop:
-            watch.lines.print(f"ended after step {ended.step}: {stop.why}")
-        return Fitted(
-            params=params,
-            extra=extra,
-            state=ended.state,
-            history=watch.history.numbers,
-            step=ended.step,
-            best=found and found.best,
-            why=stop.why,
-            directory=None,
-        )
+    store = MemoryStore()
+    started = start_run(config, store, screen)
+    with Signals(every=config.steps_per_call) as signals:
+        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen)
+    if trained.status == "failed":
+        raise LossError(trained.why)
+    ended = trained.ended
+    trained.history.row(ended.step, "", ended.numbers)
+    if trained.why:
+        print(f"ended after step {ended.step}: {trained.why}", file=screen, flush=True)
+    params, extra = store.best_weights or (
+        trained.setup.evaluation_params(ended.state),
+        ended.state.extra,
+    )
+    return Fitted(
+        params=params,
+        extra=extra,
+        state=ended.state,
+        history=trained.history.numbers,
+        step=ended.step,
+        best=trained.best,
+        why=trained.why,
+        directory=None,
+    )
 
 
 def _kept(

@@ -10,6 +10,7 @@ import numpy as np
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import evaluate as over
 from jtrain.core.evaluate import make_evaluate
+from jtrain.core.loop import IN_FLIGHT
 from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Couples, Extra, LossFn, Params
@@ -23,7 +24,6 @@ from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.first_batch.first_batch import FirstBatch
 
 ROWS = 128  # at a time, by default
-IN_FLIGHT = 8
 
 
 @api_boundary

@@ -32,13 +32,13 @@ class ResumePoint:
     """Step of its checkpoint; None for a new run."""
     setup: TrainSetup
     """Setup that skips the batches to be skipped."""
-    earlier: Sequence[int]
+    earlier: Sequence[int] = ()
     """Bad steps after which the run rolled back."""
-    known: Mapping[str, Any]
+    known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """State of its guard at the checkpoint."""
-    rows: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Sizes and digests of its files at the checkpoint."""
-    extended: Sequence[LengthChange]
+    extended: Sequence[LengthChange] = ()
     """Changes of its length so far, the one at this step last."""
 
 
@@ -65,12 +65,12 @@ def resume_point(
     )
 
 
-def decide_rollback(setup: TrainSetup, guarded: BadStepPolicy, why: Rollback) -> str:
+def decide_rollback(setup: TrainSetup, policy: BadStepPolicy, why: Rollback) -> str:
     """Record the batches that are skipped from now on; return a line for the log."""
     first = max(0, setup.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
-    bad = guarded.bad or BadStep(why.step, why.why, math.nan, math.nan)
-    guarded.record(bad, "rolled back", without=window)
+    bad = policy.bad or BadStep(why.step, why.why, math.nan, math.nan)
+    policy.record(bad, "rolled back", without=window)
     return f"{why.why} Rolling back; batches {first} to {window[1] - 1} are skipped."
 
 

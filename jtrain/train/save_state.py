@@ -18,7 +18,8 @@ from jtrain.distributed.multihost import check_equal, merge_shards
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.bad_step_policy import BadStepPolicy
-from jtrain.train.hooks.evaluation import EvaluateEvery
+from jtrain.train.hooks.evaluation import EvaluateEvery, Results
+from jtrain.train.hooks.grace_period import GraceBudget
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.longer_run import LengthChange
@@ -31,15 +32,16 @@ class CheckpointSaver:
     """Saver of states in a run's directory; it saves nothing after a bad step.
 
     Args:
-        guarded: what goes with a state about bad steps.
-        extended: the changes of the run's length, which go with it too.
-        evaluations: by set; their results go with it.
-        best: the evaluation whose best is kept.
-        files: gives those whose rows are on the disk before it is.
-        record: the steps that were taken, likewise.
-        twice: has to agree first.
-        pause: what is done beside training is done within.
-        copy: copies a step that is on the disk to where else it is to be.
+        policy: for bad steps; its record goes into the checkpoint.
+        extended: changes of the run's length, recorded there too.
+        results: of the evaluations, by set, recorded there too.
+        best: the evaluation whose best is retained.
+        files: rows that are flushed to the disk before the checkpoint is written.
+        record: of the steps, flushed likewise.
+        recompute: check that must agree before anything is saved.
+        pause: context manager for work beside training.
+        budget: takes the seconds of a save.
+        copy: called with each step that is on the disk, to copy it elsewhere.
     """
 
     def __init__(
@@ -48,24 +50,24 @@ class CheckpointSaver:
         directory: RunDir,
         retries: SaveRetries,
         *,
-        guarded: BadStepPolicy,
+        policy: BadStepPolicy,
         extended: Sequence[LengthChange],
-        evaluations: Mapping[str, EvaluateEvery],
-        best: Callable[[], EvaluateEvery | None],
-        files: Callable[[], Sequence[JsonlWriter]],
+        results: Mapping[str, Results],
+        best: EvaluateEvery | None,
+        files: Sequence[JsonlWriter],
         record: StepRecorder | None,
-        twice: RecomputeCheck | None,
+        recompute: RecomputeCheck | None,
         pause: Callable[[str], AbstractContextManager[None]],
+        budget: GraceBudget,
         copy: Callable[[int], None] = lambda step: None,
     ):
-        stands = directory.facts() if directory.first else {}
-        self.seconds: float | None = stands.get("seconds_per_save")
-        """Seconds of the last save, until it was on the disk; None: not measured."""
+        if directory.first and budget.save is None:  # as an earlier start of the run measured it
+            budget.save = directory.facts().get("seconds_per_save")
         self._setup, self._directory, self._retries = setup, directory, retries
-        self._guarded, self._evaluations, self._best = guarded, evaluations, best
+        self._policy, self._results, self._best = policy, results, best
         self._extended = [change._asdict() for change in extended]
-        self._files, self._record, self._twice = files, record, twice
-        self._pause, self._began, self._copy = pause, 0.0, copy
+        self._files, self._record, self._recompute = files, record, recompute
+        self._pause, self._began, self._budget, self._copy = pause, 0.0, budget, copy
 
     def __call__(self, step: int, state: TrainState) -> None:
         """Save a state; return when it may be donated.
@@ -75,14 +77,13 @@ class CheckpointSaver:
             DeviceError: if a device computes wrongly, as far as is known.
             PeerError: if the processes of the run have come apart.
         """
-        if self._guarded.bad:
+        if self._policy.bad:
             return
-        if self._twice:
-            self._twice.settle()
+        if self._recompute:
+            self._recompute.settle()
         self._began = time.monotonic()
         with self._pause("saving"):
-            best = self._best()
-            number = best.number(step) if best else None
+            number = self._best.number(step) if self._best else None
             about = self._about(step)
             before = lambda: self._before(step, state, about)
             self._retries.save(step, state, about, number, self._sealed, before=before)
@@ -94,15 +95,15 @@ class CheckpointSaver:
         """
         if self._record:
             self._record.sync()
-        for file in self._files():
+        for file in self._files:
             file.sync()
-        about["rows"] = {file.path.name: file.mark() for file in self._files()}
+        about["rows"] = {file.path.name: file.mark() for file in self._files}
         if self._record:
             self._refuse_apart(step, state, self._record.newest)
 
     def _about(self, step: int) -> dict[str, Any]:
         """Return the record that a checkpoint carries."""
-        found = {name: each.results.get(step, {}) for name, each in self._evaluations.items()}
+        found = {name: results.get(step, {}) for name, results in self._results.items()}
         return {
             "config": to_plain(self._setup.config),
             "jtrain": version("jtrain"),
@@ -111,7 +112,7 @@ class CheckpointSaver:
             "valid": {},
             "batches": merge_shards(self._setup.calls.state(step)),
             **({"extended": self._extended} if self._extended else {}),
-            **self._guarded.about(step),
+            **self._policy.about(step),
             **{name: _numbers(results) for name, results in found.items()},
             IDENTITY: self._directory.sealed(),
         }
@@ -132,8 +133,8 @@ class CheckpointSaver:
     def _sealed(self, step: int) -> None:
         """Record the step in run.json: it names no step that a power cut would take."""
         HEARTBEAT.saved(step)
-        self.seconds = time.monotonic() - self._began
-        self._directory.write_status("running", step=step, seconds_per_save=round(self.seconds, 3))
+        seconds = self._budget.save = time.monotonic() - self._began
+        self._directory.write_status("running", step=step, seconds_per_save=round(seconds, 3))
         if self._directory.first:
             self._copy(step)
 

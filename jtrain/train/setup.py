@@ -22,10 +22,11 @@ from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step, many
 from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
+from jtrain.data import ReadAhead
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.skip import SkipBatches, Window
 from jtrain.data.batches.stacked import StackedBatches
-from jtrain.data.batches.workers import BatchReader, Workers, is_streamed
+from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
@@ -100,14 +101,29 @@ class TrainSetup:
         """Batches of each call of the step, as numpy arrays: this process's rows."""
         return StackedBatches(self.train, self.config.steps_per_call)
 
-    def calls_from(self, start: int, stop: int) -> BatchReader:
-        """Return a reader of the batches of calls `start` .. `stop - 1`; close it after use.
+    def read_ahead(
+        self, start: int, observers: Sequence[Callable[[int, Batch], None]] = ()
+    ) -> ReadAhead[Batch]:
+        """Return the batches of each call on the devices, from step `start` on; close it after use.
+
+        Args:
+            observers: called with the number and the batch of each call, as it is read.
 
         Raises:
             DataError: if several workers cannot read these batches.
         """
-        self.config.workers.check(self.experiment.train)
-        return self.config.workers.build(self.calls.__getitem__, start=start, stop=stop)
+        each, workers = self.config.steps_per_call, self.config.workers
+        first, stop = start // each, self.config.steps // each
+        workers.check(self.experiment.train)
+        read = workers.build(self.calls.__getitem__, start=first, stop=stop)
+
+        def place(call: int) -> Batch:
+            batch = read(call)
+            for observe in observers:
+                observe(call, batch)
+            return self.place(batch)
+
+        return ReadAhead(place, start=first, stop=stop, close=read.close)
 
     @functools.cached_property
     def train(self) -> SkipBatches:

@@ -12,9 +12,9 @@ from jax.experimental import multihost_utils
 from jtrain.core.loop import train_loop
 from jtrain.data import ReadAhead
 from jtrain.data.batches.stacked import StackedBatches
+from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import TrainSetup, set_up
-from jtrain.train.train_loop import compile_step
 
 WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer

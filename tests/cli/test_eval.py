@@ -9,7 +9,7 @@ import pytest
 from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 
 SETTINGS = ("checkpoint.every=4", "evaluate.every=4", "checkpoint.keep=1")
 

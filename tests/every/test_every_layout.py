@@ -16,8 +16,8 @@ from comparison import assert_close, distance
 from layouts import STRATEGIES, strategy
 
 import jtrain as jt
-from jtrain.core.state import TrainState
 from jtrain.core import pytree
+from jtrain.core.state import TrainState
 from jtrain.core.types import Couples
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy

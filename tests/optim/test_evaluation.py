@@ -16,7 +16,7 @@ from jtrain.core.loop import Hook
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.optim import SGD, AdamW, ParamGroup, ScheduleFree, WithEvalParams, evaluation_params
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 from jtrain.train.setup import TrainSetup, set_up
 
 pytestmark = pytest.mark.thorough

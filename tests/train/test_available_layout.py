@@ -12,7 +12,7 @@ from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.parallel import FSDP, Axes, Mirrored, Single
 from jtrain.train.available_layout import fit_layout_to_devices
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 
 SPLIT = "parallel={kind: sharded, data: 2, fsdp: 4, min_size: 0}"
 

@@ -14,7 +14,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 from jtrain.train.setup import set_up
 
 pytestmark = pytest.mark.thorough

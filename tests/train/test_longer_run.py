@@ -20,7 +20,7 @@ from jtrain.sweep.sweep import sweep
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.longer_run import check_rate
 from jtrain.train.restore_run import evaluate_run
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 
 CONFIG = "configs/quick.yaml"
 OWN = "runs/quick/config.yaml"

@@ -16,7 +16,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
 from jtrain.train.hooks.metrics import read_metrics
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 
 THOROUGH = pytest.mark.thorough
 CONFIG = "configs/quick.yaml"

@@ -20,7 +20,7 @@ from jtrain.errors import ConfigError
 from jtrain.io import jsonl
 from jtrain.optim import SGD
 from jtrain.train.rollback import resume_point
-from jtrain.train.run_hooks import RunHooks
+from jtrain.train.run_hooks import open_hooks
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,8 @@ class KillError(Exception):
     """Ends a run where it stands."""
 
 
-RUN = importlib.import_module("jtrain.train.run")  # not the function of that name
+STORE = importlib.import_module("jtrain.train.run_store")
+TO_END = importlib.import_module("jtrain.train.train_to_end")
 RUNS = ("went", "never")
 NAN = Fault(batch=6, place="gradient up")
 
@@ -167,7 +168,7 @@ def test_killed_during_a_rollback_it_still_rolls_back(moment, monkeypatch):
     given = config("went", (NAN,), guard)
     with monkeypatch.context() as patch:
         if moment == "decided":
-            patch.setattr(RUN, "resume_point", first_time_only(resume_point))
+            patch.setattr(STORE, "resume_point", first_time_only(resume_point))
         if moment == "removed":
             remove = CheckpointManager.remove
 
@@ -177,7 +178,7 @@ def test_killed_during_a_rollback_it_still_rolls_back(moment, monkeypatch):
 
             patch.setattr(CheckpointManager, "remove", removes)
         if moment == "restored":
-            patch.setattr(RUN, "RunHooks", first_time_only(RunHooks))
+            patch.setattr(TO_END, "open_hooks", first_time_only(open_hooks))
         hooks = [Twice(2)] if moment == "a step later" else []
         with pytest.raises(KillError):
             ran(given, "went", *hooks)

@@ -21,7 +21,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.errors import CheckpointError, ConfigError, DamagedError, LossError
 from jtrain.train.hooks.metrics import read_metrics
 from jtrain.train.hooks.metrics import read_results as measured
-from jtrain.train.run import RunResult
+from jtrain.train.run_result import RunResult
 
 CONFIG = "configs/quick.yaml"
 CALLS = ("steps=15", "steps_per_call=5", "evaluate.every=10")
@@ -184,7 +184,7 @@ def test_a_finished_run_is_not_run_again(monkeypatch):
     outcome = trained(CONFIG)
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     computes = lambda _: pytest.fail("it computes")
-    monkeypatch.setattr(sys.modules["jtrain.train.run"], "paced", computes)
+    monkeypatch.setattr(sys.modules["jtrain.train.train_to_end"], "paced", computes)
     again = trained(CONFIG)
     assert (again.status, again.step, again.why) == ("done", 12, "it was finished before")
     assert again.results == outcome.results
@@ -390,7 +390,7 @@ def test_the_status_is_on_the_disk_before_waiting_for_trackers(monkeypatch):
 
     seen = []
     look = lambda watch, status: seen.append((status, stands_of("runs/quick")["status"]))
-    monkeypatch.setattr(RunHooks, "ended", look)
+    monkeypatch.setattr(RunHooks, "end_tracking", look)
     assert jt.run(config_of(CONFIG)).status == "done"
     assert seen == [("done", "done")]
 
@@ -413,7 +413,7 @@ def test_a_run_that_takes_long_to_begin_says_what_it_does(
 
     monkeypatch.setattr(TrainSetup, slow, slowly)
     soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
-    monkeypatch.setattr(sys.modules["jtrain.train.run"], "StartupProgress", soon)
+    monkeypatch.setattr(sys.modules["jtrain.train.train_to_end"], "StartupProgress", soon)
     jt.run(config_of(CONFIG))
     assert f"{DOING[phase]}: " in capfd.readouterr().out
 
@@ -583,7 +583,7 @@ def test_a_copy_of_a_run_resumes_under_its_own_name(unbroken):
 
 def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatch):
     """Or a CPU is one device, whatever `parallel.devices` says: seen in one run of two."""
-    spine, order = sys.modules["jtrain.train.run"], []
+    spine, order = sys.modules["jtrain.train.train_to_end"], []
     settled, prepare = spine.paced, CheckpointManager.prepare
 
     def settle(*given):

@@ -17,9 +17,9 @@ from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import ConfigError, DamagedError, DataError
 from jtrain.train.restore_run import evaluate_run
-from jtrain.train.run import RunResult
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_record import find_owner, read_record
+from jtrain.train.run_result import RunResult
 
 thorough = pytest.mark.thorough
 CONFIG = "configs/quick.yaml"

@@ -42,7 +42,7 @@ class EvaluateEvery(Hook):
             numbers)`.
         name: of the evaluation set.
         best: `lowest loss`, `highest accuracy`, ...: which result is the best one.
-        earlier: results of the run that is resumed (`metrics.results(path, "valid")`).
+        results: numbers by step so far, in order; new ones are added to it.
         listeners: get each result.
     """
 
@@ -56,12 +56,12 @@ class EvaluateEvery(Hook):
         log: Callable[[int, Mapping[str, float]], None],
         name: str = "valid",
         best: str = "lowest loss",
-        earlier: Results | None = None,
+        results: dict[int, Mapping[str, float]] | None = None,
         listeners: Sequence[EvaluationListener] = (),
     ):
         self.every, self.name, self.listeners = every, name, listeners
         self._stop: Stop | None = None
-        self.results: dict[int, Mapping[str, float]] = dict(sorted((earlier or {}).items()))
+        self.results: dict[int, Mapping[str, float]] = {} if results is None else results
         """Numbers by evaluated step, in order."""
         self._measure, self._log, self._goal = measure, log, BestMetric.parse(best)
 

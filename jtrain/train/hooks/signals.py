@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.early_signals import SignalGuard, handle_early_signal
 from jtrain.distributed.heartbeat.shutdown_request import ShutdownRequest, shutdown_signals, warning
+from jtrain.train.hooks.grace_period import GraceBudget
 
 T = TypeVar("T")
 # Shared by all runs of this process: JAX wants increasing numbers, and a rollback lowers the step.
@@ -44,16 +45,16 @@ class Signals(Hook):
 
     Args:
         every: steps; the steps of a call if a call takes several.
-        grace: seconds within which a process of the command line exits.
+        budget: the seconds within which a process of the command line exits, and those that a save
+            takes; 25 s by default.
     """
 
-    def __init__(self, *, every: int = 1, grace: float = 25.0):
+    def __init__(self, *, every: int = 1, budget: GraceBudget | None = None):
         self.every = every
         self.why: str | None = None
         """The signal that came, also after the last step; None before."""
-        self.fits: Callable[[], bool] = lambda: True
-        """Returns whether a step and a save fit into the grace period."""
-        self._grace = grace
+        self.budget = budget or GraceBudget()
+        """Times that decide whether a save fits into the grace period."""
         self._before: dict[signal.Signals, Any] = {}
         self._request = ShutdownRequest()
         self._several = self._may_raise = False
@@ -63,7 +64,7 @@ class Signals(Hook):
         self._several = jax.distributed.is_initialized()  # process_count() would start the devices
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is handle_early_signal and not self._several:
-                self._guard = SignalGuard(self._grace, self._nothing_to_lose).__enter__()
+                self._guard = SignalGuard(self.budget.seconds, self._nothing_to_lose).__enter__()
             for number in shutdown_signals():
                 # With several processes JAX handles SIGTERM and informs the other processes.
                 if not (self._several and number == signal.SIGTERM):
@@ -122,7 +123,7 @@ class Signals(Hook):
             self._may_raise = False
 
     def _nothing_to_lose(self) -> bool:
-        return HEARTBEAT.now().step == 0 or not self.fits()
+        return HEARTBEAT.now().step == 0 or not self.budget.fits()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         which, name = self._request.signalled(), signal.Signals(number).name

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.core.loop import Hook
+from jtrain.core.loop import IN_FLIGHT, Hook
 from jtrain.core.types import Metrics
 from jtrain.data.batches.digest import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
 
 ROW = 64  # calls per row of the file
-IN_FLIGHT = 16  # calls that may still be running: the loop has at most 8
 
 
 class StepRecord(NamedTuple):
@@ -78,7 +77,7 @@ class StepRecorder(Hook):
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Keep the losses and gradient norms of a call."""
         self._calls.append((step, (metrics["loss"].total, metrics["grad_norm"].total)))
-        if len(self._calls) >= ROW + IN_FLIGHT:
+        if len(self._calls) >= ROW + 2 * IN_FLIGHT:  # no more than half of these are still running
             self._write(ROW)
 
     def sync(self) -> None:

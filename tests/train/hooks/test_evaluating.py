@@ -50,7 +50,7 @@ def test_a_step_is_measured_once_and_a_resumed_run_knows_the_results_before():
         every=2,
         measure=lambda state: {"loss": measured.append(float(state)) or 2.0},
         log=lambda step, x: None,
-        earlier={4: {"loss": 1.0}, 2: {"loss": 3.0}},
+        results={2: {"loss": 3.0}, 4: {"loss": 1.0}},
     )
     assert evaluate.newest == EvaluationResult(4, {"loss": 1.0})
     ended = counting.run([evaluate], start=4, stop=8)

@@ -1,14 +1,14 @@
 """A run that could not save within its grace period warns in time."""
 
-from jtrain.train.hooks.grace_period import IN_FLIGHT, GracePeriod
+from jtrain.core.loop import IN_FLIGHT
+from jtrain.train.hooks.grace_period import GraceBudget, GracePeriod
 
 
-def grace(told: list[str], call: float | None, save: float | None) -> GracePeriod:
+def grace(told: list[str], budget: GraceBudget, call: float | None) -> GracePeriod:
     return GracePeriod(
-        25.0,
+        budget,
         every=1,
         call=lambda: call,
-        save=lambda: save,
         cadence="500 steps",
         log=told.append,
     )
@@ -16,20 +16,22 @@ def grace(told: list[str], call: float | None, save: float | None) -> GracePerio
 
 def test_is_silent_while_times_are_unknown_or_fit():
     told: list[str] = []
-    for call, save in ((None, None), (100.0, None), (None, 100.0), (1.0, 25.0 - IN_FLIGHT)):
-        hook = grace(told, call, save)
+    for call, save in ((None, None), (100.0, None), (None, 100.0), (1.0, 24.0 - IN_FLIGHT)):
+        budget = GraceBudget(25.0, save=save)
+        hook = grace(told, budget, call)
         hook.on_numbers(1, {})
-        assert hook.fits()
+        assert budget.fits()
     assert told == []
 
 
 def test_a_grace_period_that_is_too_short_is_reported_once():
     told: list[str] = []
-    hook = grace(told, 1.0, 21.0)
+    budget = GraceBudget(25.0, save=21.0)
+    hook = grace(told, budget, 1.0)
     for step in (1, 2):
         hook.on_numbers(step, {})
     (line,) = told
-    assert not hook.fits()
+    assert not budget.fits()
     assert "0:25 are too short for the steps in flight and a save, about 0:30" in line
     assert "resumes from the last checkpoint, saved every 500 steps" in line
     assert "set checkpoint.grace=45" in line

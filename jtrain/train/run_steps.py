@@ -1,0 +1,87 @@
+"""Steps of a run: feed the compiled step, call the hooks, and explain why it stopped."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jtrain.core.loop import IN_FLIGHT, LoopResult, Stop, StoppedError, train_loop
+from jtrain.core.state import TrainState
+from jtrain.core.step import StepFn
+from jtrain.data.batches.not_finite import describe_nonfinite
+from jtrain.distributed.multihost import all_gather
+from jtrain.train.bad_step_policy import BadStepPolicy
+from jtrain.train.bad_steps import describe_bad_step, step_report
+from jtrain.train.banner import banner_lines
+from jtrain.train.hooks.signals import Signals
+from jtrain.train.leaked_tracers import explain_leaked_tracer
+from jtrain.train.rollback import ResumePoint
+from jtrain.train.run_hooks import RunHooks
+from jtrain.train.setup import TrainSetup
+
+
+def run_steps(
+    resume: ResumePoint,
+    step: StepFn,
+    state: TrainState,
+    hooks: RunHooks,
+    signals: Signals,
+    notices: Sequence[str] = (),
+) -> LoopResult[TrainState]:
+    """Train from `state` on; return the last state, and why it stopped early if it did.
+
+    Args:
+        notices: lines to log after the banner.
+    """
+    setup, start = resume.setup, resume.start
+    with hooks.checks.feed as feed:
+        for line in [*banner_lines(setup, start), *notices]:
+            hooks.measures.lines.print(line)
+        try:
+            hooks.catch_up(start, state)
+        except StoppedError as asked:
+            return LoopResult(state, start or 0, asked.stop)
+        already_over = hooks.verdict()
+        try:
+            ended = train_loop(
+                hooks.checks.recompute.wrap(step) if hooks.checks.recompute else step,
+                state,
+                signals.through(feed),
+                start=start or 0,
+                stop=start if start and already_over else setup.config.steps,
+                hooks=hooks.ordered,
+                steps_per_call=setup.config.steps_per_call,
+            )
+        except TypeError as error:
+            explained = explain_leaked_tracer(error, setup.experiment.loss)
+            if explained is None:
+                raise
+            raise explained from error
+    hooks.checks.policy.ended(ended.step)
+    stop = ended.stop or (already_over if start else None)
+    if stop is not None and stop.kind == "failed":
+        stop = _explain_failure(setup, hooks.checks.policy, ended, stop)
+    return dataclasses.replace(ended, stop=stop)
+
+
+def _explain_failure(
+    setup: TrainSetup, policy: BadStepPolicy, ended: LoopResult[TrainState], stop: Stop
+) -> Stop:
+    """Return the `Stop` of a failed run, with the data and the leaf that explain it."""
+    bad, blame = policy.bad, _describe_bad_data(setup, ended.step)
+    if bad:  # in every process, each of which has read rows of its own
+        first = next((each for each in all_gather(blame) if "every value" not in each), blame)
+        late = f"The numbers of a step are read up to {IN_FLIGHT} calls late: it was found at "
+        found = f"{late}step {ended.step}. " if ended.step > bad.step else ""
+        blame = f"{found}{first} {describe_bad_step(setup, ended.state, bad, ended.step)}"
+    why = f"{stop.why} {blame}"
+    if bad:
+        policy.record(bad, "stopped", why=why)
+    return dataclasses.replace(stop, why=why)
+
+
+def _describe_bad_data(setup: TrainSetup, last: int) -> str:
+    """Describe values of the recent data that are not finite, and may be why the loss is not."""
+    window = getattr(setup.config.guard, "window", 0)  # the steps that the verdict is about
+    in_flight = 10 * setup.config.steps_per_call
+    recent = min(window, setup.config.steps) + in_flight
+    rows_of = lambda step: step_report(setup, step).get("rows", ())
+    return describe_nonfinite(setup.train, range(max(1, last - recent), last + 1), rows_of)

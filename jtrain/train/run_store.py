@@ -1,0 +1,173 @@
+"""Stores of a run: its directory with checkpoints, or memory."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.checkpoint import CheckpointManager, SetAsideError
+from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
+from jtrain.core.state import TrainState
+from jtrain.core.step import StepFn
+from jtrain.core.types import Extra, Params
+from jtrain.data.batches.reader_counts import add_readers
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.train.compile_step import compile_step
+from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.evaluation import EvaluateEvery
+from jtrain.train.longer_run import check_rate, check_steps, get_lengths
+from jtrain.train.multihost_checks import check_shared_directory
+from jtrain.train.remote_run import make_mirror
+from jtrain.train.rollback import ResumePoint, resume_point
+from jtrain.train.run_config_check import check_about
+from jtrain.train.run_dir import RunDir
+from jtrain.train.setup import TrainSetup
+
+
+class StartedRun(NamedTuple):
+    """Where a run starts, its compiled step, and the state that it starts from."""
+
+    resume: ResumePoint
+    step: StepFn
+    state: TrainState
+
+
+class MemoryStore:
+    """Store of a run that writes nothing: it holds the weights of the best evaluation."""
+
+    run_dir: RunDir | None = None
+    pace = 0.0
+    """Seconds of a step by which the run converted its durations in time; 0: not measured."""
+
+    def __init__(self):
+        self.best_weights: tuple[Params, Extra] | None = None
+        """Copies of the parameters and the extra state; None where no best was asked for."""
+
+    def start(self, setup: TrainSetup) -> StartedRun:
+        """Compile the step and make the first state.
+
+        Raises:
+            UserError: as `compile_step`.
+        """
+        check_rate(setup.config)
+        return StartedRun(ResumePoint(None, setup), *compile_step(setup, setup.fresh))
+
+    def holder(
+        self, setup: TrainSetup, best: EvaluateEvery | None
+    ) -> Callable[[int, TrainState], None]:
+        """Return a function of step and state that holds the weights of the best evaluation."""
+
+        def hold(step: int, state: TrainState) -> None:
+            if best is not None and best.best is not None and best.best.step == step:
+                weights = setup.evaluation_params(state), state.extra
+                self.best_weights = jax.tree.map(jnp.copy, weights)
+
+        return hold
+
+
+class DirectoryStore:
+    """Store of a run in its directory, with copies of its checkpoints if the config asks for them.
+
+    Args:
+        config: as the run was given it.
+        run_dir: files of the run.
+        checkpoints: of the run; the caller closes them.
+        another: the command that starts another run, for messages.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: RunDir, checkpoints: CheckpointManager, another: str
+    ):
+        self.run_dir, self.checkpoints = run_dir, checkpoints
+        self._config, self._another = config, another
+        self._mirror: ObjectStoreCopy | None = None
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a step by which the run converted its durations in time; 0: not measured."""
+        return self.run_dir.pace
+
+    def start(self, setup: TrainSetup) -> StartedRun:
+        """Compile the step, and restore the newest valid checkpoint or make the first state.
+
+        Raises:
+            UserError: as `compile_step`; if the data or the config is not that of the run, or the
+                disk has no room for a checkpoint.
+        """
+        self.checkpoints.prepare()  # in a thread; it needs devices, which are initialised now
+        self.run_dir.check_tokenizer(setup.experiment.tokenizer)
+        self.run_dir.check_data(setup.data, self._another)
+        self.checkpoints.check_room(setup.like)
+        check_rate(setup.config)
+        while True:
+            with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
+                resume = resume_point(setup, self.run_dir, self.checkpoints)
+            self._check_resume(resume)
+            make_state = functools.partial(self._state, resume)
+            with contextlib.suppress(SetAsideError):  # damaged: resume from the one before it
+                return StartedRun(resume, *compile_step(resume.setup, make_state, resume.start))
+
+    def begin(self, resume: ResumePoint) -> None:
+        """Create the run's directory, and start to copy its checkpoints.
+
+        Raises:
+            ConfigError: if the directory cannot be written, or is not shared by all processes.
+            ObjectsError: if the store of the copies is not writable.
+        """
+        self.run_dir.begin(self._config)
+        check_shared_directory(self.run_dir)
+        self._mirror = make_mirror(self._config, self.run_dir, self.checkpoints)
+        self.run_dir.check_rows(resume.rows, resume.start or 0)
+
+    def restart(self, setup: TrainSetup) -> tuple[ResumePoint, TrainState, list[str]]:
+        """Return where a run resumes after a rollback, its state, and lines for the log."""
+        self.checkpoints.wait()
+        known = len(self.checkpoints.notices)
+        with HEARTBEAT.during("restore"):
+            resume = resume_point(setup, self.run_dir, self.checkpoints)
+            state = self._state(resume)
+        self.run_dir.check_rows(resume.rows, resume.start or 0)
+        return resume, state, self.checkpoints.notices[known:]  # of those that were passed over
+
+    def write_running(self, resume: ResumePoint, facts: Mapping[str, Any]) -> None:
+        """Write to run.json that the run trains from here on."""
+        if self.run_dir.first:
+            start = resume.start or 0
+            readers = add_readers(self.run_dir.facts(), start, jax.process_count())
+            self.run_dir.write_status("running", step=start, why="", readers=readers, **facts)
+
+    def copy(self, step: int) -> None:
+        """Copy a checkpoint, if copies are configured."""
+        if self._mirror is not None:
+            self._mirror.copy(step)
+
+    def finish(self) -> int | None:
+        """Wait for the copies, and return the step of the newest checkpoint."""
+        newest = self.checkpoints.newest()
+        if self._mirror is not None:
+            self._mirror.finish(newest)
+        return newest
+
+    def _check_resume(self, resume: ResumePoint) -> None:
+        """Raise unless the config and the data are those of the checkpoint."""
+        setup, start = resume.setup, resume.start
+        if start is not None:
+            about = self.checkpoints.about(start)
+            where, advice = (
+                self.run_dir.checkpoints / str(start),
+                f"Start a new run: {self._another}",
+            )
+            check_about(about, self._config, where, advice, also=get_lengths(self._config))
+            self.run_dir.check_data(setup.data, self._another, known=about.get("data"))
+        check_steps(setup.config, start or 0, self.run_dir.path, self._another)
+
+    def _state(self, resume: ResumePoint) -> TrainState:
+        if resume.start is None:
+            return resume.setup.fresh()
+        return self.checkpoints.restore(resume.start, resume.setup.like)
+
+
+RunStore: TypeAlias = MemoryStore | DirectoryStore
