@@ -110,7 +110,7 @@ def ours(config, params, batches: np.ndarray, whole: np.ndarray) -> tuple[np.nda
 
     def loss(params, batch, rng):
         tokens = batch["tokens"]
-        logits, _ = network.apply(params, {}, None, rng is not None, tokens[:, :-1])
+        logits, _ = network.apply(params, {}, tokens[:, :-1], train=rng is not None)
         return next_token(logits, tokens[:, 1:], jnp.ones(tokens[:, 1:].shape, bool))
 
     optimizer = config.optimizer.build(RUN)

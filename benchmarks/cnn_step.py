@@ -55,7 +55,7 @@ def trainer(optimizer: optax.GradientTransformation) -> Callable:
     model = CNN(image=(28, 28, 1), classes=10).build()
 
     def loss(params, batch, rng):
-        logits, _ = model.apply(params, {}, rng, True, batch["image"])
+        logits, _ = model.apply(params, {}, batch["image"], rng=rng, train=True)
         return cross_entropy(logits, batch["label"], batch["mask"])
 
     init = jax.jit(lambda key: new_state(model.init(key)[0], optimizer, key))

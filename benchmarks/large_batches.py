@@ -70,7 +70,7 @@ def network(rows: int) -> Case:
     model = MLP(inputs=8, widths=(64, 64), classes=1).build()
     params = jax.jit(model.init)(jax.random.key(0))[0]
     return regression(
-        "`MLP`", lambda p, x: model.apply(p, {}, None, True, x)[0][:, 0], params, rows
+        "`MLP`", lambda p, x: model.apply(p, {}, x, train=True)[0][:, 0], params, rows
     )
 
 
@@ -110,7 +110,7 @@ def language(rows: int, time: int) -> Case:
     def loss(params, batch, rng):
         del rng
         inputs, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-        logits, _ = model.apply(params, {}, None, False, inputs)
+        logits, _ = model.apply(params, {}, inputs)
         real = jnp.broadcast_to(batch["mask"][:, None], inputs.shape)
         return next_token(logits, targets, real)[0]
 

@@ -35,7 +35,10 @@ from jtrain.models.transformer import Transformer
 from jtrain.optim.adamw import AdamW
 from jtrain.parallel import Single
 from jtrain.train.hooks.signals import Signals
+from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
+from jtrain.train.run_hooks import open_hooks
+from jtrain.train.run_store import DirectoryStore
 from jtrain.train.setup import set_up
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
@@ -95,7 +98,7 @@ class Characters(jt.RunConfig):
 
         def loss(params, batch, rng):
             inputs, targets, real = inputs_and_targets(batch)
-            logits, _ = model.apply(params, {}, None, rng is not None, inputs)
+            logits, _ = model.apply(params, {}, inputs, train=rng is not None)
             return next_token(logits, targets, real)[0]
 
         return jt.Experiment(
@@ -237,7 +240,7 @@ def char(stack: contextlib.ExitStack) -> dict[str, Callable[[], float]]:
         return tokens[taken[:, None] + np.arange(65)]
 
     def loss(params, batch):
-        logits, _ = model.apply(params, {}, None, True, batch[:, :-1])
+        logits, _ = model.apply(params, {}, batch[:, :-1], train=True)
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 
     take, state = written_by_hand(loss, jax.jit(model.init)(jax.random.key(0))[0])

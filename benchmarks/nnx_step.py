@@ -51,7 +51,7 @@ class Mlp(jt.RunConfig):
         model = from_nnx(Net)
 
         def loss(params, batch, rng):
-            logits, _ = model.apply(params, {}, None, rng is not None, batch["image"])
+            logits, _ = model.apply(params, {}, batch["image"], train=rng is not None)
             return cross_entropy(logits, batch["label"], batch["mask"])[0]
 
         return jt.Experiment(

@@ -70,7 +70,7 @@ def trainer(optimizer: optax.GradientTransformation) -> Callable:
 
     def loss(params, batch, rng):
         inputs, targets, real = inputs_and_targets(batch)
-        logits, _ = model.apply(params, {}, rng, True, inputs)
+        logits, _ = model.apply(params, {}, inputs, rng=rng, train=True)
         return next_token(logits, targets, real)
 
     init = jax.jit(lambda key: new_state(model.init(key)[0], optimizer, key))

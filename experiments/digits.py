@@ -30,12 +30,11 @@ class Config(jt.RunConfig):
         model = dataclasses.replace(self.model, inputs=64, classes=data.classes).build(place)
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
-            keys = None if rng is None else jt.row_keys(rng, batch)
-            logits, _ = model.apply(params, {}, None, rng is not None, batch["image"], keys)
+            logits, _ = model.apply(params, {}, batch["image"], rng=jt.row_keys(rng, batch))
             return cross_entropy(logits, batch["label"], batch["mask"])
 
         def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
-            return classes(model.apply(params, {}, None, False, batch["image"])[0])
+            return classes(model.apply(params, {}, batch["image"])[0])
 
         return jt.Experiment(
             init=model.init,

@@ -48,16 +48,15 @@ class Config(jt.RunConfig):
         def loss(
             params: Params, extra: Extra, batch: Batch, rng: Key | None
         ) -> tuple[Mean, Metrics, Extra]:
-            keys = None if rng is None else jt.row_keys(rng, batch)
-            given = batch["image"], keys, batch["mask"]
-            logits, extra = model.apply(params, extra, None, rng is not None, *given)
+            keys, mask = jt.row_keys(rng, batch), batch["mask"]
+            logits, extra = model.apply(params, extra, batch["image"], mask=mask, rng=keys)
             if "chances" in batch:  # of images that are mixed
                 return *soft_cross_entropy(logits, batch["chances"], batch["mask"]), extra
             return *cross_entropy(logits, batch["label"], batch["mask"]), extra
 
         def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
-            given = batch["image"], None, batch["mask"]
-            return classes(model.apply(params, extra, None, False, *given)[0])
+            logits, _ = model.apply(params, extra, batch["image"], mask=batch["mask"])
+            return classes(logits)
 
         train = Shuffled(data.train, size=self.batch, seed=self.seed)
         return jt.Experiment(

@@ -52,7 +52,7 @@ class Networks:
 def made(generator: Model, params: Params, keys: Key, noise: int) -> Float[Array, "b 2"]:
     """Return a point for each key."""
     drawn = jax.vmap(lambda key: jax.random.normal(key, (noise,)))(keys)
-    return generator.apply(params, {}, None, True, drawn)[0].astype(jnp.float32)
+    return generator.apply(params, {}, drawn, train=True)[0].astype(jnp.float32)
 
 
 def losses(generator: Model, critic: Model, values: Networks) -> tuple[Callable, Callable]:
@@ -63,7 +63,7 @@ def losses(generator: Model, critic: Model, values: Networks) -> tuple[Callable,
     """
 
     def score(params: Params, x: Float[Array, "b 2"]) -> Float[Array, "b"]:
-        return critic.apply(params, {}, None, True, x)[0][:, 0].astype(jnp.float32)
+        return critic.apply(params, {}, x, train=True)[0][:, 0].astype(jnp.float32)
 
     def fake(params: Params, batch: Batch, rng: Key | None) -> Float[Array, "b 2"]:
         keys = jt.row_keys(jax.random.key(0) if rng is None else rng, batch)

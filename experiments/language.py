@@ -50,9 +50,8 @@ class Config(jt.RunConfig):
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean | Terms, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
-            keys = None if rng is None else jt.row_keys(rng, batch)
-            given = inputs, keys, segments_of(batch)
-            (hidden, routed), _ = model.routed(params, {}, None, rng is not None, *given)
+            keys, segments = jt.row_keys(rng, batch), segments_of(batch)
+            (hidden, routed), _ = model.routed(params, {}, inputs, segments, rng=keys)
             known = hidden, model.head(params), targets, real
             value, metrics = chunked_next_token(*known, soft_cap=network.logit_cap, placement=place)
             if routed is None or isinstance(how, NoExperts):

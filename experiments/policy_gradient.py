@@ -38,7 +38,7 @@ def rollout(
 
     def act(carry, t):
         state, alive = carry
-        logits = model.apply(params, {}, None, False, state)[0][:, :2].astype(jnp.float32)
+        logits = model.apply(params, {}, state)[0][:, :2].astype(jnp.float32)
         draws = jax.vmap(lambda key: jax.random.gumbel(jax.random.fold_in(key, t), (2,)))(keys)
         action = jnp.argmax(logits if greedy else logits + draws, 1).astype(jnp.int32)
         after = moved(state, jnp.where(action == 1, 10.0, -10.0))
@@ -64,7 +64,7 @@ def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> Lo
         keys = judged if rng is None else jt.row_keys(rng, batch)
         played = jax.lax.stop_gradient(params), keys, horizon
         state, action, alive = rollout(model, *played, greedy=rng is None)
-        outputs = model.apply(params, {}, None, rng is not None, state.reshape(-1, 4))[0]
+        outputs = model.apply(params, {}, state.reshape(-1, 4), train=rng is not None)[0]
         outputs = outputs.reshape(*action.shape, 3).astype(jnp.float32)
         chances, value = jax.nn.log_softmax(outputs[..., :2]), outputs[..., 2]
         taken = jnp.take_along_axis(chances, action[..., None], 2)[..., 0]

@@ -26,9 +26,8 @@ def next_char(model: Model) -> LossFn:
 
     def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
         inputs, targets, real = inputs_and_targets(batch)
-        keys = None if rng is None else jt.row_keys(rng, batch)
-        given = inputs, keys, segments_of(batch)
-        logits, _ = model.apply(params, {}, None, rng is not None, *given)
+        keys, segments = jt.row_keys(rng, batch), segments_of(batch)
+        logits, _ = model.apply(params, {}, inputs, segments=segments, rng=keys)
         return next_token(logits, targets, real)
 
     return loss

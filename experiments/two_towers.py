@@ -51,13 +51,13 @@ class Config(jt.RunConfig):
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
             halves = {"upper": batch["image"][:, :4], "lower": batch["image"][:, 4:]}
-            of = lambda half: tower.apply(params[half], {}, None, rng is not None, halves[half])[0]
-            return contrastive(of("upper"), of("lower"), params["log_scale"], batch["mask"])
+            keys = jt.row_keys(rng, batch)
+            embed = lambda half: tower.apply(params[half], {}, halves[half], rng=keys)[0]
+            return contrastive(embed("upper"), embed("lower"), params["log_scale"], batch["mask"])
 
         def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
             halves = {"upper": batch["image"][:, :4], "lower": batch["image"][:, 4:]}
-            given = lambda half: tower.apply(params[half], {}, None, False, halves[half])[0]
-            return {half: given(half) for half in halves}
+            return {half: tower.apply(params[half], {}, halves[half])[0] for half in halves}
 
         return jt.Experiment(
             init=init,

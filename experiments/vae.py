@@ -63,11 +63,11 @@ class Config(jt.RunConfig):
             return {"encoder": encoder.init(one)[0], "decoder": decoder.init(other)[0]}, ()
 
         def decoded(params: Params, z: Float[Array, "b z"]) -> Float[Array, "b 64"]:
-            return decoder.apply(params["decoder"], {}, None, True, z)[0].astype(jnp.float32)
+            return decoder.apply(params["decoder"], {}, z, train=True)[0].astype(jnp.float32)
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
             keys = jt.row_keys(jax.random.key(0) if rng is None else rng, batch)
-            known = encoder.apply(params["encoder"], {}, None, True, batch["image"])[0]
+            known = encoder.apply(params["encoder"], {}, batch["image"], train=True)[0]
             mean, log_variance = jnp.split(known.astype(jnp.float32), 2, 1)
             logits = decoded(params, latents(keys, mean, log_variance))
             inked = INKS * batch["image"].reshape(-1, 64)
@@ -79,7 +79,7 @@ class Config(jt.RunConfig):
             return "\n\n".join(drawn(row) for row in images)
 
         def predict(params: Params, extra: Extra, batch: Batch) -> dict[str, Array]:
-            known = encoder.apply(params["encoder"], {}, None, False, batch["image"])[0]
+            known = encoder.apply(params["encoder"], {}, batch["image"])[0]
             mean = known[:, :size].astype(jnp.float32)
             image = jax.nn.sigmoid(decoded(params, mean)).reshape(-1, 8, 8)
             return {"latents": mean, "image": image}

@@ -22,6 +22,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["NPROC"] = "32"
 
 import ipaddress
+import signal
 import sys
 from typing import Any
 
@@ -29,6 +30,14 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# A shell that starts the tests in the background, or by nohup, ignores these for all processes.
+for ignored, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, handler)
 
 
 def _refuse_network(event: str, args: tuple[Any, ...]) -> None:

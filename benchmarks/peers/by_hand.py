@@ -36,7 +36,7 @@ def main() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(given["clip"]), optax.adamw(2e-3))
 
     def loss(params, tokens):
-        logits, _ = model.apply(params, {}, None, True, tokens[:, :-1])
+        logits, _ = model.apply(params, {}, tokens[:, :-1], train=True)
         return nats(logits, tokens[:, 1:]).mean()
 
     def step(params, opt_state, tokens):

@@ -40,7 +40,7 @@ def main() -> None:
 
     def loss(params, batch, rng):
         inputs, targets, real = inputs_and_targets(batch)
-        logits, _ = model.apply(params, {}, rng, True, inputs)
+        logits, _ = model.apply(params, {}, inputs, rng=rng, train=True)
         return next_token(logits, targets, real)
 
     make = lambda: new_state(model.init(jax.random.key(0))[0], optimizer, jax.random.key(1))

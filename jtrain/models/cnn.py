@@ -47,11 +47,10 @@ class CNN:
         return self
 
     def build(self, placement: Placement = Unplaced()) -> Model:
-        """Build the model: `apply(params, {}, rng, train, image, keys, mask)`.
+        """Build the model: `apply(params, {}, image, mask=mask, rng=keys)`.
 
-        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are the
-        rows' (`jtrain.row_keys`), or None where nothing is dropped; `mask` (b) may be left out;
-        `rng` is not used.
+        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are those
+        of the rows (`jtrain.row_keys`), for dropout; `mask` (b) may be left out.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.

@@ -4,22 +4,22 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from jtrain.core.model import Model
-from jtrain.core.types import Extra, Key, Params
+from jtrain.core.types import Extra, Keys, Params
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.attention.kv_cache import KVCache
 from jtrain.models.networks.decoder import Decoder
 
 
 class LanguageModel(Model):
-    """A Model whose inputs are tokens, keys of the rows for dropout, and segments of packed rows.
+    """A Model whose inputs are tokens and, of packed rows, `segments=`.
 
-    The last two may be left out. Beside `init` and `apply` the model has
+    Its `rng` are the keys of the rows, for dropout. Beside `init` and `apply` the model has
 
-    - `hidden(params, extra, rng, train, tokens, keys, segments)` and `head(params)`, whose product
-      is the logits (before `logit_cap`): for a loss that never holds the logits of a whole batch,
+    - `hidden(params, extra, tokens, segments)` and `head(params)`, whose product is the logits
+      (before `logit_cap`): for a loss that never holds the logits of a whole batch,
     - `routed(...)`: `hidden`, and the logits of the routers where there are experts,
     - `empty(params, rows)` and `extend(params, cache, tokens, at)`: for text drawn token by token.
     """
@@ -37,30 +37,32 @@ class LanguageModel(Model):
         self,
         params: Params,
         extra: Extra,
-        rng: Key | None,
-        train: bool,
         tokens: Int[Array, "b t"],
-        keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
+        *,
+        rng: Keys | None = None,
+        train: bool | None = None,
     ) -> tuple[Float[Array, "b t d"], Extra]:
         """Return the input of the head, and `extra`; arguments and errors are those of `apply`."""
-        return self.apply(params, extra, rng, train, tokens, keys, segments, method="hidden")
+        options = {"segments": segments, "rng": rng, "train": train}
+        return self.apply(params, extra, tokens, **options, method="hidden")
 
     def routed(
         self,
         params: Params,
         extra: Extra,
-        rng: Key | None,
-        train: bool,
         tokens: Int[Array, "b t"],
-        keys: Shaped[Array, "b"] | None = None,
         segments: Int[Array, "b t"] | None = None,
+        *,
+        rng: Keys | None = None,
+        train: bool | None = None,
     ) -> tuple[tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None], Extra]:
         """Return `hidden` with each layer's router logits (None without experts), and `extra`.
 
         `jtrain.losses.balance` takes the logits.
         """
-        return self.apply(params, extra, rng, train, tokens, keys, segments, method="routed")
+        options = {"segments": segments, "rng": rng, "train": train}
+        return self.apply(params, extra, tokens, **options, method="routed")
 
     def head(self, params: Params) -> Float[Array, "v d"]:
         """Return the matrix of the logits, hidden @ head.T; the token embedding where tied."""
@@ -89,7 +91,7 @@ class LanguageModel(Model):
         The tokens stand at the positions `at` .. `at + t - 1`.
         """
         at = jnp.asarray(at, jnp.int32)
-        return self.apply(params, {}, None, False, tokens, cache, at, method="extend")[0]
+        return self.apply(params, {}, tokens, cache, at, method="extend")[0]
 
 
 def language_model(

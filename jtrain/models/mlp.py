@@ -25,10 +25,10 @@ class MLP:
     """Dropout rate of the hidden layers."""
 
     def build(self, placement: Placement = Unplaced()) -> Model:
-        """Build the model: `apply(params, {}, rng, train, x, keys)`.
+        """Build the model: `apply(params, {}, x, rng=keys)`.
 
         Rows b ... are flattened, and the result is logits b c. uint8 is scaled to 0 .. 1. `keys`
-        are the rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not used.
+        are those of the rows (`jtrain.row_keys`), for dropout.
 
         Raises:
             ConfigError: if `inputs` or `classes` is still 0.

@@ -162,11 +162,8 @@ def language_model(model: AnyModel) -> ModelLoss:
         _named(batch, "tokens", None, "")
         inputs, targets, real = inputs_and_targets(batch)
         if hasattr(model, "hidden"):  # a LanguageModel
-            keys = None if rng is None else row_keys(rng, batch)
-            segments = segments_of(batch)
-            hidden, extra = model.hidden(
-                params, extra, None, rng is not None, inputs, keys, segments
-            )
+            keys, segments = row_keys(rng, batch), segments_of(batch)
+            hidden, extra = model.hidden(params, extra, inputs, segments, rng=keys)
             value, metrics = chunked_next_token(
                 hidden, model.head(params), targets, real, soft_cap=model.logit_cap
             )
@@ -207,15 +204,14 @@ def _apply(
 ) -> tuple[Any, Extra]:
     """Apply the model to a batch; return the outputs, and `extra` as a loss returns it."""
     train = rng is not None
-    keys = None if rng is None else row_keys(rng, batch)
-    options = {"keys": keys, "mask": batch["mask"]}
+    options = {"mask": batch["mask"]}
     options |= dict.fromkeys(TRAINS, train) | dict.fromkeys(EVALUATES, not train)
     if train and "mask" not in model.named and model.couples == "batch":
         check_no_hidden_rows("a batch norm that gets no mask")
     dtype = _narrow_dtype(params)
     arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
     named = {name: options[name] for name in model.named}
-    outputs, new = model.apply(params, extra, keys, train, *arrays, **named)
+    outputs, new = model.apply(params, extra, *arrays, rng=row_keys(rng, batch), **named)
     return outputs, carried(extra, new, batch["mask"])
 
 

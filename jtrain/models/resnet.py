@@ -71,13 +71,13 @@ class ResNet:
         return "batch" if self.norm == "batch" else "nothing"
 
     def build(self, placement: Placement = Unplaced()) -> Model:
-        """Build the model: `apply(params, extra, rng, train, image, keys, mask)`.
+        """Build the model: `apply(params, extra, image, mask=mask, rng=keys)`.
 
-        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are the
-        rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not used. With batch
-        norm `extra` holds the running statistics. In training the statistics are those of the rows
-        that `mask` (b) shows, or of all, and are returned as Means: a stateful loss returns them
-        unchanged, and declares `couples=config.couples`.
+        Images are b h w c, and the result logits b c. uint8 is scaled to 0 .. 1. `keys` are those
+        of the rows (`jtrain.row_keys`), for dropout. With batch norm `extra` holds the running
+        statistics. In training the statistics are those of the rows that `mask` (b) shows, or of
+        all, and are returned as Means: a stateful loss returns them unchanged, and declares
+        `couples=config.couples`.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.

@@ -162,10 +162,10 @@ class Transformer:
         return self if self.vocab else dataclasses.replace(self, vocab=count)
 
     def build(self, placement: Placement = Unplaced()) -> "LanguageModel":
-        """Build the model: `apply(params, {}, rng, train, tokens, keys)` returns logits b t v.
+        """Build the model: `apply(params, {}, tokens, rng=keys)` returns logits b t v.
 
-        `keys` are the rows' (`jtrain.row_keys`), or None where nothing is dropped; `rng` is not
-        used. `jtrain.models.language_model` has the model's other functions.
+        `keys` are those of the rows (`jtrain.row_keys`), for dropout; `segments=` are those of
+        packed rows. `jtrain.models.language_model` has the model's other functions.
 
         Raises:
             ConfigError: if `vocab` is still 0.

@@ -15,6 +15,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.command_line import format_value
 from jtrain.config.dump import flatten, to_plain
 from jtrain.distributed.cluster import Cluster, detect, start
+from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
@@ -49,6 +50,7 @@ def join_processes(timeout: float = 60.0) -> Cluster:
         ConfigError: for contradictory variables, processes that differ, or a JAX that was used
             before.
     """
+    connect_heartbeat()
     if jax.distributed.is_initialized():
         fail_alone()
         return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())
@@ -71,6 +73,7 @@ def join_run(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cl
         PeerError: for a process that does not join within `parallel.start_timeout` seconds.
         ConfigError: for contradictory variables, or processes that differ, with the differences.
     """
+    connect_heartbeat()
     if jax.distributed.is_initialized():
         fail_alone()
         return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())

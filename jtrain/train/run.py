@@ -8,7 +8,7 @@ from typing import TextIO
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.distributed.cluster.command_line import program
-from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
 from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors.user_code import api_boundary
@@ -16,6 +16,7 @@ from jtrain.io.private_files import private_files
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.finished_run import find_finished
+from jtrain.train.hooks.fault_injection import folder_maker
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.grace_period import GraceBudget
 from jtrain.train.hooks.signals import Signals
@@ -63,6 +64,7 @@ def run(
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or Path("runs") / config.name
     again = again or ("the same call of jt.run again" if directory else "")
+    connect_heartbeat()
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)
@@ -97,6 +99,7 @@ def run(
             fall_back=config.checkpoint.on_damage == "fall_back",
             lost=run_dir.lost,
             owner=owner,
+            create_folder=folder_maker(),
         ) as checkpoints,
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read

@@ -195,9 +195,9 @@ def loss_of(name: str, kind: str):
     model = model_of(name, kind)
 
     def loss(params, extra, batch, rng):
-        keys = None if rng is None else jt.row_keys(rng, batch)
+        keys = jt.row_keys(rng, batch)
         inputs = batch["x"].astype(jax.tree.leaves(params)[0].dtype), batch["mask"]
-        logits, new = model.apply(params, extra, keys, rng is not None, *inputs)
+        logits, new = model.apply(params, extra, *inputs, rng=keys)
         mean, metrics = cross_entropy(logits, batch["label"], batch["mask"])
         return mean, metrics, replaced(extra, new, batch["mask"])
 
@@ -315,9 +315,10 @@ def test_drops_only_while_training(name):
     params, extra = start(name, "dropout").params, start(name, "dropout").extra
     batch = batch_of(0)
     inputs = jnp.asarray(batch["x"]), jnp.asarray(batch["mask"])
-    plain, same = model.apply(params, extra, None, False, *inputs)
-    keyed, _ = model.apply(params, extra, jt.row_keys(jax.random.key(3), batch), False, *inputs)
-    dropped, _ = model.apply(params, extra, jt.row_keys(jax.random.key(3), batch), True, *inputs)
+    plain, same = model.apply(params, extra, *inputs)
+    keys = jt.row_keys(jax.random.key(3), batch)
+    keyed, _ = model.apply(params, extra, *inputs, rng=keys, train=False)
+    dropped, _ = model.apply(params, extra, *inputs, rng=keys)
     np.testing.assert_array_equal(plain, keyed)
     assert np.abs(plain - dropped).max() > 1e-2
     assert same == extra
@@ -331,10 +332,10 @@ def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
         with pytest.raises(LossError, match=r'rows that a mask hides. Leave.*end="drop"'):
             jax.eval_shape(step, state, batch)
         return
-    apply = jax.jit(model_of(name, "batch norm").apply, static_argnums=3)
+    apply = jax.jit(model_of(name, "batch norm").apply)
     seen = np.arange(ROWS) < 12
     key, junk = jax.random.key(0), np.where(seen[:, None], batch["x"], np.float32(1e3))
-    of = lambda x, mask: apply(state.params, state.extra, key, True, x, mask)
+    of = lambda x, mask: apply(state.params, state.extra, x, mask, rng=key)
     (got, statistics), (want, expected) = of(junk, seen), of(batch["x"], seen)
     np.testing.assert_array_equal(got[:12], want[:12])
     assert bitwise(statistics, expected)

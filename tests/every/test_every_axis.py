@@ -144,10 +144,10 @@ def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: 
 
     def loss(params, batch, rng):
         inputs, targets, real = inputs_and_targets(batch)
-        given = params, {}, None, True, inputs, row_keys(rng, batch)
+        given, keys = (params, {}, inputs), row_keys(rng, batch)
         if values.tied:
-            return next_token(network.apply(*given)[0], targets, real)
-        (hidden, routed), _ = network.routed(*given)
+            return next_token(network.apply(*given, rng=keys)[0], targets, real)
+        (hidden, routed), _ = network.routed(*given, rng=keys)
         chunked = hidden, network.head(params), targets, real
         value, metrics = chunked_next_token(*chunked, chunk=4, placement=place)
         if isinstance(how, NoExperts):

@@ -102,15 +102,12 @@ def loss_of(member: str, place: Any):
 
     def text(params, batch, rng):
         inputs, targets, real = inputs_and_targets(batch)
-        keys = None if rng is None else jt.row_keys(rng, batch)
-        logits, _ = model.apply(params, {}, None, rng is not None, inputs, keys)
+        logits, _ = model.apply(params, {}, inputs, rng=jt.row_keys(rng, batch))
         return next_token(logits, targets, real)
 
     def images(params, extra, batch, rng):
-        keys = None if rng is None else jt.row_keys(rng, batch)
-        given = (batch["image"], keys)
-        given = given if member == "mlp" else (*given, batch["mask"])
-        logits, extra = model.apply(params, extra, None, rng is not None, *given)
+        keys, masked = jt.row_keys(rng, batch), {} if member == "mlp" else {"mask": batch["mask"]}
+        logits, extra = model.apply(params, extra, batch["image"], rng=keys, **masked)
         return *cross_entropy(logits, batch["label"], batch["mask"]), extra
 
     return text if member == "transformer" else jt.stateful(images)

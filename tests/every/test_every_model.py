@@ -189,7 +189,7 @@ def _row(request) -> Row:
 @pytest.mark.thorough
 def test_what_makes_rows_meet_says_so(row):
     apply, params, extra = ready(row)
-    train = lambda inputs: apply(params, extra, None, True, inputs, keys_of(np.arange(ROWS)))[0]
+    train = lambda inputs: apply(params, extra, inputs, rng=keys_of(np.arange(ROWS)))[0]
     others = jnp.where(jnp.arange(ROWS) < 2, row.inputs.T, row.inputs[::-1].T).T
     meets = np.abs(train(row.inputs) - train(others))[:2].max() > 1e-3
     assert meets == (getattr(row.values, "couples", "nothing") == "batch")
@@ -200,7 +200,7 @@ def _built(values):
     model = values.build()
     init = jax.jit(model.init)
     params, extra = init(jax.random.key(0))
-    return init, (jax.jit(model.apply, static_argnums=3), params, extra)
+    return init, (jax.jit(model.apply, static_argnames="train"), params, extra)
 
 
 def ready(row: Row):
@@ -210,7 +210,7 @@ def ready(row: Row):
 @functools.cache
 def _gradient(values, loss):
     _, (apply, _, extra) = _built(values)
-    total = lambda p, x, y: loss(apply(p, extra, None, False, x)[0], y).total
+    total = lambda p, x, y: loss(apply(p, extra, x)[0], y).total
     return total, jax.jit(jax.grad(total))
 
 
@@ -220,7 +220,7 @@ def keys_of(rows) -> jax.Array:
 
 def test_gives_logits_of_the_shape_and_dtype_it_says(row):
     apply, params, extra = ready(row)
-    outputs, _ = apply(params, extra, None, False, row.inputs)
+    outputs, _ = apply(params, extra, row.inputs)
     assert outputs.shape == row.outputs
     assert outputs.dtype == jnp.float32
     assert jnp.isfinite(outputs).all()
@@ -230,8 +230,8 @@ def test_gives_logits_of_the_shape_and_dtype_it_says(row):
 def test_computes_in_the_dtype_of_its_parameters(row):
     apply, params, extra = ready(row)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    outputs, _ = apply(half, extra, None, False, row.inputs)
-    exact, _ = apply(params, extra, None, False, row.inputs)
+    outputs, _ = apply(half, extra, row.inputs)
+    exact, _ = apply(params, extra, row.inputs)
     assert outputs.dtype == jnp.bfloat16
     # bfloat16 keeps 8 bits; a few layers of it stay within some of its steps.
     assert_close(outputs.astype(jnp.float32), exact, 0.05)
@@ -254,25 +254,25 @@ def test_init_depends_on_the_key_alone(row):
 @pytest.mark.parametrize("row", APART, indirect=True)
 def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
     apply, params, extra = ready(row)
-    run = lambda rows: apply(params, extra, None, True, row.inputs[rows], keys_of(rows))[0]
+    run = lambda rows: apply(params, extra, row.inputs[rows], rng=keys_of(rows))[0]
     whole = run(np.arange(ROWS))
     order = np.array([5, 2, 7, 0, 1, 4, 3, 6])
     assert_close(run(order), whole[order], 1e-5)
-    kept, _ = apply(params, extra, None, False, row.inputs, keys_of(np.arange(ROWS)))
+    kept, _ = apply(params, extra, row.inputs, rng=keys_of(np.arange(ROWS)), train=False)
     assert np.abs(whole - kept).max() > 1e-3, "nothing was dropped"
 
 
 def test_two_rows_do_not_drop_alike(row):
     apply, params, extra = ready(row)
     alike = np.repeat(row.inputs[:1], ROWS, axis=0)
-    outputs, _ = apply(params, extra, None, True, alike, keys_of(np.arange(ROWS)))
+    outputs, _ = apply(params, extra, alike, rng=keys_of(np.arange(ROWS)))
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-3
 
 
 def test_training_with_dropout_and_no_keys_is_refused(row):
     apply, params, extra = ready(row)
     with pytest.raises(ValueError, match=r"dropout=0\.2 and got no keys.*row_keys\(rng, batch\)"):
-        apply(params, extra, None, True, row.inputs)
+        apply(params, extra, row.inputs, train=True)
 
 
 @pytest.mark.thorough
@@ -284,7 +284,7 @@ def test_learns_a_batch_by_heart_in_20_steps(row):
         params, memory = carry
 
         def loss(params):
-            outputs, _ = apply(params, extra, None, False, row.inputs)
+            outputs, _ = apply(params, extra, row.inputs)
             mean = row.loss(outputs, row.targets)
             return mean.total / mean.weight
 
@@ -348,7 +348,7 @@ def test_tells_the_placement_its_dims_by_name(row):
     place = Recording()
     model = row.values.build(place)
     params, extra = jax.eval_shape(model.init, jax.random.key(0))
-    jax.eval_shape(lambda p, e: model.apply(p, e, None, False, row.inputs), params, extra)
+    jax.eval_shape(lambda p, e: model.apply(p, e, row.inputs), params, extra)
     assert place.heard == row.dims
     if isinstance(row.values, Transformer):
         assert place.attended == [(ROWS, 6, 2, 8)] * 3 * row.values.layers
@@ -365,7 +365,7 @@ def test_compiles_once_for_a_shape(row):
     @jax.jit
     def run(params, extra, x):
         traces.append(None)
-        return model.apply(params, extra, None, False, x)
+        return model.apply(params, extra, x)
 
     init, _ = _built(row.values)
     for seed in range(3):

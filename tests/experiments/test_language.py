@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_all_logits_at_once():
     found, metrics = jax.jit(x.loss)(params, batch, None)
     model = config.model.for_tokens(257).build()
     inputs, targets, real = inputs_and_targets({k: jnp.asarray(v) for k, v in batch.items()})
-    logits, _ = jax.jit(lambda p, t: model.apply(p, {}, None, False, t))(params, inputs)
+    logits, _ = jax.jit(lambda p, t: model.apply(p, {}, t))(params, inputs)
     wanted, more = next_token(logits, targets, real)
     assert_close(found.value(), wanted.value(), 1e-5)
     assert metrics["accuracy"].value() == more["accuracy"].value()

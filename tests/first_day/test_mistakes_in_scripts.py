@@ -161,7 +161,7 @@ def a_batch_norm_without_extra():
     params, _ = model.init(jax.random.key(0))
 
     def loss(params, batch, rng):
-        logits, _ = model.apply(params, {}, None, rng is not None, batch["x"])
+        logits, _ = model.apply(params, {}, batch["x"], train=rng is not None)
         return jt.Mean.of(ce(logits, batch["y"]), batch["mask"])
 
     fit(loss, params)

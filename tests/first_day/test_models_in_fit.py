@@ -60,7 +60,7 @@ def _by_hand():
 def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
     net = Net(nnx.Rngs(0))
     model = from_nnx(Net(nnx.Rngs(0)))
-    apply = lambda params, x: model.apply(params, {}, None, False, x)[0]
+    apply = lambda params, x: model.apply(params, {}, x)[0]
     loss, params = {
         "classifier": (jt.classifier(net), net),
         "own loss": (of_module, net),
@@ -172,7 +172,7 @@ def test_a_language_model_is_the_same_whole_and_in_chunks():
     tokens = DRAW.integers(0, 11, (16, 9)).astype(np.int32)
     model = Transformer(vocab=11, context=8, layers=1, heads=2, width=8).build()
     result = jt.fit(jt.language_model(model), model, {"tokens": tokens}, lr=1e-2, **HOW)
-    whole = lambda params, inputs: model.apply(params, {}, None, False, inputs)[0]
+    whole = lambda params, inputs: model.apply(params, {}, inputs)[0]
     found = jt.evaluate(jt.language_model(whole), result.params, {"tokens": tokens})
     assert result.evaluate({"tokens": tokens}) == pytest.approx(found, rel=1e-5)
     logits = whole(result.params, jnp.asarray(tokens[:, :-1]))

@@ -30,12 +30,12 @@ class Net(nnx.Module):
 @pytest.fixture(scope="module", name="net")
 def _net():
     model = from_nnx(Net)
-    return jax.jit(model.apply, static_argnums=3), *model.init(jax.random.key(0))
+    return jax.jit(model.apply, static_argnames="train"), *model.init(jax.random.key(0))
 
 
 def test_normalises_by_the_rows_that_are_shown(net):
     apply, params, extra = net
-    y, _ = apply(params, extra, None, True, X, MASK)
+    y, _ = apply(params, extra, X, MASK, train=True)
     seen = X[MASK].astype(np.float64)
     mean, var = seen.mean((0, 1, 2)), seen.var((0, 1, 2))
     want = (seen - mean) / np.sqrt(var + EPSILON) * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0]
@@ -44,7 +44,7 @@ def test_normalises_by_the_rows_that_are_shown(net):
 
 def test_running_statistics_come_back_as_means_of_the_rows(net):
     apply, params, extra = net
-    _, after = apply(params, extra, None, True, X, MASK)
+    _, after = apply(params, extra, X, MASK, train=True)
     seen = X[MASK].astype(np.float64)
     mean, var = after["norm"]["mean"], after["norm"]["var"]
     assert isinstance(mean, Mean)
@@ -57,14 +57,14 @@ def test_running_statistics_come_back_as_means_of_the_rows(net):
 def test_what_is_hidden_changes_nothing(net):
     apply, params, extra = net
     junk = np.where(MASK[:, None, None, None], X, np.float32(1e6))
-    (y, after), (clean, same) = (apply(params, extra, None, True, x, MASK) for x in (junk, X))
+    (y, after), (clean, same) = (apply(params, extra, x, MASK, train=True) for x in (junk, X))
     np.testing.assert_array_equal(y[MASK], clean[MASK])
     jax.tree.map(np.testing.assert_array_equal, after, same)
 
 
 def test_a_batch_without_a_row_moves_no_statistic(net):
     apply, params, extra = net
-    y, after = apply(params, extra, None, True, X, np.zeros(6, bool))
+    y, after = apply(params, extra, X, np.zeros(6, bool), train=True)
     assert np.isfinite(y).all()
     assert after["norm"]["mean"].weight == 0
 
@@ -72,7 +72,7 @@ def test_a_batch_without_a_row_moves_no_statistic(net):
 def test_evaluation_uses_the_running_ones_and_leaves_them(net):
     apply, params, _ = net
     extra = {"norm": {"mean": jnp.array([1.0, 2.0, 3.0]), "var": jnp.array([4.0, 1.0, 9.0])}}
-    y, same = apply(params, extra, None, False, X)
+    y, same = apply(params, extra, X)
     want = (X - [1.0, 2.0, 3.0]) / np.sqrt(np.array([4.0, 1.0, 9.0]) + EPSILON)
     assert_close(y, want * [1.0, 2.0, 0.5] + [0.0, -1.0, 3.0], 2e-6)
     jax.tree.map(np.testing.assert_array_equal, same, extra)

@@ -21,7 +21,7 @@ def _net():
     noise = np.random.default_rng(1)
     fill = lambda leaf: jnp.asarray(noise.normal(0, 0.3, leaf.shape), jnp.float32)
     params = jax.tree.map(fill, jax.eval_shape(model.init, jax.random.key(0))[0])
-    return jax.jit(model.apply, static_argnums=3), params
+    return jax.jit(model.apply, static_argnames="train"), params
 
 
 @jax.jit
@@ -42,25 +42,25 @@ def by_flax(params, x):
 
 def test_computes_what_flaxs_layers_compute(net):
     apply, params = net
-    logits, extra = apply(params, {}, None, False, IMAGES)
+    logits, extra = apply(params, {}, IMAGES)
     assert extra == {}
     assert_close(logits, by_flax(params, IMAGES), 1e-5)
 
 
 def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     apply, params = net
-    whole, _ = apply(params, {}, None, False, IMAGES)
-    np.testing.assert_array_equal(apply(params, {}, None, False, IMAGES[..., 0])[0], whole)
+    whole, _ = apply(params, {}, IMAGES)
+    np.testing.assert_array_equal(apply(params, {}, IMAGES[..., 0])[0], whole)
     mask = np.array([True, False, True, True, False])
     spoilt = np.where(mask[:, None, None, None], IMAGES / np.float32(255), np.nan)
-    logits, _ = apply(params, {}, None, False, spoilt.astype(np.float32), None, mask)
+    logits, _ = apply(params, {}, spoilt.astype(np.float32), mask=mask)
     assert_close(logits[mask], whole[mask], 2e-6)
     assert np.isfinite(logits).all()
 
 
 def test_its_gradient_scatters_into_no_window(net):
     apply, params = net
-    found = operations(jax.grad(lambda p: apply(p, {}, None, True, IMAGES)[0].sum()), params)
+    found = operations(jax.grad(lambda p: apply(p, {}, IMAGES, train=True)[0].sum()), params)
     assert "conv_general_dilated" in found
     assert not {name for name in found if "select_and" in name or "reduce_window" in name}
 
@@ -77,13 +77,13 @@ def test_its_gradient_scatters_into_no_window(net):
 def test_images_of_another_shape_are_refused(net, shape, words):
     apply, params = net
     with pytest.raises(DataError, match=words):
-        jax.eval_shape(lambda p, x: apply(p, {}, None, False, x), params, jnp.zeros(shape))
+        jax.eval_shape(lambda p, x: apply(p, {}, x), params, jnp.zeros(shape))
 
 
 def test_the_shape_that_a_refusal_says_is_taken():
     model = CNN(image=(9, 8, 3), classes=2).build()
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    run = lambda p, x: model.apply(p, {}, None, False, x)[0]
+    run = lambda p, x: model.apply(p, {}, x)[0]
     assert jax.eval_shape(run, params, jnp.zeros((5, 9, 8, 3))).shape == (5, 2)
 
 

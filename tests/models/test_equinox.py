@@ -64,7 +64,7 @@ def test_computes_what_the_module_computes(net, train):
         lambda x, state, key: module(x, state, key=key), (0, None, 0), (0, None), axis_name="rows"
     )
     want, after = theirs(X, state, keys)
-    got, new = model.apply(params, extra, keys, train, X)
+    got, new = model.apply(params, extra, X, rng=keys, train=train)
     assert_close(got, want, 1e-6)
     for a, b in zip(jax.tree.leaves(new["state"]), jax.tree.leaves(after), strict=True):
         assert_close(a, b, 1e-6)
@@ -74,7 +74,7 @@ def test_computes_what_the_module_computes(net, train):
 
 def test_a_row_drops_by_its_own_key_wherever_it_stands():
     drop = lambda key: eqx.nn.Dropout(0.5)
-    run = lambda x, keys: from_equinox(drop).apply({}, {}, keys, True, x)[0]
+    run = lambda x, keys: from_equinox(drop).apply({}, {}, x, rng=keys, train=True)[0]
     order = np.array([5, 2, 7])
     assert_close(run(X[order], KEYS[order]), run(X, KEYS)[order], 1e-6)
     same = run(jnp.ones((8, 4)), KEY)
@@ -91,13 +91,13 @@ def test_a_module_without_a_key_or_state_is_called_with_its_inputs_alone():
     model = from_equinox(lambda key: Plain(jax.random.normal(key)))
     params, extra = model.init(KEY)
     assert extra == {}
-    outputs, _ = model.apply(params, extra, None, True, X, X)
+    outputs, _ = model.apply(params, extra, X, X, train=True)
     assert_close(outputs, params["scale"] * (X * X).sum(1), 1e-6)
 
 
 def test_gradients_are_the_modules(net):
     model, params, extra = net
-    ours = jax.grad(lambda p: (model.apply(p, extra, None, False, X)[0] ** 2).sum())(params)
+    ours = jax.grad(lambda p: (model.apply(p, extra, X)[0] ** 2).sum())(params)
     module, state = eqx.nn.make_with_state(Net)(jax.random.key(0))
     run = jax.vmap(lambda m, x: eqx.nn.inference_mode(m)(x, state)[0], (None, 0), axis_name="rows")
     theirs = eqx.filter_grad(lambda m: (run(m, X) ** 2).sum())(module)
@@ -118,7 +118,7 @@ def _wide(key):
 def test_drawing_without_a_key_is_refused(net):
     model, params, extra = net
     with pytest.raises(ValueError, match=r"got no key. Pass `jt.row_keys\(rng, batch\)`"):
-        model.apply(params, extra, None, True, X)
+        model.apply(params, extra, X, train=True)
 
 
 def test_batch_norms_over_several_axes_are_refused():

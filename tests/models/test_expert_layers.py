@@ -47,7 +47,7 @@ def made(name: str):
         )
     )
     params, _ = jax.jit(model.init)(jax.random.key(0))
-    apply = lambda params, x, whole=True: model.apply(params, {}, None, False, x, whole)[0]
+    apply = lambda params, x, whole=True: model.apply(params, {}, x, whole)[0]
     return params, jax.jit(apply, static_argnums=2)
 
 
@@ -193,8 +193,8 @@ def test_a_text_written_token_by_token_is_that_read_at_once_and_nothing_is_dropp
     params, _ = jax.jit(dropless.init)(jax.random.key(0))
     params = jax.tree.map(lambda leaf: 8 * leaf, params)
     tokens = jnp.asarray(np.random.default_rng(4).integers(0, 11, (2, 8)), jnp.int32)
-    whole, _ = jax.jit(lambda p: dropless.apply(p, {}, None, False, tokens))(params)
-    short, _ = jax.jit(lambda p: capacity.apply(p, {}, None, False, tokens))(params)
+    whole, _ = jax.jit(lambda p: dropless.apply(p, {}, tokens))(params)
+    short, _ = jax.jit(lambda p: capacity.apply(p, {}, tokens))(params)
     assert np.abs(short - whole).max() > 0.1, "every choice had a place"
 
     def written(params):

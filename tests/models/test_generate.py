@@ -116,7 +116,7 @@ def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(name):
 
     @jax.jit
     def both(params):
-        whole, _ = model.apply(params, {}, None, False, tokens)
+        whole, _ = model.apply(params, {}, tokens)
         first, cache = model.extend(params, model.empty(params, 2), tokens[:, :3], 0)
         # Three at once, then one by one: prefill, and a token a step.
         more = lambda cache, at: model.extend(
@@ -135,7 +135,7 @@ def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(name):
 )
 def test_a_text_is_the_same_with_and_without_a_cache_past_the_context_too(name):
     model, params = built(name)
-    plain = UncachedModel(lambda params, x: model.apply(params, {}, None, False, x)[0], 8)
+    plain = UncachedModel(lambda params, x: model.apply(params, {}, x)[0], 8)
     prompt = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     cached, read = (
         jt.generate(m, params, prompt, jax.random.key(0), steps=12, top_k=9, top_p=0.99)

@@ -38,10 +38,10 @@ def test_trees_are_plain_dicts_with_names(built):
 def test_computes_what_the_function_computes(built):
     model, params, extra = built
     theirs = hk.transform_with_state(net)
-    outputs, same = model.apply(params, extra, None, False, X)
+    outputs, same = model.apply(params, extra, X)
     np.testing.assert_array_equal(outputs, theirs.apply(params, extra, None, X, False)[0])
     assert same is extra
-    outputs, after = model.apply(params, extra, KEY, True, X)
+    outputs, after = model.apply(params, extra, X, rng=KEY)
     want, state = theirs.apply(params, extra, KEY, X, True)
     np.testing.assert_array_equal(outputs, want)
     jax.tree.map(np.testing.assert_array_equal, after, dict(state))
@@ -50,7 +50,7 @@ def test_computes_what_the_function_computes(built):
 
 def test_draws_from_the_first_of_the_rows_keys(built):
     model, params, extra = built
-    run = lambda rng: np.asarray(model.apply(params, extra, rng, True, X)[0])
+    run = lambda rng: np.asarray(model.apply(params, extra, X, rng=rng, train=True)[0])
     keys = row_keys(KEY, {"row": jnp.arange(8, dtype=jnp.int32)})
     np.testing.assert_array_equal(run(keys), run(keys[0]))
     assert (run(keys) != run(keys[1:])).any()
@@ -60,13 +60,13 @@ def test_a_function_without_state_takes_none():
     model = from_haiku(hk.transform(lambda x: hk.Linear(3)(x)), X)
     params, extra = model.init(KEY)
     assert extra == {}
-    assert model.apply(params, extra, None, True, X)[0].shape == (8, 3)
+    assert model.apply(params, extra, X, train=True)[0].shape == (8, 3)
 
 
 def test_drawing_without_a_key_is_refused(built):
     model, params, extra = built
     with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`"):
-        model.apply(params, extra, None, True, X)
+        model.apply(params, extra, X, train=True)
 
 
 def test_what_is_not_transformed_is_refused():

@@ -38,14 +38,14 @@ def test_trees_are_plain_dicts_with_names(net):
 
 def test_computes_what_the_module_computes(net):
     model, params, extra = net
-    outputs, same = model.apply(params, extra, None, False, X)
+    outputs, same = model.apply(params, extra, X)
     np.testing.assert_array_equal(outputs, Net().apply({"params": params, **extra}, X, False))
     jax.tree.map(np.testing.assert_array_equal, same, extra)
 
 
 def test_statistics_of_training_come_back_in_extra(net):
     model, params, extra = net
-    _, after = model.apply(params, extra, KEY, True, X)
+    _, after = model.apply(params, extra, X, rng=KEY)
     inside = X @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None]
     mean = after["batch_stats"]["BatchNorm_0"]["mean"]
     assert_close(mean, 0.1 * inside.mean(0), 1e-5)
@@ -53,7 +53,7 @@ def test_statistics_of_training_come_back_in_extra(net):
 
 def test_draws_from_the_first_of_the_rows_keys_and_a_stream_each(net):
     model, params, extra = net
-    run = lambda rng: np.asarray(model.apply(params, extra, rng, True, X)[0])
+    run = lambda rng: np.asarray(model.apply(params, extra, X, rng=rng, train=True)[0])
     keys = row_keys(KEY, {"row": jnp.arange(8, dtype=jnp.int32)})
     np.testing.assert_array_equal(run(keys), run(keys[0]))
     assert (run(keys) != run(keys[1:])).any()
@@ -81,21 +81,21 @@ class Deterministic(nn.Module):
 
 def test_a_module_is_told_by_the_argument_that_it_has():
     model = from_linen(Deterministic(), X)
-    np.testing.assert_array_equal(model.apply({}, {}, None, False, X)[0], X)
-    assert (model.apply({}, {}, KEY, True, X)[0] == 0).any()
+    np.testing.assert_array_equal(model.apply({}, {}, X)[0], X)
+    assert (model.apply({}, {}, X, rng=KEY)[0] == 0).any()
 
 
 def test_drawing_without_a_key_is_refused():
     model = from_linen(Deterministic(), X)
     with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`, or train=False"):
-        model.apply({}, {}, None, True, X)
+        model.apply({}, {}, X, train=True)
 
 
 def test_a_stream_without_a_name_is_refused():
     model = from_linen(Net(), X)
     params, extra = from_linen(Net(), X, streams=("dropout", "noise")).init(KEY)
     with pytest.raises(ValueError, match=r'streams dropout.*noise.*streams=\("dropout", "noise"'):
-        model.apply(params, extra, KEY, True, X)
+        model.apply(params, extra, X, rng=KEY)
 
 
 class Anything(nn.Module):

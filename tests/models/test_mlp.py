@@ -24,14 +24,14 @@ def test_gives_the_logits_of_the_formula(widths):
         kernel = np.asarray(params["layers"][str(i)]["kernel"], np.float64)
         x = x @ (kernel if kernel.shape[0] == x.shape[1] else kernel.T)
         x = np.maximum(x, 0) if i < len(widths) else x
-    logits, _ = jax.jit(model.apply, static_argnums=3)(params, {}, None, False, IMAGES)
+    logits, _ = jax.jit(model.apply)(params, {}, IMAGES)
     assert_close(logits, x, 5e-6)
 
 
 def test_rows_of_another_size_are_refused():
     model, params = built()
     with pytest.raises(ValueError, match=r"\[5\] hold 5 numbers.*takes 12. Set model.inputs=5\."):
-        jax.eval_shape(lambda p: model.apply(p, {}, None, False, jnp.zeros((2, 5))), params)
+        jax.eval_shape(lambda p: model.apply(p, {}, jnp.zeros((2, 5))), params)
 
 
 def test_a_size_that_nobody_gave_is_refused():

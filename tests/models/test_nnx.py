@@ -31,7 +31,7 @@ class Net(nnx.Module):
 def _net():
     model = from_nnx(Net)
     params, extra = jax.jit(model.init)(jax.random.key(0))
-    return jax.jit(model.apply, static_argnums=3), params, extra
+    return jax.jit(model.apply, static_argnames="train"), params, extra
 
 
 def plain(module, x):
@@ -53,14 +53,14 @@ def test_computes_what_the_module_computes(net):
     apply, params, extra = net
     module = Net(nnx.Rngs(jax.random.key(0)))
     module.eval()
-    outputs, same = apply(params, extra, None, False, X)
+    outputs, same = apply(params, extra, X)
     assert_close(outputs, module(X), 2e-6)
     jax.tree.map(np.testing.assert_array_equal, same, extra)
 
 
 def test_statistics_of_training_come_back_in_extra(net):
     apply, params, extra = net
-    _, after = apply(params, extra, jax.random.key(1), True, X)
+    _, after = apply(params, extra, X, rng=jax.random.key(1))
     inside = plain(Net(nnx.Rngs(jax.random.key(0))), X)
     assert_close(after["norm"]["mean"], 0.01 * inside.mean(0), 1e-5)
     assert_close(after["norm"]["var"], 0.99 + 0.01 * inside.var(0), 2e-6)
@@ -68,7 +68,7 @@ def test_statistics_of_training_come_back_in_extra(net):
 
 def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
     apply, params, extra = net
-    run = lambda seed: np.asarray(apply(params, extra, jax.random.key(seed), True, X)[0])
+    run = lambda seed: np.asarray(apply(params, extra, X, rng=jax.random.key(seed))[0])
     np.testing.assert_array_equal(run(1), run(1))
     assert (run(1) != run(2)).any()
     assert 0.5 < (run(1) == 0).mean() < 0.95  # two masks of one half: three quarters are dropped
@@ -76,7 +76,7 @@ def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
 
 def test_draws_from_the_first_of_the_rows_keys(net):
     apply, params, extra = net
-    run = lambda rng: np.asarray(apply(params, extra, rng, True, X)[0])
+    run = lambda rng: np.asarray(apply(params, extra, X, rng=rng, train=True)[0])
     keys = row_keys(jax.random.key(1), {"row": jnp.arange(8, dtype=jnp.int32)})
     np.testing.assert_array_equal(run(keys), run(keys[0]))
     assert (run(keys) != run(keys[1])).any()
@@ -85,7 +85,7 @@ def test_draws_from_the_first_of_the_rows_keys(net):
 def test_drawing_without_a_key_is_refused(net):
     apply, params, extra = net
     with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`, or train=False"):
-        apply(params, extra, None, True, X)
+        apply(params, extra, X, train=True)
 
 
 def test_building_makes_no_array():
@@ -98,7 +98,7 @@ def test_building_makes_no_array():
 
 def test_gradients_are_the_modules(net):
     apply, params, extra = net
-    grads = jax.grad(lambda p: (apply(p, extra, None, False, X)[0] ** 2).sum())(params)
+    grads = jax.grad(lambda p: (apply(p, extra, X)[0] ** 2).sum())(params)
     module = Net(nnx.Rngs(jax.random.key(0)))
     module.eval()
     theirs = nnx.to_pure_dict(nnx.grad(lambda m: (m(X) ** 2).sum())(module))

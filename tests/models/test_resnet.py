@@ -60,7 +60,7 @@ def test_the_imagenet_stem_quarters_and_each_stage_halves():
     model = ResNet(image=(30, 32, 3), blocks=(1, 1), width=4, classes=3).build(Sizes())
     params, extra = jax.eval_shape(model.init, jax.random.key(0))
     x = jnp.zeros((2, 30, 32, 3))
-    jax.eval_shape(lambda p, e: model.apply(p, e, None, False, x), params, extra)
+    jax.eval_shape(lambda p, e: model.apply(p, e, x), params, extra)
     assert sizes[0] == (8, 8, 4)
     assert sizes[-3:] == [(4, 4, 8), (8,), (3,)]
 
@@ -69,7 +69,7 @@ def test_a_quiet_block_starts_as_the_identity():
     model = ResNet(**SMALL, norm="group", groups=2, quiet=True, blocks=(2,)).build()
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 6, 2)), jnp.float32)
     params, _ = jax.jit(model.init)(jax.random.key(0))
-    of = jax.jit(lambda params: model.apply(params, {}, None, True, x)[0])
+    of = jax.jit(lambda params: model.apply(params, {}, x, train=True)[0])
     other = {**params, "blocks": jax.tree.map(lambda leaf: leaf * 3, params["blocks"])}
     np.testing.assert_array_equal(of(params), of(other))
     loud = jax.tree.map(lambda leaf: leaf + 0.1, params["blocks"])
@@ -81,9 +81,8 @@ def classify(values):
     model = values.build()
 
     def loss(params, extra, batch, rng):
-        keys = None if rng is None else jt.row_keys(rng, batch)
-        images = batch["image"], keys, batch["mask"]
-        logits, extra = model.apply(params, extra, None, rng is not None, *images)
+        keys, mask = jt.row_keys(rng, batch), batch["mask"]
+        logits, extra = model.apply(params, extra, batch["image"], mask=mask, rng=keys)
         return *cross_entropy(logits, batch["label"], batch["mask"]), extra
 
     return model, jt.stateful(loss)

@@ -59,7 +59,7 @@ def test_packed_documents_have_the_loss_and_gradient_of_each_alone(kind: str, st
 
     def loss(params, batch):
         inputs, targets, real = inputs_and_targets(batch)
-        logits, _ = model.apply(params, {}, None, False, inputs, None, segments_of(batch))
+        logits, _ = model.apply(params, {}, inputs, segments=segments_of(batch))
         mean, _ = next_token(logits, targets, real)
         return mean.total / mean.weight, mean.weight
 
@@ -78,9 +78,9 @@ def test_hidden_states_take_segments_too():
     model = Transformer(**SIZES).build(Unplaced())
     params, _ = model.init(jax.random.key(0))
     batch = {name: jnp.asarray(array) for name, array in packed().items()}
-    given = batch["tokens"][:, :-1], None, segments_of(batch)
-    hidden, _ = model.hidden(params, {}, None, False, *given)
-    logits, _ = model.apply(params, {}, None, False, *given)
+    inputs, segments = batch["tokens"][:, :-1], segments_of(batch)
+    hidden, _ = model.hidden(params, {}, inputs, segments)
+    logits, _ = model.apply(params, {}, inputs, segments=segments)
     assert_close(hidden @ model.head(params).T, logits, 2e-6)
 
 

@@ -61,7 +61,7 @@ def spread(params):
 def test_gives_the_logits_of_the_formulas(options):
     model = Transformer(**SIZES, **options).build()
     params = spread(jax.jit(model.init)(jax.random.key(0))[0])
-    logits, extra = jax.jit(model.apply, static_argnums=3)(params, {}, None, False, TOKENS)
+    logits, extra = jax.jit(model.apply, static_argnames="train")(params, {}, TOKENS)
     expected = in_numpy(params, TOKENS, SIZES["heads"])
     assert extra == {}
     assert np.abs(expected).max() > 1
@@ -71,10 +71,10 @@ def test_gives_the_logits_of_the_formulas(options):
 def test_no_position_sees_what_comes_after_it():
     model = Transformer(**SIZES).build()
     params = spread(jax.jit(model.init)(jax.random.key(0))[0])
-    apply = jax.jit(model.apply, static_argnums=3)
+    apply = jax.jit(model.apply, static_argnames="train")
     changed = TOKENS.copy()
     changed[:, 5:] = (changed[:, 5:] + 1) % 11
-    before, after = (apply(params, {}, None, False, x)[0] for x in (TOKENS, changed))
+    before, after = (apply(params, {}, x)[0] for x in (TOKENS, changed))
     np.testing.assert_array_equal(before[:, :5], after[:, :5])
     assert np.abs(before[:, 5:] - after[:, 5:]).max() > 0.1
 
@@ -90,7 +90,7 @@ def test_starts_like_gpt_2():
         else:  # 4 standard errors of a standard deviation
             std = 0.02 / math.sqrt(6) if "out/" in name or "down/" in name else 0.02
             assert abs(leaf.std() / std - 1) < 4 / math.sqrt(2 * leaf.size), name
-    logits, _ = jax.jit(model.apply, static_argnums=3)(params, {}, None, False, TOKENS)
+    logits, _ = jax.jit(model.apply, static_argnames="train")(params, {}, TOKENS)
     assert jnp.abs(jax.nn.log_softmax(logits) + math.log(65)).max() < 2
 
 
@@ -110,7 +110,7 @@ def test_a_sequence_longer_than_the_context_is_refused():
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     long = jnp.zeros((1, 9), jnp.int32)
     with pytest.raises(ValueError, match=r"9 tokens is longer.*context of 8. Set model.context=9"):
-        jax.eval_shape(lambda p: model.apply(p, {}, None, False, long), params)
+        jax.eval_shape(lambda p: model.apply(p, {}, long), params)
 
 
 def test_values_are_read_without_flax():

@@ -32,7 +32,7 @@ KEYS = row_keys(jax.random.key(5), {"row": np.arange(2, dtype=np.int32)})
 
 
 def loss(model, params):
-    logits, _ = model.apply(params, {}, None, True, TOKENS)
+    logits, _ = model.apply(params, {}, TOKENS, train=True)
     return (logits**2).sum()
 
 
@@ -65,7 +65,7 @@ def test_a_scan_gives_what_the_written_out_layers_give():
 def test_a_scan_drops_what_the_written_out_layers_drop():
     model, scanned = (Transformer(**SMALL, dropout=0.5, scan=how).build() for how in (False, True))
     params = drawn(model)
-    run = lambda model: lambda params: model.apply(params, {}, None, True, TOKENS, KEYS)[0]
+    run = lambda model: lambda params: model.apply(params, {}, TOKENS, rng=KEYS)[0]
     assert "random_bits" in str(jax.make_jaxpr(run(scanned))(stack_layers(params)))
     want, got = jax.jit(run(model))(params), jax.jit(run(scanned))(stack_layers(params))
     assert_close(got, want, 1e-5)

@@ -155,9 +155,9 @@ def test_gives_the_logits_of_the_formulas_and_its_pieces_do_too(name):
 
     @jax.jit
     def both(params):
-        hidden, extra = model.hidden(params, {}, None, False, TOKENS)
+        hidden, extra = model.hidden(params, {}, TOKENS)
         assert extra == {}
-        return hidden @ model.head(params).T, model.apply(params, {}, None, False, TOKENS)[0]
+        return hidden @ model.head(params).T, model.apply(params, {}, TOKENS)[0]
 
     product, logits = both(params)
     expected = in_numpy(params, np.asarray(TOKENS), values)
@@ -173,9 +173,9 @@ def test_what_is_in_half_precision_is_computed_in_whole():
     _, model, params = built("like gemma")
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     whole = jax.tree.map(lambda x: x.astype(jnp.float32), half)
-    apply = jax.jit(model.apply, static_argnums=3)
-    got = apply(half, {}, None, False, TOKENS)[0]
-    want = apply(whole, {}, None, False, TOKENS)[0]
+    apply = jax.jit(model.apply, static_argnames="train")
+    got = apply(half, {}, TOKENS)[0]
+    want = apply(whole, {}, TOKENS)[0]
     assert got.dtype == jnp.bfloat16
     apart = np.linalg.norm(got.astype(np.float32) - want) / np.linalg.norm(want)
     assert apart < 0.03  # 8 bits: 0.4 % a rounding, a few dozen of them

@@ -68,4 +68,4 @@ def test_images_of_another_shape_are_refused():
     model = ViT(**SMALL).build()
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     with pytest.raises(DataError, match=r"shape \[4, 6, 2\].*takes \[6, 4, 2\].*Set model\.image="):
-        jax.eval_shape(lambda p: model.apply(p, {}, None, False, jnp.zeros((1, 4, 6, 2))), params)
+        jax.eval_shape(lambda p: model.apply(p, {}, jnp.zeros((1, 4, 6, 2))), params)

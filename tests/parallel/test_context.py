@@ -94,10 +94,10 @@ def slope(where: Strategy, case: Case) -> tuple[Any, Any]:
         params = laid(params)
         inputs, targets, real = inputs_and_targets(batch)
         keys = row_keys(jax.random.key(7), batch) if values.dropout else None
-        given = params, {}, None, True, inputs, keys, segments_of(batch)
-        mean, _ = next_token(model.apply(*given)[0], targets, real)
+        options = {"segments": segments_of(batch), "rng": keys, "train": True}
+        mean, _ = next_token(model.apply(params, {}, inputs, **options)[0], targets, real)
         value = mean.total / mean.weight
-        logits = model.routed(*given)[0][1]  # b l t e
+        logits = model.routed(params, {}, inputs, **options)[0][1]  # b l t e
         if logits is None:
             return value
         # Each position with a weight of its own.

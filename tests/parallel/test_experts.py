@@ -58,7 +58,7 @@ def results(model, params, x):
     """Return the output, the logits, and the gradient in the parameters and the input."""
 
     def toward(params, x):
-        out, logits = model.apply(params, {}, None, True, x)[0]
+        out, logits = model.apply(params, {}, x, train=True)[0]
         return (out * TOWARD).sum() + jnp.square(logits).sum(), (out, logits)
 
     grads, outputs = jax.jit(jax.grad(toward, (0, 1), has_aux=True))(params, x)
@@ -93,15 +93,15 @@ def test_experts_that_their_axis_does_not_divide_are_refused(kind, count, axis, 
     params, _ = jax.eval_shape(layer(kind, count=count).init, jax.random.key(0))
     told = rf"{count} experts do not divide into parallel.expert={axis}. Take .*of {fits}, or a"
     with pytest.raises(ShardingError, match=told):
-        jax.eval_shape(lambda p, x: model.apply(p, {}, None, False, x), params, X)
+        jax.eval_shape(lambda p, x: model.apply(p, {}, x), params, X)
 
 
 def test_rows_that_their_axes_do_not_divide_are_computed_on_all():
     """Check one row, as in generation: each device returns the outputs of its own experts."""
     params, _ = on_one_device("dropless")
-    alone, _ = layer("dropless").apply(params, {}, None, False, jnp.asarray(X[:1]))
+    alone, _ = layer("dropless").apply(params, {}, jnp.asarray(X[:1]))
     model = layer("dropless", Axes(expert=4, fsdp=2).build().placement)
-    found, _ = jax.jit(lambda p, x: model.apply(p, {}, None, False, x))(params, X[:1])
+    found, _ = jax.jit(lambda p, x: model.apply(p, {}, x))(params, X[:1])
     assert distance(found[0], alone[0]) < EXACT
 
 
@@ -110,7 +110,7 @@ def test_tokens_are_exchanged_and_kernels_stay():
     place = Axes(expert=4, data=2, fsdp=1).build().placement
     model, plain = layer("dropless", place), layer("dropless")
     params, _ = jax.eval_shape(plain.init, jax.random.key(0))
-    jaxpr = str(jax.make_jaxpr(lambda p, x: model.apply(p, {}, None, True, x)[0])(params, X))
+    jaxpr = str(jax.make_jaxpr(lambda p, x: model.apply(p, {}, x, train=True)[0])(params, X))
     assert jaxpr.count("all_gather[") == 3  # tokens, choices and weights
     assert jaxpr.count("reduce_scatter[") == 1
     assert "top_k" not in jaxpr, "the compiler would gather the logits of all rows"

@@ -189,7 +189,8 @@ def hidden(place, values=MODEL):
     weights = np.random.default_rng(2).normal(size=(B, 8, 8)).astype(np.float32)
 
     def total(params):
-        return (model.hidden(params, {}, None, True, tokens, keys, segments)[0] * weights).sum()
+        outputs, _ = model.hidden(params, {}, tokens, segments, rng=keys)
+        return (outputs * weights).sum()
 
     params, _ = values.build().init(jax.random.key(0))
     return model, jax.value_and_grad(total), params
@@ -213,7 +214,7 @@ def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int
     values = dataclasses.replace(MODEL, dropout=0, layers=8, positions={"kind": "none"})
     model = values.build(where.placement)
     tokens = jax.ShapeDtypeStruct((B, 8), jnp.int32)
-    total = lambda params, tokens: model.hidden(params, {}, None, True, tokens)[0].sum()
+    total = lambda params, tokens: model.hidden(params, {}, tokens, train=True)[0].sum()
     like = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
     shardings = where.shardings(like, model.dims)
     both = jax.jit(jax.grad(total), in_shardings=(shardings, None), out_shardings=shardings)

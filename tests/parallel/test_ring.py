@@ -107,7 +107,7 @@ def test_what_a_remat_saves_does_not_travel_again(remat, travels):
     place, tokens = place_of(data=2, context=4), jnp.zeros((2, 16), jnp.int32)
     model = Transformer(**sizes, remat=remat, saved=saved).build(place)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
-    loss = lambda params: model.apply(params, {}, None, False, tokens)[0].sum()
+    loss = lambda params: model.apply(params, {}, tokens)[0].sum()
     put_back = 2 * 2  # halves, there and back
     assert permutes(jax.grad(loss), params) == 2 * travels * 3 + put_back
 

@@ -53,7 +53,7 @@ def with_model(model):
     @stateful
     def loss(params, extra, batch, rng):
         inputs = batch["x"], batch["mask"]
-        y, new = model.apply(params, extra, rng, rng is not None, *inputs)
+        y, new = model.apply(params, extra, *inputs, rng=rng)
         mean = Mean.of(jnp.square(y - batch["y"]), batch["mask"])
         return mean, {}, replaced(extra, new, batch["mask"])
 

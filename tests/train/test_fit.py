@@ -66,6 +66,16 @@ def hills(params, batch, rng):
     return jt.Mean.of(jnp.square(params["w"] - batch["x"]), batch["mask"])
 
 
+def test_the_last_evaluation_may_be_the_best_one():
+    valid = {"valid": (X, Y)}
+    given = {"steps": 10, "batch": 16, "valid": valid, "valid_every": 7, "best": "loss"}
+    result = jt.fit(loss, zeros(), (X, Y), "sgd", lr=0.1, quiet=True, **given)
+    assert result.best is not None
+    assert result.best.step == 10
+    assert_close(result.params["w"], result.state.params["w"], 0)
+    assert result.evaluate(valid["valid"])["loss"] == pytest.approx(result.best.numbers["loss"])
+
+
 def test_gives_back_the_best_and_stops_when_it_gets_worse(capfd):
     ten, five = np.full(16, 10, np.float32), {"x": np.full(7, 5, np.float32)}
     told = []

@@ -5,7 +5,7 @@ import faulthandler
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import Facts, bind_host, connect, meet
-from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
 
@@ -33,6 +33,7 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
     """
     import jax
 
+    connect_heartbeat()
     if cluster.coordinator is None or cluster.processes == 1:
         return
     meet(cluster, facts, timeout=timeout)

@@ -53,17 +53,20 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """Writer of the beats of this process; one thread at a time.
+    """Writer of the beats of this process; one thread at a time."""
 
-    Args:
-        file: an open file that another process reads; None: the memory is private.
-    """
-
-    def __init__(self, file: int | None = None):
-        self._memory = mmap.mmap(-1, _SIZE) if file is None else _map(file)
-        self.watched = file is not None
+    def __init__(self):
+        self._memory = mmap.mmap(-1, _SIZE)
+        self.watched = False
         """True if another process, such as `jtrain launch`, watches this one."""
         self._count, self._phase, self._step = 0, 0, 0
+
+    def share(self, file: int) -> None:
+        """Move the beats to the memory of an open file, which another process reads."""
+        os.ftruncate(file, _SIZE)
+        shared = mmap.mmap(file, _SIZE)
+        shared[:] = self._memory[:]
+        self._memory, self.watched = shared, True
 
     def beat(self, phase: str, step: int) -> None:
         """Record that a phase begins, or that a step was begun in it."""
@@ -153,21 +156,18 @@ def _parse(memory: bytes) -> Beat:
     return Beat(count, PHASES[phase], step, seconds, checkpoint, grace, run, failed)
 
 
-def _map(file: int) -> mmap.mmap:
-    os.ftruncate(file, _SIZE)
-    return mmap.mmap(file, _SIZE)
+HEARTBEAT = Heartbeat()
+"""The heartbeat of this process; private until `connect_heartbeat` finds a watcher."""
 
 
-def _own_heartbeat() -> Heartbeat:
-    shared: ChannelFiles | None = receive(os.environ)
-    if shared is None:
-        return Heartbeat()
-    # faulthandler runs in C: it works while Python waits for C++ that holds the GIL.
-    faulthandler.register(STACKS, file=shared.stacks, all_threads=True)
-    heartbeat = Heartbeat(shared.pulse)
-    os.close(shared.pulse)  # the mapping stays
-    return heartbeat
+def connect_heartbeat() -> None:
+    """Share the heartbeat and the stacks of this process with its watcher, if it has one.
 
-
-HEARTBEAT = _own_heartbeat()
-"""The heartbeat of this process."""
+    The command line and the entry points of the Python API call this; the first call connects.
+    """
+    files: ChannelFiles | None = receive(os.environ)
+    if files is not None:
+        # faulthandler runs in C: it works while Python waits for C++ that holds the GIL.
+        faulthandler.register(STACKS, file=files.stacks, all_threads=True)
+        HEARTBEAT.share(files.pulse)
+        os.close(files.pulse)  # the mapping stays

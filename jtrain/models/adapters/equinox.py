@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.model import Model
+from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import name
 from jtrain.core.rows import check_no_hidden_rows
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
@@ -26,9 +26,9 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
     fields are closed over. No array is made here.
 
     The module is written for one row, as equinox modules are: `module(*inputs)`, after the inputs
-    the state if the module has one, and `key=` if it takes a key. `apply(params, extra, rng, train,
-    *inputs)` maps it over the rows of the inputs and returns the outputs and the new `extra`. In
-    evaluation the module is in inference mode.
+    the state if the module has one, and `key=` if it takes a key. `apply(params, extra, *inputs,
+    rng=None, train=None)` maps it over the rows of the inputs and returns the outputs and the new
+    `extra`. In evaluation the module is in inference mode.
 
     `rng` are the keys of the rows (`jtrain.row_keys`): the dropout of a row then depends on no
     device and no microbatch. A single key is folded with the index of the row.
@@ -64,7 +64,14 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
         extra = {"buffers": select(arrays, "buffers"), "state": _nested(list(pairs))}
         return select(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
 
-    def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
+    def apply(
+        params: Params,
+        extra: Extra,
+        *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
+    ):
+        train = is_training(rng, train, inputs)
         if train and axis:
             check_no_hidden_rows("a batch norm of equinox")
         if missing := [name for name in carried if name not in extra]:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jtrain.core.model import Model
+from jtrain.core.model import Model, is_training
 from jtrain.core.types import Extra, Key, Keys, Params
 from jtrain.errors import LossError
 
@@ -35,8 +35,14 @@ def from_function(init: Callable[[Key], Any], apply: Callable[..., Any]) -> Mode
     def start(key: Key) -> tuple[Params, Extra]:
         return _pair(init(key), "init(key)", "params") if stateful else (init(key), {})
 
-    def call(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
-        options = {"extra": extra, "rng": rng, "train": train}
+    def call(
+        params: Params,
+        extra: Extra,
+        *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
+    ):
+        options = {"extra": extra, "rng": rng, "train": is_training(rng, train, inputs)}
         result = apply(params, *inputs, **{name: options[name] for name in names})
         return _pair(result, "apply", "outputs") if stateful else (result, extra)
 

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from jtrain.core.model import Model
+from jtrain.core.model import Model, is_training
 from jtrain.core.rows import check_no_hidden_rows, first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
@@ -17,8 +17,8 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     """Return `hk.transform(f)` or `hk.transform_with_state(f)` as `Model(init, apply)`.
 
     `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
-    are haiku's own dicts of dicts. `apply(params, extra, rng, train, *inputs)` passes `train` to
-    `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
+    are haiku's own dicts of dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes
+    `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
     `jtrain.models.adapters.switch`).
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
@@ -48,7 +48,14 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
         params, state = transformed.init(key, *like, **switch(True))
         return dict(params), dict(state)
 
-    def apply(params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any):
+    def apply(
+        params: Params,
+        extra: Extra,
+        *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
+    ):
+        train = is_training(rng, train, inputs)
         if train and extra:
             check_no_hidden_rows("a haiku function with state")
         key = None if rng is None else first_key(rng)

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.model import Model
+from jtrain.core.model import Model, is_training
 from jtrain.core.rows import first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
@@ -21,8 +21,8 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
     """Return a linen module as `Model(init, apply)`; `inputs` are example arrays or shapes.
 
     `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
-    nested dicts. `apply(params, extra, rng, train, *inputs)` passes `train` to the module by the
-    argument that the module has for it (`train`, `deterministic`, ...; see
+    nested dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes `train` to the module
+    by the argument that the module has for it (`train`, `deterministic`, ...; see
     `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the
     outputs and the new `extra`.
 
@@ -38,7 +38,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
     """
     switch = switch_of(module.__call__, f"the linen module {type(module).__name__}")
     taken = inspect.signature(module.__call__).parameters
-    named = tuple(name for name in ("keys", "mask") if name in taken)
+    named = ("mask",) if "mask" in taken else ()
 
     def init(key: Key) -> tuple[Params, Extra]:
         like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
@@ -47,8 +47,16 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         return variables.pop("params", {}), variables
 
     def apply(
-        params: Params, extra: Extra, rng: Keys | None, train: bool, *inputs: Any, **named: Any
+        params: Params,
+        extra: Extra,
+        *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
+        **named: Any,
     ):
+        train = is_training(rng, train, inputs)
+        if "keys" in taken and rng is not None and rng.ndim:
+            named["keys"] = rng
         rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
         try:
             outputs, changed = module.apply(

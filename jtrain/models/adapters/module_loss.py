@@ -25,7 +25,7 @@ def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
     def call(
         params: Params, extra: Extra, batch: Batch, rng: Key | None
     ) -> tuple[Any, Metrics, Extra]:
-        keys = None if rng is None else row_keys(rng, batch)
+        keys = row_keys(rng, batch)
         inner = module.module(params, extra, keys, rng is not None)
         result = loss(inner, batch, rng)
         pair = type(result) is tuple and len(result) == 2

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jtrain.core.model import Model
+from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key
 from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
@@ -19,7 +19,7 @@ from jtrain.models.layers.batch_norm import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, random, and the rest
-NAMED = ("keys", "mask", *TRAINS, *EVALUATES)  # what a module's `__call__` may take by name
+NAMED = ("mask", *TRAINS, *EVALUATES)  # what a module's `__call__` may take by name
 NO_PARAMS = (
     "the parameter {name} of the module is not among those that `apply` got: {present}. Pass what "
     "`init` of the same model returned: params, extra = model.init(jax.random.key(0))."
@@ -39,12 +39,13 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
     are closed over. No array is made here: `init` builds the module. For a module itself, `init`
     returns the module's arrays, whatever the key.
 
-    `apply(params, extra, rng, train, *inputs)` switches the module to `train()` or `eval()`,
-    refills its random streams from `rng` (stream i gets `fold_in(rng, i)`) and returns the outputs
-    and the new `extra`. `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the
-    first is used: a flax layer draws one mask for all rows of a call, so the dropout of a row
-    depends on how the batch is split; models of this package draw by row instead
-    (`jtrain.models.layers.dropout`) and do not use `rng`.
+    `apply(params, extra, *inputs, rng=None, train=None)` switches the module to `train()` or
+    `eval()`, refills its random streams from `rng` (stream i gets `fold_in(rng, i)`) and returns
+    the outputs and the new `extra`. `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of
+    which a stream uses the first: a flax layer draws one mask for all rows of a call, so the
+    dropout of a row depends on how the batch is split. A module whose method takes `keys`, as those
+    of this package do, gets the keys of the rows and draws by row
+    (`jtrain.models.layers.dropout`).
 
     Named dims of parameters, `nnx.Param(value, dims=("width", "hidden"))`, become `Model.dims`.
 
@@ -67,13 +68,19 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
     def apply(
         params: Params,
         extra: Extra,
-        rng: Keys | None,
-        train: bool,
         *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
         method: str = "__call__",
         **named: Any,
     ):
-        module = split.module(params, extra, rng, train)
+        module = split.module(params, extra, rng, is_training(rng, train, inputs))
+        if (
+            rng is not None
+            and rng.ndim
+            and "keys" in inspect.signature(getattr(module, method)).parameters
+        ):
+            named["keys"] = rng
         outputs = getattr(module, method)(*inputs, **named)
         return outputs, split.extra_of(module)
 

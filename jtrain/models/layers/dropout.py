@@ -49,6 +49,6 @@ def drawn_from(
     if keys is None:
         raise LossError(
             f"the model trains with dropout={rate} and got no keys to draw from. Pass "
-            f"`jt.row_keys(rng, batch)` after its inputs, or train=False to drop nothing."
+            f"`rng=jt.row_keys(rng, batch)` to apply, or train=False to drop nothing."
         )
     return keys

@@ -32,13 +32,7 @@ class FaultInjection(Hook):
     """
 
     def __init__(self, faults: Mapping[int, Fault], heartbeat: Heartbeat = HEARTBEAT):
-        self._pending = {i: fault for i, fault in faults.items() if fault.kind != "full-disk"}
-        self._heartbeat = heartbeat
-        for index, fault in faults.items():
-            if fault.kind == "full-disk":
-                layout.create_saving_path = _fill_disk(
-                    layout.create_saving_path, fault, index, heartbeat
-                )
+        self._pending, self._heartbeat = dict(faults), heartbeat
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Raise or await the faults that are due."""
@@ -53,25 +47,36 @@ class FaultInjection(Hook):
 
 
 def fault_hooks(environ: Mapping[str, str] = os.environ) -> list[Hook]:
-    """Return the hook if a fault of this process is configured; else no hook."""
-    own = int(environ.get("JTRAIN_PROCESS") or 0)
-    every = parse_faults(environ.get(REHEARSAL, ""), own + 1000)
-    faults = {index: fault for index, fault in enumerate(every) if fault.process == own}
-    return [FaultInjection(faults)] if faults else []
+    """Return the hook if a fault of this process's steps is configured; else no hook."""
+    faults = _own_faults(environ)
+    of_steps = {index: fault for index, fault in faults.items() if fault.kind != "full-disk"}
+    return [FaultInjection(of_steps)] if of_steps else []
 
 
-def _fill_disk(
-    begin: Callable[[Path, int], Path], fault: Fault, index: int, heartbeat: Heartbeat
+def folder_maker(
+    environ: Mapping[str, str] = os.environ, heartbeat: Heartbeat = HEARTBEAT
 ) -> Callable[[Path, int], Path]:
-    """Return `begin`, which finds the disk full at the checkpoint of the fault."""
+    """Return the function that makes a checkpoint's folder, as `CheckpointManager` takes it.
+
+    It finds the disk full at the saves for which such a fault is configured.
+    """
+    faults = {i: fault for i, fault in _own_faults(environ).items() if fault.kind == "full-disk"}
     saves = 0
 
-    def no_room(directory: Path, step: int) -> Path:
+    def create(directory: Path, step: int) -> Path:
         nonlocal saves
         saves += 1
-        if saves == fault.number and not heartbeat.has_fault(index):
-            heartbeat.note_fault(index)
-            raise OSError(errno.ENOSPC, f"rehearsed: {fault}", str(directory))
-        return begin(directory, step)
+        for index, fault in faults.items():
+            if saves == fault.number and not heartbeat.has_fault(index):
+                heartbeat.note_fault(index)
+                raise OSError(errno.ENOSPC, f"rehearsed: {fault}", str(directory))
+        return layout.create_saving_path(directory, step)
 
-    return no_room
+    return create
+
+
+def _own_faults(environ: Mapping[str, str]) -> dict[int, Fault]:
+    """Return the faults of this process, by their index among the faults of all processes."""
+    own = int(environ.get("JTRAIN_PROCESS") or 0)
+    every = parse_faults(environ.get(REHEARSAL, ""), own + 1000)
+    return {index: fault for index, fault in enumerate(every) if fault.process == own}

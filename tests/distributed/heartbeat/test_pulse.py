@@ -30,7 +30,8 @@ def started(code: str, channel: Channel, **options) -> subprocess.Popen:
 def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
     assert read_beat(file).number == 0, "no beat yet"
-    pulse = Heartbeat(file)
+    pulse = Heartbeat()
+    pulse.share(file)
     pulse.begin_run(tmp_path / "runs" / "möwe", grace=12.5)
     pulse.beat("hooks", 7)
     pulse.saved(5)
@@ -43,7 +44,8 @@ def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
 
 def test_either_side_records_a_fault(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
-    pulse = Heartbeat(file)
+    pulse = Heartbeat()
+    pulse.share(file)
     pulse.begin_run(tmp_path, grace=1.0)
     pulse.note_fault(0)
     note_rehearsed(file, FAULTS - 1)
@@ -65,7 +67,9 @@ def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):
 
 def test_beats_are_never_torn(channel: Channel):
     code = (
-        "import time; from jtrain.distributed.heartbeat import HEARTBEAT as pulse\n"
+        "import time\n"
+        "from jtrain.distributed.heartbeat import HEARTBEAT as pulse, connect_heartbeat\n"
+        "connect_heartbeat()\n"
         "step, end = 0, time.monotonic() + 1.0\n"
         "while time.monotonic() < end:\n"
         "    step += 1; pulse.beat('hooks' if step % 2 else 'data', step)"
@@ -81,7 +85,8 @@ def test_beats_are_never_torn(channel: Channel):
 
 def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: Channel):
     code = (
-        "import ctypes; from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "import ctypes; from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat\n"
+        "connect_heartbeat()\n"
         "HEARTBEAT.beat('data', 4)\n"
         "def stuck_in_c(): ctypes.PyDLL(None).sleep(60)  # holds the GIL\n"
         "stuck_in_c()"
@@ -104,8 +109,11 @@ def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: C
 
 def test_a_child_process_does_not_beat_for_its_parent(channel: Channel):
     code = (
-        "import os, subprocess, sys; from jtrain.distributed.heartbeat import HEARTBEAT\n"
-        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT as h; h.beat(\"save\", 99)'\n"
+        "import os, subprocess, sys\n"
+        "from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat\n"
+        "connect_heartbeat()\n"
+        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT as h, connect_heartbeat; '\n"
+        "child += 'connect_heartbeat(); h.beat(\"save\", 99)'\n"
         "HEARTBEAT.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
     )
     assert started(code, channel).wait(timeout=60) == 0
@@ -116,7 +124,8 @@ def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Cha
     """Check a child of a script under `jtrain launch`: it inherits the environment, but no file."""
     (tmp_path / "theirs").write_text("kept")
     code = (
-        "import os, sys; from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "import os, sys; from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat\n"
+        "connect_heartbeat()\n"
         "HEARTBEAT.beat('save', 99); assert not HEARTBEAT.watched"
     )
     theirs = os.open(tmp_path / "theirs", os.O_RDWR)

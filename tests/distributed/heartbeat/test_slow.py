@@ -67,7 +67,9 @@ def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd, quiet: bool):
     slowly = lambda parts: time.sleep(1.0) or compiled(parts)
     monkeypatch.setattr(TrainSetup, "compile_step", slowly)
     soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
-    monkeypatch.setattr(importlib.import_module("jtrain.train.fit"), "StartupProgress", soon)
+    monkeypatch.setattr(
+        importlib.import_module("jtrain.train.train_to_end"), "StartupProgress", soon
+    )
     loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
     rows = {"x": np.arange(8, dtype=np.float32)}
     jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1, quiet=quiet)

@@ -18,7 +18,9 @@ from jtrain.distributed.launcher import launch, process_group
 # Each attempt appends a letter to the file of its process: the size is the number of attempts.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"
 LIFE += "life = os.path.getsize(mine.name);"
-HEARTBEAT = "from jtrain.distributed.heartbeat import HEARTBEAT;"
+HEARTBEAT = (
+    "from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat; connect_heartbeat();"
+)
 SELF_KILLED = "os.kill(os.getpid(), 9)"
 
 

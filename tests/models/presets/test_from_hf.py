@@ -51,7 +51,7 @@ LLAMAS = {
 
 
 def logits_of(values: Transformer, params) -> np.ndarray:
-    return jax.jit(values.build().apply, static_argnums=3)(params, {}, None, False, TOKENS)[0]
+    return jax.jit(values.build().apply, static_argnames="train")(params, {}, TOKENS)[0]
 
 
 def weights_of(net) -> dict[str, np.ndarray]:

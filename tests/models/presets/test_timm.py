@@ -87,6 +87,6 @@ def test_gives_the_logits_of_timm(name):
     with torch.no_grad():
         want = net(torch.tensor(x).permute(0, 3, 1, 2)).numpy()
     params, extra = fill(values, {n: array.numpy() for n, array in net.state_dict().items()})
-    got, _ = jax.jit(values.build().apply, static_argnums=3)(params, extra, None, False, x)
+    got, _ = jax.jit(values.build().apply, static_argnames="train")(params, extra, x)
     assert np.abs(want).max() > 0.1
     assert_close(got, want, 1e-4)
