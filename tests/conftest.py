@@ -34,6 +34,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # A shell that starts the tests in the background, or by nohup, ignores these for all processes.
 for ignored, handler in (
     (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
     (signal.SIGHUP, signal.SIG_DFL),
 ):
     if signal.getsignal(ignored) is signal.SIG_IGN:

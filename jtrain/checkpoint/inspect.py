@@ -23,11 +23,10 @@ from jtrain.checkpoint import (
 from jtrain.checkpoint.lock import WriteLock
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.suggestions import did_you_mean
+from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.io.disk_errors import disk_advice
-
-RUNS = Path("runs")
 
 
 def find_checkpoint(path: str) -> tuple[Path, int | None]:

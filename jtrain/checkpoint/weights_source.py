@@ -13,12 +13,11 @@ from jtrain.checkpoint.manager import CheckpointManager
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.tensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.config.suggestions import did_you_mean
+from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
 from jtrain.io.object_store import is_address
-
-RUNS = Path("runs")
 
 
 @runtime_checkable

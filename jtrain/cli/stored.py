@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.find_run import parse_step
+from jtrain.config.top import RUNS
 from jtrain.errors import FAULT, CheckpointError, UserError
 from jtrain.io.object_store import ObjectStore, is_address
 
@@ -143,7 +144,7 @@ def _fetch(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint.lock import WriteLock
 
     objects, asked = _parse_address(args.run)
-    path = Path(args.out or Path("runs") / objects.address.rpartition("/")[2])
+    path = Path(args.out or RUNS / objects.address.rpartition("/")[2])
     if (path / "run.json").exists() or layout.list_named_steps(
         path / object_store_layout.CHECKPOINTS
     ):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -50,6 +51,10 @@ PlainName = Annotated[str, AfterValidator(_plain_name)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 # Steps, or a Duration until the data and the time of a step are known.
 Cadence = Annotated[int, DurationField(0, "%")]
+
+
+RUNS = Path("runs")
+"""The directory of all runs; a run is in RUNS / name."""
 
 
 @configclass

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.config.resolve import ResolvedConfig, resolve
+from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.redact import redact_values
@@ -25,7 +26,7 @@ class SweepMember:
     """Its values by key, for the swept keys."""
     settings: Sequence[str]
     """All settings that follow the config, including its name."""
-    home: Path = Path("runs")
+    home: Path = RUNS
     """The directory of the runs."""
 
     @property
@@ -64,7 +65,7 @@ def split_name(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
     name = names[-1] if names else f"{config.stem}-sweep"
     if "/" in name or not name:
         raise ConfigError(f"name={name}: a sweep is stored in runs/NAME; write a name without `/`")
-    if (Path("runs") / name / "run.json").exists():
+    if (RUNS / name / "run.json").exists():
         raise ConfigError(
             f"runs/{name} is a run, so it cannot hold a sweep. Write name={name}-sweep"
         )
@@ -119,7 +120,7 @@ def check_members(config: Path, all_members: Sequence[SweepMember]) -> ResolvedC
 
 def save_record(name: str, config: Path, all_members: Sequence[SweepMember], **facts: Any) -> None:
     """Write runs/NAME/sweep.json, the record of the settings."""
-    directory = Path("runs") / name
+    directory = RUNS / name
     directory.mkdir(parents=True, exist_ok=True)
     records = [
         {"name": m.name, "point": dict(m.point), "settings": [*m.settings]} for m in all_members

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from jtrain.config.top import RUNS
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
@@ -121,7 +122,7 @@ def lock_sweep(name: str) -> Iterator[Sequence[int]]:
     Raises:
         ConfigError: if the sweep, or a member of it, is running.
     """
-    path = Path("runs") / name / ".lock"
+    path = RUNS / name / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock, contextlib.closing(OpenFolder(path.parent)) as folder:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jtrain.checkpoint.retention import BestMetric
+from jtrain.config.top import RUNS
 from jtrain.errors import DONE, STOPPED, ConfigError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.formatting import format_duration
@@ -76,7 +77,7 @@ def sweep(
     goal = _goal(metric, first.checkpoint.best)
     with lock_sweep(name) as lock:
         if trials:
-            search = Search(Path("runs") / name, searched, goal, seed=first.seed)
+            search = Search(RUNS / name, searched, goal, seed=first.seed)
             plan = _search_plan(search, fixed, trials, goal)
         else:
             save_record(name, config, candidates, argv=[*settings])
@@ -179,7 +180,7 @@ def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | 
     ranked = rank_groups(scores, goal)
     if not ranked:
         return None
-    path = Path("runs") / name / "sweep.svg"
+    path = RUNS / name / "sweep.svg"
     words = f"{goal.name} at the last evaluation, {goal.end} first"
     atomic_write(path, draw_svg(name, words, ranked, mean_curves(scores, goal)).encode())
     return path

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from jtrain.config.suggestions import did_you_mean
+from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
 from jtrain.io.object_store import check_local_run
-
-RUNS = Path("runs")
 
 
 def find_run(run: Path | str, asked: str) -> Path:

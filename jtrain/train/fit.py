@@ -14,7 +14,7 @@ from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.configclass import configclass
 from jtrain.config.guard import Guard
 from jtrain.config.precision import Precision
-from jtrain.config.top import CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
+from jtrain.config.top import RUNS, CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
 from jtrain.core.types import Couples, Extra, LossFn, Params
@@ -77,8 +77,8 @@ def fit(
 ) -> Fitted:
     """Train `params` to minimise `loss`, over all devices, and return the result.
 
-    Processes that a launcher started train together, as those of `jt.run`; a script that makes
-    arrays before it calls `jt.join_processes` first.
+    The processes that a launcher started train together, as those of `jt.run` do; a script that
+    makes arrays before it calls `fit` calls `jt.join_processes` first.
 
     ```python
     result = jt.fit(loss, params, (x, y), steps=1000, lr=1e-2)
@@ -86,62 +86,64 @@ def fit(
     ```
 
     Args:
-        loss: `(params, batch, rng)`, as `make_step` takes it; or made of a model, `jt.classifier`.
-            Where an nnx module is trained, a function of `(module, batch, rng)`.
-        params: a pytree of arrays, which is left as it is, `key -> (params, extra)`, an nnx module
-            or a Model.
-        data: arrays by name, `(x, y)`, a source of rows, or batches; also of torch: tensors, a data
-            set, a DataLoader.
-        optimizer: a name, a value of `jtrain.optim`, or an optax transformation.
-        steps: updates; as other durations below also "3 epochs", "2M tokens", "10%", "5 minutes".
-        epochs: times that all rows are seen, in the place of `steps`.
-        batch: rows a step, over all devices; 32 unless the data has a size of its own.
+        loss: `(params, batch, rng)`, as `make_step` takes it; a loss made from a model, such as
+            `jt.classifier(model)`; for an nnx module a function of `(module, batch, rng)`.
+        params: a pytree of arrays, which is not changed; a function `key -> (params, extra)`; an
+            nnx module; or a Model.
+        data: arrays by name, `(x, y)`, a source of rows, or batches; PyTorch's tensors, datasets
+            and DataLoaders too.
+        optimizer: a name, a config of `jtrain.optim`, or an optax transformation.
+        steps: number of updates. Like the other durations it may be "3 epochs", "2M tokens", "10%"
+            or "5 minutes".
+        epochs: passes over all rows, in place of `steps`.
+        batch: rows a step, over all devices; 32 by default, or the batch size of a loader.
         lr: peak learning rate of an optimizer that is named; 1e-3 for adam, adamw and nadamw.
-        schedule: how it goes over the run, a name or a value; the same rate all through by default.
-        valid: what it is judged by, as `data`; several of them by name: `{"valid": (x, y), ...}`;
-            or a share of the data's rows, 0.2, which are drawn once for all and held out.
-        valid_every: steps between evaluations; 0: ten times a run. There is one at the end.
-        valid_batch: rows a batch of `valid`; 0: as many as in training.
-        valid_couples: of a loss whose rows meet (`couples="batch"`) in evaluation too. "batch": all
-            rows of a set meet, in one batch, or it is refused. "slice": those of each batch do.
-        best: `loss`, `highest accuracy`, `NAME/loss`: give back what was best by this.
+        schedule: learning rate schedule, a name or a config; constant by default.
+        valid: validation data, as `data`; several sets by name: `{"valid": (x, y), ...}`; or the
+            fraction of the rows of `data`, 0.2, that is held out.
+        valid_every: steps between evaluations; 0: ten evaluations a run. The last step is
+            evaluated in any case.
+        valid_batch: rows a batch in evaluation; 0: as many as in training.
+        valid_couples: how a loss with `couples="batch"` is evaluated. "batch": each set is one
+            batch, or an error is raised. "slice": only the rows of each batch interact.
+        best: `loss`, `highest accuracy` or `NAME/loss`: return the weights of the evaluation that
+            was best by this metric.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
             results).
-        every: steps between two numbers in the history, and two lines; 0: about 50 of them. The
-            last step has its own in any case.
-        extra: what is carried beside the parameters and not differentiated.
-        seed: of the order of rows and of what the loss draws.
-        microbatches: slices of a batch whose gradients are summed.
+        every: steps between two log lines, and two entries of the history; 0: about 50 a run. The
+            last step has an entry in any case.
+        extra: state beside the parameters that the loss updates and no gradient is taken of.
+        seed: of the order of the rows, and of the keys that the loss gets.
+        microbatches: parts of a batch whose gradients are accumulated.
         steps_per_call: steps in one call of the compiled function.
-        couples: whether the loss makes rows meet; see `make_step`. By default what the model says
-            (batch norm), else "nothing".
-        precision: that the loss computes in: f32, bf16, f16, or a value.
-        parallel: how the work is split: mirrored, fsdp, single, or a value.
-        devices: which it is split over: how many, 0 for all; their indices, `[0, 2]`; names,
-            "cpu", "gpu:1", `["gpu:0", "gpu:1"]`; or devices of JAX.
-        guard: what is done about a step that is not finite: skip, stop, rollback (of a run that is
-            kept), or a value of `jtrain.config.guard`.
-        tokens: in a row, to show the speed in; 0 counts rows.
-        name: of a run that is kept in runs/NAME: the same call again goes on with it, and with
-            more `steps` trains it longer.
-        directory: the same, elsewhere.
-        checkpoint_every: steps between checkpoints of such a run; 0: ten times.
-        check_batch: whether the first batch is looked at before it is trained on; see
-            `jt.check_batch`.
-        quiet: say nothing.
+        couples: whether the loss couples rows; see `make_step`. By default as the model says (batch
+            norm couples a batch), else "nothing".
+        precision: that the loss computes in: f32, bf16, f16, or a config.
+        parallel: strategy: mirrored, fsdp, single, or a config.
+        devices: number of devices, 0 for all; their indices, `[0, 2]`; names, "cpu", "gpu:1",
+            `["gpu:0", "gpu:1"]`; or JAX devices.
+        tokens: in a row, to report the speed in tokens; 0 reports it in rows.
+        guard: policy for steps that are not finite: skip, stop, rollback (for a run with a
+            directory), or a config of `jtrain.config.guard`.
+        name: of a run in runs/NAME, which is written to the disk: the same call resumes it, and a
+            call with more `steps` trains it longer.
+        directory: of such a run, if it is another.
+        checkpoint_every: steps between checkpoints of such a run; 0: ten a run.
+        check_batch: check the first batch before training; see `jt.check_batch`.
+        quiet: print nothing.
 
     Raises:
-        UserError: for what does not fit together, before anything is trained.
-        LossError: if no step is finite any more.
+        UserError: for arguments that contradict each other, before anything is trained.
+        LossError: if the guard ends the run at a step that is not finite.
     """
-    lasts = fit_arguments.build_steps(steps, epochs)
+    duration = fit_arguments.build_steps(steps, epochs)
     start = fit_arguments.build_start(loss, params, extra, couples)
     batch = batch or fit_arguments.loader_size(data)
     data, valid = fit_arguments.split_validation(data, valid)
     training = fit_arguments.build_train_batches(data, batch, seed=seed)
-    rows, updates = training.size, fit_arguments.build_optimizer(optimizer, lr, schedule)
-    judged = fit_arguments.build_evaluation_sets(valid, valid_batch or rows)
-    handed = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
+    rows, optimizer_config = training.size, fit_arguments.build_optimizer(optimizer, lr, schedule)
+    valid_batches = fit_arguments.build_evaluation_sets(valid, valid_batch or rows)
+    transformation = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
     @configclass
     class Config(RunConfig):
@@ -155,32 +157,33 @@ def fit(
                 init=start.init,
                 loss=start.loss,
                 train=training,
-                optimizer=handed or self.optimizer,
-                valid=judged,
+                optimizer=transformation or self.optimizer,
+                valid=valid_batches,
                 couples=start.couples,
                 tokens=tokens,
             )
 
-    evaluated: Any = valid_every or "10%"  # an int once the data is known, as these three
-    saved: Any = checkpoint_every or "10%"
-    told: Any = every or "2%"
-    kept = bool(name) or directory is not None
+    # Durations, which are steps once the data is known.
+    evaluate_every: Any = valid_every or "10%"
+    save_every: Any = checkpoint_every or "10%"
+    log_every: Any = every or "2%"
+    has_directory = bool(name) or directory is not None
     try:
         config = Config(
             experiment="fit",
             name=name or "fit",
             seed=seed,
-            steps=lasts,
+            steps=duration,
             batch=rows,
             microbatches=microbatches,
             steps_per_call=steps_per_call,
-            optimizer=updates,
+            optimizer=optimizer_config,
             precision=fit_arguments.build_precision(precision),
             parallel=fit_arguments.build_strategy(parallel, devices),
-            guard=fit_arguments.build_guard(guard, has_checkpoints=kept),
-            evaluate=EvaluateConfig(every=evaluated, batch=valid_batch, couples=valid_couples),
-            checkpoint=CheckpointConfig(every=saved, best=best),
-            log=LogConfig(every=told),
+            guard=fit_arguments.build_guard(guard, has_checkpoints=has_directory),
+            evaluate=EvaluateConfig(every=evaluate_every, batch=valid_batch, couples=valid_couples),
+            checkpoint=CheckpointConfig(every=save_every, best=best),
+            log=LogConfig(every=log_every),
             checks=ChecksConfig(first_batch=check_batch),
         )
     except ValidationError as error:
@@ -188,15 +191,15 @@ def fit(
         key = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{error.title}.{key}: {first['msg']}") from None
     for key, words in config.misfits():
-        told = f"{key}: {words}".replace("evaluate.every", "valid_every")
-        raise ConfigError(told.replace("checkpoint.every", "checkpoint_every"))
+        message = f"{key}: {words}".replace("evaluate.every", "valid_every")
+        raise ConfigError(message.replace("checkpoint.every", "checkpoint_every"))
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
-        if kept:
-            found = _kept(config, Path(directory or Path("runs") / name), hooks, screen)
+        if has_directory:
+            found = _in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
-            speaks = join_run(config, None).index == 0
-            found = _in_memory(config, hooks, screen if speaks else nowhere)
+            is_first = join_run(config, None).index == 0
+            found = _in_memory(config, hooks, screen if is_first else nowhere)
     return dataclasses.replace(found, loss=loss, start=start)
 
 
@@ -230,7 +233,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     )
 
 
-def _kept(
+def _in_directory(
     config: RunConfig,
     directory: Path,
     hooks: Sequence[Observer],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.config.top import RUNS
 from jtrain.distributed.cluster.command_line import program
 from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
 from jtrain.distributed.heartbeat.watchdog import Watchdog
@@ -62,7 +63,7 @@ def run(
     """
     enable_compilation_cache()
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
-    path = directory or Path("runs") / config.name
+    path = directory or RUNS / config.name
     again = again or ("the same call of jt.run again" if directory else "")
     connect_heartbeat()
     HEARTBEAT.begin_run(path, config.checkpoint.grace)

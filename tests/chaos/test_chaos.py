@@ -39,7 +39,7 @@ def test_the_promise_holds_once(name: str, folder: Path):
     assert trial.passed, trial
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEDS)
 def test_the_promise_holds_a_few_times(name: str, folder: Path):
     for seed in SEEDS[name][name in QUICK :]:

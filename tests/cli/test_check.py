@@ -15,6 +15,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # `check` sets it only if it is not set
 
 
+@pytest.mark.thorough
 def test_all_comparisons_of_a_config_hold(tmp_path: Path, capfd):
     config = str(write_study(tmp_path))
     assert main(["check", config, "--rows", "4", "--devices", "2", "--json"]) == 0

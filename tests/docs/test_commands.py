@@ -43,9 +43,12 @@ def of(*verbs: str) -> pytest.MarkDecorator:
         pytest.param(c, marks=pytest.mark.compiler if "v5e" in c.line else [], id=str(c))
         for c in reversed(once.values())
     ]
-    if "run" in verbs:  # each of them compiles a program of its own
+    if {"run", "launch"} & {*verbs}:  # each of them compiles a program of its own
+        every = 5 if "run" in verbs else 3
         chosen = [
-            pytest.param(*c.values, marks=[*c.marks, *[pytest.mark.slow] * (at % 5 > 0)], id=c.id)
+            pytest.param(
+                *c.values, marks=[*c.marks, *[pytest.mark.slow] * (at % every > 0)], id=c.id
+            )
             for at, c in enumerate(chosen)
         ]
     assert chosen, f"no page shows {verbs}"

@@ -92,8 +92,13 @@ def test_its_header_says_how_to_run_it(name: str):
     assert f"jtrain run configs/{name}.yaml" in " ".join(header)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.thorough if n in TRAINED else pytest.mark.slow)
+        for n in CONFIGS
+    ],
+)
 def test_trains_a_few_steps_over_all_devices(name: str):
     config = tiny(name, "steps=3", "evaluate.batch=512").config
     outcome = jt.run(config)
@@ -111,6 +116,16 @@ def test_trains_a_few_steps_over_all_devices(name: str):
 
 
 # In each run of CI: rows that meet. `jtrain check` runs whole in tests/cli.
+# One of each kind of experiment; the others are slow.
+TRAINED = {
+    "digits",
+    "fashion_mnist",
+    "gan",
+    "mixtral_8x7b",
+    "policy_gradient",
+    "tiny_shakespeare",
+    "vae",
+}
 PROVED = ("two_towers",)
 
 

@@ -321,7 +321,7 @@ CASES = [
     Case(a_value_kept_from_a_trace, "uses a value that it kept in `kept`",
          'return loss, {"name": jt.Mean.of(values, batch["mask"])}'),
     Case(a_batch_norm_without_extra, "the module carries norm/mean beside its parameters",
-         "jt.classifier(model)", "model.apply(params, {}, None"),
+         "jt.classifier(model)", "model.apply(params, {}, batch"),
     Case(a_dict_for_the_loss_of_a_module, "takes an object for a dict",
          'def loss(module, batch, rng): outputs = module(batch["x"])', 'params["w"]'),
     Case(a_class_for_a_model, "Net is a class, and jtrain takes a model",

@@ -73,6 +73,7 @@ def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
     assert_leaves_close(result.params, by_hand.params, 1e-4)
 
 
+@pytest.mark.thorough
 def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     net = Net(nnx.Rngs(0), drop=0.5, norm=True)
     before = np.array(net.inner.kernel[...])
@@ -94,6 +95,7 @@ def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     assert_close(by_module, result.predict(X), 1e-5)
 
 
+@pytest.mark.thorough
 def test_a_batch_norm_says_that_rows_meet():
     net = Net(nnx.Rngs(0), norm=True)
     assert jt.classifier(net).couples == "batch"
@@ -113,6 +115,7 @@ def test_running_statistics_are_those_of_flax():
     assert_close(result.extra["norm"]["mean"], net.norm.mean[...], 1e-5)
 
 
+@pytest.mark.thorough
 def test_models_of_this_package_drop_by_row_and_models_of_linen_count_too():
     import flax.linen as nn
 
@@ -168,6 +171,7 @@ def test_a_classifier_takes_soft_labels_columns_and_pixels():
     ) == pytest.approx(hard)
 
 
+@pytest.mark.thorough
 def test_a_language_model_is_the_same_whole_and_in_chunks():
     tokens = DRAW.integers(0, 11, (16, 9)).astype(np.int32)
     model = Transformer(vocab=11, context=8, layers=1, heads=2, width=8).build()

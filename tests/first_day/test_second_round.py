@@ -23,6 +23,7 @@ def layers(seed: int) -> nnx.Module:
     return nnx.Sequential(nnx.Linear(6, 4, rngs=rngs), norm, nnx.Linear(4, 3, rngs=rngs))
 
 
+@pytest.mark.thorough
 def test_a_module_of_a_run_is_used_by_another_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = layers(0)

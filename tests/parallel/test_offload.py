@@ -98,6 +98,7 @@ def same_bits(parts: TrainSetup, near: TrainSetup, offload: tuple[str, ...]) -> 
     assert kinds(want[0]) == {"params": {"device"}, "opt_state": {"device"}}
 
 
+@pytest.mark.thorough
 def test_what_a_block_saves_goes_to_the_host():
     here, there = (
         language("kind: fsdp", offload).lower_step().as_text().count("annotate_device_placement")

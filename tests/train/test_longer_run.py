@@ -104,6 +104,7 @@ def test_an_extended_run_ends_as_a_longer_one(unbroken):
     assert about["extended"] == [{"step": 12, "before": before}, {"step": 15, "before": after}]
 
 
+@pytest.mark.thorough
 def test_a_schedule_keeps_its_length_unless_another_is_said(unbroken):
     trained(CONFIG, COSINE)
     trained(CONFIG, COSINE, "steps=15")
@@ -120,6 +121,7 @@ def test_a_schedule_keeps_its_length_unless_another_is_said(unbroken):
     assert evaluate_run(config_of(OWN), Path("runs/quick"))[0] == 18
 
 
+@pytest.mark.thorough
 def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values():
     trained(CONFIG, COSINE, "checkpoint.keep=9")
     outcome = trained(OWN, "steps=18", "optimizer.schedule.steps=100%")
@@ -139,6 +141,7 @@ def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values
     assert config_of(OWN).optimizer.schedule.steps == "100%", "what is stretched stays so"
 
 
+@pytest.mark.thorough
 def test_an_unfinished_run_is_made_longer_or_shorter(unbroken):
     trained(CONFIG, hooks=[At(7)])
     short = trained(OWN, "steps=9")
@@ -218,6 +221,7 @@ def test_only_a_rate_of_nothing_is_refused(schedule: str, refused: bool):
 PATIENT = ("evaluate.every=2", "checkpoint.best=loss", "evaluate.patience=2", "optimizer.lr=3")
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_early_has_its_patience_anew():
     outcome = trained(CONFIG, *PATIENT)
     first = outcome.step

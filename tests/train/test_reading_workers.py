@@ -53,6 +53,7 @@ class StopAt(jt.Hook):
         return jt.Stop("as it was told") if step == self.step else None
 
 
+@pytest.mark.thorough
 def test_the_same_bits_by_any_workers_and_resumed_by_others(home):
     plain = kept(trained(CONFIG, "name=plain"))
     for name, settings in {"threads": THREADS, "processes": PROCESSES}.items():

@@ -42,6 +42,7 @@ def parameters(run: Path, step: int) -> dict[str, str]:
     return layout.read_record(run / "checkpoints", step)["fingerprints"]
 
 
+@pytest.mark.thorough
 def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     store: str, tmp_path: Path
 ):

@@ -156,6 +156,7 @@ def test_the_config_that_it_leaves_runs_from_anywhere_to_the_same_bits(tmp_path,
     assert (tmp_path / "elsewhere" / "runs" / "quick").is_dir()
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_without_an_experiment_in_a_folder_above(
     tmp_path_factory, monkeypatch, unbroken
 ):
@@ -456,6 +457,7 @@ def test_asked_to_end_it_saves_and_resumes_to_the_same_bits(number, why, setting
     assert kept(again) == unbroken(*settings)
 
 
+@pytest.mark.thorough
 def test_killed_at_random_it_resumes_to_the_same_bits(unbroken):
     settings = ("steps=500", "checkpoint.every=20", "evaluate.every=100")
     study = Path("experiments/quick.py")

@@ -22,6 +22,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     at_home(tmp_path, monkeypatch, compiled)
 
 
+@pytest.mark.thorough
 def test_a_run_is_resumed_and_used_with_its_own_tokenizer_only():
     tokenizer = Path("tokenizer")
     tokenizer.write_text("abc")

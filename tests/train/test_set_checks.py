@@ -80,6 +80,7 @@ def test_ends_when_nothing_improves_and_keeps_the_best():
     assert main(["eval", "quick", "--step", "best"]) == 0
 
 
+@pytest.mark.thorough
 def test_ends_at_the_same_step_if_it_was_killed_on_the_way():
     whole = trained(CONFIG, *BEST, "name=whole")
     with pytest.raises(KeyboardInterrupt):

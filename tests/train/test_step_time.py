@@ -91,6 +91,7 @@ class Kill(Hook):
             raise KilledError
 
 
+@pytest.mark.thorough
 def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
     monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
     with pytest.raises(KilledError):

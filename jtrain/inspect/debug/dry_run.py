@@ -14,6 +14,7 @@ import numpy as np
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import plain_values
+from jtrain.config.top import RUNS
 from jtrain.core.batches import Batches
 from jtrain.core.loop import LoopResult, train_loop
 from jtrain.core.pytree import named_leaves, num_elements
@@ -167,7 +168,7 @@ def _check_same(first: TrainState, second: TrainState, what: str) -> None:
 @contextlib.contextmanager
 def _temporary_directory(config: RunConfig) -> Iterator[Path]:
     """Yield a new directory beside the runs, and delete it at the end."""
-    runs = Path("runs")
+    runs = RUNS
     existed = runs.is_dir()
     try:
         runs.mkdir(0o700, exist_ok=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.config.top import RUNS
 from jtrain.core.pytree import name, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
@@ -116,7 +117,7 @@ def find_nan(
     enable_compilation_cache()
     to_single_device(config)  # raises in several processes
     config = dataclasses.replace(config, steps_per_call=1)
-    run_dir = RunDir(Path("runs") / (config.name or config.experiment))
+    run_dir = RunDir(RUNS / (config.name or config.experiment))
     config = keep_lengths(config, run_dir.stored(type(config)))
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"

@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.read_run import EXPECTED
 from jtrain.io.object_store import check_local_run
 
-RUNS = Path("runs")
 DEPTH = 2  # runs/ has sweeps, and a sweep has runs
 
 

@@ -37,6 +37,7 @@ def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     assert format_bytes(found.peak) in said
 
 
+@pytest.mark.thorough
 def test_the_command_prints_one_object(capsys, pytestconfig):
     path = str(pytestconfig.rootpath / CONFIG)
     assert main(["plan", path, *SMALL, "--topology", "cpu:2", "--json"]) == 0
