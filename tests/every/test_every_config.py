@@ -92,6 +92,18 @@ def test_its_header_says_how_to_run_it(name: str):
     assert f"jtrain run configs/{name}.yaml" in " ".join(header)
 
 
+# One of each kind of experiment; the others are slow.
+TRAINED = {
+    "digits",
+    "fashion_mnist",
+    "gan",
+    "mixtral_8x7b",
+    "policy_gradient",
+    "tiny_shakespeare",
+    "vae",
+}
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -116,16 +128,6 @@ def test_trains_a_few_steps_over_all_devices(name: str):
 
 
 # In each run of CI: rows that meet. `jtrain check` runs whole in tests/cli.
-# One of each kind of experiment; the others are slow.
-TRAINED = {
-    "digits",
-    "fashion_mnist",
-    "gan",
-    "mixtral_8x7b",
-    "policy_gradient",
-    "tiny_shakespeare",
-    "vae",
-}
 PROVED = ("two_towers",)
 
 
