@@ -3,7 +3,7 @@
 import abc
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,17 +11,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 
-from jtrain.core.gradient import NO_SHARDING, GradientSharding
-from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.types import Batch, Dims, Params
+from jtrain.core.types import Batch, Dims
 from jtrain.errors import ShardingError
-from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.offload import host_avals
 from jtrain.parallel.rules import ROWS, spec
-from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, plain, same_for_all
+from jtrain.parallel.strategies.strategy import PlacedBatchCache, Strategy, plain, same_for_all
 
 
-class MeshStrategy(StrategyBase, abc.ABC):
+class MeshStrategy(Strategy, abc.ABC):
     """Rows split over the mesh axes of rows, and a replicated state."""
 
     def __init__(self, mesh: Mesh):
@@ -64,32 +61,10 @@ class MeshStrategy(StrategyBase, abc.ABC):
         """Axes of the mesh."""
         return dict(self.mesh.shape)
 
-    @property
-    def placement(self) -> Placement:
-        """Placement without constraints."""
-        return Unplaced()
-
-    @property
-    def psum(self) -> Callable[[Any], Any] | None:
-        """No explicit sum: the compiler sums."""
-        return None
-
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Replicate every leaf."""
         del dims
         return same_for_all(tree, NamedSharding(self.mesh, P()))
-
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
-        """Return nothing: every leaf is replicated."""
-        del tree, dims
-        return ()
-
-    def gradient_sharding(
-        self, params: Params, dims: Mapping[str, Dims] = {}, /
-    ) -> GradientSharding:
-        """Return no sharding: gradients are replicated like the parameters."""
-        del params, dims
-        return NO_SHARDING
 
     @abc.abstractmethod
     def whole(self, fn: Callable, stacked: bool) -> Callable:

@@ -9,51 +9,31 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
 from jtrain.config.configclass import configclass
-from jtrain.core.gradient import NO_SHARDING, GradientSharding
-from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.types import Batch, Dims, Params
+from jtrain.core.types import Batch, Dims
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, one_device
-from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.strategies.base_config import BaseParallelConfig
-from jtrain.parallel.strategies.strategy import PlacedBatchCache, StrategyBase, plain, same_for_all
+from jtrain.parallel.strategies.strategy import PlacedBatchCache, Strategy, plain, same_for_all
 
 
-class OneDevice(StrategyBase):
+class OneDevice(Strategy):
     """The strategy of a single device."""
-
-    shares = 1
-    part = (0, 1)
-    axes: Mapping[str, int] = {}
-    psum = None
 
     def __init__(self, device: Device):
         self._device = SingleDeviceSharding(device)
         self.mesh = make_mesh({}, [device])
 
     @property
-    def placement(self) -> Placement:
-        """Placement without constraints."""
-        return Unplaced()
+    def shares(self) -> int:
+        """One: the device has all rows."""
+        return 1
 
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Place every leaf on the device."""
         del dims
         return same_for_all(tree, self._device)
-
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
-        """Return nothing: every leaf is on the device."""
-        del tree, dims
-        return ()
-
-    def gradient_sharding(
-        self, params: Params, dims: Mapping[str, Dims] = {}, /
-    ) -> GradientSharding:
-        """Return no sharding."""
-        del params, dims
-        return NO_SHARDING
 
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
         """Place a batch on the device."""

@@ -3,15 +3,15 @@
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 from jax.stages import Lowered
 
-from jtrain.core.gradient import GradientSharding
-from jtrain.core.placement import Placement
+from jtrain.core.gradient import NO_SHARDING, GradientSharding
+from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, RetraceError
@@ -20,72 +20,33 @@ from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.program_cache import load_or_compile
 
 
-@runtime_checkable
-class Strategy(Protocol):
-    """Runs pure functions of (state, batch) over devices; knows no loss and no optimizer."""
+class Strategy(abc.ABC):
+    """Runs pure functions of (state, batch) over devices; knows no loss and no optimizer.
+
+    A strategy defines `shares`, `shardings`, `place` and `lower`. What else it has, such as a mesh,
+    named dims or a pipeline, it says by the other members, whose defaults are those of one device.
+    """
+
+    schedule: PipelineSchedule | None = None
+    """Schedule of the pipeline, if there is one."""
 
     @property
+    @abc.abstractmethod
     def shares(self) -> int:
         """Number of shards of the rows of a batch, over all processes."""
-        ...
 
-    @property
-    def part(self) -> tuple[int, int]:
-        """Index of this process's shard of the rows, and the number of shards: 1 of 4.
-
-        Processes whose devices have the same rows have the same shard.
-        """
-        ...
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """The axes of the mesh and their sizes; none on one device."""
-        ...
-
-    @property
-    def placement(self) -> Placement:
-        """Placement for models that name their dims."""
-        ...
-
-    @property
-    def schedule(self) -> PipelineSchedule | None:
-        """Schedule of the pipeline, if there is one."""
-        ...
-
-    @property
-    def psum(self) -> Callable[[Any], Any] | None:
-        """Sum of a pytree over the replicas of the step; None if the compiler sums."""
-        ...
-
+    @abc.abstractmethod
     def shardings(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Any:
         """Return the sharding of each leaf of a state, in a tree of its structure.
 
         `dims` names the dims of parameters, by the parameters' names (`Experiment.dims`).
         """
-        ...
 
-    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
-        """Return the sharding of each leaf, with the reason; empty if all leaves are alike."""
-        ...
-
-    def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
-        """Raise, after a loss was traced, unless each axis of the mesh is used.
-
-        Raises:
-            ShardingError: with the unused axis and the settings to change.
-        """
-        ...
-
-    def gradient_sharding(
-        self, params: Params, dims: Mapping[str, Dims] = {}, /
-    ) -> GradientSharding:
-        """Return the sharding of gradients and compute copies of these parameters."""
-        ...
-
+    @abc.abstractmethod
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
         """Place this process's rows on its devices, as a shard of the global batch."""
-        ...
 
+    @abc.abstractmethod
     def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Lowered:
@@ -94,36 +55,56 @@ class Strategy(Protocol):
         `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` returns a new
         state and another result; the old state is donated.
         """
-        ...
 
     def compile(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
     ) -> Callable:
         """Lower and compile; a call with other shapes raises RetraceError."""
-        ...
-
-
-class StrategyBase(abc.ABC):
-    """Base of strategies: compiles lowered programs."""
-
-    schedule: PipelineSchedule | None = None
-
-    def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
-        """Pass: rows are split over all axes."""
-        del tree, dims
-
-    @abc.abstractmethod
-    def lower(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
-    ) -> Lowered:
-        """Lower `fn`; see `Strategy.lower`."""
-
-    def compile(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
-    ) -> Callable:
-        """Compile `fn`; see `Strategy.compile`."""
         lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
         return _once(load_or_compile(lowered, state), *plain(state, batch))
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Index of this process's shard of the rows, and the number of shards: 1 of 4.
+
+        Processes whose devices have the same rows have the same shard.
+        """
+        return 0, 1
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """The axes of the mesh and their sizes; none on one device."""
+        return {}
+
+    @property
+    def placement(self) -> Placement:
+        """Placement for models that name their dims; by default without constraints."""
+        return Unplaced()
+
+    @property
+    def psum(self) -> Callable[[Any], Any] | None:
+        """Sum of a pytree over the replicas of the step; None if the compiler sums."""
+        return None
+
+    def gradient_sharding(
+        self, params: Params, dims: Mapping[str, Dims] = {}, /
+    ) -> GradientSharding:
+        """Return the sharding of gradients and compute copies of these parameters."""
+        del params, dims
+        return NO_SHARDING
+
+    def decisions(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> Sequence[LeafSharding]:
+        """Return the sharding of each leaf, with the reason; empty if all leaves are alike."""
+        del tree, dims
+        return ()
+
+    def check_axes_used(self, tree: Any, dims: Mapping[str, Dims] = {}, /) -> None:
+        """Raise, after a loss was traced, unless each axis of the mesh is used.
+
+        Raises:
+            ShardingError: with the unused axis and the settings to change.
+        """
+        del tree, dims
 
 
 def plain(state: Any, batch: Any) -> tuple[Any, Any]:
