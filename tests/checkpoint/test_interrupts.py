@@ -23,7 +23,7 @@ def save(checkpoints: CheckpointManager, step: int) -> None:
 @pytest.mark.parametrize(
     "stride",
     [
-        pytest.param(41, marks=pytest.mark.thorough),  # about a hundred moments, of 4,000
+        pytest.param(17, marks=pytest.mark.thorough),  # about a hundred moments, of 1,600
         pytest.param(1, marks=pytest.mark.slow),
     ],
 )

@@ -54,7 +54,7 @@ def test_the_cart_moves_as_lagrange_says():
 def test_a_player_that_always_pushes_one_way_drops_the_pole_in_ten_actions():
     right = Model(
         init=lambda key: ({}, {}),
-        apply=lambda params, extra, rng, train, x: (
+        apply=lambda params, extra, x: (
             jnp.tile(jnp.float32([[0, 9, 0]]), (len(x), 1)),
             {},
         ),
