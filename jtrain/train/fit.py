@@ -24,7 +24,7 @@ from jtrain.errors.user_code import api_boundary
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import Schedule
 from jtrain.parallel import Parallel
-from jtrain.train import fit_arguments
+from jtrain.train import fit_arguments, fit_data
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_result import Fitted
@@ -44,7 +44,7 @@ from jtrain.train.train_to_end import start_run, train_to_end
 def fit(
     loss: LossFn | Stateful,
     params: Params,
-    data: fit_arguments.Data,
+    data: fit_data.Data,
     optimizer: str | OptimizerConfig | optax.GradientTransformation = "adamw",
     *,
     steps: int | str | None = None,
@@ -52,7 +52,7 @@ def fit(
     batch: int | None = None,
     lr: float | None = None,
     schedule: str | Schedule | None = None,
-    valid: fit_arguments.Data = None,
+    valid: fit_data.Data = None,
     valid_every: int | str = 0,
     valid_batch: int = 0,
     valid_couples: Literal["batch", "slice"] = "batch",
@@ -138,11 +138,11 @@ def fit(
     """
     duration = fit_arguments.build_steps(steps, epochs)
     start = fit_arguments.build_start(loss, params, extra, couples)
-    batch = batch or fit_arguments.loader_size(data)
-    data, valid = fit_arguments.split_validation(data, valid)
-    training = fit_arguments.build_train_batches(data, batch, seed=seed)
+    batch = batch or fit_data.loader_size(data)
+    data, valid = fit_data.split_validation(data, valid)
+    training = fit_data.build_train_batches(data, batch, seed=seed)
     rows, optimizer_config = training.size, fit_arguments.build_optimizer(optimizer, lr, schedule)
-    valid_batches = fit_arguments.build_evaluation_sets(valid, valid_batch or rows)
+    valid_batches = fit_data.build_evaluation_sets(valid, valid_batch or rows)
     transformation = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
     @configclass

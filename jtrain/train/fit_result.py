@@ -15,7 +15,7 @@ from jtrain.core.types import Couples, Extra, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.io.formatting import format_number
 from jtrain.models.model_loss import ModelLoss
-from jtrain.train import fit_arguments
+from jtrain.train import fit_arguments, fit_data
 from jtrain.train.hooks.curve import curve
 from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.predict import evaluate, predict
@@ -67,7 +67,7 @@ class Fitted:
         return module.module(self.params, self.extra, None, False)
 
     def evaluate(
-        self, data: fit_arguments.Data, *, batch: int = 0, couples: Couples | None = None
+        self, data: fit_data.Data, *, batch: int = 0, couples: Couples | None = None
     ) -> dict[str, float]:
         """Return the loss and the metrics over all of `data`; see `jt.evaluate`.
 
@@ -87,7 +87,7 @@ class Fitted:
             self.start.loss, self.params, data, batch=batch, extra=self.extra, couples=couples
         )
 
-    def predict(self, data: fit_arguments.Data, *, batch: int = 0) -> Any:
+    def predict(self, data: fit_data.Data, *, batch: int = 0) -> Any:
         """Return the model's output for each row of `data`; see `jt.predict`.
 
         Raises:

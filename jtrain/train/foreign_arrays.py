@@ -31,3 +31,8 @@ def get_columns(table: Any) -> dict[str, Any] | None:
 def library_name(x: Any) -> str:
     """Return the name of the library that the class of `x` comes from."""
     return type(x).__module__.partition(".")[0]
+
+
+def is_array(x: Any) -> bool:
+    """Return whether `x` is an array of any library."""
+    return hasattr(x, "shape") and hasattr(x, "dtype")

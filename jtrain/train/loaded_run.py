@@ -22,7 +22,7 @@ from jtrain.data.sources.row_shapes import check_rows
 from jtrain.errors import ConfigError, DataError
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
-from jtrain.train import fit_arguments
+from jtrain.train import fit_arguments, fit_data
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.experiment_shapes import shapes
@@ -88,7 +88,7 @@ class LoadedRun:
 
     def predict(
         self,
-        data: fit_arguments.Data,
+        data: fit_data.Data,
         apply: Callable[[Params, Batch], Any] | ModelLoss | None = None,
         *,
         batch: int = 0,
@@ -111,7 +111,7 @@ class LoadedRun:
         """
         outputs, strategy = self._outputs(apply), self._strategy
         size = batch or -(-ROWS // strategy.shares) * strategy.shares
-        rows = fit_arguments.build_batches(data if apply else self._checked(data, size), size)
+        rows = fit_data.build_batches(data if apply else self._checked(data, size), size)
         check_divides(rows.size, strategy.shares, 1)
         weights = self.params, self.extra
         example = strategy.place(rows.shard(*strategy.part)[0])
@@ -144,7 +144,7 @@ class LoadedRun:
 
         return outputs
 
-    def _checked(self, data: fit_arguments.Data, size: int) -> FiniteBatches:
+    def _checked(self, data: fit_data.Data, size: int) -> FiniteBatches:
         """Return the data in batches, after checking that its rows fit the run's inputs."""
         inputs = self.inputs
         if hasattr(data, "shape") or isinstance(data, list):
@@ -157,7 +157,7 @@ class LoadedRun:
         if isinstance(data, Mapping):
             found = {name: np.asarray(array) for name, array in data.items() if name not in ADDED}
             return InOrder(Arrays(**check_rows(found, inputs, self._name)), size=size)
-        rows = fit_arguments.build_batches(data, size)
+        rows = fit_data.build_batches(data, size)
         first = {name: array for name, array in rows[0].items() if name not in ADDED}
         check_rows(first, inputs, self._name)
         return rows

@@ -19,7 +19,7 @@ from jtrain.errors.user_code import api_boundary, check_takes, user_code
 from jtrain.models.adapters.any_model import is_nnx, refuse_foreign
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
-from jtrain.train import fit_arguments
+from jtrain.train import fit_arguments, fit_data
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.first_batch.first_batch import FirstBatch
 
@@ -30,7 +30,7 @@ ROWS = 128  # at a time, by default
 def evaluate(
     loss: LossFn | Stateful,
     params: Params,
-    data: fit_arguments.Data,
+    data: fit_data.Data,
     *,
     batch: int = 0,
     extra: Extra = (),
@@ -95,7 +95,7 @@ def evaluate(
 def predict(
     apply: Callable[..., Any],
     params: Params,
-    data: fit_arguments.Data,
+    data: fit_data.Data,
     *,
     batch: int = 0,
     extra: Extra = (),
@@ -203,14 +203,14 @@ def _weights(start: fit_arguments.FitStart) -> Any:  # (params, extra)
 
 
 def _batches(
-    data: fit_arguments.Data, batch: int, layout: Layout, *, single: bool = False
+    data: fit_data.Data, batch: int, layout: Layout, *, single: bool = False
 ) -> tuple[Strategy, FiniteBatches]:
     """Return the strategy, and the data in batches that split evenly, or in a single batch."""
     enable_compilation_cache()
     strategy = layout.build()
-    rows = fit_arguments.build_batches(data, batch or _round_up(ROWS, strategy))
+    rows = fit_data.build_batches(data, batch or _round_up(ROWS, strategy))
     if single and not batch and rows is not data:
-        rows = fit_arguments.build_batches(data, _round_up(_num_rows(rows), strategy))
+        rows = fit_data.build_batches(data, _round_up(_num_rows(rows), strategy))
     check_divides(rows.size, strategy.shares, 1)
     return strategy, rows
 

@@ -9,7 +9,7 @@ from typing import TextIO
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import RUNS
 from jtrain.distributed.cluster.command_line import program
-from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors.user_code import api_boundary
@@ -65,7 +65,6 @@ def run(
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or RUNS / config.name
     again = again or ("the same call of jt.run again" if directory else "")
-    connect_heartbeat()
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)

@@ -12,7 +12,7 @@ from jtrain.data import ReadAhead
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.io.lost_files import LostFiles
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.evaluation import Results
+from jtrain.train.hooks.evaluation import Results, latest_number
 from jtrain.train.hooks.history import MetricHistory
 from jtrain.train.hooks.log import LogHook, LogLines
 from jtrain.train.hooks.metrics import Metrics
@@ -74,7 +74,7 @@ def measure(
     writes = run_dir if run_dir is not None and run_dir.first else None
     lost = run_dir.lost if run_dir is not None else LostFiles()
     every = log_cadence(config)
-    validation_loss = functools.partial(_newest_loss, next(iter(results.values()), {}))
+    validation_loss = functools.partial(latest_number, next(iter(results.values()), {}))
     speed = Speed(
         writes and writes.speed,
         every=every,
@@ -128,8 +128,3 @@ def measure(
 def log_cadence(config: RunConfig) -> int:
     """Return the steps between two log lines; a short run logs its last step."""
     return min(config.log.every, config.steps)
-
-
-def _newest_loss(results: Results) -> float | None:
-    """Return the loss of the newest evaluation; None before the first."""
-    return results[max(results)].get("loss") if results else None

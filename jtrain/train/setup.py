@@ -13,32 +13,31 @@ from jax.stages import Lowered
 
 from jtrain.checkpoint import WeightsPlan, plan_weights
 from jtrain.core.batches import FiniteBatches
-from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.gradient import GradientSharding
 from jtrain.core.jaxpr import operations
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_product_precision, check_unused_params
 from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import TrainState
-from jtrain.core.step import StepFn, make_step, many
-from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
+from jtrain.core.step import StepFn, make_step, scan_steps
+from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data import ReadAhead
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.skip import SkipBatches, Window
 from jtrain.data.batches.stacked import StackedBatches
-from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.parallel.program_cache import load_or_compile
 from jtrain.train.auto_layout import layout_of
-from jtrain.train.evaluation_sets import check_best, check_set_names
+from jtrain.train.evaluation_sets import check_set_names
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
 from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.run_record import find_owner
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
+from jtrain.train.set_evaluations import SetEvaluations
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,7 +198,7 @@ class TrainSetup:
             sharding=self._sharding,
         )
         step = with_offload(step, self.like)
-        step = many(step, unroll=unroll) if self._stack else step
+        step = scan_steps(step, unroll=unroll) if self._stack else step
         return step, self.like, self._shapes(x.train, *self._stack)
 
     @property
@@ -223,11 +222,7 @@ class TrainSetup:
             LossError: if the loss does not take the rows of `valid`.
             ConfigError: if `checkpoint.best` is none of its metrics.
         """
-        metrics: dict[str, list[str]] = {}
-        for name, rows in self.sets.items():
-            program = make_evaluate(self.loss, ragged=rows.ragged)
-            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
-        check_best(self.config.checkpoint.best, metrics)
+        self._evaluations.check(self.config.checkpoint.best)
 
     def measure(
         self,
@@ -240,44 +235,27 @@ class TrainSetup:
         Raises:
             LossError: if rows meet that are in several batches.
         """
-        self.check_set(name, state)
-        rows = self.sets[name]
-        mine = self.mine(rows)
-        program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
-        workers = Workers() if is_streamed(rows) else self.config.workers
-        read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
-        try:
-            batches = (self.strategy.place(read(i)) for i in range(len(rows)))
-            return evaluate(program, weights, reading(batches))
-        finally:
-            read.close()
+        return self._evaluations.measure(self._evaluation_weights(state), name, reading)
 
     def check_set(self, name: str, state: TrainState) -> None:
-        """Check that a set is one batch where its rows meet, once for each set.
-
-        A loss may make rows meet in training alone, as batch norm does: one batch is measured with
-        its rows beside others, where the set has several.
-
-        Raises:
-            LossError: with the values that keep the rows together.
-        """
-        rows = self.sets[name]
-        if self._couples != "batch" or len(rows) == 1 or name in self._seen_apart:
-            return
-        program, weights = self._evaluation(name), (self.evaluation_params(state), state.extra)
-        of_host = lambda batch: program(weights, self.strategy.place(batch))
-        check_row_independence(of_host, self.mine(rows)[0], rows, name, self.strategy.shares)
-        self._seen_apart.add(name)
-
-    @property
-    def _couples(self) -> Couples:
-        """Coupling of rows in an evaluation, as known from training."""
-        couples = self.experiment.couples
-        return self.config.evaluate.couples if couples == "batch" else couples
+        """Check that a set is one batch where its rows meet; see `SetEvaluations.check_set`."""
+        if self._evaluations.needs_check(name):
+            self._evaluations.check_set(name, self._evaluation_weights(state))
 
     @functools.cached_property
-    def _seen_apart(self) -> set[str]:
-        return set()
+    def _evaluations(self) -> SetEvaluations:
+        couples = self.experiment.couples
+        return SetEvaluations(
+            self.sets,
+            self.loss,
+            self.strategy,
+            couples=self.config.evaluate.couples if couples == "batch" else couples,
+            workers=self.config.workers,
+            weights=self._weights,
+        )
+
+    def _evaluation_weights(self, state: TrainState) -> tuple[Params, Extra]:
+        return self.evaluation_params(state), state.extra
 
     def evaluation_params(self, state: TrainState) -> Params:
         """Return the parameters to evaluate a state with: the optimizer's average, or `params`.
@@ -293,7 +271,7 @@ class TrainSetup:
 
         Every process calls this, and gets unsharded arrays of its own.
         """
-        params, extra = self.evaluation_params(state), state.extra
+        params, extra = self._evaluation_weights(state)
         if jax.process_count() == 1:
             return params, extra, state.step_key()
         params, extra, seed, step = gather((params, extra, state.seed, state.step))
@@ -313,21 +291,6 @@ class TrainSetup:
     def _weights(self) -> Weights:
         """Shapes of the weights that an evaluation takes, on the devices."""
         return device_shardings((self.like.params, self.like.extra))
-
-    def _evaluation(self, name: str) -> EvaluateFn:
-        """Return the evaluation program of a set; sets of the same shapes share one."""
-        rows, strategy = self.sets[name], self.strategy
-        kind = rows.ragged, repr(self._shapes(rows))
-        if kind not in self._evaluations:
-            how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
-            fn = make_evaluate(self.loss, **how)
-            example = strategy.place(self.mine(rows)[0])
-            self._evaluations[kind] = strategy.compile(fn, self._weights, example)
-        return self._evaluations[kind]
-
-    @functools.cached_property
-    def _evaluations(self) -> dict[tuple[bool, str], EvaluateFn]:
-        return {}
 
     def _alike(self, batches: Any) -> Batch:
         """Return a full-size batch of this process's rows, repeated, to trace with values."""

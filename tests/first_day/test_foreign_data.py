@@ -7,7 +7,7 @@ from comparison import assert_close
 import jtrain as jt
 from jtrain.data import Shuffled
 from jtrain.errors import DataError, LossError
-from jtrain.train import fit_arguments
+from jtrain.train import fit_arguments, fit_data
 from jtrain.train.foreign_arrays import to_array
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -21,7 +21,7 @@ def _torch():
 
 def rows(data, size=None):
     """Return the rows of the first epoch, in the order of the data."""
-    batches = fit_arguments.build_train_batches(data, size, seed=0)
+    batches = fit_data.build_train_batches(data, size, seed=0)
     found = [batches[step] for step in range(12 // batches.size)]
     x = np.concatenate([batch["x"] for batch in found])
     y = np.concatenate([batch["y"] for batch in found])
@@ -51,14 +51,14 @@ def test_a_loader_gives_its_rows_and_its_batch_size(torch):
     pairs = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
     for shuffle in (True, False):
         loader = torch.utils.data.DataLoader(pairs, batch_size=6, shuffle=shuffle)
-        batches = fit_arguments.build_train_batches(loader, None, seed=0)
+        batches = fit_data.build_train_batches(loader, None, seed=0)
         assert isinstance(batches, Shuffled)
         assert batches.size == 6
         same(rows(loader), want())
-    assert fit_arguments.build_train_batches(pairs, None, seed=0).size == 32
+    assert fit_data.build_train_batches(pairs, None, seed=0).size == 32
     same(rows(pairs, 4), want())
-    assert len(fit_arguments.build_batches(loader, 4)) == 3
-    assert fit_arguments.build_evaluation_sets({"near": loader, "far": pairs}, 4).keys() == {
+    assert len(fit_data.build_batches(loader, 4)) == 3
+    assert fit_data.build_evaluation_sets({"near": loader, "far": pairs}, 4).keys() == {
         "near",
         "far",
     }
@@ -79,7 +79,7 @@ def test_a_data_set_of_ones_own_may_name_its_arrays(torch):
             return X[index], Y[index], 1
 
     with pytest.raises(DataError, match=r"and this one has 3 things. Return a dict"):
-        fit_arguments.build_train_batches(Three(), 4, seed=0)[0]
+        fit_data.build_train_batches(Three(), 4, seed=0)[0]
 
 
 def test_a_loader_that_streams_has_batches_of_one_size(torch):
@@ -90,7 +90,7 @@ def test_a_loader_that_streams_has_batches_of_one_size(torch):
     loader = torch.utils.data.DataLoader(Stream(), batch_size=4, drop_last=True)
     same(rows(loader), want())
     with pytest.raises(DataError, match=r"batch_size=32, drop_last=True"):
-        fit_arguments.build_train_batches(
+        fit_data.build_train_batches(
             torch.utils.data.DataLoader(Stream(), batch_size=5), None, seed=0
         )
 
@@ -100,7 +100,7 @@ def test_a_sampler_of_its_own_is_told(torch):
     sampler = torch.utils.data.WeightedRandomSampler([1.0] * 12, 12)
     loader = torch.utils.data.DataLoader(pairs, batch_size=4, sampler=sampler)
     with pytest.raises(DataError, match=r"WeightedRandomSampler, and .*loader.dataset"):
-        fit_arguments.build_train_batches(loader, None, seed=0)
+        fit_data.build_train_batches(loader, None, seed=0)
 
 
 def test_parameters_may_be_tensors_and_no_module(torch):

@@ -14,7 +14,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.rows import first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
-from jtrain.models.adapters.switch import switch_of
+from jtrain.models.adapters.switch import keys_argument, switch_of
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
@@ -55,14 +55,13 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         **named: Any,
     ):
         train = is_training(rng, train, inputs)
-        if "keys" in taken and rng is not None and rng.ndim:
-            named["keys"] = rng
         rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
         try:
             outputs, changed = module.apply(
                 {"params": params, **extra},
                 *inputs,
                 **named,
+                **keys_argument(module.__call__, rng),
                 **switch(train),
                 rngs=rngs,
                 mutable=list(extra) if train else [],

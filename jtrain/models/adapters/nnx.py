@@ -14,7 +14,7 @@ from jtrain.core.rows import first_key
 from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import CARRY_EXTRA
-from jtrain.models.adapters.switch import EVALUATES, TRAINS
+from jtrain.models.adapters.switch import EVALUATES, TRAINS, keys_argument
 from jtrain.models.layers.batch_norm import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
@@ -75,13 +75,8 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
         **named: Any,
     ):
         module = split.module(params, extra, rng, is_training(rng, train, inputs))
-        if (
-            rng is not None
-            and rng.ndim
-            and "keys" in inspect.signature(getattr(module, method)).parameters
-        ):
-            named["keys"] = rng
-        outputs = getattr(module, method)(*inputs, **named)
+        call = getattr(module, method)
+        outputs = call(*inputs, **named, **keys_argument(call, rng))
         return outputs, split.extra_of(module)
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()

@@ -4,10 +4,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jtrain.core.types import Keys
 from jtrain.errors import LossError
 
 TRAINS = ("train", "training", "is_training")
 EVALUATES = ("deterministic", "inference", "use_running_average")
+
+
+def keys_argument(call: Callable[..., Any], rng: Keys | None) -> dict[str, Keys]:
+    """Return the keyword argument `keys`, where `call` takes it and `rng` is the keys of rows."""
+    if rng is None or rng.ndim == 0 or "keys" not in inspect.signature(call).parameters:
+        return {}
+    return {"keys": rng}
 
 
 def switch_of(call: Callable[..., Any], what: str) -> Callable[[bool], dict[str, Any]]:

@@ -86,7 +86,7 @@ class EvaluateEvery(Hook):
 
     def latest(self, name: str = "loss") -> float | None:
         """Return a number of the newest result; None before the first."""
-        return self.newest.numbers.get(name) if self.newest else None
+        return latest_number(self.results, name)
 
     def at(self, step: int, state: Any) -> Mapping[str, float]:
         """Return the numbers of a state; it is measured unless its step already was."""
@@ -112,6 +112,11 @@ class EvaluateEvery(Hook):
         step = self.newest.step
         stops = [each.on_results(step, self.name, self.results) for each in self.listeners]
         return next(filter(None, stops), None)
+
+
+def latest_number(results: Results, name: str = "loss") -> float | None:
+    """Return a number of the newest result; None before the first."""
+    return results[max(results)].get(name) if results else None
 
 
 def add_listeners(

@@ -1,0 +1,145 @@
+"""Data of `jt.fit`, `jt.evaluate` and `jt.predict`: arrays, sources, loaders and batches."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from jtrain.core.batches import Batches, FiniteBatches
+from jtrain.data import Arrays, InOrder, Shuffled, Source
+from jtrain.data.sources.hugging_face import HuggingFace
+from jtrain.data.sources.subset import hold_out
+from jtrain.data.sources.torch_rows import TorchRows, from_loader
+from jtrain.errors import ConfigError, DataError
+from jtrain.train.foreign_arrays import get_columns, is_array, library_name, to_array
+
+# Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
+Data: TypeAlias = Any
+
+
+def build_train_batches(data: Data, size: int | None, *, seed: int) -> Batches:
+    """Return training batches: every row once an epoch, 32 rows a batch if `size` is None.
+
+    Raises:
+        DataError: if the data has no rows.
+        ConfigError: if the data is in batches of another size already.
+    """
+    size = size or loader_size(data)
+    data = _of_torch(data)
+    if not isinstance(data, Batches):
+        return Shuffled(_source(data), size=size or 32, seed=seed)
+    if size not in (None, data.size):
+        raise ConfigError(
+            f"batch={size} was given, but the data is in batches of {data.size} rows: omit batch=, "
+            f"or give the rows themselves, a source or arrays."
+        )
+    return data
+
+
+def loader_size(data: Data) -> int | None:
+    """Return the batch size of a torch DataLoader; None for anything else."""
+    torch = sys.modules.get("torch.utils.data")
+    return data.batch_size if torch is not None and isinstance(data, torch.DataLoader) else None
+
+
+def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:
+    """Return the training and the validation data; a share as `valid` is held out of the data.
+
+    Raises:
+        ConfigError: for a share that is not between 0 and 1, or leaves either without rows.
+        DataError: if the data has no rows by index.
+    """
+    if not isinstance(valid, float):
+        return data, valid
+    source = _source(_of_torch(data))
+    validation_rows = round(len(source) * valid)
+    if not 0 < validation_rows < len(source):
+        raise ConfigError(
+            f"valid={valid:g} of {len(source)} rows would hold out {validation_rows} rows. Write a "
+            f"share such as valid=0.2, or give the rows: valid=(x, y)."
+        )
+    return hold_out(source, valid)
+
+
+def build_batches(data: Data, size: int) -> FiniteBatches:
+    """Return batches of `size` rows that go over the data once, in its order.
+
+    Raises:
+        DataError: if the data has no rows, or is in batches that never end.
+    """
+    data = _of_torch(data)
+    if isinstance(data, FiniteBatches):
+        return data
+    if isinstance(data, Batches):
+        raise DataError(
+            f"A {type(data).__name__} never ends, but a finite data set is needed: give its rows, "
+            f"a source or arrays, or jtrain.data.InOrder(rows, size={data.size})."
+        )
+    return InOrder(_source(data), size=size)
+
+
+def build_evaluation_sets(
+    valid: Data, size: int
+) -> FiniteBatches | Mapping[str, FiniteBatches] | None:
+    """Return the evaluation sets of a run: one, several by name, or None."""
+    if isinstance(valid, Mapping) and any(_has_rows(x) for x in valid.values()):
+        return {name: build_batches(data, size) for name, data in valid.items()}
+    return None if valid is None else build_batches(valid, size)
+
+
+def _source(data: Data) -> Source:
+    if (table := get_columns(data)) is not None:
+        return Arrays(**table)
+    if isinstance(data, Mapping):
+        return Arrays(**{name: to_array(array) for name, array in data.items()})
+    if isinstance(data, tuple) and len(data) == 2:
+        return Arrays(x=to_array(data[0]), y=to_array(data[1]))
+    if is_array(data):
+        return Arrays(x=to_array(data))
+    if library_name(data) == "datasets":
+        return HuggingFace(data)
+    if isinstance(data, Source) and not isinstance(data, list | tuple | str):
+        return data
+    raise DataError(
+        f"Data is arrays by name, (x, y), a source of rows or batches, and this is a "
+        f"{type(data).__name__}. {_data_advice(data)}"
+    )
+
+
+def _data_advice(data: Data) -> str:
+    """Return what to write for data of another kind."""
+    if library_name(data) == "tensorflow":
+        return (
+            "Write jtrain.data.LoaderBatches(data.as_numpy_iterator, size=32), of batches by name."
+        )
+    if isinstance(data, str):
+        return (
+            "Read a file first: np.load(FILE). Turn text into tokens, jtrain data prepare FILE "
+            "--out FOLDER, and tokens into rows: jtrain.data.Windows(TokenFiles(FOLDER), "
+            "context=64)."
+        )
+    if isinstance(data, tuple):
+        return f"Give {len(data)} arrays names: dict(x=..., y=..., weight=...)."
+    if hasattr(data, "__iter__") and not isinstance(data, str | list):
+        return (
+            "For data that can only be read in order, give a function that opens it: "
+            "jtrain.data.LoaderBatches(lambda: batches_by_name(), size=32)."
+        )
+    return "Give arrays: dict(x=np.asarray(...), y=np.asarray(...))."
+
+
+def _of_torch(data: Data) -> Any:
+    """Return a torch DataLoader or data set as rows, or as batches if it streams; else `data`."""
+    torch = sys.modules.get("torch.utils.data")
+    if torch is not None and isinstance(data, torch.DataLoader):
+        return from_loader(data)
+    if torch is not None and isinstance(data, torch.Dataset) and hasattr(data, "__len__"):
+        return TorchRows(data, torch.default_collate)
+    return data
+
+
+def _has_rows(x: Any) -> bool:
+    """Return whether `x` is a data set, not an array of one."""
+    x = _of_torch(x)
+    if is_array(x) or isinstance(x, list):
+        return False
+    return isinstance(x, Mapping | tuple | Batches | Source)

@@ -1,0 +1,117 @@
+"""Evaluation of the sets of a run: their programs, their batches, and what may not be split."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from jtrain.core.batches import FiniteBatches
+from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
+from jtrain.core.loss import Stateful
+from jtrain.core.types import Batch, Couples, LossFn
+from jtrain.data.batches.workers import Workers, is_streamed
+from jtrain.parallel import Strategy
+from jtrain.train.evaluation_sets import check_best
+from jtrain.train.experiment_shapes import Weights, shapes
+
+
+class SetEvaluations:
+    """Programs that evaluate sets; sets of the same shapes share one.
+
+    Args:
+        sets: by name.
+        loss: in the precision of the run.
+        strategy: places the batches, and compiles the programs.
+        couples: how the loss couples rows in an evaluation.
+        workers: read the batches.
+        weights: shapes of the parameters and of the extra state, on the devices.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, FiniteBatches],
+        loss: LossFn | Stateful,
+        strategy: Strategy,
+        *,
+        couples: Couples,
+        workers: Workers,
+        weights: Weights,
+    ):
+        self._sets, self._loss, self._strategy = sets, loss, strategy
+        self._couples, self._workers, self._weights = couples, workers, weights
+        self._programs: dict[tuple[bool, str], EvaluateFn] = {}
+        self._checked: set[str] = set()
+
+    def check(self, best: str) -> None:
+        """Trace each evaluation, so that its errors are raised before training.
+
+        Args:
+            best: `checkpoint.best` of the config.
+
+        Raises:
+            LossError: if the loss does not take the rows of a set.
+            ConfigError: if `best` is none of the metrics.
+        """
+        metrics: dict[str, list[str]] = {}
+        for name, rows in self._sets.items():
+            program = make_evaluate(self._loss, ragged=rows.ragged)
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
+        check_best(best, metrics)
+
+    def measure(
+        self, weights: Weights, name: str, reading: Callable[[Iterable[Batch]], Iterable[Batch]]
+    ) -> dict[str, float]:
+        """Return the metrics of (params, extra) over all of a set; `reading` passes on its batches.
+
+        Raises:
+            LossError: if rows meet that are in several batches.
+        """
+        self.check_set(name, weights)
+        rows, mine = self._sets[name], self._mine(self._sets[name])
+        workers = Workers() if is_streamed(rows) else self._workers
+        program = self._program(name)
+        read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
+        try:
+            batches = (self._strategy.place(read(i)) for i in range(len(rows)))
+            return evaluate(program, weights, reading(batches))
+        finally:
+            read.close()
+
+    def needs_check(self, name: str) -> bool:
+        """Return whether rows may meet in a set of several batches that was not checked yet."""
+        return self._couples == "batch" and len(self._sets[name]) > 1 and name not in self._checked
+
+    def check_set(self, name: str, weights: Weights) -> None:
+        """Check that a set is one batch where its rows meet, once for each set.
+
+        A loss may make rows meet in training alone, as batch norm does: one batch is measured with
+        its rows beside others, where the set has several.
+
+        Raises:
+            LossError: with the values that keep the rows together.
+        """
+        rows = self._sets[name]
+        if not self.needs_check(name):
+            return
+        program = self._program(name)
+        of_host = lambda batch: program(weights, self._strategy.place(batch))
+        check_row_independence(of_host, self._mine(rows)[0], rows, name, self._strategy.shares)
+        self._checked.add(name)
+
+    def _program(self, name: str) -> EvaluateFn:
+        """Return the compiled program of a set."""
+        rows, strategy = self._sets[name], self._strategy
+        kind = rows.ragged, repr(self._shapes(rows))
+        if kind not in self._programs:
+            how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
+            fn = make_evaluate(self._loss, **how)
+            example = strategy.place(self._mine(rows)[0])
+            self._programs[kind] = strategy.compile(fn, self._weights, example)
+        return self._programs[kind]
+
+    def _mine(self, rows: FiniteBatches) -> Any:
+        """Return the same batches, of which this process reads only the rows of its devices."""
+        return rows.shard(*self._strategy.part)
+
+    def _shapes(self, rows: FiniteBatches) -> Batch:
+        return shapes(rows, part=self._strategy.part)
