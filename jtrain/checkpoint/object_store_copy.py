@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.checkpoint import object_store_layout, retention, seal
@@ -27,7 +27,7 @@ class ObjectStoreCopy:
         path: Path,
         *,
         keep: int,
-        best: Callable[[], int | None] = lambda: None,
+        best: Callable[[], int | None],
         log: Callable[[str], None] = lambda line: None,
     ):
         """Configure the uploader.
@@ -55,7 +55,8 @@ class ObjectStoreCopy:
     def copy(self, step: int) -> None:
         """Upload a checkpoint that is sealed on the disk, and the files of the run.
 
-        Older copies are removed. A failure is logged, and the next copy makes up for it.
+        Older copies are removed. A failure is logged; the next call uploads its own checkpoint, and
+        the best one if that is the one that failed.
 
         Raises:
             TakenError: if another process has taken over.
@@ -67,8 +68,8 @@ class ObjectStoreCopy:
         except (ObjectStoreError, OSError) as error:
             self._missing = step
             self._log(
-                f"checkpoint {step} is on this disk and was not copied: {error} Training "
-                f"continues; the next one is copied in its place."
+                f"checkpoint {step} is on this disk and was not copied ({error}). "
+                f"Training continues, and the next checkpoint is copied."
             )
 
     def finish(self, newest: int | None, *, missing: bool = False) -> None:
@@ -92,23 +93,32 @@ class ObjectStoreCopy:
         except (ObjectStoreError, OSError) as error:
             raise SaveError(
                 f"checkpoint {newest} is valid in {self._path} and is not in "
-                f"{self._objects.address}: {error}",
+                f"{self._objects.address} ({error}). Make the store writable",
                 ": it is copied then",
                 room=False,
             ) from None
 
     def _copy(self, step: int) -> None:
-        objects, source = self._objects, self._path / object_store_layout.CHECKPOINTS / str(step)
-        copies = object_store_layout.object_sizes(objects)
+        """Upload a checkpoint and the run's files, and the best checkpoint if it is missing."""
+        copies = object_store_layout.object_sizes(self._objects)
         for other in [n for n in copies if n > step]:  # from before a rollback
-            object_store_layout.remove(objects, other, copies[other])
+            object_store_layout.remove(self._objects, other, copies.pop(other))
+        best = self._best()
+        if best is not None and best < step and seal.SEAL not in copies.get(best, {}):
+            self._upload(best, copies)
+        self._upload(step, copies)
+        self._remove_others(step, best)
+
+    def _upload(self, step: int, copies: Mapping[int, Mapping[str, int]]) -> None:
+        """Upload a checkpoint; its seal goes last, and makes the copy complete."""
+        source = self._path / object_store_layout.CHECKPOINTS / str(step)
         if step in copies:
-            object_store_layout.remove(objects, step, copies[step])
+            object_store_layout.remove(self._objects, step, copies[step])
         for file in seal.list_files(source):
-            objects.send(source / file, f"{object_store_layout.CHECKPOINTS}/{step}/{file}")
+            self._objects.send(source / file, f"{object_store_layout.CHECKPOINTS}/{step}/{file}")
         self._copy_files()
-        objects.send(source / seal.SEAL, f"{object_store_layout.CHECKPOINTS}/{step}/{seal.SEAL}")
-        self._remove_others(step)
+        seal_name = f"{object_store_layout.CHECKPOINTS}/{step}/{seal.SEAL}"
+        self._objects.send(source / seal.SEAL, seal_name)
 
     def _copy_files(self) -> None:
         """Upload the files of the run's directory, and its pictures; skip links."""
@@ -121,11 +131,10 @@ class ObjectStoreCopy:
             if path.is_file() and not path.name.startswith("."):
                 self._objects.send(path, path.relative_to(self._path).as_posix())
 
-    def _remove_others(self, step: int) -> None:
+    def _remove_others(self, step: int, best: int | None) -> None:
         """Remove older copies that are not retained, and what killed copies left."""
         copies = object_store_layout.object_sizes(self._objects)
         complete = [n for n, sizes in copies.items() if seal.SEAL in sizes]
-        best = self._best()
         removed = {
             *retention.steps_to_delete(complete, self._keep, best),
             *(copies.keys() - set(complete)),
@@ -136,8 +145,10 @@ class ObjectStoreCopy:
     def _check_owner(self) -> None:
         try:
             found = parse_json(self._objects.read(object_store_layout.WRITER) or b"{}")
-        except (ObjectStoreError, ValueError):
-            return  # the copy itself raises
+        except ObjectStoreError:
+            return  # the upload that follows raises it
+        except ValueError:
+            found = {"name": "", "pid": "unknown", "host": "an unknown host"}  # not written by us
         if isinstance(found, dict) and found.get("name", self._name) != self._name:
             raise TakenError(
                 f"{self._objects.address}: process {found.get('pid')} on {found.get('host')} has "

@@ -1,4 +1,4 @@
-"""Runs in an object store: checkpoints are copied run_dir, and fetched to resume."""
+"""Runs in an object store: checkpoints are uploaded while it trains, and fetched to resume."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ def fetch_run(config: BaseConfig, run_dir: RunDir) -> list[str]:
 
     Raises:
         ConfigError: if the store holds another run of this name.
-        ObjectsError: if the store cannot be read.
+        ObjectStoreError: if the store cannot be read.
         CheckpointError: if another process writes in the run's directory.
     """
     store = _store(config)
@@ -80,7 +80,7 @@ def make_mirror(
     """Start and return the copier of a run's checkpoints; None if this process copies nothing.
 
     Raises:
-        ObjectsError: if the store is not writable.
+        ObjectStoreError: if the store is not writable.
     """
     if not config.checkpoint.store or not run_dir.first:
         return None
@@ -99,7 +99,10 @@ def copy_finished(config: BaseConfig, run_dir: RunDir, step: int) -> None:
         return
     store = _store(config)
     if step not in object_store_layout.list_copies(store):
-        mirror = _mirror(config, run_dir, lambda: None, lambda line: None)
+        checkpoints = CheckpointManager(
+            run_dir.checkpoints, best=config.checkpoint.best, first=True, owner=run_dir.owner()
+        )
+        mirror = _mirror(config, run_dir, checkpoints.best, lambda line: None)
         mirror.begin()
         mirror.finish(step, missing=True)
 

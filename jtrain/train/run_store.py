@@ -115,7 +115,7 @@ class DirectoryStore:
 
         Raises:
             ConfigError: if the directory cannot be written, or is not shared by all processes.
-            ObjectsError: if the store of the copies is not writable.
+            ObjectStoreError: if the store of the copies is not writable.
         """
         self.run_dir.begin(self._config)
         check_shared_directory(self.run_dir)

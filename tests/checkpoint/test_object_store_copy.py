@@ -45,7 +45,7 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 def mirror_of(objects: ObjectStore, run: Path, **more) -> ObjectStoreCopy:
-    mirror = ObjectStoreCopy(objects, run, **{"keep": 2, **more})
+    mirror = ObjectStoreCopy(objects, run, **{"keep": 2, "best": lambda: None, **more})
     mirror.begin()
     return mirror
 
@@ -82,6 +82,19 @@ def test_the_best_stays(objects: ObjectStore, saved: Path):
     for step in (1, 2, 3):
         mirror.copy(step)
     assert object_store_layout.list_copies(objects) == [1, 3]
+
+
+def test_the_best_whose_copy_failed_is_copied_with_the_next(
+    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mirror = mirror_of(objects, saved, keep=1, best=lambda: 2)
+    mirror.copy(1)
+    with monkeypatch.context() as patch:
+        cut_off(objects, patch, 0, OSError("no route to the host"))
+        mirror.copy(2)
+    assert object_store_layout.list_copies(objects) == [1]
+    mirror.copy(3)
+    assert object_store_layout.list_copies(objects) == [2, 3]
 
 
 def cut_off(

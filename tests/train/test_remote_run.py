@@ -62,7 +62,7 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     objects = ObjectStore(f"{store}/quick")
     assert object_store_layout.list_copies(objects) == [10, 12]
     assert b'"done"' in (objects.read("run.json") or b"")
-    # What was done is done, and a copy that is missing is made good.
+    # What was done is done, and a copy that is missing is made good; the best one stays.
     object_store_layout.remove(objects, 12, object_store_layout.object_sizes(objects)[12])
     assert trained(CONFIG, setting).why == "it was finished before"
     assert object_store_layout.list_copies(objects) == [10, 12]
@@ -81,6 +81,7 @@ def stop_at(last: int):
     return hook
 
 
+@pytest.mark.thorough
 def test_another_run_of_the_same_name_in_the_store_is_refused(store: str):
     setting = f"checkpoint.store={store}"
     assert trained(CONFIG, setting, "steps=1", "log.every=1").status == "done"
