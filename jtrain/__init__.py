@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jtrain.core.state import TrainState as TrainState
     from jtrain.core.state import new_state as new_state
     from jtrain.core.step import make_step as make_step
-    from jtrain.core.step import many as many
+    from jtrain.core.step import scan_steps as scan_steps
     from jtrain.models.generate import generate as generate
     from jtrain.models.model_loss import binary_classifier as binary_classifier
     from jtrain.models.model_loss import classifier as classifier
@@ -61,7 +61,7 @@ _HOME = {
     "TrainState": "core.state",
     "new_state": "core.state",
     "make_step": "core.step",
-    "many": "core.step",
+    "scan_steps": "core.step",
     "make_evaluate": "core.evaluate",
     "check_batch": "train.first_batch.first_batch",
     "Hook": "core.loop",
@@ -95,7 +95,7 @@ __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 # Names of earlier versions, and what each is called now.
-_RENAMED = {"values": "configclass", "train": "train_loop"}
+_RENAMED = {"values": "configclass", "train": "train_loop", "many": "scan_steps"}
 
 
 def __getattr__(name: str) -> object:

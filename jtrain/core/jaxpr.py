@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
+OPAQUE = {"pallas_call", "ffi_call"}  # kernels in another language
 # What holds a program and only calls it: its equations stand in its place.
 _CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
@@ -52,6 +53,11 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
                 yield from programs(item)
 
     return [p for value in eqn.params.values() for p in programs(value)]
+
+
+def is_opaque(primitive: str) -> bool:
+    """Return whether a primitive is a kernel that no jaxpr describes, such as cuDNN attention."""
+    return primitive in OPAQUE or primitive.startswith("dot_product_attention")
 
 
 def called_jaxpr(eqn: Any) -> Any:

@@ -35,7 +35,7 @@ class Mean:
         NaN or infinite.
 
         Raises:
-            LossError: if `mask` or `weights` have fewer dims than `values`, or more numbers.
+            LossError: if `mask` or `weights` have another shape than `values`.
         """
         _check_belongs(values, mask, "a mask")
         _check_belongs(values, mask if weights is None else weights, "weights")
@@ -60,14 +60,13 @@ class Mean:
 
 
 def _check_belongs(values: Any, other: Any, called: str) -> None:
-    """Check that another array broadcasts to the shape of `values` by NumPy's rules."""
+    """Check that another array has the shape of `values`: the weight counts each value once."""
     shape, found = jnp.shape(values), jnp.shape(other)
-    fits = len(shape) == len(found) and all(n in (1, m) for m, n in zip(shape, found, strict=True))
-    if shape and not fits:
+    if shape and found != shape:
         raise LossError(
             f"a mean of values of shape {shape} was asked for, with {called} of shape {found}. "
-            f"Give both one shape: a value a row is `values[:, 0]` or `values.sum(-1)`; where a row"
-            f" has several values the mask is `mask[:, None]`."
+            f"Give both one shape: a value a row is `values[:, 0]` or `values.sum(-1)`; to count "
+            f"each value of a row, `jnp.broadcast_to(mask[:, None], values.shape)`."
         )
 
 

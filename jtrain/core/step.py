@@ -35,8 +35,10 @@ def make_step(
     """Return `(state, batch) -> (state, metrics)`: pure, not compiled, and bound to no device.
 
     The step takes the exact gradient of the loss over the whole batch (`make_gradient`), so any
-    split of the rows takes the same step. Where loss, gradient or a change of `extra` is not finite
-    the old state stays.
+    split of the rows takes the same step. If the loss, the gradient or a change of `extra` (the
+    model's state that is not differentiated, such as batch norm's statistics) is not finite, then
+    parameters, optimizer state and `extra` stay; `step` and `skipped` advance, and the loss scale
+    adapts.
 
     Args:
         microbatches: slices of the batch whose gradients are summed, one after the other.
@@ -57,7 +59,7 @@ def make_step(
     """
     check_split_rows(couples, microbatches, psum is not None)
     update = optax.with_extra_args_support(optimizer).update
-    gradient_of = make_gradient(
+    bind_batch = make_gradient(
         loss,
         microbatches=microbatches,
         psum=psum,
@@ -68,25 +70,30 @@ def make_step(
     )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        gradient = gradient_of(state, batch)
-        value, grads, metrics, changes = gradient(state.params)
+        loss_gradient_at = bind_batch(state, batch)
+        value, grads, metrics, changes = loss_gradient_at(state.params)
         grad_norm = norm(grads)
         extra = update_extra(state.extra, changes)
-        forward = jnp.isfinite(value) & is_finite_update(extra, changes)  # which no scale changes
-        finite = forward & jnp.isfinite(grad_norm)
-        known = {"value": value, "grad": grads, "value_fn": make_value_fn(gradient)}
-        known |= {"grad_norm": grad_norm}  # summed here, where all copies of the step take part
+        # No loss scale changes the forward pass, so what is not finite in it is no overflow.
+        forward_finite = jnp.isfinite(value) & is_finite_update(extra, changes)
+        finite = forward_finite & jnp.isfinite(grad_norm)
+        # Extra arguments of optax: line searches take the first three, our clip the last, which is
+        # summed here, where all copies of the step take part.
+        known = {"value": value, "grad": grads, "value_fn": make_value_fn(loss_gradient_at)}
+        known |= {"grad_norm": grad_norm}
         params, opt_state, extra, update_norm = update_if(
             finite, update, grads, state.opt_state, state.params, state.extra, extra, **known
         )
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}
         own |= {"skipped": skipped, **state.scale.metrics()}
-        metrics |= {name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()}
+        metrics = metrics | {
+            name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()
+        }
         state = TrainState(
             step=state.step + 1,
             skipped=skipped,
-            scale=state.scale.after(finite, overflow=forward & ~finite),
+            scale=state.scale.after(finite, overflow=forward_finite & ~finite),
             params=params,
             extra=extra,
             opt_state=opt_state,
@@ -97,6 +104,6 @@ def make_step(
     return step
 
 
-def many(step: Callable[[Carry, Batch], tuple[Carry, Metrics]], *, unroll: bool = False):
+def scan_steps(step: Callable[[Carry, Batch], tuple[Carry, Metrics]], *, unroll: bool = False):
     """Return `(state, batches) -> (state, metrics)`, `step` scanned over batches stacked k b ..."""
     return lambda state, batches: jax.lax.scan(step, state, batches, unroll=unroll)

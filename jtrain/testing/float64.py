@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner_jaxprs
+from jtrain.core.jaxpr import inner_jaxprs, is_opaque
 
 T = TypeVar("T")
 Equation: TypeAlias = Any  # of a jaxpr
@@ -18,10 +18,7 @@ CALLS = {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 }
 # Equations with code in another language, or with a layout of their own.
-OPAQUE = {
-    *("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_partitioning"),
-    "shard_map",
-}
+CLOSED = {"pure_callback", "io_callback", "custom_partitioning", "shard_map"}
 # Types of integers that count; uint32 and uint64 hold random bits, which must wrap around.
 COUNTING = {jnp.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
 
@@ -38,7 +35,7 @@ class ReplayRules(NamedTuple):
     integers: bool = False
     """Compute integers that count in int64, so that none overflows."""
     frozen: float | None = None
-    """The uniform number in 0 .. 1 that replaces each random draw; None draws."""
+    """The uniform number, 0 <= frozen < 1, that replaces each random draw; None draws."""
     after: After = lambda equation, inputs, outputs: outputs
     look: Callable[[Equation, Sequence[Any]], None] = lambda equation, inputs: None
     """Called with each equation outside of loops and branches, and its inputs."""
@@ -65,20 +62,6 @@ def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return call
-
-
-def freeze_draws(fn: Callable, number: float) -> Callable:
-    """Return `fn` with every random draw replaced by a fixed number.
-
-    Keys, the position of a row and the number of rows then have no effect through draws.
-
-    Args:
-        number: the uniform number in 0 .. 1 that replaces each draw.
-
-    Raises:
-        NotImplementedError: as in `widened`.
-    """
-    return widen(fn, ReplayRules(floats=False, frozen=number))
 
 
 def replay_equation(equation: Equation, inputs: Sequence[Any], rules: ReplayRules) -> Sequence[Any]:
@@ -160,7 +143,11 @@ class _Replay:
                 return _INNER[name](self, equation, inputs)
             finally:
                 self._inside -= 1
-        if name in OPAQUE or (inner_jaxprs(equation) and not name.startswith("scatter")):
+        if (
+            name in CLOSED
+            or is_opaque(name)
+            or (inner_jaxprs(equation) and not name.startswith("scatter"))
+        ):
             raise NotImplementedError(f"{name} is opaque")
         if not self._inside:
             self._rules.look(equation, inputs)

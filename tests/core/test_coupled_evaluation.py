@@ -96,6 +96,7 @@ def fitted(loss=towers, params=PARAMS, **more):
     return jt.fit(loss, params, DATA, "sgd", lr=0.1, valid=DATA, **(call | more))
 
 
+@pytest.mark.thorough
 def test_a_run_is_refused_before_it_trains_and_its_advice_works():
     with pytest.raises(LossError, match=r"batches of 32 would cut the 64 rows of `valid` into 2"):
         fitted()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 from jtrain.core.flops import count_flops
 
@@ -87,3 +88,9 @@ def test_parts_on_several_devices_add_up():
     spec = jax.sharding.PartitionSpec("data")
     split = jax.shard_map(lambda a: a @ B, mesh=mesh, in_specs=spec, out_specs=spec)
     assert count_flops(split, jnp.zeros((8, 4))) == 2 * 8 * 4 * 5
+
+
+def test_a_kernel_is_not_known():
+    kernel = Primitive("dot_product_attention_fwd_wrapper")  # cuDNN's, which takes a GPU to trace
+    kernel.def_abstract_eval(lambda x: x)
+    assert count_flops(lambda x: kernel.bind(x) @ B, A) is None

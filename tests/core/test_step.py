@@ -14,7 +14,7 @@ from line import height, line, points, squared, start
 
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
-from jtrain.core.step import make_step, many
+from jtrain.core.step import make_step, scan_steps
 from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)
@@ -187,7 +187,7 @@ def test_many_steps_in_one_call_are_the_same_steps():
     each = [points(seed=n) for n in range(3)]
     stacked = {name: np.stack([batch[name] for batch in each]) for name in each[0]}
     step = make_step(squared, optimizer)
-    got, metrics = jax.jit(many(step))(start(optimizer), stacked)
+    got, metrics = jax.jit(scan_steps(step))(start(optimizer), stacked)
     want, one = start(optimizer), jax.jit(step)
     for number, batch in enumerate(each):
         want, alone = one(want, batch)

@@ -12,7 +12,7 @@ from line import height, line, points, squared, start
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
-from jtrain.core.step import make_step, many
+from jtrain.core.step import make_step, scan_steps
 from jtrain.errors import RetraceError
 from jtrain.parallel import Strategy
 
@@ -109,7 +109,7 @@ def test_many_steps_in_one_call_are_the_same_steps(where):
     step, want = make_step(squared, ADAMW, psum=where.psum), start(ADAMW, where)
     one = where.compile(step, want, where.place(each[0]), keeps=True)
     got = start(ADAMW, where)
-    all_in_one = where.compile(many(step), got, stacked, stacked=True, keeps=True)
+    all_in_one = where.compile(scan_steps(step), got, stacked, stacked=True, keeps=True)
     got, metrics = all_in_one(got, stacked)
     losses = []
     for batch in each:

@@ -17,7 +17,7 @@ from layouts import start, strategy
 from tiny_language import batches, loss_of
 
 from jtrain.core.evaluate import evaluate, make_evaluate
-from jtrain.core.step import make_step, many
+from jtrain.core.step import make_step, scan_steps
 from jtrain.data.batches.by_step import InOrder, Shuffled
 from jtrain.data.sources.arrays import Arrays
 from jtrain.errors import ShardingError
@@ -75,7 +75,9 @@ def stacked(where: Strategy, index: int, count: int) -> np.ndarray:
     train = Shuffled(sequences(), size=SIZE, seed=3, end="pad").shard(index, count)
     both = {name: np.stack([x, train[1][name]]) for name, x in train[0].items()}
     state, batch = start(where, optax.sgd(0.5)), where.place(both, stacked=True)
-    step = many(make_step(loss_of("terms", True), optax.sgd(0.5), psum=where.psum, ragged=True))
+    step = scan_steps(
+        make_step(loss_of("terms", True), optax.sgd(0.5), psum=where.psum, ragged=True)
+    )
     _, metrics = where.compile(step, state, batch, stacked=True, keeps=True)(state, batch)
     return metrics["loss"].value()
 

@@ -286,9 +286,7 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "parallel", by_name(LAYOUTS, ("one device", "shard_map"), pytest.mark.thorough)
-)
+@pytest.mark.parametrize("parallel", by_name(LAYOUTS, ("one device",), pytest.mark.thorough))
 @pytest.mark.usefixtures("here")
 def test_fit_and_evaluate_refuse_it_under_every_layout(parallel):
     many = np.tile(np.arange(ROWS), 8)
@@ -308,6 +306,7 @@ def test_fit_and_evaluate_refuse_it_under_every_layout(parallel):
     assert jt.fit(nearest, params, rows(CLASSES), **call, check_batch=False).step == 2
 
 
+@pytest.mark.thorough
 def test_a_run_refuses_it_before_anything_is_written(tmp_path, monkeypatch, compiled):
     hole = "        check_labels(train, self.data.classes)\n"
     code = CODE.replace(hole, "").replace("(3, size=rows)", "(4, size=rows)")
@@ -414,6 +413,7 @@ def test_pairs_that_are_meant_are_let_through(name):
     jt.check_batch(MEANT[name], PAIR, {"x": X, "y": Y})
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("here")
 @pytest.mark.usefixtures("as_people_run_it")
 def test_fit_refuses_it_and_its_advice_works():
@@ -467,6 +467,10 @@ def test_losses_and_means_refuse_shapes_that_do_not_belong_together(name):
 
 
 @pytest.mark.usefixtures("as_people_run_it")
-def test_a_mean_of_several_values_a_row_takes_a_mask_of_rows():
-    mean = jt.Mean.of(jnp.ones((8, 3)), jnp.arange(8)[:, None] < 6)
-    assert (float(mean.total), float(mean.weight)) == (18, 6)
+@pytest.mark.parametrize("shape", [(8, 1), (1, 3), (1, 1), (3,)])
+def test_a_mean_refuses_a_mask_that_would_count_fewer_values_and_its_advice_works(shape):
+    values, mask = jnp.ones((8, 3)), jnp.arange(8) < 6
+    with pytest.raises(LossError, match=r"jnp\.broadcast_to\(mask\[:, None\], values\.shape\)"):
+        jt.Mean.of(values, jnp.ones(shape, bool))
+    mean = jt.Mean.of(values, jnp.broadcast_to(mask[:, None], values.shape))
+    assert (float(mean.total), float(mean.weight)) == (18, 18)
