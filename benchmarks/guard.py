@@ -46,7 +46,7 @@ def parts_of(*settings: str) -> TrainSetup:
 
 
 def always(finite, update, grads, opt_state, params, before, extra, **known) -> UpdateResult:
-    """`jtrain.core.finite.take_if` without the if."""
+    """`jtrain.core.finite.update_if` without the if."""
     del finite, before
     updates, opt_state = update(grads, opt_state, params, **known)
     taken = optax.apply_updates(params, updates)

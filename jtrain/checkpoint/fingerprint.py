@@ -1,10 +1,10 @@
 """Fingerprints of leaves: 64 bits each, independent of the disk and of the sharding.
 
 A fingerprint is computed where the leaf is stored, before any copy, so it finds damage that the
-digests of files cannot: damage on the way to the disk or back. Each element is a word of 32 bits
-that is mixed with its position in the leaf, and the words are added modulo 2**32, twice: integer
-sums are the same in any order, so under any sharding. A change of one element is always detected, a
-change of several with about one exception in 2**64.
+digests of files cannot: damage on the way to the disk or back. Each element is one word of 32 bits,
+or two, and each word is mixed with its position in the leaf in two ways; both are summed modulo
+2**32. Integer sums are the same in any order, so under any sharding. A change of one word is always
+detected, a change of several with about one exception in 2**64.
 
 The mixing is the finalizer of MurmurHash3, Austin Appleby, https://github.com/aappleby/smhasher.
 """
@@ -72,7 +72,7 @@ def _sums_of_leaves(leaves: list[jax.Array]) -> jax.Array:
     return jnp.stack([jnp.stack(_sums(leaf)) for leaf in leaves])
 
 
-@jax.jit  # and inlined: leaves of one shape are traced once
+@jax.jit  # leaves of one shape are traced once
 def _sums(leaf: Any) -> tuple[Any, Any]:
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag], -1)

@@ -86,7 +86,8 @@ def _run_verb(verb: str, rest: list[str]) -> int:
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:6} {help_text}" for verb, help_text in VERBS.items())
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:{width}} {help_text}" for verb, help_text in VERBS.items())
     return f"""\
 jtrain trains any pure JAX loss function on any number of devices.
 

@@ -107,19 +107,20 @@ class _Spot(NamedTuple):
 
 def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
     """Follow pydantic's location; it inserts names of choices, which the file does not have."""
-    keys, want, around, others = (), FieldSchema(schema), None, {}
+    keys, want, around, others, pending = (), FieldSchema(schema), None, {}, {}
     for part in loc:
         if part == "[key]":
             break
         written = without_origins(nearest_node(root, keys))
         if len(want.members()) > 1:
-            others = want.kinds()
-            named = {cls.__name__: cls for cls in want.classes()} | others
+            pending = want.kinds()
+            named = {cls.__name__: cls for cls in want.classes()} | pending
             if str(part) in named:
                 want = FieldSchema(named[str(part)])
                 continue
             if not (isinstance(part, int) or (isinstance(written, dict) and part in written)):
                 continue  # `list[int]`, `tagged-union[...]`
+        others, pending = pending, {}
         around = want.pick(written)
         want = field_schemas(around).get(str(part), FieldSchema(Any)) if around else want.element()
         keys = (*keys, part)

@@ -24,7 +24,7 @@ class Adafactor(OptimizerConfig):
 
     kind: Literal["adafactor"] = "adafactor"
     memory: float = Field(default=0.8, gt=0, le=1)
-    """Exponent of the second moment's decay rate, as above."""
+    """Exponent: the second moment decays at the rate 1 - (t + 1)^-memory at step t, from 0."""
     factor_from: int = Field(default=128, ge=2)
     """Size of two dims from which a leaf is factored; other leaves have a full moment."""
     threshold: float = Field(default=1.0, ge=1)

@@ -21,7 +21,7 @@ class ParamGroup:
 
     match: str = Field(min_length=1)
     """Pattern on leaf names: `*/embed/*`."""
-    lr: float = Field(default=1.0, ge=0)
+    lr_factor: float = Field(default=1.0, ge=0)
     """Factor on the optimizer's learning rate."""
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay of every leaf of the group; null: the optimizer's rules."""

@@ -40,10 +40,10 @@ class LBFGS(OptimizerConfig):
                     + (" and add the decay to the loss" if name == "weight_decay" else "")
                 )
         for i, group in enumerate(self.groups):
-            if group.weight_decay or group.lr != 1:
+            if group.weight_decay or group.lr_factor != 1:
                 raise ValueError(
-                    f"lbfgs takes one step for all leaves, and optimizer.groups[{i}] has an lr or "
-                    "a weight_decay of its own: set only freeze"
+                    f"lbfgs takes one step for all leaves, and optimizer.groups[{i}] has an "
+                    "lr_factor or a weight_decay of its own: set only freeze"
                 )
         return self
 

@@ -133,7 +133,7 @@ class OptimizerConfig(abc.ABC):
     def _scale(self, rate: LearningRate) -> optax.GradientTransformation:
         """Return the scaling by minus the learning rate and the factors of the groups."""
         by_rate = optax.scale_by_learning_rate(rate)
-        if all(group.lr == 1 for group in self.groups):
+        if all(group.lr_factor == 1 for group in self.groups):
             return by_rate
         return optax.chain(_by_name(lambda u, _, factor: u * factor, self._factor_of), by_rate)
 
@@ -157,7 +157,7 @@ class OptimizerConfig(abc.ABC):
 
     def _factor_of(self, name: str, leaf: Leaf) -> float:
         del leaf
-        return self._group(name).lr
+        return self._group(name).lr_factor
 
     def _decay_of(self, dims: NamedDims, name: str, leaf: Leaf) -> float:
         group_decay = self._group(name).weight_decay

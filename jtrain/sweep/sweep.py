@@ -55,8 +55,8 @@ def sweep(
 
     Args:
         config: the config file of all members.
-        settings: the words after it; see `jtrain.sweep.grid.grid`, and with trials
-            `jtrain.sweep.search.space`.
+        settings: the words after it; see `jtrain.sweep.grid.parse_grid`, and with trials
+            `jtrain.sweep.search.parse_space`.
         jobs: concurrent runs, each on its own cores and GPUs.
         metric: the metric to rank by, `loss` or `highest accuracy`; empty: the config's
             checkpoint.best, or else the loss.

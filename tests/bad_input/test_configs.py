@@ -312,6 +312,14 @@ def test_a_mistake_is_told_and_following_the_advice_works(case: Case, path: Path
     assert code == 0, capsys.readouterr().err
 
 
+def test_the_kind_of_an_outer_key_is_no_advice_for_an_inner_one(path: Path, capsys):
+    write(path, YAML)
+    assert main(["show", str(path), "guard.kind=rollback", "guard.spike.window=5"]) == 2
+    told = capsys.readouterr().err
+    assert "is no key of guard.spike; it has loss, grad_norm, memory" in told
+    assert "spike.kind" not in told
+
+
 def test_the_corpus_is_large_and_no_case_is_there_twice():
     assert len(CASES) >= 60
     assert len({case.name for case in CASES}) == len(CASES)

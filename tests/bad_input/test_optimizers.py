@@ -61,13 +61,13 @@ CASES = {
         {"kind": "sgd", "nesterov": False},
     ),
     "a group of nothing": Case(
-        {"groups": [{"match": "*/embedding/*", "lr": 0.1}]},
+        {"groups": [{"match": "*/embedding/*", "lr_factor": 0.1}]},
         [
             "optimizer.groups[0].match is '*/embedding/*', which matches none of the 3 leaves",
             "Nearest: embed/table,",
             "Write one ('embed/table')",
         ],
-        {"groups": [{"match": "embed/table", "lr": 0.1}]},
+        {"groups": [{"match": "embed/table", "lr_factor": 0.1}]},
     ),
     "a decay of nothing": Case(
         {"decay": ["*/w", "head/c"]},
@@ -75,9 +75,9 @@ CASES = {
         {"decay": ["*/w", "head/b"]},
     ),
     "a group that another holds": Case(
-        {"groups": [{"match": "head/*", "lr": 2}, {"match": "*/b", "lr": 3}]},
+        {"groups": [{"match": "head/*", "lr_factor": 2}, {"match": "*/b", "lr_factor": 3}]},
         ["optimizer.groups[1] (*/b) has no leaf", "move it up, before head/*"],
-        {"groups": [{"match": "*/b", "lr": 3}, {"match": "head/*", "lr": 2}]},
+        {"groups": [{"match": "*/b", "lr_factor": 3}, {"match": "head/*", "lr_factor": 2}]},
     ),
     "factors over the layers of a stack": Case(
         {"kind": "adafactor", "factor_from": 2},

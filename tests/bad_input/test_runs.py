@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cases import by_name
 from quick_study import CODE, YAML, at_home, write_study
 
 from jtrain.cli import main
@@ -113,7 +114,23 @@ def edited(text: str, edits: tuple[Edit, ...]) -> str:
     return text
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+LONG = [
+    "parallel={kind: mirrored, devices: 9}",
+    "batch=18",
+    "data.classes=2",
+    "microbatches=8",
+    "a parameter that is not used",
+    "a metric called loss",
+    "a metric that is no Mean",
+    "evaluate.batch=10",
+    "a loss of a number a row",
+    "checkpoint.best=lowest acuracy",
+]
+BY_NAME = {case.name: case for case in CASES}
+assert set(LONG) <= BY_NAME.keys()
+
+
+@pytest.mark.parametrize("case", by_name(BY_NAME, BY_NAME.keys() - LONG, pytest.mark.thorough))
 def test_a_mistake_is_told_before_training_and_following_the_advice_trains(case, home, capfd):
     wrong = edited(CODE, case.code)
     home("wrong", wrong)
@@ -158,6 +175,7 @@ def test_a_config_that_is_not_there_is_told_with_the_nearest(home, capfd):
     assert "no such file; did you mean configs/quick.yaml?" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_directory_of_another_run_is_told_and_both_ways_out_work(home, capfd):
     home("here")
     assert main(["run", CONFIG]) == 0
@@ -182,6 +200,7 @@ def test_runs_below_a_file_are_told(home, capfd):
     assert main(["run", CONFIG]) == 0
 
 
+@pytest.mark.thorough
 def test_a_disk_that_takes_nothing_is_told(home):
     home("here")
     command = f"ulimit -f 0; exec {sys.executable} -m jtrain run {CONFIG}"
@@ -206,6 +225,7 @@ def test_an_exception_of_the_experiment_is_shown_whole(home, capfd):
 HOLE = "corner[3, 1] = np.nan\n    return Arrays("
 
 
+@pytest.mark.thorough
 def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
     home("here", CODE.replace("return Arrays(", HOLE))
     assert main(["run", CONFIG, "steps=26", "log.every=13", "evaluate.every=0"]) == 0

@@ -130,3 +130,11 @@ def test_types_that_change_no_number_are_accepted():
     found = check_rows({"n": np.float64([3, 4])}, {"n": ROW("int32")}, "it")["n"]
     assert found.dtype == np.int32
     assert check_rows({"n": N}, {"n": ROW("float32")}, "it")["n"].dtype == np.float32
+
+
+def test_an_array_may_have_any_name():
+    arrays = {"file": N, "allow_pickle": N + 1}
+    Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), arrays))
+    with np.load("rows.npz", allow_pickle=False) as found:
+        assert set(found.files) == set(arrays)
+        np.testing.assert_array_equal(found["allow_pickle"], N + 1)

@@ -282,7 +282,7 @@ def test_a_group_scales_its_learning_rate(row: Row):
         return optimizer.update(gradient, optimizer.init(params), params)[0]["layer"]
 
     plain = first(row.values)
-    slow = first(replace(row, groups=[{"match": "*/bias", "lr": 0.1}]))
+    slow = first(replace(row, groups=[{"match": "*/bias", "lr_factor": 0.1}]))
     assert_close(slow["bias"], 0.1 * plain["bias"], 1e-6)
     np.testing.assert_array_equal(slow["kernel"], plain["kernel"])
 
@@ -330,6 +330,7 @@ STACKED = {
 }
 
 
+@pytest.mark.thorough
 @by_formula
 def test_takes_the_steps_of_layers_written_out_where_they_are_stacked(row: Row):
     """The gradients are given, and no sum is taken over layers: nothing here cancels."""

@@ -29,8 +29,11 @@ def test_a_pattern_finds_its_leaves(pattern: str, found: list[str]):
 
 
 def test_the_first_group_that_matches_counts():
-    groups = (ParamGroup(match="*/bias", lr=2.0), ParamGroup(match="blocks/*", lr=3.0))
-    factors = {n: g.lr for n in NAMES if (g := group_of(n, groups))}
+    groups = (
+        ParamGroup(match="*/bias", lr_factor=2.0),
+        ParamGroup(match="blocks/*", lr_factor=3.0),
+    )
+    factors = {n: g.lr_factor for n in NAMES if (g := group_of(n, groups))}
     assert factors == {
         "blocks/0/mlp/kernel": 3.0,
         "blocks/0/mlp/bias": 2.0,
@@ -45,7 +48,7 @@ def test_the_nearest_names_come_first():
 
 
 def test_patterns_that_all_do_something_pass():
-    groups = [ParamGroup(match="*/embed/*", freeze=True), ParamGroup(match="*", lr=0.5)]
+    groups = [ParamGroup(match="*/embed/*", freeze=True), ParamGroup(match="*", lr_factor=0.5)]
     check_patterns(NAMES, groups, ["*/kernel", "head/?"])
     with pytest.raises(ConfigError):
         check_patterns(NAMES, groups, ["*/kernel", "tail/?"])

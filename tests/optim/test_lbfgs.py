@@ -156,7 +156,10 @@ def test_by_hand_without_value_fn_it_says_what_to_give():
         ({"clip": 1.0}, "optimizer.clip=1 would change: set optimizer.clip=0"),
         ({"clip_value": 0.5}, "set optimizer.clip_value=0"),
         ({"weight_decay": 0.1}, "set optimizer.weight_decay=0 and add the decay to the loss"),
-        ({"groups": [{"match": "b", "lr": 2}]}, "optimizer.groups[0] has an lr or a weight_decay"),
+        (
+            {"groups": [{"match": "b", "lr_factor": 2}]},
+            "optimizer.groups[0] has an lr_factor or a weight_decay",
+        ),
         ({"groups": [{"match": "b", "weight_decay": 0.1}]}, "set only freeze"),
     ],
 )

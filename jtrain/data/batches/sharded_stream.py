@@ -27,7 +27,7 @@ class ShardedStream:
         open: opens a stream over some of the files; always the same stream.
         row: turns an item of the stream into arrays by name; all of one shape.
         size: rows a batch, over all processes.
-        policy: see `jtrain.data.batches.file_sharding.sharing`.
+        policy: see `jtrain.data.batches.file_sharding.shard_files`.
         every: see `Streamed`.
     """
 

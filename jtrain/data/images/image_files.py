@@ -54,12 +54,12 @@ class ImageFiles:
         size = self.size
         image = np.empty((len(indices), size.height, size.width, size.channels), np.uint8)
         label = np.empty(len(indices), np.int32)
-        for place, index in enumerate(indices.tolist()):
-            label[place] = self._read(index, image[place])
+        for row, index in enumerate(indices.tolist()):
+            label[row] = self._read(index, image[row])
         return {"image": image, "label": label}
 
     def fingerprint(self) -> str:
-        """Return the fingerprint: all names, sizes and labels, and the bytes of some files."""
+        """Return the fingerprint: names, sizes, labels, and the first bytes of some files."""
         return self._digest(dates=False)
 
     def version(self) -> str:
@@ -68,15 +68,15 @@ class ImageFiles:
 
     def _read(self, index: int, out: np.ndarray) -> int:
         """Decode the image of a row into `out`; return its label."""
-        for place in (*range(index, len(self)), *range(index)):
-            if place not in self.skipped:
+        for row in (*range(index, len(self)), *range(index)):
+            if row not in self.skipped:
                 try:
-                    out[...] = decode_image(self.root / self.paths[place], self.size)
-                    return int(self.label[place])
+                    out[...] = decode_image(self.root / self.paths[row], self.size)
+                    return int(self.label[row])
                 except DataError as error:
                     if self.damaged == "stop":
                         raise
-                    self.skipped[place] = str(error)
+                    self.skipped[row] = str(error)
                     _log.warning("skipped: %s", error)
         raise DataError(
             f"None of the {len(self)} images in {self.root} can be decoded; the first: "

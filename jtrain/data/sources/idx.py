@@ -15,14 +15,14 @@ from jtrain.errors import DataError
 # By the third byte of the file; all are big-endian. Source: the description of the format at
 # http://yann.lecun.com/exdb/mnist/ (archived), "the IDX file format".
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-DENSEST = 1032  # most bytes from one packed byte: https://zlib.net/zlib_tech.html
+MAX_DEFLATE_RATIO = 1032  # most bytes from one compressed byte: https://zlib.net/zlib_tech.html
 
 
 def read_idx(path: str | Path) -> np.ndarray:
     """Return the array of an idx file, plain or `.gz`.
 
-    The bytes of a plain file are mapped into memory and read on access. A packed file is unpacked
-    straight into the array, without a second copy.
+    An uncompressed file of 8-bit numbers is memory-mapped, read-only. Any other is read, or
+    decompressed, straight into the array, without a second copy.
 
     Raises:
         DataError: a file that is no idx file, is cut off, or continues behind its end; the message
@@ -38,7 +38,7 @@ def read_idx(path: str | Path) -> np.ndarray:
             _check_size(path, header, size, file_size - header.bytes)
             if dtype.itemsize == 1 and size:
                 return np.memmap(path, dtype, "r", header.bytes, header.shape)
-        elif size > file_size * DENSEST:  # reject the file before allocating memory
+        elif size > file_size * MAX_DEFLATE_RATIO:  # reject the file before allocating memory
             raise DataError(
                 f"{path} claims at byte 4 to hold {_by(header.shape)} numbers, which its "
                 f"{file_size} packed bytes cannot hold. It is damaged or no idx file: get it again."

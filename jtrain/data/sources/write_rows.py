@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
     check_kind(path)
     file = io.BytesIO()
     if path.suffix == ".npz":
-        np.savez(file, allow_pickle=False, **arrays)
+        with zipfile.ZipFile(file, "w") as archive:  # np.savez takes no array named `file`
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
         return file.getvalue()
     if path.suffix == ".npy":
         if len(arrays) > 1:
@@ -56,9 +60,8 @@ def _csv(arrays: Mapping[str, np.ndarray]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     for row in zip(*columns, strict=True):
-        writer.writerow(
-            [str(value) for part in row for value in part]
-        )  # float32: the fewest digits
+        # str() gives the shortest digits that read back as the same float32.
+        writer.writerow([str(value) for part in row for value in part])
     return text.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Documents of text files, piece by piece: memory stays constant for documents of any length."""
+"""Documents of text files, piece by piece; only a file of a document a line is read by lines."""
 
 import codecs
 from collections.abc import Iterator, Sequence

@@ -13,7 +13,8 @@ from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate
 class InverseSquareRoot(ScheduleBase):
     """The peak over the root of 1 + (steps after the warmup) / `timescale`.
 
-    The curve does not depend on the number of steps, so a run can be prolonged from any checkpoint.
+    The curve does not depend on the number of steps, unless the warmup is a share of them, so a run
+    can be prolonged from any checkpoint.
     The default timescale is that of Vaswani et al., https://arxiv.org/abs/1706.03762; a timescale
     of its own that of Zhai et al., https://arxiv.org/abs/2106.04560.
     """

@@ -1,4 +1,4 @@
-"""Hooks: observers of a run, which change nothing in it.
+"""Hooks: what a run calls between its steps; a hook may ask it to stop or to roll back.
 
 Your own hook is a function, or a class that overrides a method of `jtrain.core.loop.Hook`:
 

@@ -27,10 +27,10 @@ _NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
 
 
 class RecentSteps(Hook):
-    """Hook that keeps the steps since the last read; nothing is fetched from a device before.
+    """Hook that keeps the steps since the last `forget`; only `read` fetches from a device.
 
     Args:
-        every: steps in a call.
+        every: steps of a compiled call (`steps_per_call`).
     """
 
     def __init__(self, *, every: int = 1):
