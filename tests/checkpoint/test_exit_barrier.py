@@ -13,7 +13,11 @@ SCRIPT = Path(__file__).with_name("writing_process.py")
 
 @pytest.mark.parametrize(
     ("how", "code", "told"),
-    [("end", 0, ""), ("exit", 0, ""), ("raise", 1, "RuntimeError: a mistake of somebody's\n")],
+    [
+        pytest.param("end", 0, "", marks=pytest.mark.thorough),
+        pytest.param("exit", 0, "", marks=pytest.mark.thorough),
+        ("raise", 1, "RuntimeError: a mistake of somebody's\n"),
+    ],
 )
 def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, code, told):
     command = [sys.executable, str(SCRIPT), str(tmp_path), how]

@@ -49,6 +49,7 @@ def test_a_second_writer_is_refused_and_a_dead_one_gives_way(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
+@pytest.mark.thorough
 def test_a_forked_child_does_not_hold_what_its_parent_held(tmp_path: Path):
     with spawn(tmp_path, "fork") as process:
         process.kill()
@@ -68,6 +69,7 @@ def test_close_releases_the_lock(tmp_path: Path):
     assert lock.read_holder(tmp_path) == {}
 
 
+@pytest.mark.thorough
 def test_an_unreadable_lock_record_is_replaced(tmp_path: Path):
     for left in ("", "no json", json.dumps([1]), json.dumps({"pid": "x"})):
         (tmp_path / lock.NAME).write_text(left)
@@ -78,6 +80,7 @@ def test_an_unreadable_lock_record_is_replaced(tmp_path: Path):
         held.release()
 
 
+@pytest.mark.thorough
 def test_removing_the_lock_file_does_not_release_the_lock(tmp_path: Path):
     """Removing `.writer` admits nobody, also after the process has held the lock for a while."""
     with spawn(tmp_path, "hold") as process:

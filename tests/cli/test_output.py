@@ -75,10 +75,8 @@ def check_nothing_lost(home: Path) -> None:
     assert (home / "runs" / "quick" / "checkpoints" / f"{said['step']}" / "seal.json").exists()
 
 
-@pytest.mark.parametrize(
-    "launched",
-    [("launch", "--processes", "1"), pytest.param((), marks=pytest.mark.thorough)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("launched", [("launch", "--processes", "1"), ()])
 def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(
     home: Path, compiled: Path, launched: tuple[str, ...]
 ):

@@ -39,7 +39,9 @@ def test_the_summary_shows_the_curve_the_result_and_the_files(capfd):
     assert "samples.txt" not in out
 
 
-@pytest.mark.parametrize("schedule", ["{kind: constant}", "{kind: linear}"])
+@pytest.mark.parametrize(
+    "schedule", ["{kind: constant}", pytest.param("{kind: linear}", marks=pytest.mark.thorough)]
+)
 def test_the_advice_of_the_summary_works(schedule: str, capfd):
     assert main(["run", CONFIG, f"optimizer.schedule={schedule}"]) == 0
     advised = commands(capfd.readouterr().out)
@@ -49,6 +51,7 @@ def test_the_advice_of_the_summary_works(schedule: str, capfd):
     assert Path("runs/quick-2/metrics.jsonl").exists()
 
 
+@pytest.mark.thorough
 def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
     too_fast = ["guard.kind=stop", "optimizer.lr=1e30", "optimizer.clip=0"]
     assert main(["run", CONFIG, *too_fast]) == 70
@@ -100,6 +103,7 @@ def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch
     assert "step 40/40" in Path("runs/quick/log.txt").read_text()
 
 
+@pytest.mark.thorough
 def test_values_that_a_new_kind_drops_are_reported_before_training(capfd):
     Path(CONFIG).write_text(Path(CONFIG).read_text().replace("lr: 3e-2", "lr: 3e-2\n  b1: 0.8"))
     assert main(["run", CONFIG, "optimizer.kind=sgd"]) == 0
@@ -110,6 +114,7 @@ def advised(err: str, what: str) -> list[str]:
     return shlex.split(err.partition(what)[2].splitlines()[0])[1:]
 
 
+@pytest.mark.thorough
 def test_the_config_of_a_copied_run_is_refused(capfd):
     assert main(["run", CONFIG]) == 0
     was = Path("runs/quick/run.json").read_bytes()
@@ -128,6 +133,7 @@ def test_the_config_of_a_copied_run_is_refused(capfd):
     assert Path("runs/quick/run.json").read_bytes() == was
 
 
+@pytest.mark.thorough
 def test_a_run_of_another_directory_is_named_with_where_to_go(capfd, monkeypatch):
     assert main(["run", CONFIG]) == 0
     home = Path.cwd()

@@ -132,6 +132,7 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(
     assert updates, "an optimizer for that many steps"
 
 
+@pytest.mark.thorough
 def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
     said = ["steps=1 epoch", "evaluate.every=50%", "checkpoint.every=1 epoch", "log.every=64 rows"]
     said.append("optimizer.schedule={kind: cosine, warmup: 0.2 epochs}")

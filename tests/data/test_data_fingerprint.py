@@ -145,6 +145,7 @@ def test_random_rows_and_loaders_have_no_fingerprint():
     assert fingerprint(LoaderBatches(open_loader, size=4)) == ""
 
 
+@pytest.mark.thorough
 def test_blocks_spread_over_a_large_array_are_read(tmp_path: Path):
     path, count = tmp_path / "large.bin", 1 << 32
     with path.open("wb") as file:

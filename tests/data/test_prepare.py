@@ -109,6 +109,7 @@ prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, report=tell)
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_call_resumes_and_writes_the_same_bytes(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

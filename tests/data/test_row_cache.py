@@ -152,6 +152,7 @@ for first in range(0, 200_000, 50):
 """
 
 
+@pytest.mark.thorough
 def test_a_cache_of_a_killed_process_gives_the_same_rows(tmp_path: Path):
     cache = tmp_path / "cache"
     script = textwrap.dedent(SCRIPT).format(

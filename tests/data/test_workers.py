@@ -309,6 +309,7 @@ def test_nothing_outlives_a_process_that_is_killed(script):
     assert soon(lambda: not any(map(running, left)), 30)
 
 
+@pytest.mark.thorough
 def test_a_signal_to_all_ends_no_worker(script):
     """Send Ctrl-C, or Slurm's SIGTERM, to the process group: the run saves and exits by itself."""
     run = script("reads")

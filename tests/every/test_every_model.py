@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import by_name
 from comparison import assert_close, distance
 
 from jtrain.core.pytree import describe, named_leaves
@@ -180,7 +181,12 @@ APART = {
 }
 
 
-@pytest.fixture(params=MEMBERS, name="row")
+LONG = ["transformer, free head, no bias", "resnet, group norm, small images"]
+
+
+@pytest.fixture(
+    params=by_name({n: n for n in MEMBERS}, MEMBERS.keys() - LONG, pytest.mark.thorough), name="row"
+)
 def _row(request) -> Row:
     row = MEMBERS[request.param]
     return row._replace(inputs=jnp.asarray(row.inputs), targets=jnp.asarray(row.targets))

@@ -64,6 +64,7 @@ def test_an_error_of_another_kind_ends_a_script_as_ever(tmp_path: Path):
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
+@pytest.mark.thorough
 def test_typing_into_python_goes_on_after_a_mistake(tmp_path: Path):
     script = "import jtrain as jt\njt.fit(None, None, None)\n"
     done = run(tmp_path, script, "-i", PYTHONINSPECT="1")
@@ -71,6 +72,7 @@ def test_typing_into_python_goes_on_after_a_mistake(tmp_path: Path):
     assert done.returncode == 0  # the end of what is typed, and not the mistake
 
 
+@pytest.mark.thorough
 def test_a_platform_that_is_not_there_is_named_with_the_line_to_type(tmp_path: Path):
     script = "import numpy as np, jtrain as jt\n"
     script += "jt.predict(lambda p, b: b['x'], {}, np.ones((8, 2), np.float32))\n"

@@ -337,7 +337,7 @@ CASES = [
     Case(logits_for_a_language_model_of_the_last_token, "gives logits of [8, 4] x the vocabulary",
          "Return the logits of every position"),
     Case(labels_of_text, "`y` holds <U3 values, which no device can hold", "np.unique(y, return"),
-    Case(a_generator_for_data, "and this is a generator", "jtrain.data.Loaded(lambda:"),
+    Case(a_generator_for_data, "and this is a generator", "jtrain.data.LoaderBatches(lambda:"),
     Case(text_for_data, "and this is a str", "jtrain data prepare FILE --out FOLDER"),
     Case(values_of_a_model, "this is a Transformer, values of a model", "write .build() behind"),
     Case(three_arrays_for_data, "and this is a tuple", "dict(x=..., y=..., weight=...)"),

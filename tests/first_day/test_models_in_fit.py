@@ -106,6 +106,7 @@ def test_a_batch_norm_says_that_rows_meet():
         jt.fit(loss, net, (X, Y), microbatches=2, couples="slice", **HOW)
 
 
+@pytest.mark.thorough
 def test_running_statistics_are_those_of_flax():
     net = Net(nnx.Rngs(0), norm=True)
     result = jt.fit(of_module, net, (X, Y), "sgd", lr=0.1, **(HOW | {"steps": 1}))
@@ -144,6 +145,7 @@ def test_regression_is_the_mean_squared_error_in_either_shape():
     assert found[0]["absolute_error"] > 0
 
 
+@pytest.mark.thorough
 def test_a_binary_classifier_takes_0_and_1():
     net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
     truth = (X[:, 0] > 0).astype(np.int32)
@@ -154,6 +156,7 @@ def test_a_binary_classifier_takes_0_and_1():
     assert result.evaluate((X, truth))["accuracy"] == pytest.approx(((logits > 0) == truth).mean())
 
 
+@pytest.mark.thorough
 def test_a_classifier_takes_soft_labels_columns_and_pixels():
     net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
     hard = jt.evaluate(jt.classifier(net), net, (X, Y))
@@ -213,6 +216,7 @@ def test_epochs_are_counted_in_steps(epochs, steps):
     assert jt.fit(jt.classifier(net), net, (X, Y), epochs=epochs, **how).step == steps
 
 
+@pytest.mark.thorough
 def test_a_share_of_the_rows_is_held_out_the_same_each_time():
     net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
     first = jt.fit(jt.classifier(net), net, (X, Y), valid=0.25, **HOW)

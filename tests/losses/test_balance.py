@@ -56,6 +56,7 @@ def test_is_1_where_all_are_used_alike_and_e_over_k_where_k_do_it_all():
     assert_close((even, worst), (1, 3), 1e-6)
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_the_batchs_is_that_of_the_formula_with_shares_held():
     took = jax.nn.one_hot(jax.lax.top_k(jnp.asarray(LOGITS), 2)[1], EXPERTS).sum(-2)
     seen = jnp.asarray(REAL, jnp.float32)[:, None, :, None]

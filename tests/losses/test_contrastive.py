@@ -82,6 +82,7 @@ def started():
     return new_state(params, SGD, jax.random.key(0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "where",
     [FSDP(devices=4, min_size=0), pytest.param(Mirrored(devices=8), marks=pytest.mark.slow)],

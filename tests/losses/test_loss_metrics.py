@@ -45,6 +45,7 @@ def test_a_label_that_is_no_class_is_a_miss():
         assert accuracy(jnp.asarray(LOGITS[:2]), outside, jnp.ones(2, bool), top=top).total == 0
 
 
+@pytest.mark.thorough
 def test_tokens_count_as_rows_do():
     cube = lambda x: jnp.asarray(x).reshape(8, 5, *x.shape[1:])
     for metric in map(jax.jit, (accuracy, lambda *x: accuracy(*x, top=2), confusion, calibration)):

@@ -32,7 +32,11 @@ def parts_of(window=None, soft_cap=None, scale=None, segments=None):
     return ScoreRule(window, soft_cap, scale), parts
 
 
-@pytest.fixture(params=[512, 3], ids=["at once", "by threes"], autouse=True)
+@pytest.fixture(
+    params=[pytest.param(512, marks=pytest.mark.thorough), 3],
+    ids=["at once", "by threes"],
+    autouse=True,
+)
 def _block(request, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(blockwise, "BLOCK", request.param)
 

@@ -142,6 +142,7 @@ def test_no_row_knows_of_another_and_no_token_of_a_later_one(name: str):
     assert np.abs(np.asarray(later - whole)[:, 7:]).max() > 0.1
 
 
+@pytest.mark.thorough
 def test_moving_is_a_matrix_of_zeros_and_ones_there_and_back():
     slots = ExpertSlots(
         of_choice=jnp.asarray([[3, 5], [0, 1], [5, 5]], jnp.int32),  # 5 is none

@@ -21,6 +21,7 @@ def plain(x, scale, bias):
     return (x - mean) / jnp.sqrt(variance + 1e-5) * scale[None, None] + bias[None, None]
 
 
+@pytest.mark.thorough
 def test_value_and_gradients_are_autodiffs():
     got, pull = jax.vjp(layer_norm, 3 + 2 * X, SCALE, BIAS)
     expected, pull_plain = jax.vjp(plain, 3 + 2 * X, SCALE, BIAS)

@@ -97,6 +97,7 @@ def batch_of(rows, hidden):
     return {"image": image, "label": label, "row": np.arange(rows, dtype=np.int32), "mask": mask}
 
 
+@pytest.mark.thorough
 def test_a_padded_batch_takes_the_step_of_its_real_rows():
     values, optimizer = ResNet(**SMALL, blocks=(1,)), optax.sgd(0.1)
     model, loss = classify(values)

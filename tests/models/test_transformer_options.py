@@ -168,6 +168,7 @@ def test_gives_the_logits_of_the_formulas_and_its_pieces_do_too(name):
     assert_close(product, logits, 2e-6)
 
 
+@pytest.mark.thorough
 def test_what_is_in_half_precision_is_computed_in_whole():
     """Check that angles, norms, softmax and caps of bfloat16 parameters are those of float32."""
     _, model, params = built("like gemma")

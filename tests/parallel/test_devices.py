@@ -191,12 +191,17 @@ def test_a_config_that_names_none_says_so_with_its_line(pytestconfig):
 @pytest.mark.parametrize(
     ("given", "where"),
     [
-        ({"devices": [2]}, {2}),
         ({"devices": ["cpu:1", "cpu:4"]}, {1, 4}),
         ({"devices": "cpu:3", "parallel": "single"}, {3}),
-        ({"devices": jax.devices()[5:7], "parallel": FSDP(min_size=0)}, {5, 6}),
-        ({"devices": jax.devices()[7], "parallel": "single"}, {7}),
-        ({"parallel": Single(devices=[6])}, {6}),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (
+                ({"devices": [2]}, {2}),
+                ({"devices": jax.devices()[5:7], "parallel": FSDP(min_size=0)}, {5, 6}),
+                ({"devices": jax.devices()[7], "parallel": "single"}, {7}),
+                ({"parallel": Single(devices=[6])}, {6}),
+            )
+        ),
     ],
     ids=str,
 )

@@ -31,8 +31,16 @@ LAYOUTS = {
     "expert 2 x tensor 4, sequence": {"expert": 2, "fsdp": 1, "tensor": 4, "sequence": True},
 }
 QUICK = {"expert 2 x data 2 x tensor 2", "expert 4 x fsdp 2"}
+
+
+def marks(kind: str, name: str) -> Any:
+    if name not in QUICK:
+        return pytest.mark.slow
+    return pytest.mark.thorough if kind == "capacity" and "data" in name else ()
+
+
 CASES = [
-    pytest.param(kind, name, marks=() if name in QUICK else pytest.mark.slow)
+    pytest.param(kind, name, marks=marks(kind, name))
     for kind in ("dropless", "capacity")
     for name in LAYOUTS
 ]
@@ -96,6 +104,7 @@ def test_experts_that_their_axis_does_not_divide_are_refused(kind, count, axis, 
         jax.eval_shape(lambda p, x: model.apply(p, {}, x), params, X)
 
 
+@pytest.mark.thorough
 def test_rows_that_their_axes_do_not_divide_are_computed_on_all():
     """Check one row, as in generation: each device returns the outputs of its own experts."""
     params, _ = on_one_device("dropless")

@@ -68,7 +68,12 @@ def walked(parts: TrainSetup):
 @pytest.mark.parametrize(
     ("parallel", "offload", "more"),
     [
-        ("kind: fsdp, devices: 4, min_size: 0", ALL[:2], ("steps_per_call=2", "microbatches=2")),
+        pytest.param(
+            "kind: fsdp, devices: 4, min_size: 0",
+            ALL[:2],
+            ("steps_per_call=2", "microbatches=2"),
+            marks=pytest.mark.thorough,
+        ),
         ("kind: mirrored, devices: 4, zero: 1", ("opt_state",), ()),
     ],
 )
@@ -153,6 +158,7 @@ def test_the_table_says_what_is_on_the_host():
     assert "in host memory: width -> fsdp" in format_sharding(found)
 
 
+@pytest.mark.thorough
 def test_what_saves_nothing_by_name_has_nothing_to_offload():
     parts = language("kind: fsdp", ("activations",), ("model.remat=full", "model.saved=[]"))
     with pytest.raises(ShardingError, match=r"Set model\.remat=names and model\.saved="):

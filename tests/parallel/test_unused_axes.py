@@ -64,7 +64,10 @@ def test_dims_that_do_not_divide_are_named():
 
 @pytest.mark.parametrize(
     "parallel",
-    ["tensor: 4", "context: 2", "tensor: 2, sequence: true"],
+    [
+        *(pytest.param(p, marks=pytest.mark.thorough) for p in ("tensor: 4", "context: 2")),
+        "tensor: 2, sequence: true",
+    ],
 )
 def test_an_axis_that_is_of_use_stays(home, parallel):
     set_up(told("shakespeare.yaml", home, parallel)).lower_step()

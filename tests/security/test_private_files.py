@@ -213,6 +213,7 @@ def test_links_within_a_run_are_allowed_and_links_out_of_it_refused(tmp_path: Pa
         check_no_links(run)
 
 
+@pytest.mark.thorough
 def test_the_report_and_the_export_are_as_private_as_the_run(tmp_path: Path, monkeypatch):
     assert trained(tmp_path).returncode == 0
     monkeypatch.chdir(tmp_path)

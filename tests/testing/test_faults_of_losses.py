@@ -10,7 +10,7 @@ from faults_of_losses import FAULTS
 import jtrain as jt
 from jtrain.testing.loss_checks import compare_loss
 
-QUICK = ["mean of means", "row_keys not used"]
+QUICK = ["mean of means"]
 ACCEPTED = ["dropout"]
 
 

@@ -48,6 +48,7 @@ def on(devices: int, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_trained_on_eight_is_measured_on_one(outcome: RunResult):
     done = on(1, "eval", "quick", "--json")
     assert done.returncode == 0, done.stderr

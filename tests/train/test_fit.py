@@ -14,7 +14,7 @@ from jtrain import optim
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.data.batches.full import FullBatches
 from jtrain.errors import ConfigError, DataError, LossError
-from jtrain.train import fit_arguments
+from jtrain.train import fit_arguments, fit_data
 
 
 @pytest.fixture(autouse=True)
@@ -149,15 +149,13 @@ def test_lasts_as_long_as_is_said():
 def test_data_comes_in_many_forms_and_is_the_same():
     rows = Shuffled(Arrays(x=X, y=Y), size=32, seed=1)
     for data in ({"x": X, "y": Y}, (X, Y), Arrays(x=X, y=Y), rows):
-        got = fit_arguments.build_train_batches(data, None, seed=1)[3]
+        got = fit_data.build_train_batches(data, None, seed=1)[3]
         assert got.keys() == rows[3].keys()
         assert all(np.array_equal(got[name], rows[3][name]) for name in got)
-    assert fit_arguments.build_train_batches(X, 10, seed=0)[0].keys() == {"x", "row", "mask"}
-    assert len(fit_arguments.build_batches(InOrder(Arrays(x=X), size=7), 3)) == 8, (
-        "its own size stays"
-    )
-    assert list(fit_arguments.build_evaluation_sets({"a": (X, Y), "b": {"x": X}}, 5)) == ["a", "b"]
-    assert fit_arguments.build_evaluation_sets({"x": X, "y": Y}, 5).size == 5
+    assert fit_data.build_train_batches(X, 10, seed=0)[0].keys() == {"x", "row", "mask"}
+    assert len(fit_data.build_batches(InOrder(Arrays(x=X), size=7), 3)) == 8, "its own size stays"
+    assert list(fit_data.build_evaluation_sets({"a": (X, Y), "b": {"x": X}}, 5)) == ["a", "b"]
+    assert fit_data.build_evaluation_sets({"x": X, "y": Y}, 5).size == 5
 
 
 def test_optimizers_come_by_name_by_value_and_from_optax():

@@ -78,6 +78,7 @@ def rates(config: str, *settings: str) -> list[float]:
     return [rate(step) for step in range(values.steps)]
 
 
+@pytest.mark.thorough
 def test_an_extended_run_ends_as_a_longer_one(unbroken):
     assert trained(CONFIG).step == 12
     assert trained(CONFIG, "steps=15").step == 15
@@ -152,6 +153,7 @@ def test_an_unfinished_run_is_made_longer_or_shorter(unbroken):
     assert {**found, "metrics.jsonl": b""} == {**whole, "metrics.jsonl": b""}
 
 
+@pytest.mark.thorough
 def test_cut_off_before_anything_was_saved_it_resumes_to_the_same_bits(unbroken):
     trained(CONFIG, COSINE)
     for _ in range(2):
@@ -187,6 +189,7 @@ def test_fewer_steps_than_were_taken_are_refused():
     assert trained(CONFIG).why == "it was finished before"
 
 
+@pytest.mark.thorough
 def test_steps_at_a_rate_of_nothing_are_refused():
     linear = "optimizer.schedule={kind: linear}"
     trained(CONFIG, linear)
@@ -257,6 +260,7 @@ def test_a_run_of_several_steps_a_call_is_made_longer(unbroken):
     assert kept(trained(OWN, "steps=20")) == unbroken("steps=20", *calls)
 
 
+@pytest.mark.thorough
 def test_fit_is_made_longer_by_the_same_call():
     x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
     loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])

@@ -94,6 +94,7 @@ def test_rows_that_go_in_mid_run_are_reported_at_the_next_write(
     assert again().status == "done"
 
 
+@THOROUGH
 @pytest.mark.parametrize(
     ("name", "act"),
     [
@@ -124,6 +125,7 @@ def test_a_changed_row_is_reported():
     assert "was changed: its first" in outcome.lost[0]
 
 
+@THOROUGH
 def test_a_run_that_lost_rows_and_was_stopped_fails_at_its_end():
     hooks = [At(4, lambda: cut(RUN / "metrics.jsonl")), At(8, lambda: jt.Stop("a pause"))]
     first = trained(CONFIG, *SHORT, hooks=hooks)
@@ -133,6 +135,7 @@ def test_a_run_that_lost_rows_and_was_stopped_fails_at_its_end():
     assert trained(CONFIG, *SHORT).status == "done"
 
 
+@THOROUGH
 def test_a_run_that_was_done_is_checked_too(capfd: pytest.CaptureFixture[str]):
     assert trained(CONFIG, *SHORT).status == "done"
     cut(RUN / "metrics.jsonl")
@@ -145,6 +148,7 @@ def test_a_run_that_was_done_is_checked_too(capfd: pytest.CaptureFixture[str]):
     assert main(["run", CONFIG, *SHORT]) == 0
 
 
+@THOROUGH
 def test_a_run_that_says_done_too_early_is_not_believed():
     stopped()
     file = RUN / "run.json"
@@ -189,6 +193,7 @@ def test_a_removed_directory_is_reported_and_not_recreated(how: str, capfd):
         assert trained(CONFIG, *SHORT).step == 12
 
 
+@THOROUGH
 @pytest.mark.parametrize("name", ["run.json", pytest.param("config.yaml", marks=THOROUGH)])
 def test_run_json_and_config_yaml_are_rewritten(name: str):
     calm = trained(CONFIG, *SHORT, "name=calm")

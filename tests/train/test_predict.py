@@ -41,6 +41,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]
     return [dict(np.load(file)) for file in files]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("parallel", ["mirrored", "fsdp"])
 def test_each_of_two_processes_gets_all_rows_in_order(two, parallel):
     for found in two:
@@ -52,12 +53,14 @@ def test_each_of_two_processes_gets_all_rows_in_order(two, parallel):
         assert found["loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_both_processes_refuse_a_label_that_one_of_them_reads(two):
     for found in two:
         assert "row 13 of the first batch holds 7." in str(found["counted"])
         assert str(found["left_out"]) == ""
 
 
+@pytest.mark.thorough
 def test_two_processes_count_a_time_by_the_first_ones_clock(two):
     first, second = (int(found["steps"]) for found in two)
     assert first == second >= 1

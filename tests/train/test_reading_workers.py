@@ -65,11 +65,13 @@ def test_the_same_bits_by_any_workers_and_resumed_by_others(home):
     assert kept(on) == plain
 
 
+@pytest.mark.thorough
 def test_a_step_is_timed_with_the_workers(home):
     """Count durations in time by reading as the run will read."""
     assert trained(CONFIG, "name=timed", "steps=40 seconds", *THREADS, hooks=[StopAt(2)]).step == 2
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_ends_the_run_in_words(home):
     study = Path("experiments/quick.py")
     study.write_text(study.read_text().replace("Own(train)", "Own(train, dies=150)"))

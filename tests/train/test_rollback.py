@@ -101,6 +101,7 @@ def test_too_many_skipped_steps_stop_the_run():
     assert "3 steps within 4 were skipped, and guard.most is 3: step 8" in outcome.why
 
 
+@pytest.mark.thorough
 def test_a_run_that_stops_names_step_rows_and_leaf_and_what_to_type():
     given = config("stops", (Fault(batch=6, place="the batch", row=3),), StopPolicy())
     outcome = ran(given, "stops")
@@ -131,6 +132,7 @@ def test_a_leaf_alone_is_named():
     assert "1 of 3 are not finite, the first of them up." in outcome.why
 
 
+@pytest.mark.thorough
 def test_batches_that_were_taken_cannot_be_skipped_any_more():
     given = config("run")
     ran(given, "run", At(9, lambda: jt.Stop("enough")))
@@ -212,6 +214,7 @@ class Twice(jt.Hook):
             kill()
 
 
+@pytest.mark.thorough
 def test_no_more_rollbacks_than_allowed():
     faults = tuple(Fault(batch=n, place="gradient up") for n in (2, 5, 8))
     outcome = ran(config("run", faults, RollbackPolicy(most=2)), "run")

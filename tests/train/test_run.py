@@ -147,6 +147,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest():
         assert checkpoints.best() == best
 
 
+@pytest.mark.thorough
 def test_the_config_that_it_leaves_runs_from_anywhere_to_the_same_bits(tmp_path, monkeypatch):
     first = trained(CONFIG, "seed=3")
     want, left = kept(first), first.directory.config.absolute()
@@ -263,6 +264,7 @@ def test_resumes_from_the_newest_valid_checkpoint_to_the_same_bits(unbroken):
     assert kept(outcome) == unbroken()
 
 
+@pytest.mark.thorough
 def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_to_resume(unbroken):
     with pytest.raises(PowerCutError):
         trained(CONFIG, hooks=[At(11, cut)])
@@ -367,6 +369,7 @@ def test_an_error_leaves_its_word_and_the_same_command_resumes(unbroken):
     assert (stands(outcome)["status"], stands(outcome)["why"]) == ("done", "")
 
 
+@pytest.mark.thorough
 def test_a_save_that_fails_behind_an_error_is_told_too(monkeypatch, capfd):
     from jtrain.checkpoint import seal
 
@@ -396,6 +399,7 @@ def test_the_status_is_on_the_disk_before_waiting_for_trackers(monkeypatch):
     assert seen == [("done", "done")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("slow", "phase"), [("compile_step", "compile"), ("fresh", "restore")])
 def test_a_run_that_takes_long_to_begin_says_what_it_does(
     monkeypatch, capfd, slow: str, phase: str
@@ -419,6 +423,7 @@ def test_a_run_that_takes_long_to_begin_says_what_it_does(
     assert f"{DOING[phase]}: " in capfd.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_start(
     monkeypatch, unbroken
 ):
@@ -440,9 +445,16 @@ def test_a_checkpoint_whose_leaves_are_not_what_was_saved_gives_way_in_the_same_
 
 @pytest.mark.parametrize(
     ("number", "why"),
-    [(signal.SIGTERM, "asked to end (SIGTERM)"), (signal.SIGINT, "interrupted (Ctrl-C)")],
+    [
+        (signal.SIGTERM, "asked to end (SIGTERM)"),
+        pytest.param(signal.SIGINT, "interrupted (Ctrl-C)", marks=pytest.mark.thorough),
+    ],
 )
-@pytest.mark.parametrize("settings", [("steps=15", "evaluate.every=10"), CALLS], ids=["1", "5"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(("steps=15", "evaluate.every=10"), marks=pytest.mark.thorough), CALLS],
+    ids=["1", "5"],
+)
 def test_asked_to_end_it_saves_and_resumes_to_the_same_bits(number, why, settings, unbroken):
     step = 5 if settings is CALLS else 7
     ask = lambda: os.kill(os.getpid(), number)
@@ -566,6 +578,7 @@ def test_values_that_change_results_are_refused_with_the_commands_to_type(settin
     assert (directory / "config.yaml").read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_a_copy_of_a_run_resumes_under_its_own_name(unbroken):
     there = trained(CONFIG, hooks=[At(5, lambda: jt.Stop("a pause"))]).directory
     shutil.copytree(there.path, "runs/copy")

@@ -57,6 +57,7 @@ def numbers():
 """
 
 
+@pytest.mark.thorough
 def test_a_run_is_resumed_on_its_own_data_only(tmp_path: Path):
     assert CODE.count(DATA[0]) == 1
     code = CODE.replace(*DATA).replace("\n\ndef points", NUMBERS + "\n\ndef points")

@@ -328,6 +328,7 @@ def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole
 # Runs from before there were ids
 
 
+@pytest.mark.thorough
 def test_a_run_from_before_run_ids_resumes_and_gets_one(whole):
     without_ids(RUN)
     assert find_owner(RUN) is None
@@ -363,6 +364,7 @@ def test_an_older_checkpoint_without_an_id_is_compared_when_it_is_resumed_from()
 # Copies
 
 
+@pytest.mark.thorough
 def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     shutil.copytree(RUN, "runs/copy")
     original = said()["id"]

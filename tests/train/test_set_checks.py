@@ -52,6 +52,7 @@ def test_each_set_has_its_cadence_and_all_are_measured_at_the_end(capsys):
     ]
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_measures_what_an_uninterrupted_one_does():
     whole = kept(trained(CONFIG, SETS, "name=whole"))
     half = trained(CONFIG, SETS, hooks=[jt.EarlyStop("seen/loss", 9), _Stop(5)])
@@ -69,6 +70,7 @@ class _Stop(jt.Hook):
         return jt.Stop("enough") if step == self.every else None
 
 
+@pytest.mark.thorough
 def test_ends_when_nothing_improves_and_keeps_the_best():
     outcome = trained(CONFIG, *BEST)
     losses = {step: x["loss"] for step, x in outcome.results.items()}

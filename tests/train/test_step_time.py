@@ -109,6 +109,7 @@ def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
     assert evaluate_run(config_of(ended.directory.config), ended.directory.path)[0] == 12
 
 
+@pytest.mark.thorough
 def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):
     x = np.array([[0], [1], [2], [3]], np.float32)
 

@@ -95,6 +95,7 @@ def test_killed_over_a_stream_it_resumes_to_the_same_bits(settings: tuple[str, .
     assert kept(again) == kept(whole)
 
 
+@pytest.mark.thorough
 def test_a_stream_that_is_another_is_refused_before_anything_is_trained():
     pause = lambda step, state: jt.Stop("a pause") if step == 5 else None
     outcome = trained(CONFIG, hooks=[pause])

@@ -53,7 +53,10 @@ def test_a_beating_run_is_not_stuck(tmp_path: Path):
     assert not (tmp_path / "stacks-0.txt").exists()
 
 
-@pytest.mark.parametrize("moment", ["stopped", "debugged"])
+@pytest.mark.parametrize(
+    "moment",
+    ["stopped", pytest.param("debugged", marks=pytest.mark.thorough)],
+)
 def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     code = (
         "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"

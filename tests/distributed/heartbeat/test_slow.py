@@ -31,6 +31,7 @@ def test_a_long_phase_is_reported_ever_less_often(phase: str):
     assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
 
 
+@pytest.mark.thorough
 def test_each_phase_has_its_own_time_and_a_step_is_not_reported():
     said, times, pulse = [], [], Heartbeat()
     tell = lambda line: (said.append(line), times.append(time.monotonic()))
@@ -59,7 +60,7 @@ def test_closed_output_does_not_end_the_run():
         until(told, 2)
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd, quiet: bool):
     from jtrain.train.setup import TrainSetup
 

@@ -97,6 +97,7 @@ def test_a_signal_that_ended_one_is_named(capfd):
     assert capfd.readouterr().err.endswith("process 1 failed (SIGKILL), and all were ended\n")
 
 
+@pytest.mark.thorough
 def test_runs_that_were_stopped_are_waited_for(tmp_path: Path):
     code = f"time.sleep(1.5 * me); open(f'{tmp_path}/{{me}}', 'w'); sys.exit(75)"
     assert launch(of(code), processes=2) == 75
@@ -206,6 +207,7 @@ def test_warns_if_gloo_listens_beyond_the_loopback(monkeypatch, capfd):
     assert f"put `127.0.0.1 {socket.gethostname()}` into /etc/hosts" in said
 
 
+@pytest.mark.thorough
 def test_of_launches_on_one_port_at_one_moment_all_but_one_are_refused(
     tmp_path: Path,
 ):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import by_name
 from test_launch import gone, of, when_written
 
 from jtrain.distributed.heartbeat import Patience
@@ -53,6 +54,7 @@ def test_all_are_restarted_when_one_fails(here: Path, capfd):
     assert len(set((here / "port").read_text().split())) == 3, "a new port for each attempt"
 
 
+@pytest.mark.thorough
 def test_without_restarts_left_the_output_of_the_failed_process_comes_last(here: Path, capfd):
     code = "HEARTBEAT.beat('hooks', 10 * life); me == 1 and 1 / 0; time.sleep(60)"
     assert launch(watched(code), processes=2, restarts=1) == 1
@@ -137,7 +139,9 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize(
+    "how", by_name({how: how for how in HANGS}, ["waits for data"], pytest.mark.thorough)
+)
 def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, capfd, how: str):
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
@@ -208,6 +212,7 @@ def test_the_output_of_a_stuck_process_is_shown(here: Path, capfd):
     assert "said by 1\nprocess 1 has been in the phase save, step 19, for " in err
 
 
+@pytest.mark.thorough
 def test_a_process_without_beats_is_watched_only_if_it_promised_them(here: Path):
     patience = Patience.parse("0.3")
     assert launch(of(LIFE + "time.sleep(1)"), processes=1, patience=patience) == 0

@@ -18,6 +18,7 @@ def diff(capsys: pytest.CaptureFixture[str], one: str, other: str) -> tuple[dict
     return found, capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_repeated_run_has_no_difference(study, capsys):
     trained(study, *SETTINGS, "name=one")
     trained(study, *SETTINGS, "name=other")
@@ -51,6 +52,7 @@ def test_other_data_is_reported_as_other_data(study, capsys):
     assert "batch   differs first at step 1: the data differs" in said
 
 
+@pytest.mark.thorough
 def test_batches_of_other_process_counts_are_not_compared(study, capsys):
     trained(study, *SETTINGS, "name=one")
     other = trained(study, *SETTINGS, "name=other").directory

@@ -97,6 +97,7 @@ def test_errors_of_the_checks_are_reported(tmp_path, monkeypatch, compiled, caps
     assert found["dissected"]["checks"].startswith(("nan generated", "division"))
 
 
+@pytest.mark.thorough
 def test_the_first_differing_step_is_named(study, capsys):
     outcome = trained(study, *SETTINGS)
     file = outcome.directory.steps
@@ -139,6 +140,7 @@ def test_changed_data_is_named(study, capsys):
     assert "DIFFERENT from step 4 on: its batch differs" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_batch_of_another_process_count_is_not_compared(study, capsys):
     outcome = trained(study, *SETTINGS)
     directory = outcome.directory

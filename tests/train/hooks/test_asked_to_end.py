@@ -146,6 +146,7 @@ def test_in_an_evaluation_it_stops_before_the_next_batch_and_measures_later(
     assert gone_on(home, compiled) == gone_on(unbroken, compiled)
 
 
+@pytest.mark.thorough
 def test_a_source_that_stalls_does_not_keep_it_from_saving(home: Path, compiled: Path):
     said, beat, seconds = asked(home, compiled, "data", "data", signal.SIGTERM)
     assert seconds < 20
@@ -205,6 +206,7 @@ def test_signals_close_together_are_one_and_the_checkpoint_is_kept(
     assert "ended at once" not in said
 
 
+@pytest.mark.thorough
 def test_nohup_still_means_that_a_closed_terminal_is_no_reason_to_end(home: Path, compiled: Path):
     said, beat, _ = asked(home, compiled, "data", "data", HUP, TERM, gap=0.3, before=("nohup",))
     assert kept(home) == beat.step
@@ -228,6 +230,7 @@ with Signals():
 """
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_at_once_what_is_stuck():
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK, "0.5"],

@@ -186,6 +186,7 @@ print(kills)
 """
 
 
+@pytest.mark.thorough
 def test_a_run_killed_again_and_again_writes_the_file_of_one_never_killed(tmp_path):
     seed = random.randrange(1000)
     command = [sys.executable, "-c", _KILLED, str(tmp_path), str(seed)]

@@ -67,6 +67,7 @@ def in_terminal(*arguments, interrupt_at=None):
     return written, process.wait(timeout=10)
 
 
+@pytest.mark.thorough
 def test_a_terminal_has_a_live_line(tmp_path):
     written, code = in_terminal(tmp_path / "log.txt")
     assert code == 0, written
@@ -83,6 +84,7 @@ def test_a_terminal_has_a_live_line(tmp_path):
     assert (tmp_path / "log.txt").read_text().count("\n") == 5  # the warning, four of the log
 
 
+@pytest.mark.thorough
 def test_a_file_has_plain_lines(tmp_path):
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "log.txt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -95,6 +97,7 @@ def test_a_file_has_plain_lines(tmp_path):
     assert lines[5:] == ["live False False"]  # nothing imported rich
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path):
     written, code = in_terminal(tmp_path / "log.txt", "wait", interrupt_at="evaluating")
     assert code == -signal.SIGINT
