@@ -6,7 +6,7 @@ import pytest
 
 from chaos.rows import ROWS
 
-SEEDS = {  # the first seed of each row runs by default
+SEEDS = {  # the first seed of the rows in QUICK runs by default
     "sigkill": [1, 2],
     "crash_point": [40, *range(1, 150, 29)],
     "power_cut": [1, 2],
