@@ -87,9 +87,7 @@ def make_step(
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}
         own |= {"skipped": skipped, **state.scale.metrics()}
-        metrics = metrics | {
-            name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()
-        }
+        own = {name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()}
         state = TrainState(
             step=state.step + 1,
             skipped=skipped,
@@ -99,7 +97,7 @@ def make_step(
             opt_state=opt_state,
             seed=state.seed,
         )
-        return state, metrics
+        return state, metrics | own
 
     return step
 
