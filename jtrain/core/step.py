@@ -77,8 +77,7 @@ def make_step(
         # No loss scale changes the forward pass, so what is not finite in it is no overflow.
         forward_finite = jnp.isfinite(value) & is_finite_update(extra, changes)
         finite = forward_finite & jnp.isfinite(grad_norm)
-        # Extra arguments of optax: line searches take the first three, our clip the last, which is
-        # summed here, where all copies of the step take part.
+        # For optax: line searches take the first three, our clip the norm summed over all copies.
         known = {"value": value, "grad": grads, "value_fn": make_value_fn(loss_gradient_at)}
         known |= {"grad_norm": grad_norm}
         params, opt_state, extra, update_norm = update_if(
