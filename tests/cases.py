@@ -7,9 +7,15 @@ import pytest
 
 
 def by_name(
-    cases: Mapping[str, Any], quick: Collection[str], others: pytest.MarkDecorator
+    cases: Mapping[str, Any] | Collection[str],
+    quick: Collection[str],
+    others: pytest.MarkDecorator,
 ) -> list[Any]:
-    """One parameter for each case; those that are not `quick` bear the mark of the others."""
+    """One parameter for each case; those that are not `quick` bear the mark of the others.
+
+    Cases may be names alone, each of which is its own parameter.
+    """
+    cases = cases if isinstance(cases, Mapping) else {name: name for name in cases}
     assert set(quick) <= set(cases), "each quick one is a case"
     return [
         pytest.param(case, id=name, marks=() if name in quick else others)

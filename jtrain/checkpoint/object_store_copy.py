@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from jtrain.checkpoint import object_store_layout, retention, seal
@@ -68,7 +68,7 @@ class ObjectStoreCopy:
         except (ObjectStoreError, OSError) as error:
             self._missing = step
             self._log(
-                f"checkpoint {step} is on this disk and was not copied ({error}). "
+                f"checkpoint {step} is on this disk and was not copied: {str(error).rstrip('.')}. "
                 f"Training continues, and the next checkpoint is copied."
             )
 
@@ -93,7 +93,8 @@ class ObjectStoreCopy:
         except (ObjectStoreError, OSError) as error:
             raise SaveError(
                 f"checkpoint {newest} is valid in {self._path} and is not in "
-                f"{self._objects.address} ({error}). Make the store writable",
+                f"{self._objects.address}: {str(error).rstrip('.')}. Make the store writable, and "
+                f"run again",
                 ": it is copied then",
                 room=False,
             ) from None
@@ -103,22 +104,26 @@ class ObjectStoreCopy:
         copies = object_store_layout.object_sizes(self._objects)
         for other in [n for n in copies if n > step]:  # from before a rollback
             object_store_layout.remove(self._objects, other, copies.pop(other))
-        best = self._best()
+        best, steps = self._best(), [step]
         if best is not None and best < step and seal.SEAL not in copies.get(best, {}):
-            self._upload(best, copies)
-        self._upload(step, copies)
+            steps = [best, step]
+        for one in steps:
+            if one in copies:
+                object_store_layout.remove(self._objects, one, copies[one])
+            for file in seal.list_files(self._checkpoint(one)):
+                self._send(one, file)
+        self._copy_files()
+        for one in steps:  # the seal goes last, and makes the copy complete
+            self._send(one, seal.SEAL)
         self._remove_others(step, best)
 
-    def _upload(self, step: int, copies: Mapping[int, Mapping[str, int]]) -> None:
-        """Upload a checkpoint; its seal goes last, and makes the copy complete."""
-        source = self._path / object_store_layout.CHECKPOINTS / str(step)
-        if step in copies:
-            object_store_layout.remove(self._objects, step, copies[step])
-        for file in seal.list_files(source):
-            self._objects.send(source / file, f"{object_store_layout.CHECKPOINTS}/{step}/{file}")
-        self._copy_files()
-        seal_name = f"{object_store_layout.CHECKPOINTS}/{step}/{seal.SEAL}"
-        self._objects.send(source / seal.SEAL, seal_name)
+    def _checkpoint(self, step: int) -> Path:
+        return self._path / object_store_layout.CHECKPOINTS / str(step)
+
+    def _send(self, step: int, file: str) -> None:
+        """Upload a file of a checkpoint."""
+        name = f"{object_store_layout.CHECKPOINTS}/{step}/{file}"
+        self._objects.send(self._checkpoint(step) / file, name)
 
     def _copy_files(self) -> None:
         """Upload the files of the run's directory, and its pictures; skip links."""
@@ -148,7 +153,11 @@ class ObjectStoreCopy:
         except ObjectStoreError:
             return  # the upload that follows raises it
         except ValueError:
-            found = {"name": "", "pid": "unknown", "host": "an unknown host"}  # not written by us
+            self._log(
+                f"{self._objects.address}/{object_store_layout.WRITER} is unreadable: another "
+                f"process that copies this run would not be noticed"
+            )
+            return
         if isinstance(found, dict) and found.get("name", self._name) != self._name:
             raise TakenError(
                 f"{self._objects.address}: process {found.get('pid')} on {found.get('host')} has "

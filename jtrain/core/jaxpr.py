@@ -10,7 +10,7 @@ PRODUCTS = {"dot_general", "conv_general_dilated"}
 OPAQUE = {"pallas_call", "ffi_call"}  # kernels in another language
 # What holds a program and only calls it: its equations stand in its place.
 _CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 }
 

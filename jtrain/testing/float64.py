@@ -6,17 +6,19 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner_jaxprs, is_opaque
+from jtrain.core.jaxpr import (
+    called_jaxpr,
+    equations_in,
+    inner_jaxprs,
+    is_opaque,
+    open_jaxpr,
+    scan_sizes,
+)
 
 T = TypeVar("T")
 Equation: TypeAlias = Any  # of a jaxpr
 After: TypeAlias = Callable[[Equation, Sequence[Any], Sequence[Any]], Sequence[Any]]
 
-# Equations that only call an inner program; its equations are inlined.
-CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-}
 # Equations with code in another language, or with a layout of their own.
 CLOSED = {"pure_callback", "io_callback", "custom_partitioning", "shard_map"}
 # Types of integers that count; uint32 and uint64 hold random bits, which must wrap around.
@@ -104,7 +106,7 @@ class _Replay:
 
     def run(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a traced program."""
-        jaxpr, constants = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+        jaxpr, constants = open_jaxpr(program)
         values = dict(zip(jaxpr.constvars, [self.cast(x) for x in constants], strict=True))
         values |= zip(jaxpr.invars, [self.cast(x) for x in inputs], strict=True)
 
@@ -133,9 +135,8 @@ class _Replay:
         return x if dtype == x.dtype else x.astype(dtype)
 
     def _equation(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        name, params = equation.primitive.name, equation.params
-        called = params.get("jaxpr", params.get("call_jaxpr"))
-        if name in CALLS and called is not None:
+        name = equation.primitive.name
+        if (called := called_jaxpr(equation)) is not None:
             return self.run(called, inputs)
         if name in _INNER:
             self._inside += 1
@@ -180,12 +181,8 @@ class _Replay:
     def _scan(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         params = equation.params
         body = params["jaxpr"]
-        jaxpr = getattr(body, "jaxpr", body)
-        # Count by shapes, since parameters have other names in jax 0.12: scanned arrays have one
-        # more dim outside.
-        carried = _count_same_rank(equation.outvars, jaxpr.outvars)
-        before = _count_same_rank(equation.invars, jaxpr.invars)
-        constants = inputs[: before - carried]
+        fixed, carried = scan_sizes(equation, open_jaxpr(body)[0])
+        constants = inputs[:fixed]
 
         def step(carry: Any, xs: Any) -> Any:
             outputs = self.run(body, [*constants, *carry, *xs])
@@ -193,8 +190,8 @@ class _Replay:
 
         carry, rows = jax.lax.scan(
             step,
-            inputs[before - carried : before],
-            inputs[before:],
+            inputs[fixed : fixed + carried],
+            inputs[fixed + carried :],
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -236,10 +233,9 @@ def _fixed_draw(equation: Equation, inputs: list[Any], number: float) -> Any:
 
 
 def _draws(program: Any) -> bool:
-    jaxpr = getattr(program, "jaxpr", program)
     return any(
-        equation.primitive.name.startswith("random_") or any(map(_draws, inner_jaxprs(equation)))
-        for equation in jaxpr.eqns
+        equation.primitive.name.startswith("random_")
+        for equation in equations_in(open_jaxpr(program)[0])
     )
 
 
@@ -259,8 +255,3 @@ def _scatter(name: str, params: Any, inputs: list[Any]) -> Any:
     }[name.replace("_", "-")]
     keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
     return scatter(*inputs, **{key: params[key] for key in keys})
-
-
-def _count_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    pairs = zip(outside, inside, strict=True)
-    return sum(len(x.aval.shape) == len(y.aval.shape) for x, y in pairs)

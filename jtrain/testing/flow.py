@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner_jaxprs
-from jtrain.testing.float64 import CALLS, COUNTING
+from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs
+from jtrain.testing.float64 import COUNTING
 from jtrain.testing.where import CallStack
 
 # Operations that rank the elements along a dim.
@@ -122,7 +122,7 @@ class _FlowWalk:
 
     def _equation(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> Sequence[RowFlow]:
         name = one.primitive.name
-        if name in CALLS:
+        if called_jaxpr(one) is not None:
             with self._where.inside(one):
                 return self.program(inner_jaxprs(one)[0], inner_jaxprs(other)[0], flows_in)
         special = {"scan": self._scan, "while": self._while, "cond": self._cond}

@@ -66,7 +66,7 @@ class SetEvaluations:
         Raises:
             LossError: if rows meet that are in several batches.
         """
-        self.check_set(name, weights)
+        self.check_set(name, lambda: weights)
         rows, mine = self._sets[name], self._mine(self._sets[name])
         workers = Workers() if is_streamed(rows) else self._workers
         program = self._program(name)
@@ -77,25 +77,29 @@ class SetEvaluations:
         finally:
             read.close()
 
-    def needs_check(self, name: str) -> bool:
-        """Return whether rows may meet in a set of several batches that was not checked yet."""
-        return self._couples == "batch" and len(self._sets[name]) > 1 and name not in self._checked
-
-    def check_set(self, name: str, weights: Weights) -> None:
+    def check_set(self, name: str, weights: Callable[[], Weights]) -> None:
         """Check that a set is one batch where its rows meet, once for each set.
 
         A loss may make rows meet in training alone, as batch norm does: one batch is measured with
         its rows beside others, where the set has several.
 
+        Args:
+            name: the set.
+            weights: returns (params, extra) to evaluate with; called if the set is to be measured.
+
         Raises:
             LossError: with the values that keep the rows together.
         """
         rows = self._sets[name]
-        if not self.needs_check(name):
+        if self._couples != "batch" or len(rows) == 1 or name in self._checked:
             return
-        program = self._program(name)
-        of_host = lambda batch: program(weights, self._strategy.place(batch))
-        check_row_independence(of_host, self._mine(rows)[0], rows, name, self._strategy.shares)
+        program, given = self._program(name), weights()
+
+        def evaluate_on_devices(batch: Batch) -> Any:
+            return program(given, self._strategy.place(batch))
+
+        first = self._mine(rows)[0]
+        check_row_independence(evaluate_on_devices, first, rows, name, self._strategy.shares)
         self._checked.add(name)
 
     def _program(self, name: str) -> EvaluateFn:

@@ -239,8 +239,7 @@ class TrainSetup:
 
     def check_set(self, name: str, state: TrainState) -> None:
         """Check that a set is one batch where its rows meet; see `SetEvaluations.check_set`."""
-        if self._evaluations.needs_check(name):
-            self._evaluations.check_set(name, self._evaluation_weights(state))
+        self._evaluations.check_set(name, lambda: self._evaluation_weights(state))
 
     @functools.cached_property
     def _evaluations(self) -> SetEvaluations:

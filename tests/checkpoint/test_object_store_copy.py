@@ -180,6 +180,16 @@ def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path
     assert object_store_layout.list_copies(objects) == [1, 2]
 
 
+def test_an_unreadable_record_of_the_copying_process_is_logged(objects: ObjectStore, saved: Path):
+    lines: list[str] = []
+    mirror = mirror_of(objects, saved, log=lines.append)
+    objects.write(object_store_layout.WRITER, b"{cut")
+    mirror.copy(1)
+    assert object_store_layout.list_copies(objects) == [1]
+    (line,) = lines
+    assert f"{objects.address}/{object_store_layout.WRITER} is unreadable" in line
+
+
 def test_copies_after_a_rollback_point_are_removed(objects: ObjectStore, saved: Path):
     mirror = mirror_of(objects, saved)
     for step in (1, 3, 2):

@@ -185,7 +185,7 @@ LONG = ["transformer, free head, no bias", "resnet, group norm, small images"]
 
 
 @pytest.fixture(
-    params=by_name({n: n for n in MEMBERS}, MEMBERS.keys() - LONG, pytest.mark.thorough), name="row"
+    params=by_name(list(MEMBERS), MEMBERS.keys() - LONG, pytest.mark.thorough), name="row"
 )
 def _row(request) -> Row:
     row = MEMBERS[request.param]

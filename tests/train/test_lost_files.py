@@ -99,9 +99,9 @@ def test_rows_that_go_in_mid_run_are_reported_at_the_next_write(
     ("name", "act"),
     [
         ("steps.jsonl", Path.unlink),
-        pytest.param("steps.jsonl", cut, marks=THOROUGH),
-        pytest.param("metrics.jsonl", Path.unlink, marks=THOROUGH),
-        pytest.param("metrics.jsonl", cut, marks=THOROUGH),
+        ("steps.jsonl", cut),
+        ("metrics.jsonl", Path.unlink),
+        ("metrics.jsonl", cut),
     ],
 )
 def test_rows_that_go_between_runs_are_reported_when_it_resumes(
@@ -194,7 +194,7 @@ def test_a_removed_directory_is_reported_and_not_recreated(how: str, capfd):
 
 
 @THOROUGH
-@pytest.mark.parametrize("name", ["run.json", pytest.param("config.yaml", marks=THOROUGH)])
+@pytest.mark.parametrize("name", ["run.json", "config.yaml"])
 def test_run_json_and_config_yaml_are_rewritten(name: str):
     calm = trained(CONFIG, *SHORT, "name=calm")
     outcome = trained(CONFIG, *SHORT, hooks=[At(4, lambda: (RUN / name).unlink())])

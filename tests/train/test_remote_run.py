@@ -62,13 +62,25 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     objects = ObjectStore(f"{store}/quick")
     assert object_store_layout.list_copies(objects) == [10, 12]
     assert b'"done"' in (objects.read("run.json") or b"")
-    # What was done is done, and a copy that is missing is made good; the best one stays.
+    # What was done is done, and a copy that is missing is made good.
     object_store_layout.remove(objects, 12, object_store_layout.object_sizes(objects)[12])
     assert trained(CONFIG, setting).why == "it was finished before"
     assert object_store_layout.list_copies(objects) == [10, 12]
     # An older directory gets what is newer in the store.
     shutil.rmtree(RUN / "checkpoints" / "12")
     assert trained(CONFIG, setting).why == "it was finished before"
+
+
+@pytest.mark.thorough
+def test_a_finished_run_copies_what_is_missing_and_keeps_the_best(store: str):
+    settings = [f"checkpoint.store={store}", "checkpoint.keep=1", "checkpoint.best=highest loss"]
+    trained(CONFIG, *settings)
+    objects = ObjectStore(f"{store}/quick")
+    best, newest = object_store_layout.list_copies(objects)
+    assert best < newest == 12, "the loss falls, so the highest is an early one"
+    object_store_layout.remove(objects, 12, object_store_layout.object_sizes(objects)[12])
+    assert trained(CONFIG, *settings).why == "it was finished before"
+    assert object_store_layout.list_copies(objects) == [best, 12]
 
 
 def stop_at(last: int):

@@ -36,7 +36,7 @@ def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
         with zipfile.ZipFile(file, "w") as archive:  # np.savez takes no array named `file`
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                    np.lib.format.write_array(member, array, allow_pickle=False)
         return file.getvalue()
     if path.suffix == ".npy":
         if len(arrays) > 1:

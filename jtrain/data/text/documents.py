@@ -1,4 +1,4 @@
-"""Documents of text files, piece by piece; only a file of a document a line is read by lines."""
+"""Documents of text files, read piece by piece; of JSONL a line at a time is held in memory."""
 
 import codecs
 from collections.abc import Iterator, Sequence

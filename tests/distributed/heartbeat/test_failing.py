@@ -19,7 +19,7 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", by_name({h: h for h in HOW}, ["jtrain"], pytest.mark.thorough))
+@pytest.mark.parametrize("how", by_name(list(HOW), ["jtrain"], pytest.mark.thorough))
 def test_an_error_in_one_ends_all(how: str, capfd: pytest.CaptureFixture[str]):
     began, (code, words) = time.monotonic(), HOW[how]
     assert launch([sys.executable, str(SCRIPT), how], processes=2, devices=1) == code

@@ -139,9 +139,7 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", by_name({how: how for how in HANGS}, ["waits for data"], pytest.mark.thorough)
-)
+@pytest.mark.parametrize("how", by_name(list(HANGS), ["waits for data"], pytest.mark.thorough))
 def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, capfd, how: str):
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
