@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+_JTRAIN = Path(__file__).parents[1]
 YAML = (".yaml", ".yml")
 
 
 def shipped_folder(folder: str) -> Path | None:
     """Return the directory of jtrain's own `experiments` or `configs`, None if it is not there."""
-    clone = PACKAGE.parent
-    if (PACKAGE / "shipped" / folder).is_dir():
-        return PACKAGE / "shipped" / folder
+    clone = _JTRAIN.parent
+    if (_JTRAIN / "shipped" / folder).is_dir():
+        return _JTRAIN / "shipped" / folder
     is_clone = (clone / "pyproject.toml").is_file() and (clone / folder).is_dir()
     return clone / folder if is_clone else None
 
