@@ -29,7 +29,7 @@ from jtrain.config.resolve import resolve
 from jtrain.core.finite import UpdateResult
 from jtrain.core.pytree import norm
 from jtrain.train.bad_step_policy import BadStepPolicy
-from jtrain.train.hooks.heartbeat import HeartbeatHook
+from jtrain.train.hooks.function_hooks import HeartbeatHook
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up

@@ -32,7 +32,7 @@ from jtrain.data import Arrays, ReadAhead, Shuffled
 from jtrain.data.text.windows import Windows
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
-from jtrain.optim.adamw import AdamW
+from jtrain.optim.adam import AdamW
 from jtrain.parallel import Single
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.rollback import ResumePoint

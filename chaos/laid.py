@@ -53,7 +53,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
 
 
 def _record_rows(part: str) -> None:
-    from jtrain.data.batches.digest import digest_batch
+    from jtrain.data.batches.fingerprint import digest_batch
     from jtrain.train.hooks.step_record import StepRecorder
 
     observe = StepRecorder.observe

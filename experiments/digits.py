@@ -11,7 +11,7 @@ from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.images.digits import Digits
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.layers.classes import classes
+from jtrain.models.layers.image_classes import classes
 from jtrain.models.mlp import MLP
 
 

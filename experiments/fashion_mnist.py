@@ -12,11 +12,10 @@ from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.fashion_mnist import FashionMnist
-from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.losses.soft_cross_entropy import soft_cross_entropy
+from jtrain.data.images.idx_images import FashionMnist
+from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
 from jtrain.models.cnn import CNN
-from jtrain.models.layers.classes import classes
+from jtrain.models.layers.image_classes import classes
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 

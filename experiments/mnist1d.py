@@ -13,11 +13,11 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.batches.full import FullBatches
+from jtrain.data.batches.by_step import FullBatches
 from jtrain.data.images.mnist1d import LENGTH, MNIST1D
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.function import from_function
-from jtrain.models.layers.classes import classes
+from jtrain.models.layers.image_classes import classes
 
 DIMS = ("NWC", "WIO", "NWC")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.images import digits, fashion_mnist
+from jtrain.data.images import digits
 from jtrain.data.images.digits import FILE
 from jtrain.data.images.image_dataset import FILES
 
@@ -18,7 +18,7 @@ def alone_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets are looked for in `folder` alone, whatever is installed on the machine."""
     monkeypatch.setenv("JTRAIN_DATA", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    for values, package in ((fashion_mnist, "debian_package"), (digits, "python_package")):
+    for values, package in ((idx_images, "debian_package"), (digits, "python_package")):
         installed = getattr(values, package)
         nowhere = lambda *names, of=installed: of(*names)._replace(root=None)
         monkeypatch.setattr(values, package, nowhere)

@@ -14,8 +14,8 @@ import numpy as np
 
 from jtrain.checkpoint.tensors import DTYPES, SUFFIX
 from jtrain.errors import CheckpointError
+from jtrain.io.atomic_write import create_private, private_files
 from jtrain.io.disk_errors import disk_advice
-from jtrain.io.private_files import create_private, private_files
 
 _NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 

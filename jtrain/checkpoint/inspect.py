@@ -15,17 +15,17 @@ from jtrain.checkpoint import (
     fingerprint,
     layout,
     leaf_table,
-    record_check,
+    ownership,
     retention,
     seal,
     storage,
 )
 from jtrain.checkpoint.lock import WriteLock
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.config.suggestions import did_you_mean
 from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DamagedError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.io.disk_errors import disk_advice
 
 
@@ -271,7 +271,7 @@ def _best(directory: Path, owner: RunIdentity | None) -> int | None:
     name = values_by_step[complete[-1]].get("name") if complete else ""
     if not name:
         return None
-    configured = record_check.configured_best(layout.read_record(directory, complete[-1])["about"])
+    configured = ownership.configured_best(layout.read_record(directory, complete[-1])["about"])
     goal = retention.BestMetric.parse(configured or name)
     values = {
         step: best["value"]

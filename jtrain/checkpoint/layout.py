@@ -30,8 +30,7 @@ from typing import Any
 
 from jtrain.checkpoint import seal
 from jtrain.checkpoint.directory_entries import DAMAGED, is_step, list_entries
-from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.checkpoint.record_check import check_record
+from jtrain.checkpoint.ownership import RunIdentity, check_record
 from jtrain.errors import CheckpointError, DamagedError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import LinkError, check_no_link, read_json

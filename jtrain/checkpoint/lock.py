@@ -20,8 +20,8 @@ from typing import Any
 
 from jtrain.checkpoint import layout
 from jtrain.errors import CheckpointError
+from jtrain.io.lost_files import OpenFolder, file_identity
 from jtrain.io.regular_files import read_json
-from jtrain.io.same_file import OpenFolder, file_identity
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds, for a writer that is just closing

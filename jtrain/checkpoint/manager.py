@@ -22,13 +22,12 @@ from jtrain.checkpoint.lock import NAME, WriteLock
 from jtrain.checkpoint.newest_valid import damaged_error, newest_valid, replica_error
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, write_error
-from jtrain.checkpoint.thread_task import ThreadTask
-from jtrain.checkpoint.writer import CheckpointWriter, make_room
+from jtrain.checkpoint.writer import CheckpointWriter, ThreadTask, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import CheckpointError, DamagedError
-from jtrain.io.message_backlog import MessageBacklog
+from jtrain.io.lost_files import MessageBacklog
 
 
 class SetAsideError(DamagedError):

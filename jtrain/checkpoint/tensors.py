@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.private_files import resolve_inside
+from jtrain.io.atomic_write import resolve_inside
 from jtrain.io.regular_files import open_regular, parse_json
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"

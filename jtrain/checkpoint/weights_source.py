@@ -8,15 +8,15 @@ from typing import Literal, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jtrain.checkpoint import directory_entries, layout, leaf_table, record_check, storage
+from jtrain.checkpoint import directory_entries, layout, leaf_table, ownership, storage
 from jtrain.checkpoint.manager import CheckpointManager
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.tensors import INDEX_SUFFIX, SUFFIX, read_tensors
-from jtrain.config.suggestions import did_you_mean
 from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import is_address
 
 
@@ -138,7 +138,7 @@ def _step(directory: Path, which: Literal["newest", "best"], owner: RunIdentity 
     newest = layout.list_steps(directory, owner)[-1]
     if which == "newest":
         return newest
-    metric = record_check.configured_best(layout.read_record(directory, newest)["about"])
+    metric = ownership.configured_best(layout.read_record(directory, newest)["about"])
     best = CheckpointManager(directory, best=metric, owner=owner).best()
     if best is None:
         raise CheckpointError(

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.config.shipped_configs import shipped_configs
-from jtrain.config.suggestions import did_you_mean
+from jtrain.config.lookup import shipped_configs
 from jtrain.errors import UserError
+from jtrain.errors.spelling import did_you_mean
 
 
 class Arguments(argparse.ArgumentParser):

@@ -10,8 +10,8 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import parse_step
-from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import check_local_path
 
 DOES = {

@@ -5,8 +5,8 @@ import importlib
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
-from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import UserError
+from jtrain.errors.spelling import did_you_mean
 
 DOES = {
     "prepare": "write text as token files, which a run reads without a tokenizer",

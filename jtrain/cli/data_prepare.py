@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.config.suggestions import did_you_mean
 from jtrain.data.text.documents import By
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.tokenizing import (
@@ -19,6 +18,7 @@ from jtrain.data.text.tokenizing import (
     Tokenizing,
 )
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import did_you_mean
 
 KINDS = ("bytes", "characters", "bpe")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from jtrain.errors import CheckpointError
-from jtrain.io.private_files import check_no_links
-from jtrain.train.find_run import find_run
+from jtrain.io.atomic_write import check_no_links
+from jtrain.train.run_record import find_run
 
 STDOUT, STDERR = 1, 2  # file descriptors
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
-from jtrain.config.suggestions import did_you_mean
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import KINDS, Fault, parse_faults
 from jtrain.distributed.launcher import launch
 from jtrain.errors import UserError
+from jtrain.errors.spelling import did_you_mean
 
 
 def main(argv: Sequence[str]) -> int:

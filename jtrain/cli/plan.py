@@ -23,8 +23,7 @@ def main(argv: Sequence[str]) -> int:
     dump = _make_empty(Path(args.dump)) if args.dump else None
     prepare_environment(args.topology)
     from jtrain.config.resolve import resolve
-    from jtrain.inspect.plan.plan import make_plan
-    from jtrain.inspect.plan.table import format_plan
+    from jtrain.inspect.plan.plan import format_plan, make_plan
 
     resolved = resolve(Path(path), words)
     for note in resolved.notes:

@@ -12,9 +12,8 @@ from jtrain.inspect.report.facts import summarize_run
 from jtrain.inspect.report.find_runs import RunQuery, find_runs
 from jtrain.inspect.report.page import render_page
 from jtrain.inspect.report.read_run import read_run
-from jtrain.io.atomic_write import atomic_write
+from jtrain.io.atomic_write import atomic_write, private_files
 from jtrain.io.object_store import check_local_path
-from jtrain.io.private_files import private_files
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import format_table, score_member
 

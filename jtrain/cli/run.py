@@ -12,7 +12,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import is_run_name
-from jtrain.distributed.cluster.command_line import program
+from jtrain.distributed.cluster.variables import program
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
 

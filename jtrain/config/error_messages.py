@@ -26,7 +26,7 @@ from jtrain.config.node import (
     without_origins,
 )
 from jtrain.config.schema import FieldSchema, field_schemas, literal_choices
-from jtrain.config.suggestions import did_you_mean, nearest_choice, nearest_key
+from jtrain.errors.spelling import did_you_mean, nearest_choice, nearest_key
 from jtrain.errors.synonyms import MOVED
 
 BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}

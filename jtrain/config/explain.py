@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 from jtrain.config.command_line import describe_allowed, format_value
 from jtrain.config.dump import plain_values
 from jtrain.config.schema import REQUIRED, FieldSchema, field_schemas, is_configclass
-from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import did_you_mean
 
 
 def explain(schema: type, key: str) -> str:

@@ -11,10 +11,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
 
+from jtrain.config.lookup import shipped_configs
 from jtrain.config.node import InvalidKey, Keys, Node, Plain, SourceLocation, dotted
-from jtrain.config.shipped_configs import shipped_configs
-from jtrain.config.suggestions import nearest_choice
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import nearest_choice
 from jtrain.io.regular_files import open_regular
 
 # Far beyond any config. An anchor can make a file grow without end, and the parser takes a second

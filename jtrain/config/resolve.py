@@ -15,6 +15,7 @@ from jtrain.config.layers import merge_layers
 from jtrain.config.lookup import (
     FoundExperiment,
     describe_available,
+    find_config,
     find_experiment,
     load_experiment,
 )
@@ -33,10 +34,9 @@ from jtrain.config.node import (
 )
 from jtrain.config.schema import FieldSchema, field_schemas
 from jtrain.config.settle import resolve_kinds
-from jtrain.config.shipped_configs import find_config
-from jtrain.config.suggestions import nearest_key
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import nearest_key
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ import xxhash
 from jtrain.errors import CheckpointError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.lost_files import OpenFolder, file_identity
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
-from jtrain.io.same_file import OpenFolder, file_identity
 
 MOST = 1 << 33  # bytes in a file of rows
 

@@ -1,8 +1,31 @@
-"""Lost files: what other processes removed from a run, while it ran or between two starts."""
+"""Lost files: what other processes removed or replaced while a run wrote in its directory."""
 
+import os
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 
-from jtrain.io.message_backlog import MessageBacklog
+
+class MessageBacklog:
+    """Queue of log lines, filled on any thread and sent in order once a log is set."""
+
+    def __init__(self):
+        self._waiting: list[str] = []
+        self._log: Callable[[str], object] | None = None
+
+    def __call__(self, line: str) -> None:
+        """Log a line, or queue it until `send_to` sets the log."""
+        self._waiting.append(line)
+        self._send_all()
+
+    def send_to(self, log: Callable[[str], object]) -> None:
+        """Send all lines to `log` from now on, the queued ones first."""
+        self._log = log
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while self._log is not None and self._waiting:
+            self._log(self._waiting.pop(0))
 
 
 class LostFiles:
@@ -36,3 +59,38 @@ class LostFiles:
             f"other processes removed or changed files of the run: {'; '.join(self.found)}. All "
             f"steps were taken; the same command succeeds from now on"
         )
+
+
+def file_identity(path: Path | int) -> tuple[int, int] | None:
+    """Return the device and inode of a path or an open file; None if it does not exist.
+
+    A link has an identity of its own. Equal identities mean one file only while the file is held
+    open: the inode of a deleted file may be reused.
+    """
+    try:
+        stat = os.fstat(path) if isinstance(path, int) else os.lstat(path)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+class OpenFolder:
+    """Folder held open, to detect that its path was moved, replaced or removed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._close = weakref.finalize(self, os.close, self._file)
+
+    @property
+    def is_in_place(self) -> bool:
+        """True while the path still names this folder."""
+        return self._close.alive and file_identity(self.path) == file_identity(self._file)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._file
+
+    def close(self) -> None:
+        """Close the descriptor; repeated calls do nothing."""
+        self._close()

@@ -1,4 +1,4 @@
-"""Cross entropy with integer labels."""
+"""Cross entropy: integer labels, soft labels, two classes, or a teacher's probabilities."""
 
 import functools
 
@@ -12,7 +12,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
-from jtrain.losses.shapes import check_labels_shape
+from jtrain.losses.shapes import check_labels_shape, check_mask, check_same_shape
 
 
 def cross_entropy(
@@ -88,3 +88,101 @@ def _backward(smoothing, saved, grad):
 
 
 _nats.defvjp(_forward, _backward)
+
+
+def soft_cross_entropy(
+    logits: Float[Array, "b c"], chances: Float[Array, "b n"], mask: Bool[Array, "b"]
+) -> tuple[Mean, Metrics]:
+    """Return minus the sum of chance x log softmax(logits), in nats a row where `mask` is true.
+
+    The metric `accuracy` is the share of rows whose likeliest class has the greatest chance.
+    `chances` need not add up to 1 and have no gradient.
+
+    Raises:
+        LossError: if the numbers of chances and logits differ.
+    """
+    refuse_other_width(logits, chances, "chances")
+    check_mask(mask, logits.shape[:1])
+    rows = mask[:, None]
+    wide = jnp.where(rows, at_least_f32(logits), 0)  # masked rows may be NaN
+    target = jax.lax.stop_gradient(jnp.where(rows, at_least_f32(chances), 0))
+    values = -_products(target, jax.nn.log_softmax(wide, -1)).sum(-1)
+    hits = (wide.argmax(-1) == target.argmax(-1)).astype(jnp.float32)
+    return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
+
+
+def refuse_other_width(
+    logits: Float[Array, "b c"], others: Float[Array, "b n"], called: str
+) -> None:
+    """Raise LossError unless `others` has the number of classes of `logits`."""
+    if logits.shape != others.shape:
+        raise LossError(
+            f"the logits have {logits.shape[-1]} classes and the {called} {others.shape[-1]}. Give "
+            f"{called} of shape {logits.shape}, one a class; integer labels are for cross_entropy."
+        )
+
+
+def _products(chances, log_chances):
+    """Multiply; a class of chance 0 gives 0, even for a logit of minus infinity."""
+    return jnp.where(chances == 0, 0, chances * jnp.where(chances == 0, 0, log_chances))
+
+
+def binary_cross_entropy(
+    logits: Float[Array, "b *s"],
+    labels: Float[Array, "b *s"] | Bool[Array, "b *s"],
+    mask: Bool[Array, "b"],
+) -> tuple[Mean, Metrics]:
+    """Return nats a number between sigmoid(logits) and `labels`, over rows where `mask` is true.
+
+    The metric `accuracy` is the share of logits above 0 exactly where the label is above 1/2.
+    Labels are probabilities in 0 .. 1, or bools; others cannot be rejected inside `jax.jit`, and
+    their loss has no minimum.
+
+    Raises:
+        LossError: if the shapes differ.
+    """
+    check_same_shape(logits, labels, mask, ("logits", "labels"))
+    rows = jnp.expand_dims(mask, range(1, logits.ndim))
+    wide = jnp.where(rows, at_least_f32(logits), 0)  # masked rows may be NaN
+    wanted = jnp.where(rows, labels.astype(wide.dtype), 0)
+    # softplus(z) - y z: exact for large z of either sign.
+    values = jax.nn.softplus(wide) - wanted * wide
+    numbers = jnp.broadcast_to(rows, wide.shape)
+    hits = ((wide > 0) == (wanted > 0.5)).astype(jnp.float32)
+    return Mean.of(values, numbers), {"accuracy": Mean.of(hits, numbers)}
+
+
+def distillation(
+    student: Float[Array, "b c"],
+    teacher: Float[Array, "b n"],
+    mask: Bool[Array, "b"],
+    *,
+    temperature: float = 1.0,
+) -> tuple[Mean, Metrics]:
+    """Return temperature^2 x KL(teacher, student) in nats a row, of softmax(logits / temperature).
+
+    The square keeps the gradient's size as the temperature changes. The teacher's logits have no
+    gradient; its parameters belong in `extra` (`jtrain.stateful`). The metric `agreement` is the
+    share of rows with the same likeliest class.
+
+    Raises:
+        LossError: if the numbers of classes differ, or the temperature is not positive.
+
+    Source: Hinton et al. 2015, arXiv 1503.02531.
+    """
+    refuse_other_width(student, teacher, "teacher's logits")
+    check_mask(mask, student.shape[:1])
+    if not temperature > 0:
+        raise LossError(
+            f"temperature {temperature} cannot divide the logits. Give a positive number: "
+            f"temperature=1.0 changes nothing, 2 to 5 is usual."
+        )
+    log_chances = [
+        jax.nn.log_softmax(jnp.where(mask[:, None], at_least_f32(x), 0) / temperature, -1)
+        for x in (jax.lax.stop_gradient(teacher), student)
+    ]
+    target = jnp.exp(log_chances[0])
+    difference = jnp.where(target == 0, 0, log_chances[0]) - log_chances[1]
+    values = temperature**2 * jnp.where(target == 0, 0, target * difference).sum(-1)
+    agree = (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32)
+    return Mean.of(values, mask), {"agreement": Mean.of(agree, mask)}

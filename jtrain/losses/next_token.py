@@ -1,4 +1,6 @@
-"""Cross entropy of the next token."""
+"""Cross entropy of the next token, and perplexity."""
+
+import math
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -47,3 +49,13 @@ def segments_of(batch: Batch) -> Int[Array, "b t"] | None:
     """Return the segments of a language batch's inputs; None if its rows are not packed."""
     segments = batch.get("segments")
     return None if segments is None else segments[:, :-1]
+
+
+def perplexity(nats: Mean | float) -> float:
+    """Return exp of the mean nats, on the host; wait for the device.
+
+    Compute it from the mean over all tokens: the mean of the perplexities of batches is not the
+    perplexity of all. So runs log and evaluate the loss, in nats.
+    """
+    mean = nats.value() if isinstance(nats, Mean) else nats
+    return math.exp(mean) if mean < 709 else math.inf  # beyond, float64 has no number for it

@@ -1,4 +1,4 @@
-"""Squared error."""
+"""Losses of regression: squared error, and Huber's error."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Float
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Metrics
+from jtrain.errors import LossError
 from jtrain.losses.shapes import check_same_shape
 
 
@@ -24,3 +25,34 @@ def squared_error(
     error = jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0)
     numbers = jnp.broadcast_to(rows, error.shape)
     return Mean.of(jnp.square(error), numbers), {"absolute_error": Mean.of(abs(error), numbers)}
+
+
+def huber(
+    outputs: Float[Array, "b *s"],
+    targets: Float[Array, "b *s"],
+    mask: Bool[Array, "b"],
+    *,
+    delta: float = 1.0,
+) -> tuple[Mean, Metrics]:
+    """Return the mean of error^2 / 2 up to `delta`, and delta x (|error| - delta / 2) beyond.
+
+    The mean is over the numbers of rows where `mask` is true. The metric `absolute_error` is the
+    mean absolute error.
+
+    Raises:
+        LossError: if `delta` is not positive, or the shapes differ.
+
+    Source: Huber 1964, "Robust estimation of a location parameter".
+    """
+    if not delta > 0:
+        raise LossError(
+            f"delta {delta} is not the size of an error. Give a positive number, "
+            f"delta=1.0 is usual; squared_error takes squares only."
+        )
+    check_same_shape(outputs, targets, mask)
+    rows = jnp.expand_dims(mask, range(1, outputs.ndim))
+    size = abs(jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0))
+    near = jnp.minimum(size, delta)
+    numbers = jnp.broadcast_to(rows, size.shape)
+    value = Mean.of(near * (size - near / 2), numbers)
+    return value, {"absolute_error": Mean.of(size, numbers)}

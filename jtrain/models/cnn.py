@@ -8,7 +8,7 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.layers.images import check_sizes
+from jtrain.models.layers.image_classes import check_sizes
 
 Size = Annotated[int, Field(gt=0)]
 

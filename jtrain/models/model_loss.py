@@ -14,15 +14,12 @@ from jtrain.core.model import Model
 from jtrain.core.rows import check_no_hidden_rows, row_keys
 from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
 from jtrain.errors import LossError
-from jtrain.losses.binary_cross_entropy import binary_cross_entropy
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.cross_entropy import nats
+from jtrain.losses.cross_entropy import binary_cross_entropy, nats, soft_cross_entropy
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.losses.soft_cross_entropy import soft_cross_entropy
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters.any_model import AnyModel, as_model
-from jtrain.models.adapters.statistics import carried
-from jtrain.models.adapters.switch import EVALUATES, TRAINS
+from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, carried
 
 # (outputs, batch) -> loss and metrics
 Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]

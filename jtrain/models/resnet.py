@@ -10,9 +10,8 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
-from jtrain.models.layers.images import check_sizes
-from jtrain.models.presets.choose import with_preset
-from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset
+from jtrain.models.layers.image_classes import check_sizes
+from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset, with_preset
 
 
 @configclass

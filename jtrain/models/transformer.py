@@ -11,8 +11,8 @@ from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.attention.positions import LearnedPositions, Positions
 from jtrain.models.experts.experts import Experts, NoExperts
-from jtrain.models.presets.choose import with_preset
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
+from jtrain.models.presets.vision import with_preset
 
 if TYPE_CHECKING:
     from jtrain.models.language_model import LanguageModel

@@ -9,9 +9,8 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.layers.images import check_sizes
-from jtrain.models.presets.choose import with_preset
-from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset
+from jtrain.models.layers.image_classes import check_sizes
+from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset, with_preset
 
 
 @configclass

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from jtrain.optim.adafactor import Adafactor as Adafactor
 from jtrain.optim.adam import Adam as Adam
-from jtrain.optim.adamw import AdamW as AdamW
+from jtrain.optim.adam import AdamW as AdamW
+from jtrain.optim.adam import NAdamW as NAdamW
 from jtrain.optim.evaluation import WithEvalParams as WithEvalParams
 from jtrain.optim.evaluation import evaluation_params as evaluation_params
 from jtrain.optim.groups import ParamGroup as ParamGroup
@@ -14,7 +15,6 @@ from jtrain.optim.lamb import Lamb as Lamb
 from jtrain.optim.lbfgs import LBFGS as LBFGS
 from jtrain.optim.lion import Lion as Lion
 from jtrain.optim.muon import Muon as Muon
-from jtrain.optim.nadamw import NAdamW as NAdamW
 from jtrain.optim.schedule_free import ScheduleFree as ScheduleFree
 from jtrain.optim.schedules import Constant as Constant
 from jtrain.optim.schedules import Cosine as Cosine

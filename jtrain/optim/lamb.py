@@ -6,7 +6,7 @@ import optax
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.optim.moments import Moments
+from jtrain.optim.adam import Moments
 from jtrain.optim.recipe import NO_NAMES, NamedDims
 from jtrain.optim.stacked_layers import layerwise
 

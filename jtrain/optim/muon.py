@@ -15,8 +15,8 @@ from jtrain.config.configclass import configclass
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Params
 from jtrain.errors import ConfigError
+from jtrain.optim.adam import Moments
 from jtrain.optim.groups import check_pattern, matches
-from jtrain.optim.moments import Moments
 from jtrain.optim.recipe import NO_NAMES, NamedDims
 from jtrain.optim.stacked_layers import layer_ndim
 

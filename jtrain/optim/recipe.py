@@ -16,9 +16,8 @@ from jtrain.config.durations import Duration
 from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
-from jtrain.optim.average import with_average
 from jtrain.optim.clip import clip_by_norm
-from jtrain.optim.evaluation import chain_before
+from jtrain.optim.evaluation import chain_before, with_average
 from jtrain.optim.groups import ParamGroup, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
 from jtrain.optim.stacked_layers import layer_ndim

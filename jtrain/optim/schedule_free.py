@@ -7,8 +7,8 @@ import optax.contrib
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
+from jtrain.optim.adam import Moments
 from jtrain.optim.evaluation import WithEvalParams
-from jtrain.optim.moments import Moments
 from jtrain.optim.schedules import LearningRate
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jtrain.distributed.cluster import cpu_devices
+from jtrain.distributed.cluster import variables
 from jtrain.errors import ConfigError
 from jtrain.parallel.device_names import Devices, DeviceSelection, format_devices, parse_devices
 
@@ -65,7 +65,7 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
 def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
     """Return all devices of the platform, in every process."""
     needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
-    if needed and choice.platform in ("", "cpu") and not cpu_devices.sets_cpu_devices(os.environ):
+    if needed and choice.platform in ("", "cpu") and not variables.sets_cpu_devices(os.environ):
         # Once a backend runs, the number of devices cannot change.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)

@@ -15,8 +15,8 @@ from typing import BinaryIO, Literal
 from jtrain.config.top import RUNS
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.lost_files import OpenFolder
 from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
-from jtrain.io.same_file import OpenFolder
 from jtrain.sweep.machine import MachineShare
 from jtrain.sweep.members import SweepMember
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jtrain.checkpoint.retention import BestMetric
-from jtrain.config.suggestions import did_you_mean
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.io.formatting import format_number
 from jtrain.sweep.members import SweepMember
 from jtrain.train.hooks.curve import Point

@@ -7,9 +7,8 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.top import RUNS
 from jtrain.errors import DONE, STOPPED, ConfigError
-from jtrain.io.atomic_write import atomic_write
+from jtrain.io.atomic_write import atomic_write, private_files
 from jtrain.io.formatting import format_duration
-from jtrain.io.private_files import private_files
 from jtrain.sweep.grid import parse_grid
 from jtrain.sweep.machine import split_machine
 from jtrain.sweep.members import (

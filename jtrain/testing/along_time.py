@@ -5,9 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jtrain.core.types import Batch
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import relative_difference
-from jtrain.testing.result import StepResult
+from jtrain.testing.result import Cause, StepResult
 
 SEES = 1e-4  # relative change in the loss of a position that depends on a token
 

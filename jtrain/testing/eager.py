@@ -3,11 +3,10 @@
 import jax
 
 from jtrain.core.types import Batch
-from jtrain.testing.cause import Cause
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.purity import NOT_A_FUNCTION, explain_impurity
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import StepResult, compare_results
+from jtrain.testing.result import Cause, StepResult, compare_results
 from jtrain.testing.row_sums import CompiledRowSums, add_sums
 from jtrain.testing.trials import Trials
 from jtrain.testing.verdict import SINGLE, is_finite

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
-from jtrain.testing.result import StepResult
+from jtrain.testing.result import Cause, StepResult
 
 MATCH = 1e-4  # relative tolerance of an explanation: above rounding, below the difference
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jtrain.errors import CodeError, UserError
 from jtrain.inspect.debug.source import find_raise
-from jtrain.testing.cause import Cause
+from jtrain.testing.result import Cause
 from jtrain.testing.splits import take_rows
 
 

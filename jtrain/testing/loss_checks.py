@@ -7,7 +7,6 @@ import numpy as np
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, distance, flatten
 from jtrain.testing.eager import compare_eager
 from jtrain.testing.fixed_rows import explain_fixed_rows
@@ -16,7 +15,7 @@ from jtrain.testing.planting import compare_planted
 from jtrain.testing.purity import explain_impurity
 from jtrain.testing.ranges import find_counted_index
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import Distances, compare_results
+from jtrain.testing.result import Cause, Distances, compare_results
 from jtrain.testing.rounding import ROUNDED, explain_rounding
 from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import CompiledRowSums, add_parts

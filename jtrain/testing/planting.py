@@ -11,9 +11,8 @@ import numpy as np
 from jtrain.core.jaxpr import equations_in
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
 from jtrain.testing.float64 import ReplayRules, widen
-from jtrain.testing.result import Distances, compare_results
+from jtrain.testing.result import Cause, Distances, compare_results
 from jtrain.testing.row_flow import NUMBERS_OF_A_ROW
 from jtrain.testing.row_sums import CompiledRowSums, add_parts
 from jtrain.testing.splits import SumSplit, make_ragged, split_halves

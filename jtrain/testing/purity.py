@@ -8,7 +8,7 @@ import numpy as np
 
 from jtrain.core.jaxpr import inner_jaxprs
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
+from jtrain.testing.result import Cause
 
 SEEDS = 4  # seeds of Python's `random` to try if a call drew from it
 NOT_A_FUNCTION = Cause(

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
-from jtrain.testing.result import Distances, compare_results
+from jtrain.testing.result import Cause, Distances, compare_results
 from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import RowSums, add_sums
 from jtrain.testing.trials import Trials

@@ -90,3 +90,11 @@ def _compare_metrics(actual: Mapping[str, float], expected: Mapping[str, float])
     }
     worst = max(distances_of, key=lambda n: distances_of[n], default="")
     return Distance(distances_of[worst], worst) if worst else NOTHING
+
+
+class Cause(NamedTuple):
+    """A cause with its explanation; `fault` is False if the cause is reported as no error."""
+
+    name: str
+    why: str
+    fault: bool = True

@@ -15,11 +15,10 @@ from jtrain.core.precision.cast import compute_in
 from jtrain.core.types import Key, Leaf
 from jtrain.errors import CodeError, LossError
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import NOTHING, distance
 from jtrain.testing.float64 import ReplayRules, to_float64, unless_opaque, widen
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import Distances
+from jtrain.testing.result import Cause, Distances
 from jtrain.testing.row_sums import make_sums
 from jtrain.testing.splits import take_rows
 

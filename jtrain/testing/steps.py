@@ -14,16 +14,14 @@ from jtrain.core.types import Batch
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.testing.along_time import explain_time_split
 from jtrain.testing.case import Loss, LossCase
-from jtrain.testing.cause import Cause
 from jtrain.testing.failed_step import FailedSplit
 from jtrain.testing.fixed_rows import describe_error, explain_fixed_rows, is_raised_by_loss
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.layouts import Layout, build_strategy
-from jtrain.testing.redo_update import redo_update
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import StepResult, compare_results
+from jtrain.testing.result import Cause, StepResult, compare_results
 from jtrain.testing.rounding import explain_rounding
-from jtrain.testing.run_step import CompiledStep, StepVariant, drop_key
+from jtrain.testing.run_step import CompiledStep, StepVariant, drop_key, redo_update
 from jtrain.testing.splits import make_ragged, take_rows
 from jtrain.testing.trials import FROZEN
 from jtrain.testing.verdict import SINGLE, is_finite, judge

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import named_arrays
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import Distances, StepResult
+from jtrain.testing.result import Cause, Distances, StepResult
 
 # Relative tolerances. Adding some thousand numbers in another order moves the last of float32's
 # 24 bits (6e-8) a few times, and the last of float64's 53 (1e-16) as often; a fault moves both

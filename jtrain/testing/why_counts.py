@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jtrain.testing.cause import Cause
+from jtrain.testing.result import Cause
 from jtrain.testing.splits import (
     hide_other_rows,
     make_ragged,

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jtrain.testing.cause import Cause
-from jtrain.testing.result import compare_results
+from jtrain.testing.result import Cause, compare_results
 from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import add_parts
 from jtrain.testing.splits import make_ragged, take_rows

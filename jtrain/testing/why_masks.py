@@ -3,7 +3,7 @@
 import numpy as np
 
 from jtrain.core.types import Batch
-from jtrain.testing.cause import Cause
+from jtrain.testing.result import Cause
 from jtrain.testing.splits import SumSplit, hide_other_rows, take_rows
 from jtrain.testing.trials import Trials
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from jtrain.testing.cause import Cause
 from jtrain.testing.flow import RowCoupling
+from jtrain.testing.result import Cause
 from jtrain.testing.row_flow import MeanFlow
 from jtrain.testing.trials import Trials
 

@@ -11,9 +11,9 @@ from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
 from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
 from jtrain.inspect.debug.source import find_source
 from jtrain.testing.case import LossCase
-from jtrain.testing.cause import Cause
 from jtrain.testing.float64 import COUNTING, ReplayRules, replay_equation
 from jtrain.testing.flow import RowCoupling
+from jtrain.testing.result import Cause
 from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import make_sums_of_terms
 from jtrain.testing.splits import SumSplit

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jtrain.core.mean import Mean
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import distance, flatten
+from jtrain.testing.result import Cause
 from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows

@@ -5,10 +5,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import distance, fit_multiple, named_arrays
 from jtrain.testing.failed_step import MATCH, FailedSplit
-from jtrain.testing.result import compare_results, state_tree_of
+from jtrain.testing.result import Cause, compare_results, state_tree_of
 from jtrain.testing.row_sums import CompiledRowSums, add_sums
 
 # (name of a state tree, the leaves of a state) -> the numbers of the tree as one vector

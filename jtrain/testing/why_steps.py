@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jtrain.testing.cause import Cause
 from jtrain.testing.compare import distance, fit_multiple, flatten
 from jtrain.testing.failed_step import MATCH, FailedSplit, is_near
+from jtrain.testing.result import Cause
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_sums
 from jtrain.testing.verdict import is_finite
 from jtrain.testing.why_state import explain_state

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jtrain.io.private_files import OTHERS
+from jtrain.io.atomic_write import OTHERS
 
 _log = logging.getLogger(__name__)
 _WRITERS = stat.S_IWGRP | stat.S_IWOTH

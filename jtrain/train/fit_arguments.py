@@ -10,21 +10,20 @@ import optax
 from pydantic import ValidationError
 
 from jtrain.config.configclass import configclass
-from jtrain.config.guard import Guard, RollbackPolicy
-from jtrain.config.precision import Precision
-from jtrain.config.suggestions import did_you_mean
+from jtrain.config.sections import Guard, Precision, RollbackPolicy
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters.any_model import is_nnx, refuse_foreign
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
-from jtrain.train.foreign_arrays import is_array, library_name, to_array
+from jtrain.train.fit_weights import is_array, library_name, to_array
 
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
 

@@ -10,7 +10,7 @@ from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.subset import hold_out
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
 from jtrain.errors import ConfigError, DataError
-from jtrain.train.foreign_arrays import get_columns, is_array, library_name, to_array
+from jtrain.train.fit_weights import get_columns, is_array, library_name, to_array
 
 # Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
 Data: TypeAlias = Any

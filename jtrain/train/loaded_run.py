@@ -26,10 +26,10 @@ from jtrain.train import fit_arguments, fit_data
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.experiment_shapes import shapes
-from jtrain.train.find_run import find_run
 from jtrain.train.fit_weights import is_fit_run, read_weights
 from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
 from jtrain.train.restore_run import restore_run
+from jtrain.train.run_record import find_run
 from jtrain.train.setup import TrainSetup
 
 Outputs = Callable[[tuple[Params, Extra], Batch], Any]

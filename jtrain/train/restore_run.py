@@ -1,5 +1,6 @@
 """Restored run: a trained run is evaluated, completes a prompt, or is returned with its state."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,8 +11,8 @@ import jax
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.state import TrainState
 from jtrain.distributed.multihost import broadcast_from_first
-from jtrain.errors import CheckpointError, ConfigError
-from jtrain.train.available_layout import fit_layout_to_devices
+from jtrain.errors import CheckpointError, ConfigError, UserError
+from jtrain.parallel import FSDP, Auto, Layout, Mirrored, Single, check_divides
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Prompt, RunConfig
 from jtrain.train.longer_run import get_lengths, keep_lengths
@@ -19,6 +20,52 @@ from jtrain.train.multihost_checks import join_run
 from jtrain.train.run_config_check import MAY_DIFFER, check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up
+
+
+def fit_layout_to_devices(config: RunConfig, stored: RunConfig | None) -> tuple[RunConfig, str]:
+    """Return the config with a layout that fits, and a line about it if the layout changed.
+
+    A given layout other than the run's own is not changed.
+
+    Args:
+        stored: the config that the run was trained with.
+    """
+    if stored is None or config.parallel != stored.parallel or _fits(config.parallel, config):
+        return config, ""
+    for count in range(jax.local_device_count(), 0, -1):
+        layout = _over(count, config)
+        if _fits(layout, config):
+            return dataclasses.replace(config, parallel=layout), (
+                f"trained under parallel.kind={config.parallel.kind}, which does not fit the "
+                f"{jax.device_count()} device{'s' * (jax.device_count() > 1)} here: used as "
+                f"{layout.kind} over {count * jax.process_count()}"
+            )
+    return config, ""
+
+
+def _over(count: int, config: RunConfig) -> Layout:
+    """Return a layout over `count` devices of each process; a sharded state stays sharded."""
+    original = config.parallel
+    timeout = original.start_timeout
+    if count * jax.process_count() == 1:
+        return Single(start_timeout=timeout)
+    if isinstance(original, Single) or (isinstance(original, Mirrored) and not original.zero):
+        return Mirrored(devices=count, start_timeout=timeout)
+    return FSDP(devices=count, start_timeout=timeout)
+
+
+def _fits(layout: Layout | Auto, config: RunConfig) -> bool:
+    """Return whether there are enough devices, and the rows of a batch divide by them."""
+    if isinstance(layout, Auto):  # chooses a layout that fits
+        return True
+    try:
+        shares = layout.build().shares
+        check_divides(config.batch, shares, config.microbatches)
+        check_divides(config.evaluate.batch or config.batch, shares, 1)
+    except UserError:
+        return False
+    return True
+
 
 Log: TypeAlias = Callable[[str], None]
 Step: TypeAlias = int | Literal["newest", "best"]

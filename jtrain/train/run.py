@@ -8,26 +8,24 @@ from typing import TextIO
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import RUNS
-from jtrain.distributed.cluster.command_line import program
+from jtrain.distributed.cluster.variables import program
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors.user_code import api_boundary
-from jtrain.io.private_files import private_files
+from jtrain.io.atomic_write import private_files
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.finished_run import find_finished
 from jtrain.train.hooks.fault_injection import folder_maker
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.hooks.grace_period import GraceBudget
-from jtrain.train.hooks.signals import Signals
+from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change, get_lengths, keep_lengths
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.remote_run import copy_finished, fetch_for_all
 from jtrain.train.resume_notes import describe_copy, describe_missing_checkpoint, resume_advice
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_result import RunResult
+from jtrain.train.run_result import RunResult, find_finished
 from jtrain.train.run_store import DirectoryStore
 from jtrain.train.trackers import check_installed
 from jtrain.train.train_to_end import start_run, train_to_end

@@ -15,16 +15,14 @@ from typing import Any, Literal, TypeVar
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.top import BaseConfig
-from jtrain.distributed.cluster.command_line import program
+from jtrain.distributed.cluster.variables import program
 from jtrain.errors import ConfigError, DataError
 from jtrain.io import jsonl
-from jtrain.io.atomic_write import atomic_write
+from jtrain.io.atomic_write import atomic_write, check_no_links
 from jtrain.io.disk_errors import disk_advice as disk_advice
-from jtrain.io.lost_files import LostFiles
-from jtrain.io.private_files import check_no_links
+from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import open_regular
-from jtrain.io.same_file import OpenFolder
 from jtrain.train.run_config_check import check_values, find_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
 

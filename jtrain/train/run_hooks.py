@@ -16,11 +16,10 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.early_stop import EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
 from jtrain.train.hooks.fault_injection import fault_hooks
-from jtrain.train.hooks.function_hooks import Observer, to_hook
-from jtrain.train.hooks.heartbeat import HeartbeatHook
+from jtrain.train.hooks.function_hooks import HeartbeatHook, Observer, to_hook
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.metrics import read_results
-from jtrain.train.hooks.pictures import Pictures
+from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.leaf_statistics import build_leaf_log
 from jtrain.train.rollback import ResumePoint

@@ -13,15 +13,13 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.io.lost_files import LostFiles
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
-from jtrain.train.hooks.history import MetricHistory
 from jtrain.train.hooks.log import LogHook, LogLines
-from jtrain.train.hooks.metrics import Metrics
+from jtrain.train.hooks.metrics import MetricHistory, Metrics
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.speed import Speed
-from jtrain.train.hooks.tracking import Tracking
+from jtrain.train.hooks.tracking import Tracking, build_tracking
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_trackers import build_tracking
 
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 from jtrain.checkpoint import layout, seal
 from jtrain.checkpoint.ownership import RunIdentity
+from jtrain.config.top import RUNS
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.errors.spelling import did_you_mean
+from jtrain.io.object_store import check_local_run
 from jtrain.io.regular_files import read_json
 
 RUN_JSON, IDENTITY = "run.json", "identity"
@@ -209,3 +212,24 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "seconds_per_step": _is_seconds,
     "seconds_per_save": _is_seconds,
 }
+
+
+def find_run(run: Path | str, asked: str) -> Path:
+    """Return the directory of a run, by its path or by its name in runs/.
+
+    Args:
+        asked: name of the caller, for the message.
+
+    Raises:
+        ConfigError: if there is no such run, with the existing ones.
+    """
+    check_local_run(run, asked)
+    for directory in (Path(run), RUNS / run):
+        if (directory / "config.yaml").is_file():
+            return directory
+    names = sorted(path.parent.name for path in RUNS.glob("*/config.yaml"))
+    raise ConfigError(
+        f"{asked}: {run} is no directory of a run; in {RUNS}/ there is "
+        f"{', '.join(names) or 'none: train one by jtrain run CONFIG'}"
+        f"{did_you_mean(Path(run).name, names)}"
+    )

@@ -1,10 +1,15 @@
-"""Result of `jt.run`."""
+"""Result of `jt.run`, of this run or of a finished one."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from jtrain.checkpoint import CheckpointManager
+from jtrain.distributed.multihost import broadcast_from_first
+from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results
+from jtrain.train.hooks.metrics import read_results
+from jtrain.train.longer_run import get_lengths, get_stored_lengths
 from jtrain.train.run_dir import RunDir
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]
@@ -33,3 +38,43 @@ class RunResult:
     def results(self) -> Results:
         """Metrics of the main set by step; empty if there is no set."""
         return next(iter(self.sets.values()), {})
+
+
+def find_finished(
+    run_dir: RunDir, config: RunConfig, stored: RunConfig | None, processes: int
+) -> tuple[RunResult | None, list[str]]:
+    """Return the result of a run that is finished, or a line that says why it must resume.
+
+    Every process calls this, before JAX has started the devices.
+
+    Args:
+        stored: config of the run on the disk.
+    """
+    facts = run_dir.facts()
+    if facts.get("status") != "done" or (stored and _has_more_to_do(config, stored)):
+        return None, []
+    step, owner = facts.get("step"), run_dir.owner()
+    checkpoints = CheckpointManager(run_dir.checkpoints, first=run_dir.first, owner=owner)
+    checkpoints.remove_leftovers()
+
+    def find_fault() -> dict[str, str]:
+        steps = config.steps if isinstance(config.steps, int) else facts.get("steps", step)
+        if step != steps and not facts.get("why"):
+            return {"fault": f"of {steps}, and nothing says why it should have ended there"}
+        if step is None or not checkpoints.is_valid(step):
+            return {"fault": "of which the checkpoint is damaged or gone"}
+        run_dir.check_rows(checkpoints.about(step).get("rows", {}), step)
+        return {"fault": "and has lost rows since" if run_dir.lost.found else ""}
+
+    # A single process does not start the devices for it.
+    found = broadcast_from_first(find_fault) if processes > 1 else find_fault()
+    if step is None or found["fault"]:
+        return None, [f"was done at step {step}, {found['fault']}"]
+    results = {name: read_results(run_dir.metrics, name) for name in facts.get("sets", ["valid"])}
+    return RunResult(run_dir, "done", step, step, "it was finished before", results), []
+
+
+def _has_more_to_do(config: RunConfig, stored: RunConfig) -> bool:
+    """Return whether a run that was finished as `stored` may have more steps to take."""
+    patience = config.evaluate.patience != stored.evaluate.patience
+    return patience or get_lengths(config) != get_stored_lengths(config, stored)

@@ -10,8 +10,8 @@ from jtrain.core.state import TrainState
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.checkpointing import RetrySave, SaveBest, SaveEvery
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
-from jtrain.train.hooks.grace_period import GraceBudget, GracePeriod
 from jtrain.train.hooks.leaf_log import LeafLog
+from jtrain.train.hooks.signals import GraceBudget, GracePeriod
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks
 from jtrain.train.run_measures import Measures, log_cadence

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jtrain.core.loop import IN_FLIGHT, LoopResult, Stop, StoppedError, train_loop
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
-from jtrain.data.batches.not_finite import describe_nonfinite
+from jtrain.data.batches.scan import describe_nonfinite
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.bad_steps import describe_bad_step, step_report

@@ -19,8 +19,8 @@ from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
-from jtrain.train.hooks.grace_period import GraceBudget
 from jtrain.train.hooks.recompute_check import RecomputeCheck
+from jtrain.train.hooks.signals import GraceBudget
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.longer_run import LengthChange
 from jtrain.train.run_dir import RunDir

@@ -31,13 +31,12 @@ from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.parallel.program_cache import load_or_compile
 from jtrain.train.auto_layout import layout_of
-from jtrain.train.evaluation_sets import check_set_names
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
 from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.run_record import find_owner
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
-from jtrain.train.set_evaluations import SetEvaluations
+from jtrain.train.set_evaluations import SetEvaluations, check_set_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

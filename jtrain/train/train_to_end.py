@@ -17,8 +17,8 @@ from jtrain.io.regular_files import open_regular
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.function_hooks import Observer
-from jtrain.train.hooks.history import MetricHistory
 from jtrain.train.hooks.log import LogLines
+from jtrain.train.hooks.metrics import MetricHistory
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.rollback import decide_rollback
 from jtrain.train.run_dir import get_environment

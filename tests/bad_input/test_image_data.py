@@ -35,8 +35,7 @@ from jtrain.data import (
 from jtrain.data.batches.file_sharding import shard_files
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.digits import Digits
-from jtrain.data.images.fashion_mnist import FashionMnist
-from jtrain.data.images.idx_images import IdxImages
+from jtrain.data.images.idx_images import FashionMnist, IdxImages
 from jtrain.errors import DataError
 
 FLAT = np.zeros((8, 16), np.float32)

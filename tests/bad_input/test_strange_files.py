@@ -16,10 +16,9 @@ from jtrain.data.sources.idx import read_idx
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.data.text.characters import read_text
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.token_files import TokenFiles, read_tokens
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import ByteTokens
-from jtrain.data.text.tokens import read_tokens
 from jtrain.errors import CheckpointError, DataError, UserError
 
 DEEP = "[" * 100_000 + "]" * 100_000

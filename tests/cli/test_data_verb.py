@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from jtrain.cli import main
-from jtrain.cli.data_show import decode_rows
-from jtrain.cli.pictures import render_blocks, render_shades, to_bytes
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.cli.data_show import decode_rows, render_blocks, render_shades, to_bytes
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.tokenizer import ByteTokenizer
 
 STUDY = """
 from typing import Annotated, Literal

@@ -9,9 +9,9 @@ import pytest
 from cases import by_name
 
 import jtrain as jt
-from jtrain.config.precision import F16
+from jtrain.config.sections import F16
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.full import FullBatches
+from jtrain.data.batches.by_step import FullBatches
 from jtrain.errors import LossError
 from jtrain.io import jsonl
 

@@ -8,7 +8,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from jtrain.data import GrainRows, Shuffled
-from jtrain.data.sources.array_record import ArrayRecords
+from jtrain.data.sources.records import ArrayRecords
 from jtrain.errors import DataError
 
 RECORDS = [np.full(3, row, np.int32).tobytes() for row in range(20)]

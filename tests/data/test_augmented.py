@@ -12,7 +12,7 @@ from jtrain.data.batches.counter_rng import beta, integers, random_bits, uniform
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.transforms import mirror, paste, shift
 from jtrain.errors import DataError
-from jtrain.losses.soft_cross_entropy import soft_cross_entropy
+from jtrain.losses.cross_entropy import soft_cross_entropy
 
 CLASSES = 5
 ROWS = 40

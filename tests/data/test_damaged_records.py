@@ -9,9 +9,8 @@ from image_files import crc32c as bit_by_bit
 from image_files import framed, write_records
 from test_array_record import write_records as write_array_records
 
-from jtrain.data.sources.array_record import ArrayRecords
-from jtrain.data.sources.crc32c import crc32c
-from jtrain.data.sources.tfrecord import HEAD, TAIL, TFRecords
+from jtrain.data.sources.records import ArrayRecords
+from jtrain.data.sources.tfrecord import HEAD, TAIL, TFRecords, crc32c
 from jtrain.errors import DataError
 
 RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 30, 300, 1, 70)]

@@ -25,12 +25,12 @@ from jtrain.data import (
     make_line_rows,
     read_tokens,
 )
+from jtrain.data.batches.by_step import FullBatches
 from jtrain.data.batches.fingerprint import BLOCKS, _places, fingerprint
-from jtrain.data.batches.full import FullBatches
-from jtrain.data.images.augmented import Augmentation, Augmented
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.images.augment import Augmentation, Augmented
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.random_tokens import RandomTokens
+from jtrain.data.text.tokenizer import ByteTokenizer
 from jtrain.data.text.tokenizing import ByteTokens
 
 Build = Callable[[Path, int], Any]

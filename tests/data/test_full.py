@@ -5,7 +5,7 @@ import pytest
 
 from jtrain.core.batches import Batches
 from jtrain.data import Arrays
-from jtrain.data.batches.full import FullBatches
+from jtrain.data.batches.by_step import FullBatches
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.errors import DataError
 

@@ -7,8 +7,7 @@ import pytest
 from image_files import alone_here, write_digits, write_fashion_mnist, write_idx
 
 from jtrain.data.images.digits import Digits, read_digits
-from jtrain.data.images.fashion_mnist import CLASSES, FashionMnist
-from jtrain.data.images.idx_images import IdxImages
+from jtrain.data.images.idx_images import CLASSES, FashionMnist, IdxImages
 from jtrain.data.images.image_dataset import FILES
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.subset import Subset, hold_out

@@ -9,7 +9,7 @@ from jtrain.data import Arrays, Shuffled
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.stream import Stream, Streamed
 from jtrain.data.sources.lines import Lines, make_line_rows
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
+from jtrain.data.text.tokenizer import ByteTokenizer
 from jtrain.errors import DataError
 
 LINES = [f"line {i}" for i in range(57)]

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.data.text import tiny_shakespeare
-from jtrain.data.text.tiny_shakespeare import TinyShakespeare
+from jtrain.data.text.shakespeare import TinyShakespeare
 from jtrain.errors import DataError
 
 
@@ -33,7 +32,7 @@ def test_the_last_tenth_is_held_out(place, monkeypatch):
     text = "To be, or not to be. " * 40
     place.write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    monkeypatch.setattr(tiny_shakespeare, "DIGEST", digest)
+    monkeypatch.setattr(shakespeare, "DIGEST", digest)
     corpus = TinyShakespeare(context=8).build()
     assert len(corpus.train) == len(text) * 9 // 10 - 8
     assert corpus.vocabulary.decode([0, 1]) == " ,"

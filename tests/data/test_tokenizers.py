@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from jtrain.data.text.bpe import BPE, train_bpe
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import Tokenizer, check_same_tokenizer, fingerprint
+from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer, check_same_tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import build_tokenizer, read_tokenizer
 from jtrain.data.text.tokenizing import (
     BytePairTokens,

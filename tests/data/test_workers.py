@@ -19,7 +19,7 @@ from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled, Tok
 from jtrain.data.batches.process_workers import LARGEST, ProcessWorkers
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.workers import Workers
-from jtrain.data.images.augmented import Augmentation, Augmented
+from jtrain.data.images.augment import Augmentation, Augmented
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import DataError

@@ -6,7 +6,7 @@ from PIL import Image
 
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.zoom import draw_windows, zoom
+from jtrain.data.images.transforms import draw_windows, zoom
 
 SMOOTH = np.asarray(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(

@@ -9,8 +9,7 @@ from toy_study import write_study
 
 from jtrain.config.resolve import resolve
 from jtrain.errors import CodeError, ConfigError
-from jtrain.errors.old_names import MODULES, NAMES
-from jtrain.errors.renamed import rename_advice
+from jtrain.errors.old_names import MODULES, NAMES, rename_advice
 from jtrain.errors.user_code import user_code
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ STATEMENTS = {
     "from jtrain.data import (\n    Arrays,\n    Labelled,\n)": (
         "from jtrain.data import Arrays, ImageDataset as Labelled"
     ),
-    "import jtrain.precision as precision": "import jtrain.config.precision as precision",
+    "import jtrain.precision as precision": "import jtrain.config.sections as precision",
     "from jtrain import loop": "from jtrain.core import loop",
 }
 

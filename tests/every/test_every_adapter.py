@@ -26,9 +26,9 @@ from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.equinox import from_equinox
 from jtrain.models.adapters.function import from_function
 from jtrain.models.adapters.haiku import from_haiku
+from jtrain.models.adapters.library_modules import replaced
 from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.adapters.statistics import replaced
 
 eqx = pytest.importorskip("equinox")
 hk = pytest.importorskip("haiku")

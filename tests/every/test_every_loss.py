@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from comparison import assert_close, assert_leaves_close
 
-from jtrain.losses.balance import balance
-from jtrain.losses.binary_cross_entropy import binary_cross_entropy
+from jtrain.losses.balance import balance, z_loss
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.losses.distillation import distillation
+from jtrain.losses.cross_entropy import (
+    binary_cross_entropy,
+    cross_entropy,
+    distillation,
+    soft_cross_entropy,
+)
 from jtrain.losses.elbo import elbo
-from jtrain.losses.huber import huber
 from jtrain.losses.next_token import next_token
-from jtrain.losses.soft_cross_entropy import soft_cross_entropy
-from jtrain.losses.squared_error import squared_error
-from jtrain.losses.z_loss import z_loss
+from jtrain.losses.squared_error import huber, squared_error
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 ROWS = 6

@@ -27,7 +27,7 @@ from jtrain.data import (
 )
 from jtrain.data.batches.process_workers import serialize
 from jtrain.data.batches.row_cache import DiskCache, MemoryCache
-from jtrain.data.batches.thread_workers import ThreadWorkers
+from jtrain.data.batches.workers import ThreadWorkers
 from jtrain.data.images.digits import read_digits
 from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder

@@ -8,7 +8,7 @@ import jtrain as jt
 from jtrain.data import Shuffled
 from jtrain.errors import DataError, LossError
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.foreign_arrays import to_array
+from jtrain.train.fit_weights import to_array
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 Y = np.arange(12, dtype=np.int32) % 2

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.losses.binary_cross_entropy import binary_cross_entropy
-from jtrain.losses.distillation import distillation
-from jtrain.losses.huber import huber
+from jtrain.losses.cross_entropy import binary_cross_entropy, distillation
+from jtrain.losses.squared_error import huber
 
 ONE = jnp.ones(1, bool)
 

@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jtrain.core.placement import Unplaced
+from jtrain.losses.balance import z_loss
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import next_token
-from jtrain.losses.z_loss import z_loss
 from jtrain.parallel import Mirrored
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

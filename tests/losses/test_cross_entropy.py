@@ -7,9 +7,8 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.mean import Terms
-from jtrain.losses.cross_entropy import cross_entropy, nats
-from jtrain.losses.soft_cross_entropy import soft_cross_entropy
-from jtrain.losses.z_loss import z_loss
+from jtrain.losses.balance import z_loss
+from jtrain.losses.cross_entropy import cross_entropy, nats, soft_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 LOGITS = jnp.asarray(np.random.default_rng(0).standard_normal((4, 5)), jnp.float32)

@@ -7,10 +7,8 @@ import pytest
 from comparison import assert_close, assert_leaves_close
 
 from jtrain.core.mean import Mean
-from jtrain.losses.accuracy import accuracy
-from jtrain.losses.calibration import calibration, expected_calibration_error
-from jtrain.losses.confusion import confusion
-from jtrain.losses.perplexity import perplexity
+from jtrain.losses.accuracy import accuracy, calibration, confusion, expected_calibration_error
+from jtrain.losses.next_token import perplexity
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 DRAW = np.random.default_rng(0)

@@ -18,16 +18,13 @@ from jtrain.core.loss import stateful
 from jtrain.core.rows import row_keys
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.losses.accuracy import accuracy
-from jtrain.losses.binary_cross_entropy import binary_cross_entropy
-from jtrain.losses.calibration import calibration, expected_calibration_error
+from jtrain.losses.accuracy import accuracy, calibration, confusion, expected_calibration_error
+from jtrain.losses.balance import z_loss
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.confusion import confusion
-from jtrain.losses.distillation import distillation
+from jtrain.losses.cross_entropy import binary_cross_entropy, distillation
 from jtrain.losses.elbo import elbo, latents
-from jtrain.losses.huber import huber
 from jtrain.losses.next_token import inputs_and_targets
-from jtrain.losses.z_loss import z_loss
+from jtrain.losses.squared_error import huber
 
 ROWS, WIDTH, CLASSES, TIME, VOCABULARY = 32, 6, 5, 7, 24
 OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))

@@ -13,7 +13,7 @@ from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts.dispatch import ExpertSlots, from_slots, to_slots
 from jtrain.models.experts.experts import Capacity, Dropless
 from jtrain.models.experts.mixture import MixtureOfExperts
-from jtrain.models.layers.key_sequence import KeySequence
+from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.networks.block import STD
 from jtrain.models.transformer import Transformer
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.layers.gelu import gelu
+from jtrain.models.layers.feed_forward import gelu
 
 X = jnp.linspace(-30, 30, 2001, dtype=jnp.float32)
 

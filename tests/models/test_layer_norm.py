@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.layers.layer_norm import layer_norm
+from jtrain.models.layers.norms import layer_norm
 
 DRAW = np.random.default_rng(0)
 X, SCALE, BIAS, WAY = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.sampling import draw
+from jtrain.models.generate import draw
 
 CHANCES = np.array([0.1, 0.4, 0.05, 0.25, 0.2])
 DRAWS = 4000

@@ -9,7 +9,7 @@ from comparison import assert_close, distance
 from jtrain.core.placement import Unplaced
 from jtrain.data.text.packed import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.attention.segments import places_within
+from jtrain.models.attention.scores import places_within
 from jtrain.models.transformer import Transformer
 
 pytestmark = pytest.mark.thorough

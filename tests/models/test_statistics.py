@@ -8,7 +8,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.models.adapters.statistics import replaced
+from jtrain.models.adapters.library_modules import replaced
 
 X = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
 OLD = {"mean": jnp.full(3, 0.1), "count": jnp.int32(2**24 - 1), "fixed": jnp.ones(2)}

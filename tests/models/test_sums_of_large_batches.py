@@ -7,10 +7,9 @@ import pytest
 from comparison import distance
 from flax import nnx
 
+from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.embedding import count_blocks, look_up
-from jtrain.models.layers.key_sequence import KeySequence
-from jtrain.models.layers.linear import Linear
-from jtrain.models.layers.thin_product import thin_product
+from jtrain.models.layers.linear import Linear, thin_product
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

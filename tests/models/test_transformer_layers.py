@@ -12,7 +12,7 @@ from comparison import assert_close, distance
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import row_keys
 from jtrain.models.layers.block_stack import stack_layers, stacked, unstack_layers
-from jtrain.models.layers.key_sequence import KeySequence
+from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.transformer import Transformer
 

@@ -12,8 +12,7 @@ import jtrain as jt
 from jtrain.core.state import new_state
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel import Auto, Axes, MemoryNeeds, Single
-from jtrain.parallel.memory import device_memory
-from jtrain.parallel.memory_estimate import estimate
+from jtrain.parallel.memory_estimate import device_memory, estimate
 
 DIMS = {"up": ("width", "hidden"), "q": ("width", "heads", None), "table": ("vocab", "width")}
 

@@ -14,7 +14,7 @@ from jtrain.errors import ShardingError
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts.experts import Capacity, Dropless
 from jtrain.models.experts.mixture import MixtureOfExperts
-from jtrain.models.layers.key_sequence import KeySequence
+from jtrain.models.layers.dropout import KeySequence
 from jtrain.parallel import Axes
 
 ROWS, TIME, WIDTH, EXPERTS = 8, 6, 8, 4

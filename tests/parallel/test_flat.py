@@ -7,7 +7,7 @@ from comparison import assert_close
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jtrain.parallel.flat_psum import flat_psum
+from jtrain.parallel.strategies.shmap import flat_psum
 
 
 def test_sums_every_leaf_to_the_same_bits_in_one_message_a_dtype():

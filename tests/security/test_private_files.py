@@ -15,8 +15,13 @@ from quick_study import write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import atomic_write
-from jtrain.io.private_files import UMASK, check_no_links, create_private, private_files
+from jtrain.io.atomic_write import (
+    UMASK,
+    atomic_write,
+    check_no_links,
+    create_private,
+    private_files,
+)
 from jtrain.train.compilation_cache import enable_compilation_cache
 
 

@@ -19,9 +19,9 @@ from planted import (
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
+from jtrain.models.adapters.library_modules import replaced
 from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.adapters.statistics import replaced
 
 
 def meaned(values, mask):

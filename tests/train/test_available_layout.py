@@ -11,7 +11,7 @@ import pytest
 from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.parallel import FSDP, Axes, Mirrored, Single
-from jtrain.train.available_layout import fit_layout_to_devices
+from jtrain.train.restore_run import fit_layout_to_devices
 from jtrain.train.run_result import RunResult
 
 SPLIT = "parallel={kind: sharded, data: 2, fsdp: 4, min_size: 0}"

@@ -3,9 +3,8 @@ import numpy as np
 import pytest
 
 from jtrain import Prompt
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.train import complete_text
 from jtrain.train.complete_text import make_complete
 

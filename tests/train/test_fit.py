@@ -12,7 +12,7 @@ from comparison import assert_close
 import jtrain as jt
 from jtrain import optim
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.batches.full import FullBatches
+from jtrain.data.batches.by_step import FullBatches
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.train import fit_arguments, fit_data
 

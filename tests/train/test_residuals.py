@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.train.residuals import remat_regions, saved_residuals
+from jtrain.train.auto_layout import remat_regions, saved_residuals
 
 W, X = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jax.ShapeDtypeStruct((5, 8), jnp.float32)
 LAYER = 5 * 8 * 4  # bytes of its output

@@ -4,10 +4,10 @@ Only files that can only be streamed need a policy. Rows by index are sharded by
 one process, whatever file it is in: `Shuffled(...).shard(index, count)`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jtrain.errors import ConfigError, DataError
 
@@ -81,3 +81,24 @@ def shard_files(
     order = ", the order of rows depends on the number of processes" if count > 1 else ""
     summary = f"{sizes}: this one reads {len(own)} of its own ({why}){order}"
     return FileShard(own, 0, 1, True, summary)
+
+
+def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
+    """Return `readers` of run.json when `count` processes resume after a step.
+
+    One pair for each start: a step, and the number of processes that read the steps after it.
+
+    Args:
+        status: the current content of run.json.
+    """
+    return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
+
+
+def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
+    """Return the number of processes that read each step's batch, where run.json has it."""
+    starts = status.get("readers", [])
+    return {
+        step: next(count for after, count in reversed(starts) if after < step)
+        for step in steps
+        if starts and starts[0][0] < step
+    }

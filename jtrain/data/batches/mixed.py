@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jtrain.data.batches.blocks import Blocks
-from jtrain.data.batches.by_step import RowShard, count_rows
+from jtrain.data.batches.by_step import Blocks, RowShard, count_rows
 from jtrain.data.batches.proportions import Proportions
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source

@@ -1,11 +1,212 @@
-"""The config of augmentation."""
+"""Augmentation of images: its config, and the rows that it gives."""
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.images.augmented import Augmentation, Augmented
+from jtrain.data.batches.counter_rng import ATTEMPTS, beta, integers, uniform
+from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.images.transforms import (
+    blend,
+    check_images,
+    draw_windows,
+    mirror,
+    paste,
+    shift,
+    to_float,
+    zoom,
+)
+from jtrain.errors import DataError
+
+# The lanes of the draws. A partner is flipped and cropped by separate draws.
+FLIP, DOWN, RIGHT, PARTNER, WHICH, BOX_DOWN, BOX_RIGHT, AREA, SHAPE, TOP, LEFT = range(11)
+PARTNER_LANE, SHARE = 16, 32
+assert SHARE + 2 * ATTEMPTS < 256
+
+
+class Augmentation(NamedTuple):
+    """The changes of the images; none if all are 0."""
+
+    flip: float = 0.0
+    """The chance of a horizontal flip."""
+    crop: int = 0
+    """Pixels of 0 around an image before a random crop of the old size."""
+    mixup: float = 0.0
+    """The alpha of Beta(alpha, alpha), from which the share of an image is drawn; in 0 .. 1."""
+    cutmix: float = 0.0
+    """The alpha of the share of an image that the box of another does not cover; in 0 .. 1."""
+    zoom: float = 0.0
+    """The smallest share of an image in a random window, which is resized to the image."""
+
+
+class Augmented:
+    """Augmented batches; the draws of a row depend on the seed, the step and the row only.
+
+    Each image is zoomed into, cropped, flipped, and mixed with a partner. The partner is drawn from
+    the complete set and not from the batch, so no row depends on how a batch is sharded. The
+    partner is zoomed into, cropped and flipped too. With both mixup and cutmix, half of the rows
+    take each.
+
+    If rows are mixed, a batch has `chances` (float32, b c) beside `label` (of the first image): the
+    share of each class, for `jtrain.losses.cross_entropy`. Mixup gives float32, of bytes in
+    0 .. 1; all other changes keep the type.
+
+    Args:
+        batches: batches with `source`, `rows`, `seed` and `end`, as `Shuffled`.
+        classes: classes of the labels; needed if rows are mixed.
+
+    Raises:
+        DataError: images or labels of another shape or type, a label out of range, a crop wider
+            than the image. Every batch is checked, by its shapes and labels.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        changes: Augmentation,
+        *,
+        classes: int = 0,
+        image: str = "image",
+        label: str = "label",
+    ):
+        self.size, self.ragged = batches.size, batches.ragged
+        self.rows, self.end = batches.rows, batches.end
+        self.changes, self._batches, self._classes = changes, batches, classes
+        self._image, self._label = image, label
+
+    def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
+        batch = self._batches[step]
+        self._check(batch)
+        row = batch["row"]
+        image = self._transform(batch[self._image], step, row, 0)
+        if not (self.changes.mixup or self.changes.cutmix):
+            return batch | {self._image: image}
+        place = integers(self._batches.seed, step, row, PARTNER, self.rows)
+        partner = self._batches.source[place]
+        self._check_labels(partner)
+        partner_image = self._transform(partner[self._image], step, row, PARTNER_LANE)
+        image, share = self._mix(image, partner_image, step, row)
+        chances = self._chances(batch[self._label], share) + self._chances(
+            partner[self._label], 1 - share
+        )
+        return batch | {self._image: image, "chances": chances}
+
+    def shard(self, index: int, count: int) -> "Augmented":
+        """Return the same batches, with only the rows of process `index` of `count`."""
+        sharded = copy.copy(self)
+        sharded._batches = self._batches.shard(index, count)
+        return sharded
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the data before augmentation."""
+        return fingerprint(self._batches)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch, from 0, of the first row of a step's batch."""
+        return self._batches.epoch_of(step)
+
+    def _transform(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
+        """Zoom into, crop and flip each image by its draws."""
+        seed, changes = self._batches.seed, self.changes
+        if changes.zoom:
+            draws = [uniform(seed, step, row, lane + each) for each in (AREA, SHAPE, TOP, LEFT)]
+            image = zoom(image, draw_windows(image.shape[1:3], changes.zoom, *draws))
+        if changes.crop:
+            down, right = (
+                integers(seed, step, row, lane + side, 2 * changes.crop + 1)
+                for side in (DOWN, RIGHT)
+            )
+            image = shift(image, down, right, changes.crop)
+        if changes.flip:
+            image = mirror(image, uniform(seed, step, row, lane + FLIP) < changes.flip)
+        return image
+
+    def _mix(
+        self, image: np.ndarray, partner_image: np.ndarray, step: int, row: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mix images with others; return the mixed images, and the share of the first."""
+        seed, changes = self._batches.seed, self.changes
+        if not changes.cutmix:
+            share = beta(seed, step, row, SHARE, changes.mixup)
+            return blend(image, partner_image, share), share
+        box, uncovered = self._draw_boxes(image, step, row)
+        pasted_image = paste(image, partner_image, box)
+        if not changes.mixup:
+            return pasted_image, uncovered
+        share = beta(seed, step, row, SHARE, changes.mixup)
+        use_cutmix = uniform(seed, step, row, WHICH) < 0.5
+        mixed = blend(image, partner_image, share)
+        mixed[use_cutmix] = to_float(pasted_image[use_cutmix])
+        return mixed, np.where(use_cutmix, uncovered, share)
+
+    def _draw_boxes(
+        self, image: np.ndarray, step: int, row: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw a box for each image (int64, b 4); return it and the share of pixels outside it.
+
+        Source: Yun et al. 2019, https://arxiv.org/abs/1905.04899, equation 2.
+        """
+        seed, (height, width) = self._batches.seed, image.shape[1:3]
+        side = np.sqrt(1 - beta(seed, step, row, SHARE, self.changes.cutmix))
+        box = []
+        for lane, size in ((BOX_DOWN, height), (BOX_RIGHT, width)):
+            middle = integers(seed, step, row, lane, size)
+            length = (side * size).astype(np.int64)
+            box += [
+                np.maximum(middle - length // 2, 0),
+                np.minimum(middle + (length + 1) // 2, size),
+            ]
+        top, bottom, left, right = box
+        covered = (bottom - top) * (right - left) / (height * width)
+        return np.stack(box, 1), 1 - covered
+
+    def _chances(self, label: np.ndarray, share: np.ndarray) -> np.ndarray:  # float32, b c
+        chances = np.zeros((len(label), self._classes), np.float32)
+        chances[np.arange(len(label)), label] = share
+        return chances
+
+    def _check(self, batch: dict[str, np.ndarray]) -> None:
+        """Raise DataError if a batch lacks images that can be augmented."""
+        if self._image not in batch:
+            raise DataError(
+                f"Augmentation of `{self._image}` was configured, and a batch has "
+                f"{', '.join(sorted(batch))}. Name the images: image={sorted(batch)[0]!r}."
+            )
+        image, changes = batch[self._image], self.changes
+        check_images(self._image, image)
+        if changes.crop >= min(image.shape[1:3]):
+            raise DataError(
+                f"augment.crop={changes.crop} pads with more pixels than images of "
+                f"{image.shape[1]} x {image.shape[2]} have. "
+                f"Set augment.crop={max(min(image.shape[1:3]) // 8, 1)}."
+            )
+        if changes.mixup or changes.cutmix:
+            self._check_labels(batch)
+
+    def _check_labels(self, batch: dict[str, np.ndarray]) -> None:
+        """Raise DataError unless the labels are classes."""
+        if self._label not in batch:
+            raise DataError(
+                f"Mixing needs a class for each row as `{self._label}`, and a batch has "
+                f"{', '.join(sorted(batch))}. Name the classes {self._label!r}, or set "
+                f"augment.mixup=0 and augment.cutmix=0."
+            )
+        label = batch[self._label]
+        if label.ndim != 1 or label.dtype.kind not in "iu":
+            raise DataError(
+                f"Mixing needs a class for each row; `{self._label}` holds {label.dtype} of shape "
+                f"{label.shape}. Give whole numbers (b), or set augment.mixup=0 and "
+                f"augment.cutmix=0."
+            )
+        wrong = (label < 0) | (label >= self._classes)
+        if wrong.any():
+            raise DataError(
+                f"Mixing was configured with classes 0 .. {self._classes - 1}, and a row has class "
+                f"{label[wrong][0]}. Set classes={max(int(label.max()) + 1, 1)}, or fix the row."
+            )
 
 
 @configclass

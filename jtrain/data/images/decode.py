@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jtrain.data.sources.optional_import import import_optional
+from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits or fewer

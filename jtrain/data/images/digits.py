@@ -9,7 +9,7 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.sources.arrays import Arrays
-from jtrain.data.sources.decompress import open_decompressed
+from jtrain.data.sources.files import open_decompressed
 from jtrain.data.sources.known_sets import find_set, python_package
 from jtrain.data.sources.subset import hold_out
 from jtrain.errors import DataError

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.sources.optional_import import import_optional
+from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.data.sources.decompress import open_decompressed, read_into
+from jtrain.data.sources.files import open_decompressed, read_into
 from jtrain.errors import DataError
 
 # By the third byte of the file; all are big-endian. Source: the description of the format at

@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.sources.files import find_files
-from jtrain.data.sources.optional_import import import_optional
+from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 

@@ -1,8 +1,12 @@
-"""The interface of data sets: rows by index, many at once."""
+"""The interface of data sets, rows by index; and imports of their optional packages."""
 
+import importlib
+from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from jtrain.errors import DataError
 
 
 @runtime_checkable
@@ -19,3 +23,21 @@ class Source(Protocol):
         A complete batch is read at once, as a single row costs microseconds of Python.
         """
         ...
+
+
+def import_optional(module: str, extra: str, what: str) -> ModuleType:
+    """Import and return a module.
+
+    Raises:
+        DataError: if it is not installed; the message has the command that installs it.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise DataError(
+            f"{what} was requested, which needs {package}, and {package} is not installed. "
+            f"Install it: pip install 'jtrain[{extra}]'"
+        ) from error

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jtrain.errors import DataError
-from jtrain.io.private_files import create_private, resolve_inside
+from jtrain.io.atomic_write import create_private, resolve_inside
 from jtrain.io.regular_files import open_regular
 
 

@@ -13,9 +13,8 @@ from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.files import find_files
 from jtrain.data.sources.interleaved import InterleavedStream
 from jtrain.data.sources.lines import Lines, make_line_rows
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.documents import read_pieces
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from jtrain.data.sources.files import find_files
 from jtrain.data.text.bpe import BPE
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.errors import DataError
 from jtrain.io.regular_files import TooLargeError, read_json
 

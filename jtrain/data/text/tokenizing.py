@@ -7,9 +7,8 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.text.bpe import train_bpe
-from jtrain.data.text.byte_tokenizer import ByteTokenizer
 from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.data.text.tokenizer_file import END, read_tokenizer
 
 

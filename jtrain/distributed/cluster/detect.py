@@ -1,11 +1,158 @@
-"""Detection of the cluster from the environment."""
+"""Detection of the cluster from the environment: a function for each kind."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from jtrain.distributed.cluster.cluster import Cluster
-from jtrain.distributed.cluster.kinds import KINDS
+from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.hostlist import parse_hosts, parse_tasks
+from jtrain.distributed.cluster.tf_config import read_tf_config
 from jtrain.distributed.cluster.variables import ClusterVariables
+from jtrain.errors import ConfigError
+
+PORT = 8476  # the default port; TPUs use it, too
+
+
+class ClusterKind(NamedTuple):
+    """A kind of cluster."""
+
+    name: str
+    marks: tuple[str, ...]
+    """The kind is recognised if any of these variables is set."""
+    read: Callable[[ClusterVariables], Cluster]
+
+
+def _jtrain(env: ClusterVariables) -> Cluster:
+    return Cluster(
+        kind="jtrain",
+        processes=env.number("JTRAIN_PROCESSES"),
+        index=env.number("JTRAIN_PROCESS"),
+        coordinator=CoordinatorAddress.parse(env.text("JTRAIN_COORDINATOR"), "JTRAIN_COORDINATOR"),
+        by=env.used,
+    )
+
+
+def _torchrun(env: ClusterVariables) -> Cluster:
+    """Read a torchrun cluster; the port is torchrun's plus one: its own store uses that port."""
+    return Cluster(
+        kind="torchrun",
+        processes=env.number("WORLD_SIZE"),
+        index=env.number("RANK"),
+        coordinator=CoordinatorAddress(
+            env.text("MASTER_ADDR"), env.number("MASTER_PORT", PORT) + 1
+        ),
+        devices=_local_gpus(env, env.number("LOCAL_RANK", 0), env.number("LOCAL_WORLD_SIZE", 1)),
+        by=env.used,
+    )
+
+
+def _open_mpi(env: ClusterVariables) -> Cluster:
+    processes, index = env.number("OMPI_COMM_WORLD_SIZE"), env.number("OMPI_COMM_WORLD_RANK")
+    local, local_processes = (env.number(f"OMPI_COMM_WORLD_LOCAL_{x}", y) for x, y in _LOCAL)
+    uri = env.get("OMPI_MCA_orte_hnp_uri")
+    host = re.search(r"tcp://([^,:]+)", uri)
+    if local_processes == processes:  # all are on this machine
+        where = CoordinatorAddress("127.0.0.1", PORT)
+    elif host:
+        where = CoordinatorAddress(host[1], _port(uri.partition(".")[0], 1 << 12))
+    else:
+        raise ConfigError(
+            f"Open MPI started {processes} processes on several machines and does not say where "
+            f"the first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT}, "
+            f"JTRAIN_PROCESSES and JTRAIN_PROCESS: mpirun -x JTRAIN_COORDINATOR ..."
+        )
+    devices = _local_gpus(env, local, local_processes)
+    return Cluster(
+        kind="Open MPI",
+        processes=processes,
+        index=index,
+        coordinator=where,
+        devices=devices,
+        by=env.used,
+    )
+
+
+_LOCAL = (("RANK", 0), ("SIZE", 1))
+
+
+def _slurm(env: ClusterVariables) -> Cluster:
+    """Read a step of a Slurm job, which `srun` starts; the hosts are in the order of the tasks."""
+    processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
+    nodes = parse_hosts(env.text("SLURM_STEP_NODELIST"))
+    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
+    on_node = parse_tasks(spelt)
+    node = env.number("SLURM_NODEID", 0)
+    local_processes = on_node[node] if node < len(on_node) else 1
+    bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
+    return Cluster(
+        kind="Slurm",
+        processes=processes,
+        index=env.number("SLURM_PROCID"),
+        coordinator=CoordinatorAddress(nodes[0], _port(env.text("SLURM_JOB_ID"))),
+        devices=() if bound else _local_gpus(env, env.number("SLURM_LOCALID", 0), local_processes),
+        by=env.used,
+    )
+
+
+def _tpu(env: ClusterVariables) -> Cluster:
+    """Read one or several TPU slices, with one process per host."""
+    workers = env.text("TPU_WORKER_HOSTNAMES").split(",")
+    slices, slice_ = env.number("MEGASCALE_NUM_SLICES", 1), env.number("MEGASCALE_SLICE_ID", 0)
+    worker = env.number("TPU_WORKER_ID")
+    if worker >= len(workers):
+        raise ConfigError(
+            f"TPU_WORKER_ID={worker}, and TPU_WORKER_HOSTNAMES has only {len(workers)} hosts, "
+            f"counted from 0. Set both to the values of the slice."
+        )
+    first = env.get("MEGASCALE_COORDINATOR_ADDRESS") if slices > 1 else workers[0]
+    host = first.partition(":")[0] or env.text("MEGASCALE_COORDINATOR_ADDRESS")
+    return Cluster(
+        kind="TPU slice" if slices == 1 else f"{slices} TPU slices",
+        processes=slices * len(workers),
+        index=slice_ * len(workers) + worker,
+        coordinator=CoordinatorAddress(host, PORT),
+        by=env.used,
+    )
+
+
+def _job_set(env: ClusterVariables) -> Cluster:
+    """Read one replicated job of a JobSet; the names of its pods are known beforehand."""
+    name, job = env.text("JOBSET_NAME"), env.text("REPLICATED_JOB_NAME")
+    pods, jobs = env.number("PODS_PER_JOB"), env.number("JOBS", 1)
+    index = env.number("JOB_INDEX", 0) * pods + env.number("JOB_COMPLETION_INDEX")
+    return Cluster(
+        kind="Kubernetes JobSet",
+        processes=pods * jobs,
+        index=index,
+        coordinator=CoordinatorAddress(f"{name}-{job}-0-0.{name}", PORT),
+        by=env.used,
+    )
+
+
+KINDS = (
+    ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _jtrain),
+    ClusterKind("TF_CONFIG", ("TF_CONFIG",), read_tf_config),
+    ClusterKind("torchrun", ("MASTER_ADDR",), _torchrun),
+    ClusterKind("Open MPI", ("OMPI_COMM_WORLD_SIZE",), _open_mpi),
+    ClusterKind("Slurm", ("SLURM_STEP_NODELIST",), _slurm),
+    ClusterKind("TPU", ("TPU_WORKER_HOSTNAMES",), _tpu),
+    ClusterKind("Kubernetes JobSet", ("JOBSET_NAME",), _job_set),
+)
+
+
+def _port(job: str, unit: int = 1) -> int:
+    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one."""
+    return 61440 + (int(job) // unit if job.isdigit() else 0) % 4096
+
+
+def _local_gpus(env: ClusterVariables, local: int, local_processes: int) -> tuple[int, ...]:
+    """Return the GPUs of one of several processes that all see the same GPUs; () for all."""
+    visible = [gpu for gpu in env.get("CUDA_VISIBLE_DEVICES").split(",") if gpu]
+    each, rest = divmod(len(visible), local_processes)
+    if local_processes == 1 or not each or rest:
+        return ()
+    return tuple(range(local * each, (local + 1) * each))
 
 
 def detect(environ: Mapping[str, str]) -> Cluster:

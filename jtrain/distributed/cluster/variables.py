@@ -1,5 +1,6 @@
-"""Environment variables of a cluster, with a record of those used."""
+"""Environment of a process of a cluster: its variables, CPU devices and command line."""
 
+import os
 from collections.abc import Mapping
 
 from jtrain.errors import ConfigError
@@ -45,3 +46,20 @@ class ClusterVariables:
         raise ConfigError(
             f"{self._kind}: {name} should be a number from 0 on and is {text!r}. Set {name}=0, say."
         )
+
+
+LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the processes it starts
+
+
+def program() -> str:
+    """Return the words before the verb: `jtrain`, or `jtrain launch` with its options."""
+    return os.environ.get(LAUNCHER) or "jtrain"
+
+
+NUMBER = "JAX_NUM_CPU_DEVICES"
+
+
+def sets_cpu_devices(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment sets it, by JAX's variable or by XLA's flag."""
+    forced = "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", "")
+    return forced or NUMBER in environ

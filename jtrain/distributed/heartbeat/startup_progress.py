@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT, Heartbeat
-from jtrain.distributed.heartbeat.polling_thread import PollingThread
+from jtrain.distributed.heartbeat.watchdog import PollingThread
 
 DOING: Mapping[str, str] = {
     "start": "building the experiment and reading its data",

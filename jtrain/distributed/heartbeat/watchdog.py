@@ -4,15 +4,40 @@ import contextlib
 import faulthandler
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from jtrain.distributed.heartbeat.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.distributed.heartbeat.patience import Patience, WatchedProcess
-from jtrain.distributed.heartbeat.polling_thread import PollingThread
 from jtrain.errors import HUNG
 from jtrain.io.regular_files import open_regular
+
+
+class PollingThread:
+    """Base of a thread that runs `_watch` in a `with` block and ends when `_over` is set.
+
+    Args:
+        name: name of the thread.
+        tick: seconds between two checks.
+    """
+
+    def __init__(self, name: str, tick: float):
+        self._tick, self._over = tick, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        """Check until `_over` is set; subclasses implement this."""
+        raise NotImplementedError
+
 
 # Multiple of the launcher's patience: the launcher has to notice a hang first. Users do not choose
 # these limits, so they are safe: 20 minutes without a step.

@@ -7,8 +7,8 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from jtrain.distributed.cluster import cpu_devices
-from jtrain.distributed.cluster.command_line import LAUNCHER
+from jtrain.distributed.cluster import variables
+from jtrain.distributed.cluster.variables import LAUNCHER
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import Fault
 from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
@@ -81,7 +81,7 @@ def worker_environment(
         "JTRAIN_COORDINATOR": coordinator,
         "JTRAIN_PROCESSES": f"{processes}",
         "JTRAIN_PROCESS": f"{index}",
-        **({cpu_devices.NUMBER: f"{devices}"} if devices else {}),
+        **({variables.NUMBER: f"{devices}"} if devices else {}),
     }
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jtrain.errors.renamed import rename_advice
+from jtrain.errors.old_names import rename_advice
 from jtrain.errors.user_code.explain import (
     WHOLE,
     ErrorAdvice,

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,45 @@ from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.inspect.debug.stages import Stage, Stages
 from jtrain.io.formatting import format_number
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.setup import TrainSetup, set_up
+
+
+@dataclasses.dataclass
+class Stage:
+    """A completed stage."""
+
+    name: str
+    detail: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.name:10} {self.detail:56} {self.seconds:7.2f} s"
+
+
+class Stages:
+    """Consecutive stages, each logged when it completes or fails."""
+
+    def __init__(self, log: Callable[[str], None]):
+        self.done: list[Stage] = []
+        self._log = log
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[Stage]:
+        """Time a block; the block may set `detail`."""
+        stage, start = Stage(name), time.perf_counter()
+        try:
+            yield stage
+        except BaseException:
+            self._log(f"{name:10} failed after {time.perf_counter() - start:.2f} s:")
+            raise
+        stage.seconds = time.perf_counter() - start
+        self.done.append(stage)
+        self._log(str(stage))
+
 
 CALLS = 4  # calls of the step: half before the state is saved, half after
 BATCHES = 2  # batches of each evaluation set

@@ -5,10 +5,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jtrain.config.suggestions import did_you_mean
-from jtrain.distributed.cluster import cpu_devices
+from jtrain.distributed.cluster import variables
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.compiler_logging import suppress_stderr
+from jtrain.errors.spelling import did_you_mean
+from jtrain.inspect.plan.compiler import suppress_stderr
 
 PATTERN = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 
@@ -29,7 +29,7 @@ def find_topology(name: str) -> Topology:
     Raises:
         ConfigError: if the name is invalid, or the compiler for it is not installed.
     """
-    from jtrain.parallel.memory import CHIPS, device_memory
+    from jtrain.parallel.memory_estimate import CHIPS, device_memory
 
     found = PATTERN.fullmatch(name)
     if found is None:
@@ -58,8 +58,8 @@ def prepare_environment(name: str) -> None:
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     kind, _, count = name.partition(":")
-    if kind == "cpu" and count.isdecimal() and not cpu_devices.sets_cpu_devices(os.environ):
-        os.environ[cpu_devices.NUMBER] = count
+    if kind == "cpu" and count.isdecimal() and not variables.sets_cpu_devices(os.environ):
+        os.environ[variables.NUMBER] = count
 
 
 def _cpu(name: str, slices: int, shape: str) -> Topology:

@@ -9,8 +9,7 @@ from typing import Any
 
 from jtrain.config.command_line import format_value
 from jtrain.config.dump import ABSENT
-from jtrain.inspect.report.html import render_table
-from jtrain.inspect.report.overview import render_overview
+from jtrain.inspect.report.overview import render_overview, render_table
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
     leaf_charts,

@@ -8,7 +8,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.rows import check_no_hidden_rows, first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
-from jtrain.models.adapters.switch import switch_of
+from jtrain.models.adapters.library_modules import switch_of
 
 Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku is no dependency
 
@@ -19,7 +19,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
     are haiku's own dicts of dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes
     `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
-    `jtrain.models.adapters.switch`).
+    `jtrain.models.adapters.library_modules`).
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
     `hk.dropout` draws one mask for all rows of a call.

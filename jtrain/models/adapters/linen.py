@@ -14,7 +14,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.rows import first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
-from jtrain.models.adapters.switch import keys_argument, switch_of
+from jtrain.models.adapters.library_modules import keys_argument, switch_of
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:

@@ -7,8 +7,8 @@ from jtrain.core.loss import Stateful
 from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.errors.user_code import check_takes
+from jtrain.models.adapters.library_modules import carried
 from jtrain.models.adapters.nnx import SplitModule
-from jtrain.models.adapters.statistics import carried
 
 
 def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:

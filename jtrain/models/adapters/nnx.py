@@ -14,7 +14,7 @@ from jtrain.core.rows import first_key
 from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import CARRY_EXTRA
-from jtrain.models.adapters.switch import EVALUATES, TRAINS, keys_argument
+from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, keys_argument
 from jtrain.models.layers.batch_norm import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about

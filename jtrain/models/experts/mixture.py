@@ -12,11 +12,10 @@ from jaxtyping import Array, Float, Int
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.models.experts.capacity import within_capacity
-from jtrain.models.experts.dropless import dropless, weighed
+from jtrain.models.experts.dispatch import dropless, weighed, within_capacity
 from jtrain.models.experts.experts import Capacity, Dropless
+from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.feed_forward import Activation, bend
-from jtrain.models.layers.key_sequence import KeySequence
 
 UP, DOWN = ("experts", "width", "hidden"), ("experts", "hidden", "width")
 

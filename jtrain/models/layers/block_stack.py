@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Params
-from jtrain.models.layers.key_sequence import KeySequence
+from jtrain.models.layers.dropout import KeySequence
 
 Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "names"]
 # (block, x, arrays of the rows, index, state or None) -> x, state

@@ -1,10 +1,11 @@
-"""Dropout that depends on a row's own key."""
+"""Dropout that depends on a row's own key, and sequences of keys."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from jtrain.core.types import Key
 from jtrain.errors import LossError
 
 
@@ -52,3 +53,24 @@ def drawn_from(
             f"`rng=jt.row_keys(rng, batch)` to apply, or train=False to drop nothing."
         )
     return keys
+
+
+class KeySequence:
+    """The keys of `nnx.Rngs(key).params()`, from number `start` on.
+
+    Unlike in a stream of flax, `start` may be a traced number: so stacked layers draw under
+    `jax.vmap` the same values as layers made one after the other.
+    """
+
+    def __init__(self, key: Key, start: int | Int[Array, ""] = 0):
+        self._key, self.start = key, start
+        self.count = 0
+
+    def params(self) -> Key:
+        """Return the next key."""
+        self.count += 1
+        return jax.random.fold_in(self._key, self.start + self.count - 1)
+
+    def fork(self, start: int | Int[Array, ""] | None = None) -> "KeySequence":
+        """Return the same sequence from number `start` on; by default from the next key."""
+        return KeySequence(self._key, self.start + self.count if start is None else start)

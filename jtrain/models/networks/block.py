@@ -15,9 +15,8 @@ from jtrain.core.placement import Placement
 from jtrain.models.attention.rotary import RotaryAngles, rotate
 from jtrain.models.experts.experts import Experts, NoExperts
 from jtrain.models.experts.mixture import MixtureOfExperts
-from jtrain.models.layers.dropout import drop
+from jtrain.models.layers.dropout import KeySequence, drop
 from jtrain.models.layers.feed_forward import Activation, bend
-from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Num, Shaped
 from jtrain.core.placement import Placement
 from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.dropout import drawn_from, drop
-from jtrain.models.layers.images import as_images
+from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.pooling import max_pool
 

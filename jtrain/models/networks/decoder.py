@@ -15,14 +15,12 @@ from jtrain.models.attention.causal import Causal
 from jtrain.models.attention.kv_cache import remembering
 from jtrain.models.attention.positions import LearnedPositions, Positions, Rotary
 from jtrain.models.attention.rotary import RotaryAngles, turn_at
-from jtrain.models.attention.segments import places_within
-from jtrain.models.attention.soft_cap import soft_cap
+from jtrain.models.attention.scores import places_within, soft_cap
 from jtrain.models.experts.experts import Experts
 from jtrain.models.layers.block_stack import Remat, stacked, through
-from jtrain.models.layers.dropout import drawn_from, drop
+from jtrain.models.layers.dropout import KeySequence, drawn_from, drop
 from jtrain.models.layers.embedding import look_up
 from jtrain.models.layers.feed_forward import Activation
-from jtrain.models.layers.key_sequence import KeySequence
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, TransformerBlock
 

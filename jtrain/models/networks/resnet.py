@@ -14,7 +14,7 @@ from jtrain.models.layers.batch_norm import BatchNorm
 from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.group_norm import GroupNorm
-from jtrain.models.layers.images import as_images
+from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.pooling import max_pool
 

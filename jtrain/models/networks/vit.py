@@ -14,7 +14,7 @@ from jtrain.core.pytree import at_least_f32
 from jtrain.models.attention.attention import attention_where
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.feed_forward import bend
-from jtrain.models.layers.images import as_images
+from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
 

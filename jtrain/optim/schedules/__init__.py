@@ -10,16 +10,16 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from jtrain.optim.schedules.constant import Constant as Constant
 from jtrain.optim.schedules.cosine import Cosine as Cosine
-from jtrain.optim.schedules.inverse_sqrt import InverseSquareRoot as InverseSquareRoot
+from jtrain.optim.schedules.cosine import OneCycle as OneCycle
+from jtrain.optim.schedules.cosine import Restarts as Restarts
 from jtrain.optim.schedules.join import Join as Join
 from jtrain.optim.schedules.join import SchedulePiece as SchedulePiece
-from jtrain.optim.schedules.linear import LinearSchedule as LinearSchedule
-from jtrain.optim.schedules.one_cycle import OneCycle as OneCycle
 from jtrain.optim.schedules.rate import LearningRate as LearningRate
-from jtrain.optim.schedules.restarts import Restarts as Restarts
-from jtrain.optim.schedules.wsd import WarmupStableDecay as WarmupStableDecay
+from jtrain.optim.schedules.simple import Constant as Constant
+from jtrain.optim.schedules.simple import InverseSquareRoot as InverseSquareRoot
+from jtrain.optim.schedules.simple import LinearSchedule as LinearSchedule
+from jtrain.optim.schedules.simple import WarmupStableDecay as WarmupStableDecay
 
 Schedule: TypeAlias = Annotated[
     Constant

@@ -10,14 +10,14 @@ from jtrain.config.configclass import configclass
 from jtrain.config.durations import DurationField
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules.base import ScheduleBase
-from jtrain.optim.schedules.constant import Constant
-from jtrain.optim.schedules.cosine import Cosine
-from jtrain.optim.schedules.inverse_sqrt import InverseSquareRoot
-from jtrain.optim.schedules.linear import LinearSchedule
-from jtrain.optim.schedules.one_cycle import OneCycle
+from jtrain.optim.schedules.cosine import Cosine, OneCycle, Restarts
 from jtrain.optim.schedules.rate import LearningRate, check_run
-from jtrain.optim.schedules.restarts import Restarts
-from jtrain.optim.schedules.wsd import WarmupStableDecay
+from jtrain.optim.schedules.simple import (
+    Constant,
+    InverseSquareRoot,
+    LinearSchedule,
+    WarmupStableDecay,
+)
 
 Plain: TypeAlias = Annotated[
     Constant

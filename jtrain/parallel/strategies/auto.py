@@ -13,12 +13,11 @@ from jtrain.errors import ConfigError, UserError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.leaf_sharding import Zero, leaf_dims
-from jtrain.parallel.memory import device_memory
-from jtrain.parallel.memory_estimate import MemoryEstimate, MemoryNeeds, estimate, gb
+from jtrain.parallel.memory_estimate import MemoryEstimate, MemoryNeeds, device_memory, estimate, gb
 from jtrain.parallel.rules import AXES, STATE, UNEVEN
-from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.mesh_axes import Axes
 from jtrain.parallel.strategies.single import Single
+from jtrain.parallel.strategies.strategy import BaseParallelConfig
 
 USABLE = 0.75  # of a device's memory: programs took up to 1.3 times their estimate (docs/axes.md)
 LISTED = 4  # layouts that are too large, in the message

@@ -11,9 +11,8 @@ from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
-from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.sharded import Sharded
-from jtrain.parallel.strategies.strategy import Strategy
+from jtrain.parallel.strategies.strategy import BaseParallelConfig, Strategy
 
 
 @configclass

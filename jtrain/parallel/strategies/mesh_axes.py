@@ -14,8 +14,8 @@ from jtrain.parallel.mesh import ANY_NUMBER, fill_sizes, make_mesh
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.pipeline.schedule import Gather, schedule_of
 from jtrain.parallel.rules import AXES
-from jtrain.parallel.strategies.base_config import BaseParallelConfig
 from jtrain.parallel.strategies.sharded import Sharded
+from jtrain.parallel.strategies.strategy import BaseParallelConfig
 
 
 @configclass

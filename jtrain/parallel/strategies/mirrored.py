@@ -13,11 +13,9 @@ from jtrain.parallel.leaf_sharding import Zero
 from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.offload import Offload
 from jtrain.parallel.rules import SPLIT
-from jtrain.parallel.strategies.base_config import BaseParallelConfig
-from jtrain.parallel.strategies.pmap import Pmap
 from jtrain.parallel.strategies.sharded import Sharded
-from jtrain.parallel.strategies.shmap import ShardMap
-from jtrain.parallel.strategies.strategy import Strategy
+from jtrain.parallel.strategies.shmap import Pmap, ShardMap
+from jtrain.parallel.strategies.strategy import BaseParallelConfig, Strategy
 
 
 @configclass

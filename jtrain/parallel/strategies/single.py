@@ -14,8 +14,13 @@ from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
 from jtrain.parallel.devices import Device, one_device
 from jtrain.parallel.mesh import make_mesh
-from jtrain.parallel.strategies.base_config import BaseParallelConfig
-from jtrain.parallel.strategies.strategy import PlacedBatchCache, Strategy, plain, same_for_all
+from jtrain.parallel.strategies.strategy import (
+    BaseParallelConfig,
+    PlacedBatchCache,
+    Strategy,
+    plain,
+    same_for_all,
+)
 
 
 class OneDevice(Strategy):

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 from jax.stages import Lowered
+from pydantic import Field
 
+from jtrain.config.configclass import configclass
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.pytree import named_leaves
@@ -211,3 +213,11 @@ def _moved(expected: Any, actual: Any) -> list[str]:
 def _argument_name(name: str) -> str:
     """Return `0/params/w` as `state/params/w`."""
     return {"0": "state", "1": "batch"}[name[0]] + name[1:]
+
+
+@configclass
+class BaseParallelConfig:
+    """Fields of every kind of `parallel`."""
+
+    start_timeout: float = Field(default=300.0, gt=0)
+    """Seconds that the processes of a run wait for one another when they start."""

@@ -27,9 +27,9 @@ from jtrain.train.hooks.evaluation import EvaluationResult as EvaluationResult
 from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
 from jtrain.train.hooks.function_hooks import on_results as on_results
 from jtrain.train.hooks.function_hooks import on_state as on_state
-from jtrain.train.hooks.history import MetricHistory as MetricHistory
 from jtrain.train.hooks.log import LogHook as LogHook
 from jtrain.train.hooks.log import LogLines as LogLines
+from jtrain.train.hooks.metrics import MetricHistory as MetricHistory
 from jtrain.train.hooks.metrics import Metrics as Metrics
 from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.samples import Samples as Samples

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jtrain.checkpoint.retention import BestMetric
-from jtrain.config.suggestions import did_you_mean
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.evaluation import Results
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from jtrain.checkpoint.retention import BestMetric, best_step
-from jtrain.config.suggestions import did_you_mean
 from jtrain.core.loop import Hook, Stop, StoppedError
 from jtrain.core.types import Metrics
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import did_you_mean
 
 Results: TypeAlias = Mapping[int, Mapping[str, float]]  # numbers by evaluated step
 

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from jtrain.core.loop import Hook, Stop
 from jtrain.core.types import Metrics
+from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.errors import ConfigError
 from jtrain.train.hooks.evaluation import Results
 
@@ -96,3 +97,14 @@ class _OnResults(Hook):
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
         return self._function(step, {f"{name}/{key}": x for key, x in results[step].items()})
+
+
+class HeartbeatHook(Hook):
+    """Hook that reports the step; it comes first, so that a later hook that hangs is noticed."""
+
+    def __init__(self, *, every: int = 1, pulse: Heartbeat = HEARTBEAT):
+        self.every, self._heartbeat = every, pulse
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Report the step; 1 us."""
+        self._heartbeat.beat("hooks", step)

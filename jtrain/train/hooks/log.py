@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jtrain.core.loop import Hook
 from jtrain.io.formatting import format_count, format_duration, format_number
+from jtrain.io.lost_files import OpenFolder
 from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
-from jtrain.io.same_file import OpenFolder
 from jtrain.train.hooks.speed import Speed
 
 

@@ -3,11 +3,67 @@
 import collections
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from jtrain.core.loop import Hook, Stop
+from jtrain.core.types import Metrics
 from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
-from jtrain.train.hooks.recent_steps import RecentSteps, StepMetrics
+
+
+class StepMetrics(NamedTuple):
+    """Numbers of a step."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    skipped: int
+    """Steps that were skipped so far, with this one."""
+    scale: float = math.nan
+    """Loss scale of the step; NaN without loss scaling."""
+
+
+_NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
+
+
+class RecentSteps(Hook):
+    """Hook that keeps the steps since the last `forget`; only `read` fetches from a device.
+
+    Args:
+        every: steps of a compiled call (`steps_per_call`).
+    """
+
+    def __init__(self, *, every: int = 1):
+        self.every = every
+        self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Keep the numbers of a call."""
+        self._calls.append((step, {name: metrics[name] for name in _NAMES if name in metrics}))
+
+    def forget(self, step: int) -> None:
+        """Drop the steps up to this one."""
+        while self._calls and self._calls[0][0] <= step:
+            self._calls.popleft()
+
+    def read(self, step: int) -> list[StepMetrics]:
+        """Return the kept steps of calls that ended by this step."""
+        steps = []
+        for last, metrics in self._calls:
+            if last > step:
+                break
+            fetched = jax.device_get(metrics)
+            means = [fetched[name].value() for name in _NAMES if name in fetched]
+            columns = [np.atleast_1d(each).tolist() for each in means]
+            first = last - len(columns[0]) + 1
+            for number, (loss, norm, skipped, *scale) in enumerate(
+                zip(*columns, strict=True), first
+            ):
+                steps.append(StepMetrics(number, loss, norm, round(skipped), *scale))
+        return steps
+
 
 FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
 KEPT = "The parameters are those of the last finite step."

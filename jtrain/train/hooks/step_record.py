@@ -17,7 +17,7 @@ import numpy as np
 
 from jtrain.core.loop import IN_FLIGHT, Hook
 from jtrain.core.types import Metrics
-from jtrain.data.batches.digest import digest_batch
+from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
 

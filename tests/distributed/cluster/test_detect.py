@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from jtrain.distributed.cluster import detect
-from jtrain.distributed.cluster.kinds import KINDS
+from jtrain.distributed.cluster.detect import KINDS
 from jtrain.errors import ConfigError
 
 

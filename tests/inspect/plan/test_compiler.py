@@ -7,8 +7,7 @@ from jax.stages import Compiled
 
 from jtrain.inspect.plan.compiler import compile_and_read, read_program
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.plan import Plan
-from jtrain.inspect.plan.table import format_plan
+from jtrain.inspect.plan.plan import Plan, format_plan
 
 # The error of jaxlib 0.10.2 for a program of libtpu 0.0.52.
 SAID = (

@@ -3,8 +3,7 @@ import math
 import pytest
 
 from jtrain.core.loop import Stop
-from jtrain.train.hooks.recent_steps import RecentSteps, StepMetrics
-from jtrain.train.hooks.skipped_steps import SkippedSteps
+from jtrain.train.hooks.skipped_steps import RecentSteps, SkippedSteps, StepMetrics
 
 
 class Steps(RecentSteps):

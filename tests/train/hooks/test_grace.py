@@ -1,7 +1,7 @@
 """A run that could not save within its grace period warns in time."""
 
 from jtrain.core.loop import IN_FLIGHT
-from jtrain.train.hooks.grace_period import GraceBudget, GracePeriod
+from jtrain.train.hooks.signals import GraceBudget, GracePeriod
 
 
 def grace(told: list[str], budget: GraceBudget, call: float | None) -> GracePeriod:

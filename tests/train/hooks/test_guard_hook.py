@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.config.guard import RollbackPolicy, Spike, StopPolicy
+from jtrain.config.sections import RollbackPolicy, Spike, StopPolicy
 from jtrain.core.loop import Rollback, Stop
-from jtrain.train.hooks.bad_step_guard import BadStepGuard
+from jtrain.train.hooks.bad_step_guard import BadStepGuard, RunningMean
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, read_decisions
-from jtrain.train.hooks.running_mean import RunningMean
 
 
 def told(guard: BadStepGuard, step: int, loss=1.0, norm=1.0, update=1.0, **more):

@@ -4,7 +4,7 @@ import itertools
 
 from jtrain.core.loop import train_loop
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
-from jtrain.train.hooks.heartbeat import HeartbeatHook
+from jtrain.train.hooks.function_hooks import HeartbeatHook
 from jtrain.train.hooks.signals import Signals
 
 

@@ -32,7 +32,7 @@ SHOWS = (
     )
     .replace(
         "from jtrain.losses.cross_entropy",
-        "from jtrain.losses.confusion import confusion\nfrom jtrain.losses.cross_entropy",
+        "from jtrain.losses.accuracy import confusion\nfrom jtrain.losses.cross_entropy",
     )
 )
 

@@ -1,8 +1,6 @@
-"""Shakespeare: the packaged plays (37 plays, 4.7 million characters of 63 kinds), by character.
+"""Shakespeare by character: 37 plays in the package (4.7 million characters), Tiny Shakespeare."""
 
-PROVENANCE.md beside this file names their source and how they were cleaned.
-"""
-
+import hashlib
 import lzma
 import re
 from pathlib import Path
@@ -11,7 +9,10 @@ from typing import Literal
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
+from jtrain.data.sources.known_sets import DataPackage, find_set
+from jtrain.data.text.characters import read_text
 from jtrain.data.text.text import Corpus, build_corpus
+from jtrain.errors import DataError
 
 
 def read_plays() -> dict[str, str]:
@@ -43,3 +44,39 @@ class Shakespeare:
         """Return 4.2 million characters for training and 0.47 million for validation."""
         train, validation = zip(*map(split_play, read_plays().values()), strict=True)
         return build_corpus("".join(train), "".join(validation), context=self.context)
+
+
+NAME, FILE = "tinyshakespeare", "input.txt"
+DIGEST = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
+WEB = DataPackage(NAME, None, (f"curl --create-dirs -o {{data}}/{NAME}/{FILE} {SOURCE}/{FILE}",))
+
+
+@configclass
+class TinyShakespeare:
+    """1,115,394 characters of 65 kinds; the last tenth is held out for validation.
+
+    Sources: https://github.com/karpathy/char-rnn (the text), https://github.com/karpathy/nanoGPT
+    (the split).
+    """
+
+    kind: Literal["tiny_shakespeare"] = "tiny_shakespeare"
+    context: int = Field(default=64, gt=0)
+    """Context length in characters."""
+
+    def build(self) -> Corpus:
+        """Return 1,003,854 characters for training and 111,540 for validation.
+
+        Raises:
+            DataError: if the file does not exist, or is another text.
+        """
+        (path,) = find_set(NAME, [FILE], WEB)
+        text = read_text(path)
+        if (found := hashlib.sha256(text.encode()).hexdigest()) != DIGEST:
+            raise DataError(
+                f"{path} is not the text that published results are measured on: its sha256 is "
+                f"{found[:12]}..., not {DIGEST[:12]}.... Get it again, or train on it as it is: "
+                f"data.kind=text data.path={path}"
+            )
+        cut = len(text) * 9 // 10
+        return build_corpus(text[:cut], text[cut:], context=self.context)
