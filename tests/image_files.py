@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.images import digits
+from jtrain.data.images import digits, idx_images
 from jtrain.data.images.digits import FILE
 from jtrain.data.images.image_dataset import FILES
 

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field
 
 from jtrain.config.configclass import configclass
 from jtrain.config.durations import Duration, DurationField
-from jtrain.config.sections import Guard, InitFrom, SkipPolicy
+from jtrain.config.guard import Guard, SkipPolicy
+from jtrain.config.init_from import InitFrom
 from jtrain.io.object_store import is_address
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Shaped
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.config.sections import F32, Precision
+from jtrain.config.precision import F32, Precision
 from jtrain.config.top import BaseConfig
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful

@@ -10,7 +10,8 @@ import optax
 from pydantic import ValidationError
 
 from jtrain.config.configclass import configclass
-from jtrain.config.sections import Guard, Precision, RollbackPolicy
+from jtrain.config.guard import Guard, RollbackPolicy
+from jtrain.config.precision import Precision
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves

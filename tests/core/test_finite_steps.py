@@ -10,7 +10,8 @@ import pytest
 from cases import by_name
 
 from chaos.numbers import PLACES, Fault, config
-from jtrain.config.sections import F16, RollbackPolicy
+from jtrain.config.guard import RollbackPolicy
+from jtrain.config.precision import F16
 from jtrain.core.pytree import named_leaves
 from jtrain.parallel import FSDP, Mirrored, Single
 from jtrain.train.setup import set_up

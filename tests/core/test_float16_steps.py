@@ -9,7 +9,7 @@ import pytest
 from cases import by_name
 
 import jtrain as jt
-from jtrain.config.sections import F16
+from jtrain.config.precision import F16
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.batches.by_step import FullBatches
 from jtrain.errors import LossError

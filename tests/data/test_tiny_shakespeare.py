@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jtrain.data.text import shakespeare
 from jtrain.data.text.shakespeare import TinyShakespeare
 from jtrain.errors import DataError
 

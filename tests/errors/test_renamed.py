@@ -68,7 +68,7 @@ STATEMENTS = {
     "from jtrain.data import (\n    Arrays,\n    Labelled,\n)": (
         "from jtrain.data import Arrays, ImageDataset as Labelled"
     ),
-    "import jtrain.precision as precision": "import jtrain.config.sections as precision",
+    "import jtrain.precision as precision": "import jtrain.config.precision as precision",
     "from jtrain import loop": "from jtrain.core import loop",
 }
 

@@ -11,7 +11,7 @@ from cases import by_name
 
 import jtrain as jt
 from chaos.numbers import Fault, config, different
-from jtrain.config.sections import SkipPolicy
+from jtrain.config.guard import SkipPolicy
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.errors import LossError
 from jtrain.io import jsonl

@@ -12,7 +12,8 @@ from cases import by_name
 import jtrain as jt
 from chaos.numbers import Config, Fault, FiniteCheck, config, different
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.sections import F16, RollbackPolicy, SkipPolicy, Spike, StopPolicy
+from jtrain.config.guard import RollbackPolicy, SkipPolicy, Spike, StopPolicy
+from jtrain.config.precision import F16
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.loop import Rollback
 from jtrain.errors import ConfigError

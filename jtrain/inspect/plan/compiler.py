@@ -1,27 +1,12 @@
 """Compilation of a step for other devices, with the text of the compiled program."""
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 from jax.stages import Compiled, Lowered
 
-
-@contextlib.contextmanager
-def suppress_stderr() -> Iterator[None]:
-    """Discard all output on standard error, including that of C++ libraries."""
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
-
+from jtrain.inspect.plan.compiler_logging import suppress_stderr
 
 PROGRAM = "*after_optimizations.txt"  # the optimized program among XLA's dump files
 

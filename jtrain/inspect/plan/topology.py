@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jtrain.distributed.cluster import variables
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.inspect.plan.compiler import suppress_stderr
+from jtrain.inspect.plan.compiler_logging import suppress_stderr
 
 PATTERN = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 

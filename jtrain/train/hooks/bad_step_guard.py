@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jtrain.config.sections import RollbackPolicy, StopPolicy
+from jtrain.config.guard import RollbackPolicy, StopPolicy
 from jtrain.core.loop import Hook, Rollback, Stop
 from jtrain.core.types import Metrics
 from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step

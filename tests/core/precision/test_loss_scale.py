@@ -6,7 +6,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.config.sections import F16
+from jtrain.config.precision import F16
 from jtrain.core.precision.cast import compute_in
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import new_state

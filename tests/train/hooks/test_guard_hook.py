@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.config.sections import RollbackPolicy, Spike, StopPolicy
+from jtrain.config.guard import RollbackPolicy, Spike, StopPolicy
 from jtrain.core.loop import Rollback, Stop
 from jtrain.train.hooks.bad_step_guard import BadStepGuard, RunningMean
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, read_decisions

@@ -1,0 +1,49 @@
+"""Initial parameters from a run, a checkpoint or a file."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from jtrain.config.configclass import configclass
+
+
+def _as_many_stars(pair: tuple[str, str]) -> tuple[str, str]:
+    there, here = (name.count("*") for name in pair)
+    if there == here:
+        return pair
+    raise ValueError(
+        f"must have as many * in both names, as each stands for the same text; found {there} in "
+        f"{pair[0]} and {here} in {pair[1]}"
+    )
+
+
+Pattern = Annotated[str, Field(min_length=1)]
+Rename = Annotated[tuple[Pattern, Pattern], AfterValidator(_as_many_stars)]
+
+
+@configclass
+class InitFrom:
+    """Trained parameters to start from; the optimizer and the step start afresh.
+
+    Only the first start of a run reads them: one that goes on has all in its own checkpoint.
+    """
+
+    path: str = ""
+    """A run (its directory, or its NAME in runs/), a checkpoint of one (runs/NAME/checkpoints/400)
+    or a file of tensors (.safetensors, .safetensors.index.json); empty: parameters by the seed."""
+    step: Literal["newest", "best"] = "newest"
+    """Which checkpoint of a run; the best by its own checkpoint.best."""
+    include: tuple[Pattern, ...] = ("*",)
+    """Patterns on the names of this model's leaves: those that are taken. `*` is any text."""
+    exclude: tuple[Pattern, ...] = ()
+    """Patterns on the names of this model's leaves: those that are not, and start by the seed."""
+    rename: tuple[Rename, ...] = ()
+    """Pairs [name there, name here], such as [h/*/ln_1/weight, blocks/*/norm/scale]; of the pairs
+    that match a name the first counts. Dots in the names of tensors are slashes."""
+    transpose: tuple[Pattern, ...] = ()
+    """Patterns on the names of this model's leaves that lie there with their dims reversed."""
+    partial: bool = False
+    """Whether leaves that are not there start by the seed; otherwise that is an error."""
+    extra: bool = False
+    """Whether what stands beside the parameters (running statistics) is taken as well; its leaves
+    are called extra/NAME."""
