@@ -12,8 +12,9 @@ from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.redact import redact_values
 from jtrain.sweep.grid import Grid, label
-from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_dir import RunDir
+
+ANOTHER_SWEEP = "Give the sweep another name (name=...), or type the old values."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,7 @@ class SweepMember:
         if self.status() != "done":
             return False
         asked = resolve(config, self.settings).config
-        stored = self.directory.stored(type(asked))
-        asked = keep_lengths(asked, stored)
-        return get_lengths(asked) == get_stored_lengths(asked, stored)
+        return self.directory.match(asked, ANOTHER_SWEEP).is_as_long
 
 
 def split_name(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
@@ -105,10 +104,7 @@ def check_members(config: Path, all_members: Sequence[SweepMember]) -> ResolvedC
     for each in all_members:
         try:
             resolved = resolve(config, each.settings)
-            asked, run_dir = resolved.config, each.directory
-            asked = keep_lengths(asked, run_dir.stored(type(asked)))
-            advice = "Give the sweep another name (name=...), or type the old values."
-            run_dir.check_config(asked, advice, also=get_lengths(asked))
+            each.directory.match(resolved.config, ANOTHER_SWEEP)
             first = first or resolved
         except ConfigError as error:
             errors |= dict.fromkeys(str(error).splitlines())

@@ -15,9 +15,8 @@ from jtrain.errors import CheckpointError, ConfigError, UserError
 from jtrain.parallel import FSDP, Auto, Layout, Mirrored, Single, check_divides
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Prompt, RunConfig
-from jtrain.train.longer_run import get_lengths, keep_lengths
 from jtrain.train.multihost_checks import join_run
-from jtrain.train.run_config_check import MAY_DIFFER, check_about
+from jtrain.train.run_config_check import MAY_DIFFER, MatchedConfig, check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up
 
@@ -149,8 +148,8 @@ def set_up_on_devices(config: RunConfig, directory: Path, log: Log) -> tuple[Tra
     Raises:
         ConfigError: if the values are not those of the run.
     """
-    config, run_dir = _join(config, directory)
-    config, line = fit_layout_to_devices(config, run_dir.stored(type(config)))
+    matched, run_dir = _join(config, directory)
+    config, line = fit_layout_to_devices(matched.config, matched.stored)
     if line and run_dir.first:
         log(f"{directory}: {line}")
     return _build(config, run_dir), run_dir
@@ -162,18 +161,15 @@ def set_up_stored(config: RunConfig, directory: Path) -> tuple[TrainSetup, RunDi
     Raises:
         ConfigError: if the values are not those of the run.
     """
-    config, run_dir = _join(config, directory)
-    return _build(config, run_dir), run_dir
+    matched, run_dir = _join(config, directory)
+    return _build(matched.config, run_dir), run_dir
 
 
-def _join(config: RunConfig, directory: Path) -> tuple[RunConfig, RunDir]:
-    """Join the processes and check the values; return the config and the run's directory."""
+def _join(config: RunConfig, directory: Path) -> tuple[MatchedConfig[RunConfig], RunDir]:
+    """Join the processes, and match the config with the run in the directory."""
     enable_compilation_cache()
     run_dir = RunDir(directory, process=join_run(config, directory, trains=False).index)
-    config = keep_lengths(config, run_dir.stored(type(config)))
-    # An extended run has its new lengths in config.yaml before a checkpoint has them.
-    run_dir.check_config(config, functools.partial(_advice, run_dir), also=get_lengths(config))
-    return config, run_dir
+    return run_dir.match(config, functools.partial(_advice, run_dir)), run_dir
 
 
 def _build(config: RunConfig, run_dir: RunDir) -> TrainSetup:
@@ -211,6 +207,5 @@ def _restore(setup: TrainSetup, run_dir: RunDir, step: Step) -> tuple[int, Train
                 f"one is kept if checkpoint.best names a metric."
             )
         path = run_dir.checkpoints / str(found)
-        about, also = checkpoints.about(found), get_lengths(setup.config)
-        check_about(about, setup.config, path, _advice(run_dir, ""), also=also)
+        check_about(checkpoints.about(found), setup.config, path, _advice(run_dir, ""))
         return found, checkpoints.restore(found, setup.like)

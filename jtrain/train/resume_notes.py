@@ -4,23 +4,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from jtrain.checkpoint import CheckpointManager
-from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import RunDir
 
 
-def resume_advice(
-    run_dir: RunDir, config: RunConfig, another: str, again: str, settings: str
-) -> str:
+def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings: str) -> str:
     """Return what to type if the stored run has other values.
 
     Args:
+        name: of the run, by its config.
+        another: the command that starts another run.
         again: the command that resumes the run, if one was given.
         settings: typed after config.yaml to get the values of the run; mostly empty.
     """
     if again:
         command = f"{again}, with the values of that run"
     else:  # by its own name, since it may be a copy of another run
-        command = f"{run_dir.resume_command} name={config.name} {settings}".rstrip()
+        command = f"{run_dir.resume_command} name={name} {settings}".rstrip()
     return f"Start a new run: {another}\nor resume that one: {command}"
 
 

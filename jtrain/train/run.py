@@ -19,7 +19,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.fault_injection import folder_maker
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import GraceBudget, Signals
-from jtrain.train.longer_run import describe_length_change, get_lengths, keep_lengths
+from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.remote_run import copy_finished, fetch_for_all
 from jtrain.train.resume_notes import describe_copy, describe_missing_checkpoint, resume_advice
@@ -69,11 +69,10 @@ def run(
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
     fetched = fetch_for_all(config, run_dir, cluster.processes)
-    stored = run_dir.stored(type(config))
-    config = keep_lengths(config, stored)
-    advice = functools.partial(resume_advice, run_dir, config, another, again)
-    changed = run_dir.check_config(config, advice, also=get_lengths(config))
-    finished, unfinished = find_finished(run_dir, config, stored, cluster.processes)
+    advice = functools.partial(resume_advice, run_dir, config.name, another, again)
+    matched = run_dir.match(config, advice)
+    config, changed = matched.config, matched.changed
+    finished, unfinished = find_finished(run_dir, matched, cluster.processes)
     if finished is not None:
         copy_finished(config, run_dir, finished.step)
         return finished

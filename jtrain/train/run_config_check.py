@@ -1,13 +1,13 @@
-"""Check of a run's values: the config in its newest checkpoint against the given config.
+"""Match of a config with the run that is stored in its directory.
 
 Anybody can edit config.yaml, but not a checkpoint without breaking its seal. The checkpoint
 therefore defines the values of a run, and config.yaml only without a checkpoint.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jtrain.checkpoint.layout import ABOUT
 from jtrain.checkpoint.ownership import RunIdentity
@@ -18,6 +18,7 @@ from jtrain.config.resolve import resolve
 from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
+from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_record import (
     IDENTITY,
     RUN_JSON,
@@ -45,6 +46,24 @@ MAY_DIFFER = (
 )
 
 
+class MatchedConfig(NamedTuple, Generic[C]):
+    """Config of a run that is new, or that resumes with its stored values."""
+
+    config: C
+    """The given values, with the stored length of each schedule that sets none."""
+    stored: C | None
+    """The stored values; None if nothing was ever trained in the directory."""
+    changed: list[str]
+    """Lines about allowed differences, and about facts that had to be found elsewhere."""
+
+    @property
+    def is_as_long(self) -> bool:
+        """True if the run is stored, and `steps` and the lengths of its schedules are the same."""
+        if self.stored is None:
+            return False
+        return get_lengths(self.config) == get_stored_lengths(self.config, self.stored)
+
+
 def find_values(path: Path, schema: type[C], owner: RunIdentity | None) -> C | None:
     """Return the values of the run in a directory; None if nothing was ever trained there.
 
@@ -59,14 +78,12 @@ def find_values(path: Path, schema: type[C], owner: RunIdentity | None) -> C | N
     return _find(path, schema, read_newest_checkpoint(path / CHECKPOINTS, owner))[0]
 
 
-def check_values(
-    path: Path,
-    config: BaseConfig,
-    owner: RunIdentity | None,
-    advice: Callable[[str], str],
-    also: Iterable[str] = (),
-) -> list[str]:
-    """Raise unless a run resumes with its own values.
+def match_values(
+    path: Path, config: C, owner: RunIdentity | None, advice: Callable[[str], str]
+) -> MatchedConfig[C]:
+    """Match a config with the stored run, which resumes with its own values.
+
+    Lengths may differ: a run may be trained longer.
 
     Args:
         path: the run's directory.
@@ -74,23 +91,21 @@ def check_values(
         owner: the run whose checkpoints count.
         advice: `settings -> what to type` if values differ that must not. The settings, typed after
             config.yaml, give the run's values in case config.yaml was edited; mostly "".
-        also: dotted keys that may differ in addition to MAY_DIFFER.
-
-    Returns:
-        Lines about allowed differences, and about facts that had to be found elsewhere.
 
     Raises:
-        ConfigError: if another value differs, with each of them.
+        ConfigError: if a value differs that must not, with each of them.
     """
     sealed = read_newest_checkpoint(path / CHECKPOINTS, owner)
     stored, notes = _find(path, type(config), sealed)
     if stored is None:
-        return []
+        return MatchedConfig(config, None, [])
+    config = keep_lengths(config, stored)
+    lengths = get_lengths(config)
     changed = diff_configs(to_plain(stored), to_plain(config))
-    may = {*MAY_DIFFER, *also}
+    may = {*MAY_DIFFER, *lengths}
     other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
     if sealed is not None and sealed.values is None:
-        known = {d.key for d in other} | {*also}
+        known = {*(d.key for d in other), *lengths}
         other += [d for d in _since(sealed.counted, config) if d.key not in known]
     if other:
         copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
@@ -98,30 +113,26 @@ def check_values(
             f"{path} holds {copy}a run with other values:\n{_table(other)}\n"
             f"{advice(_settings(path, stored, other))}"
         )
-    return [
-        *notes,
-        *(f"{d.key}: {format_value(d.before)} -> {format_value(d.after)}" for d in changed),
-    ]
+    lines = [f"{d.key}: {format_value(d.before)} -> {format_value(d.after)}" for d in changed]
+    return MatchedConfig(config, stored, [*notes, *lines])
 
 
-def check_about(
-    about: Mapping[str, Any], config: BaseConfig, where: Path, advice: str, also: Iterable[str] = ()
-) -> None:
+def check_about(about: Mapping[str, Any], config: BaseConfig, where: Path, advice: str) -> None:
     """Raise unless an old checkpoint, which has no run id, is of a run with these values.
 
-    A checkpoint with an id is identified by the id.
+    A checkpoint with an id is identified by the id. Lengths may differ.
 
     Args:
         about: the checkpoint's metadata.
         config: the given values.
         where: the checkpoint.
         advice: what to type.
-        also: dotted keys that may differ in addition to MAY_DIFFER.
 
     Raises:
         ConfigError: if values differ that must not, with each of them.
     """
-    other = [d for d in _since(about.get("config"), config) if d.key not in {*also}]
+    lengths = get_lengths(config)
+    other = [d for d in _since(about.get("config"), config) if d.key not in lengths]
     if IDENTITY not in about and other:
         raise ConfigError(f"{where} is of a run with other values:\n{_table(other)}\n{advice}")
 

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import open_regular
-from jtrain.train.run_config_check import check_values, find_values
+from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
 
 C = TypeVar("C", bound=BaseConfig)
@@ -108,21 +108,18 @@ class RunDir:
         check_no_links(self.path)
         return find_values(self.path, schema, self.owner())
 
-    def check_config(
-        self, config: BaseConfig, advice: str | Callable[[str], str], also: Iterable[str] = ()
-    ) -> list[str]:
-        """Return the allowed differences from the stored run's values, in words.
+    def match(self, config: C, advice: str | Callable[[str], str]) -> MatchedConfig[C]:
+        """Match a config with the stored run.
 
         Args:
-            advice: what to type if other values differ; see `check_values`.
-            also: dotted keys that may differ in addition to MAY_DIFFER.
+            advice: what to type if values differ that must not; see `match_values`.
 
         Raises:
             ConfigError: if values differ that must not, with each of them.
         """
         check_no_links(self.path)
         advise = advice if callable(advice) else lambda settings: advice
-        return check_values(self.path, config, self.owner(), advise, also)
+        return match_values(self.path, config, self.owner(), advise)
 
     def owner(self) -> RunIdentity | None:
         """Return the run that owns the checkpoints; None if no file names it.

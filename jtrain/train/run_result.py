@@ -9,7 +9,7 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results
 from jtrain.train.hooks.metrics import read_results
-from jtrain.train.longer_run import get_lengths, get_stored_lengths
+from jtrain.train.run_config_check import MatchedConfig
 from jtrain.train.run_dir import RunDir
 
 Status: TypeAlias = Literal["done", "stopped", "failed"]
@@ -41,17 +41,14 @@ class RunResult:
 
 
 def find_finished(
-    run_dir: RunDir, config: RunConfig, stored: RunConfig | None, processes: int
+    run_dir: RunDir, matched: MatchedConfig[RunConfig], processes: int
 ) -> tuple[RunResult | None, list[str]]:
     """Return the result of a run that is finished, or a line that says why it must resume.
 
     Every process calls this, before JAX has started the devices.
-
-    Args:
-        stored: config of the run on the disk.
     """
-    facts = run_dir.facts()
-    if facts.get("status") != "done" or (stored and _has_more_to_do(config, stored)):
+    facts, config = run_dir.facts(), matched.config
+    if facts.get("status") != "done" or _has_more_to_do(matched):
         return None, []
     step, owner = facts.get("step"), run_dir.owner()
     checkpoints = CheckpointManager(run_dir.checkpoints, first=run_dir.first, owner=owner)
@@ -74,7 +71,9 @@ def find_finished(
     return RunResult(run_dir, "done", step, step, "it was finished before", results), []
 
 
-def _has_more_to_do(config: RunConfig, stored: RunConfig) -> bool:
-    """Return whether a run that was finished as `stored` may have more steps to take."""
-    patience = config.evaluate.patience != stored.evaluate.patience
-    return patience or get_lengths(config) != get_stored_lengths(config, stored)
+def _has_more_to_do(matched: MatchedConfig[RunConfig]) -> bool:
+    """Return whether a finished run may have more steps to take by its config of now."""
+    config, stored = matched.config, matched.stored
+    if stored is None:
+        return False
+    return config.evaluate.patience != stored.evaluate.patience or not matched.is_as_long

@@ -18,7 +18,7 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
-from jtrain.train.longer_run import check_rate, check_steps, get_lengths
+from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.multihost_checks import check_shared_directory
 from jtrain.train.remote_run import make_mirror
 from jtrain.train.rollback import ResumePoint, resume_point
@@ -156,11 +156,9 @@ class DirectoryStore:
         setup, start = resume.setup, resume.start
         if start is not None:
             about = self.checkpoints.about(start)
-            where, advice = (
-                self.run_dir.checkpoints / str(start),
-                f"Start a new run: {self._another}",
-            )
-            check_about(about, self._config, where, advice, also=get_lengths(self._config))
+            where = self.run_dir.checkpoints / str(start)
+            advice = f"Start a new run: {self._another}"
+            check_about(about, self._config, where, advice)
             self.run_dir.check_data(setup.data, self._another, known=about.get("data"))
         check_steps(setup.config, start or 0, self.run_dir.path, self._another)
 

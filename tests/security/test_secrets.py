@@ -96,7 +96,7 @@ def test_the_stored_config_has_no_secret_and_the_run_resumes(tmp_path, monkeypat
     there.begin(config)
     there.write_status("running", step=1)
     assert "hunter2" not in there.config.read_text() + dump(to_plain(config))
-    assert there.check_config(config, "") == []
+    assert there.match(config, "").changed == []
 
 
 def test_output_of_the_command_line_has_no_secret(tmp_path, monkeypatch, capsys):

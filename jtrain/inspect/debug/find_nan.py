@@ -26,7 +26,6 @@ from jtrain.inspect.debug.source import SourceLine, find_source
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.metrics import read_metrics
-from jtrain.train.longer_run import get_lengths, keep_lengths
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
@@ -118,11 +117,9 @@ def find_nan(
     to_single_device(config)  # raises in several processes
     config = dataclasses.replace(config, steps_per_call=1)
     run_dir = RunDir(RUNS / (config.name or config.experiment))
-    config = keep_lengths(config, run_dir.stored(type(config)))
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"
-    run_dir.check_config(config, advice, also=get_lengths(config))
-    config = apply_decisions(config, run_dir)
+    config = apply_decisions(run_dir.match(config, advice).config, run_dir)
     setup = paced(config, run_dir.pace)
     state = _before(setup, run_dir, log)
     first_nonfinite = _first_nonfinite(setup, state, log)

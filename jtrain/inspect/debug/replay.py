@@ -92,10 +92,8 @@ def replay(
         CheckpointError: if the checkpoint before it cannot be read.
     """
     setup, run_dir = set_up_stored(config, path)
-    now, changed = (
-        keep_lengths(config, run_dir.stored(type(config))),
-        _length_changes(setup, run_dir),
-    )
+    now = keep_lengths(config, run_dir.stored(type(config)))
+    changed = _length_changes(setup, run_dir)
     config = config_at(now, changed, step)
     if config is not now:
         setup = set_up(config, run_dir.pace)
