@@ -19,6 +19,7 @@ def python(code: str, cwd: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.thorough
 def test_is_found_from_the_folder_that_the_clone_lies_in(tmp_path: Path):
     (tmp_path / "jtrain" / "jtrain").mkdir(parents=True)  # as the clone and the package in it
     found = python("import jtrain; print(jtrain.__file__); jtrain.fit", tmp_path)
@@ -34,6 +35,7 @@ def test_tab_completion_shows_what_a_user_may_name():
     assert set(jt.__all__) <= set(dir(jt))
 
 
+@pytest.mark.thorough
 def test_packages_need_no_import_of_their_own(tmp_path: Path):
     code = "import jtrain as jt; print(jt.optim.AdamW(lr=1e-3).lr, jt.data.Arrays.__name__)"
     assert python(code, tmp_path) == "0.001 Arrays"

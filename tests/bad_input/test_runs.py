@@ -125,6 +125,10 @@ LONG = [
     "evaluate.batch=10",
     "a loss of a number a row",
     "checkpoint.best=lowest acuracy",
+    "batch=2",
+    "data.rows=0",
+    "a weight of parameters",
+    "a plain mean where the last batch is padded",
 ]
 BY_NAME = {case.name: case for case in CASES}
 assert set(LONG) <= BY_NAME.keys()
@@ -251,6 +255,7 @@ def test_data_without_a_finite_row_fails_and_names_array_and_row(settings, home,
     assert "row 0 of `x`" in stands["why"]
 
 
+@pytest.mark.thorough
 def test_a_loss_that_overflows_is_not_blamed_on_the_data(home, capfd):
     overflow = f"ce, _ = {OUTPUTS}\n            return jt.Mean(jnp.exp(99 * ce.total), ce.weight)"
     home("here", CODE.replace(LOSS, overflow))

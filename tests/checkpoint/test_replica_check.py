@@ -42,6 +42,7 @@ def test_a_flipped_bit_in_one_replica(spec, named):
         replica_check.check_replicas(found, 7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
 def test_leaves_of_one_program_are_reported_separately(spec, named):
     odd = array_with_flip(spec, 5)

@@ -92,6 +92,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(
     check_nothing_lost(home)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_that_ends_its_reader_too_loses_nothing(home: Path, compiled: Path):
     """Interrupt `jtrain run CONFIG 2>&1 | tee log.txt`."""
     reader, end = os.pipe()

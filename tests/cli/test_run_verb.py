@@ -39,8 +39,9 @@ def test_the_summary_shows_the_curve_the_result_and_the_files(capfd):
     assert "samples.txt" not in out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "schedule", ["{kind: constant}", pytest.param("{kind: linear}", marks=pytest.mark.thorough)]
+    "schedule", ["{kind: constant}", pytest.param("{kind: linear}", marks=pytest.mark.slow)]
 )
 def test_the_advice_of_the_summary_works(schedule: str, capfd):
     assert main(["run", CONFIG, f"optimizer.schedule={schedule}"]) == 0
@@ -169,6 +170,7 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
     assert not Path("runs/quick").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["sweep/lr=1", "quick"])
 def test_the_config_of_a_run_in_its_place_is_no_copy(name: str, capfd):
     assert main(["run", CONFIG, f"name={name}"]) == 0

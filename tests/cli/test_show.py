@@ -112,6 +112,7 @@ def test_each_error_has_its_exit_code(raised, code: int, monkeypatch, capsys):
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
 
 
+@pytest.mark.thorough
 def test_a_closed_pipe_is_not_a_fault(path: str):
     command = (
         f"{sys.executable} -m jtrain show {path} --schema | head -n 1; echo ${{PIPESTATUS[0]}}"

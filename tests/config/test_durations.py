@@ -202,6 +202,7 @@ def test_says_what_is_not_known():
         set_up(config_of(CONFIG, ["steps=3 epochs", "steps_per_call=5", "evaluate.every=7"]))
 
 
+@pytest.mark.thorough
 def test_checkpoints_may_go_by_the_clock():
     saved, now = [], [0.0]
     save = SaveEvery(

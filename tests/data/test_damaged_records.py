@@ -77,6 +77,7 @@ def test_damaged_records_are_skipped_on_request(tmp_path: Path, caplog):
         TFRecords(path, damaged="skip")[0]
 
 
+@pytest.mark.thorough
 def test_flipped_bits_of_an_array_record_are_reported_or_harmless(tmp_path: Path):
     """Flip bits: the format's checksums find them, or no record changes."""
     wrote = [np.random.default_rng(row).bytes(200) for row in range(12)]

@@ -175,6 +175,7 @@ def test_an_unfinished_cache_is_not_used(tmp_path: Path):
     assert_rows(DiskCache(Counted(), tmp_path)[EVERY], EVERY)
 
 
+@pytest.mark.thorough
 def test_workers_share_a_cache_on_disk(tmp_path: Path):
     rows = DiskCache(Counted(), tmp_path)
     batches = Shuffled(rows, size=5)

@@ -60,6 +60,7 @@ def test_every_order_of_four_rows_is_equally_likely():
     assert sigmas(np.array(list(orders.values())), 23) < 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [10, 100])
 def test_every_row_is_equally_likely_at_every_place(rows: int):
     counts = np.zeros((rows, rows))
@@ -68,6 +69,7 @@ def test_every_row_is_equally_likely_at_every_place(rows: int):
     assert sigmas(counts, (rows - 1) ** 2) < 4
 
 
+@pytest.mark.thorough
 def test_neighbours_are_no_closer_than_chance():
     steps = np.zeros(100)
     for epoch in range(2000):

@@ -141,6 +141,7 @@ class Named:
         return {name: each[step]["tokens"] for name, each in self.batches.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_read_at_once_and_ahead(kind: str):
     slow = Failing(seconds=0.1)
@@ -171,6 +172,7 @@ def test_a_source_that_exits_is_reported_at_its_step():
         read_all(reader, 0, 9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_in_the_middle_leaves_no_process_or_thread(kind: str):
     workers = Workers(kind=kind, count=2)
@@ -296,6 +298,7 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_nothing_outlives_a_process_that_is_killed(script):
     run = script("reads")
     while line(run) != "5":

@@ -309,6 +309,7 @@ def test_leaves_have_plain_names_and_are_kept(name, tmp_path):
         assert bitwise(checkpoints.restore(5, trained), trained)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MEMBERS)
 def test_drops_only_while_training(name):
     model = model_of(name, "dropout")

@@ -186,6 +186,7 @@ def test_to_show_one_or_a_mistake_in_it_starts_no_backend_and_imports_no_model()
     assert told.count("optimizer.lr=fast: must be a number above 0") == len(CONFIGS)
 
 
+@pytest.mark.thorough
 def test_a_misspelt_top_key_starts_no_backend():
     found, told = after(["show", str(next(iter(CONFIGS.values()))), "stpes=3"])
     assert found == {"codes": [2], "heavy": ["jax"], "devices": 3}

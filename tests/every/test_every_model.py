@@ -181,7 +181,11 @@ APART = {
 }
 
 
-LONG = ["transformer, free head, no bias", "resnet, group norm, small images"]
+LONG = [
+    "transformer, free head, no bias",
+    "transformer, capacity experts",
+    "resnet, group norm, small images",
+]
 
 
 @pytest.fixture(

@@ -202,6 +202,7 @@ def replace(row: Row, **changes: Any) -> Optimizer:
     return adapter.validate_python({**adapter.dump_python(row.values), **changes})
 
 
+@pytest.mark.thorough
 @every
 def test_finds_the_bottom_of_a_bowl(row: Row):
     values = replace(row, weight_decay=0.0, schedule={"kind": "cosine", "final": 0.0})

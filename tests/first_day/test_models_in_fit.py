@@ -207,6 +207,7 @@ def test_a_loss_made_of_a_model_is_one_to_build_on():
     assert "accuracy" in result.history
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("epochs", "steps"), [(2, 6), (0.5, 2), (1, 3)], ids=["two", "half of one", "one"]
 )

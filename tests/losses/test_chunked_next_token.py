@@ -142,6 +142,7 @@ def test_all_logits_are_never_there_at_once():
     assert bytes_of(lambda *x: chunked(*x, chunk=4)) <= bytes_of(plain) / 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("told", [False, True])
 def test_rows_on_devices_stay_there(told):
     """No hidden state is exchanged; in the loop nothing is, where the loss knows of the rows."""

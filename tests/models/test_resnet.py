@@ -19,6 +19,7 @@ SMALL = {"image": (6, 6, 2), "width": 4, "stem": "cifar", "classes": 3}
 PUBLISHED = {"resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_has_as_many_parameters_as_were_published(name):
     params, extra = jax.eval_shape(ResNet(preset=name).build().init, jax.random.key(0))
@@ -65,6 +66,7 @@ def test_the_imagenet_stem_quarters_and_each_stage_halves():
     assert sizes[-3:] == [(4, 4, 8), (8,), (3,)]
 
 
+@pytest.mark.thorough
 def test_a_quiet_block_starts_as_the_identity():
     model = ResNet(**SMALL, norm="group", groups=2, quiet=True, blocks=(2,)).build()
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 6, 2)), jnp.float32)

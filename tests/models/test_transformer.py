@@ -79,6 +79,7 @@ def test_no_position_sees_what_comes_after_it():
     assert np.abs(before[:, 5:] - after[:, 5:]).max() > 0.1
 
 
+@pytest.mark.thorough
 def test_starts_like_gpt_2():
     model = Transformer(vocab=65, layers=3).build()
     params, _ = jax.jit(model.init)(jax.random.key(0))
@@ -113,6 +114,7 @@ def test_a_sequence_longer_than_the_context_is_refused():
         jax.eval_shape(lambda p: model.apply(p, {}, long), params)
 
 
+@pytest.mark.thorough
 def test_values_are_read_without_flax():
     code = "import sys, jtrain.models.transformer, jtrain.models.mlp; print('flax' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

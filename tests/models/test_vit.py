@@ -16,6 +16,7 @@ SMALL = {"image": (6, 4, 2), "patch": 2, "layers": 1, "heads": 2, "width": 8, "c
 PUBLISHED = {"vit-s16": 22_050_664, "vit-b16": 86_567_656}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_has_as_many_parameters_as_were_published(name):
     params, extra = jax.eval_shape(ViT(preset=name).build().init, jax.random.key(0))

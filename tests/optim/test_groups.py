@@ -54,6 +54,7 @@ def test_patterns_that_all_do_something_pass():
         check_patterns(NAMES, groups, ["*/kernel", "tail/?"])
 
 
+@pytest.mark.thorough
 def test_importing_the_optimizers_is_cheap():
     code = (
         "import sys, jtrain.optim; "

@@ -31,6 +31,7 @@ def decomposed(gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return s / np.linalg.norm(s), np.diag(turned)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("spread", [0, 2], ids=["as drawn", "over four decades"])
 def test_singular_values_are_brought_near_to_one(shape: tuple[int, int], spread: int):
@@ -75,6 +76,7 @@ PARAMS = {
 OTHERS = {"tokens", "head", "blocks/0/bias", "conv/kernel"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("values", "adam"),
     [

@@ -108,6 +108,7 @@ def test_never_rises_after_the_warmup(schedule: Schedule):
     assert (np.diff(curve(schedule)[schedule.warmup :]) <= 1e-7).all()
 
 
+@pytest.mark.thorough
 @falling
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_short_run_has_rates_too(schedule: Schedule, steps: int):
@@ -128,6 +129,7 @@ def test_the_log_reads_the_rate_that_the_step_takes(schedule: Schedule):
     assert_close(logged, curve(schedule, 0.3), 2e-6)
 
 
+@pytest.mark.thorough
 @every
 def test_a_length_of_its_own_is_that_of_a_run_so_long(schedule: Schedule):
     own = dataclasses.replace(schedule, steps=STEPS)

@@ -38,8 +38,9 @@ def draw(h: int = H, g: int = G):
     return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "segments", [pytest.param(None, marks=pytest.mark.thorough), SEGMENTS], ids=["whole", "packed"]
+    "segments", [pytest.param(None, marks=pytest.mark.slow), SEGMENTS], ids=["whole", "packed"]
 )
 def test_a_kernel_is_called_for_the_rows_and_heads_of_a_device(segments):
     place = Axes(slice=2, fsdp=2, tensor=2).build().placement

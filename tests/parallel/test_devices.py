@@ -188,13 +188,14 @@ def test_a_config_that_names_none_says_so_with_its_line(pytestconfig):
         resolve(path, ["parallel.devices=[0, 0]"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "where"),
     [
         ({"devices": ["cpu:1", "cpu:4"]}, {1, 4}),
         ({"devices": "cpu:3", "parallel": "single"}, {3}),
         *(
-            pytest.param(*case, marks=pytest.mark.thorough)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ({"devices": [2]}, {2}),
                 ({"devices": jax.devices()[5:7], "parallel": FSDP(min_size=0)}, {5, 6}),
@@ -230,6 +231,7 @@ def test_fit_refuses_what_is_no_device():
         call(devices="gpu:1")
 
 
+@pytest.mark.thorough
 def test_a_cpu_is_cut_into_as_many_devices_as_the_last_index_needs():
     code = (
         "from jtrain.parallel import Single, Mirrored\n"

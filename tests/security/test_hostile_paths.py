@@ -44,6 +44,7 @@ def test_hostile_paths_in_the_name_of_a_run(name: str, tmp_path: Path):
         resolve(CONFIG, [f"name={json.dumps(name)}"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LINKS)
 def test_hostile_paths_by_a_link_in_a_run(name: str, tmp_path: Path):
     """Refuse the run before training, and read or write nothing through the link."""

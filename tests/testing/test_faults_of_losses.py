@@ -31,7 +31,8 @@ def test_a_fault_is_found_and_named(fault):
 RIGHT = {fault.right["loss"].__name__: fault.right for fault in FAULTS.values()}
 
 
-@pytest.mark.parametrize("given", by_name(RIGHT, ACCEPTED, pytest.mark.thorough))
+@pytest.mark.thorough
+@pytest.mark.parametrize("given", by_name(RIGHT, ACCEPTED, pytest.mark.slow))
 def test_the_corrected_loss_is_accepted(given):
     comparisons = rows(given)
     assert {row.verdict for row in comparisons} == {"ok"}

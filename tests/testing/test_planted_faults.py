@@ -50,6 +50,7 @@ def test_a_fault_is_found_and_its_cause_is_named(planted):
     assert planted.message in wrong[0].why
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", sampled(RIGHT, ACCEPTED, each=4))
 def test_a_correct_loss_passes(given):
     comparisons = rows(Planted(given[0], "", "", given[1]))

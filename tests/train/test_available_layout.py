@@ -70,6 +70,7 @@ def test_training_says_what_fits_one_device_and_that_works():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_the_banner_and_run_json_say_devices_and_shards(outcome: RunResult):
     log = outcome.directory.log.read_text()
     assert "sharded over 8 cpu devices (data 2 x fsdp 4), 16 rows a step in 8 shards, 1 mic" in log

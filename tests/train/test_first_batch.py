@@ -286,7 +286,8 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("parallel", by_name(LAYOUTS, ("one device",), pytest.mark.thorough))
+@pytest.mark.thorough
+@pytest.mark.parametrize("parallel", by_name(LAYOUTS, ("one device",), pytest.mark.slow))
 @pytest.mark.usefixtures("here")
 def test_fit_and_evaluate_refuse_it_under_every_layout(parallel):
     many = np.tile(np.arange(ROWS), 8)

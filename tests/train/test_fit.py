@@ -229,6 +229,7 @@ def test_the_history_always_has_the_last_step(kept, calls):
     assert whole.history.keys() == each.history.keys()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", [{}, {"name": "mine"}], ids=["in memory", "kept"])
 def test_the_history_has_the_step_at_which_it_was_stopped(kept):
     call = {"steps": 12, "batch": 16, "every": 5, "checkpoint_every": 4, "quiet": True}

@@ -47,8 +47,9 @@ def ended(name: str, bad, guard: SkipPolicy, **settings: Any) -> tuple[Any, ...]
     return outcome.status, outcome.step, outcome.why.replace(name, "NAME"), events
 
 
-@pytest.mark.parametrize("calls", [1, pytest.param(4, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("case", by_name(GUARDS, QUICK, pytest.mark.thorough))
+@pytest.mark.thorough
+@pytest.mark.parametrize("calls", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", by_name(GUARDS, QUICK, pytest.mark.slow))
 def test_a_config_ends_the_same_at_every_cadence_of_the_log(case, calls):
     bad, guard, status = case
     settings = {"steps_per_call": calls, "checkpoint": CheckpointConfig(every=0)}
@@ -73,6 +74,7 @@ def loss(params, batch, rng):
 WITH_NAN = np.where(np.arange(48) == 7, np.nan, Y).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [0, 1, 1000])
 @pytest.mark.parametrize(("steps", "batch"), [(3, 16), (7, 16), (49, 3)])
 def test_a_short_fit_does_not_die_of_its_first_nan(steps, batch, every):

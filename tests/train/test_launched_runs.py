@@ -88,6 +88,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
         process.wait()
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     assert stopped.code == 75, stopped.said
     stands = json.loads((stopped.run / "run.json").read_text())
@@ -120,6 +121,7 @@ def test_nothing_listens_beyond_the_loopback(stopped: Stopped):
     assert all(ipaddress.ip_address(each).is_loopback for each in stopped.listened)
 
 
+@pytest.mark.thorough
 def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     stopped: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
 ):

@@ -82,7 +82,8 @@ def test_several_steps_a_call_roll_back_too():
     assert different(Path("runs/went"), Path("runs/never")) == []
 
 
-@pytest.mark.parametrize("steps_per_call", [pytest.param(1, marks=pytest.mark.thorough), 4])
+@pytest.mark.thorough
+@pytest.mark.parametrize("steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_skipped_step_is_an_event_with_its_data(steps_per_call):
     faults = (NAN, Fault(batch=9, place="total of the loss", value="inf"))
     given = config("skips", faults, log=LogConfig(every=4), steps_per_call=steps_per_call)
@@ -163,7 +164,8 @@ def kill():
 MOMENTS = {moment: moment for moment in ("decided", "removed", "restored", "a step later")}
 
 
-@pytest.mark.parametrize("moment", by_name(MOMENTS, ["removed"], pytest.mark.thorough))
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", by_name(MOMENTS, ["removed"], pytest.mark.slow))
 def test_killed_during_a_rollback_it_still_rolls_back(moment, monkeypatch):
     # Two batches before the bad one go too, so that the checkpoint after step 4 has taken one.
     guard = RollbackPolicy(back=3, skip=4)
@@ -229,7 +231,8 @@ def test_no_more_rollbacks_than_allowed():
     assert different(Path("runs/run"), Path("runs/never")) == []
 
 
-@pytest.mark.parametrize("broken", [pytest.param(None, marks=pytest.mark.thorough), 6])
+@pytest.mark.thorough
+@pytest.mark.parametrize("broken", [pytest.param(None, marks=pytest.mark.slow), 6])
 def test_a_spike_rolls_back_too_also_in_a_run_that_was_stopped_in_between(broken):
     big = Fault(batch=8, place="total of the loss", value="1e4")
     guard = RollbackPolicy(spike=Spike(loss=3.0, memory=4))

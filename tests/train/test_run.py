@@ -87,6 +87,7 @@ def losses(outcome: RunResult) -> list[float]:
 # What a run leaves.
 
 
+@pytest.mark.thorough
 def test_leaves_the_files_that_it_names():
     outcome = trained(CONFIG)
     assert (outcome.status, outcome.step, outcome.why) == ("done", 12, "")
@@ -225,6 +226,7 @@ def test_cut_off_twice_with_several_steps_a_call(unbroken):
     assert_close(losses(outcome), alone, 1e-5)  # two programs, one loss
 
 
+@pytest.mark.thorough
 def test_cut_off_after_its_last_checkpoint_it_only_says_that_it_is_done(monkeypatch, unbroken):
     from jtrain.train.run_dir import RunDir
 
@@ -282,6 +284,7 @@ def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_t
     assert kept(outcome) == unbroken()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("lose", "from_step"),
     [
@@ -292,9 +295,9 @@ def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_t
             lambda there: shutil.rmtree(there / "12"),
             "resumes from step 10 of 12",
             id="gone",
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.slow,
         ),
-        pytest.param(shutil.rmtree, "", id="all gone", marks=pytest.mark.thorough),
+        pytest.param(shutil.rmtree, "", id="all gone", marks=pytest.mark.slow),
     ],
 )
 def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, from_step, unbroken):
@@ -614,6 +617,7 @@ def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatc
     assert order == ["the layout", "storage"]
 
 
+@pytest.mark.thorough
 def test_a_run_that_failed_before_its_first_step_keeps_no_name(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("jtrain.train.setup.make_step", _refuse)

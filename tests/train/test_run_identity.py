@@ -434,6 +434,7 @@ def test_jt_run_in_a_directory_of_its_own_is_refused_with_the_call():
         jt.run(config_of(CONFIG, (*SHORT, "seed=1")), directory=Path("mine"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "log.txt"])
 def test_a_file_that_may_not_be_read_or_written_is_told(name: str, capfd):
     (RUN / name).chmod(0)
@@ -455,6 +456,7 @@ def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
     (CHECKPOINTS / "8.damaged").chmod(0o700)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("hurt", "words"),
     [

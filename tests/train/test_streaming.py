@@ -60,8 +60,9 @@ def drawn() -> int:
     return os.stat("drawn").st_size
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "settings", [pytest.param((), marks=pytest.mark.thorough), ("steps_per_call=4",)]
+    "settings", [pytest.param((), marks=pytest.mark.slow), ("steps_per_call=4",)]
 )
 def test_killed_over_a_stream_it_resumes_to_the_same_bits(settings: tuple[str, ...]):
     settings = ("steps=120", "checkpoint.every=20", "evaluate.every=60", *settings)

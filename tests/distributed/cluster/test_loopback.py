@@ -14,6 +14,7 @@ from jtrain.distributed.heartbeat.channel import Channel
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.thorough
 def test_every_call_sets_the_listening_address():
     found = 0
     for folder in ("jtrain", "tests", "benchmarks", "experiments"):
@@ -41,6 +42,7 @@ start(Cluster(processes=2, coordinator=CoordinatorAddress("127.0.0.1", 1)), {}, 
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("watched", [False, True])
 def test_the_heartbeat_is_patient_under_a_launcher(watched: bool):
     with Channel() as channel:

@@ -53,9 +53,10 @@ def test_a_beating_run_is_not_stuck(tmp_path: Path):
     assert not (tmp_path / "stacks-0.txt").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "moment",
-    ["stopped", pytest.param("debugged", marks=pytest.mark.thorough)],
+    ["stopped", pytest.param("debugged", marks=pytest.mark.slow)],
 )
 def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     code = (

@@ -123,6 +123,7 @@ def when_written(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_forwarded_once(tmp_path: Path, number: signal.Signals):
     pids, count = tmp_path / "pids", tmp_path / "count"

@@ -41,6 +41,7 @@ def test_a_replayed_step_has_the_same_bits(study, capsys):
     assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
 
 
+@pytest.mark.thorough
 def test_an_invalid_checkpoint_is_skipped_for_an_older_one(study, capsys, monkeypatch):
     outcome = trained(study, *SETTINGS)
     read = fingerprint.read

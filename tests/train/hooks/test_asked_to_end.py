@@ -184,15 +184,16 @@ def kept(home: Path) -> int:
 TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("signals", "gap", "before"),
     [
         # `timeout` hands it to its child, and then to the group of both.
         ((TERM,), 0.0, ("timeout", "500")),
-        pytest.param((TERM, TERM), 0.0, (), marks=pytest.mark.thorough),
-        pytest.param((INT, INT), 0.05, (), marks=pytest.mark.thorough),
-        pytest.param((USR1, TERM, HUP, TERM), 0.02, (), marks=pytest.mark.thorough),
-        pytest.param((HUP,), 0.0, (), marks=pytest.mark.thorough),
+        pytest.param((TERM, TERM), 0.0, (), marks=pytest.mark.slow),
+        pytest.param((INT, INT), 0.05, (), marks=pytest.mark.slow),
+        pytest.param((USR1, TERM, HUP, TERM), 0.02, (), marks=pytest.mark.slow),
+        pytest.param((HUP,), 0.0, (), marks=pytest.mark.slow),
     ],
 )
 def test_signals_close_together_are_one_and_the_checkpoint_is_kept(

@@ -67,6 +67,7 @@ def lives():
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_signals_close_together_stop_the_loop_after_its_step(lives):
     assert lives[0] == "3 interrupted (Ctrl-C), 0"
     assert lives[3] == "3 asked to end (SIGTERM), 0"
@@ -155,6 +156,7 @@ def test_a_step_touches_no_handler(monkeypatch):
     assert (looks, touched) == ([1, 2, 3], [])
 
 
+@pytest.mark.thorough
 def test_devices_can_still_be_chosen_after_it_began():
     code = (
         "import jax; from jtrain.train.hooks import Signals\n"
