@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from jtrain.config.command_line import format_value
 from jtrain.config.node import Plain
+from jtrain.config.wording import format_value
 from jtrain.io.redact import redact_values
 
 

@@ -6,12 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from jtrain.config.command_line import (
-    describe_allowed,
-    describe_found,
-    format_choices,
-    format_value,
-)
 from jtrain.config.node import (
     DEFAULTS,
     TYPED,
@@ -26,6 +20,12 @@ from jtrain.config.node import (
     without_origins,
 )
 from jtrain.config.schema import FieldSchema, field_schemas, literal_choices
+from jtrain.config.wording import (
+    describe_allowed,
+    describe_found,
+    format_choices,
+    format_value,
+)
 from jtrain.errors.spelling import did_you_mean, nearest_choice, nearest_key
 from jtrain.errors.synonyms import MOVED
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from jtrain.config.command_line import describe_allowed, format_value
 from jtrain.config.dump import plain_values
 from jtrain.config.schema import REQUIRED, FieldSchema, field_schemas, is_configclass
+from jtrain.config.wording import describe_allowed, format_value
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 

@@ -32,11 +32,12 @@ class Spike:
     """Definition of a spike among finite steps."""
 
     loss: Factor = 0.0
-    """A loss above so many times its running mean, 3 say; 0: none is too high."""
+    """Factor above the running mean from which a loss is a spike, for example 3; 0: none is."""
     grad_norm: Factor = 0.0
-    """A gradient norm above so many times its running mean, 10 say; 0: none is."""
+    """Factor above the running mean from which a gradient norm is a spike, for example 10; 0: none
+    is."""
     memory: int = Field(default=100, ge=1)
-    """Steps over which the means run. No step is judged before so many were taken."""
+    """Length of the running means in steps. The first steps of that number are never spikes."""
 
 
 @configclass
@@ -44,42 +45,42 @@ class _Guard:
     """Fields of every policy."""
 
     without: tuple[Window, ...] = ()
-    """Batches that are left out, as windows [first, stop): [[120, 130]] are ten. Batches count from
-    0: while none is left out, step 121 takes batch 120."""
+    """Batches to leave out, as windows [first, stop): [[120, 130]] is ten batches. Batches are
+    numbered from 0: while none is left out, step 121 takes batch 120."""
 
 
 @configclass
 class SkipPolicy(_Guard):
-    """A step that is not finite changes nothing; the run goes on with the next."""
+    """Policy that skips steps that are not finite."""
 
     kind: Literal["skip"] = "skip"
-    """Leave the state as it was, and go on with the next step."""
+    """Leave the state unchanged, and continue with the next step."""
     window: int = Field(default=50, ge=1)
-    """Steps in a row, none of them finite, after which the run stops; in a shorter run all of its
-    steps."""
+    """Number of consecutive skipped steps after which the run stops; a shorter run stops if all of
+    its steps are skipped."""
     most: int = Field(default=0, ge=0)
-    """Steps skipped of the last `within` after which the run stops; 0: only where none of `window`
-    steps in a row was finite."""
+    """Number of skipped steps among the last `within` after which the run stops; 0: no limit but
+    `window`."""
     within: int = Field(default=1000, ge=1)
     """Steps over which skipped ones are counted."""
 
 
 @configclass
 class RollbackPolicy(_Guard):
-    """Goes back to a checkpoint, leaves out the batches about the bad step, and goes on."""
+    """Policy that resumes from a checkpoint without the batches around the bad step."""
 
     kind: Literal["rollback"] = "rollback"
-    """Go back to a checkpoint, and on without the batches about the bad step."""
+    """Resume from the last checkpoint, without the batches around the bad step."""
     spike: Spike = Spike()
-    """Which finite steps are bad."""
+    """Finite steps that are bad too."""
     back: int = Field(default=0, ge=0)
-    """Batches before that of the bad step that are left out too."""
+    """Number of batches to leave out before the batch of the bad step."""
     skip: int = Field(default=1, ge=1)
-    """Batches that are left out in all: those before, that of the bad step, and what follows."""
+    """Number of batches to leave out in all: `back`, the batch of the bad step, and those after."""
     most: int = Field(default=3, ge=0)
-    """Times of the last `within` steps that a run goes back; then it stops."""
+    """Number of rollbacks within `within` steps; at the next bad step the run stops."""
     within: int = Field(default=1000, ge=1)
-    """Steps over which they are counted."""
+    """Steps over which rollbacks are counted."""
 
     def __post_init__(self) -> None:
         if self.skip <= self.back:
@@ -91,12 +92,12 @@ class RollbackPolicy(_Guard):
 
 @configclass
 class StopPolicy(_Guard):
-    """Ends the run, and says what is known of the bad step."""
+    """Policy that ends the run with a report of the bad step."""
 
     kind: Literal["stop"] = "stop"
     """End the run."""
     spike: Spike = Spike()
-    """Which finite steps are bad."""
+    """Finite steps that are bad too."""
 
 
 Guard: TypeAlias = Annotated[SkipPolicy | RollbackPolicy | StopPolicy, Field(discriminator="kind")]

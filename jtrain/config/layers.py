@@ -1,11 +1,10 @@
-"""Lays a config over its bases, and what was typed over the config."""
+"""Layers of a config: its bases, the file itself, and the settings that were typed."""
 
 import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.config.command_line import describe_allowed
 from jtrain.config.explain import find_schemas
 from jtrain.config.node import (
     FILE,
@@ -20,6 +19,7 @@ from jtrain.config.node import (
 )
 from jtrain.config.read import parse, read
 from jtrain.config.top import BaseConfig
+from jtrain.config.wording import describe_allowed
 from jtrain.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def merge_layers(path: Path, settings: Sequence[str]) -> tuple[Node, list[Invali
     """Merge the file over its bases and `a.b=value` over both; return the errors of all.
 
     Raises:
-        ConfigError: if there is no reading the file, or what it inherits.
+        ConfigError: if the file, or a config that it inherits from, cannot be read.
     """
     node, mistakes = _with_bases(path, FILE, ())
     for setting in settings:

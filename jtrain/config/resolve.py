@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from jtrain.config.dump import leaves
 from jtrain.config.durations import describe_durations
 from jtrain.config.error_messages import describe_unknown_key, find_invalid_keys
+from jtrain.config.kinds import resolve_kinds
 from jtrain.config.layers import merge_layers
 from jtrain.config.lookup import (
     FoundExperiment,
@@ -33,7 +34,6 @@ from jtrain.config.node import (
     without_origins,
 )
 from jtrain.config.schema import FieldSchema, field_schemas
-from jtrain.config.settle import resolve_kinds
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import nearest_key

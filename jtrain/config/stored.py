@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from jtrain.config.command_line import format_value
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.config.error_messages import find_invalid_keys
+from jtrain.config.kinds import resolve_kinds
 from jtrain.config.node import (
     FILE,
     Node,
@@ -22,8 +22,8 @@ from jtrain.config.node import (
 )
 from jtrain.config.resolve import check, resolve
 from jtrain.config.schema import FieldSchema
-from jtrain.config.settle import resolve_kinds
 from jtrain.config.top import BaseConfig
+from jtrain.config.wording import format_value
 from jtrain.errors import ConfigError
 
 C = TypeVar("C", bound=BaseConfig)

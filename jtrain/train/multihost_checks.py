@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.command_line import format_value
 from jtrain.config.dump import flatten, to_plain
+from jtrain.config.wording import format_value
 from jtrain.distributed.cluster import Cluster, detect, start
 from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.heartbeat.exit_alone import fail_alone

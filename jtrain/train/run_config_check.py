@@ -11,12 +11,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from jtrain.checkpoint.layout import ABOUT
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.config.command_line import format_value
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.config.durations import find_durations
 from jtrain.config.resolve import resolve
 from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
+from jtrain.config.wording import format_value
 from jtrain.errors import ConfigError
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_record import (

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
-from jtrain.config.command_line import format_value
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
+from jtrain.config.wording import format_value
 from jtrain.core.state import TrainState
 from jtrain.data.batches.file_sharding import count_readers
 from jtrain.data.batches.fingerprint import digest_batch

@@ -19,7 +19,7 @@ from jtrain.optim.schedules.simple import (
     WarmupStableDecay,
 )
 
-Plain: TypeAlias = Annotated[
+SimpleSchedule: TypeAlias = Annotated[
     Constant
     | LinearSchedule
     | Cosine
@@ -39,7 +39,7 @@ class SchedulePiece:
     """Length in steps, or 1 epoch, 20%, 5 minutes; 0, in one piece at most: the remaining steps."""
     peak: float = Field(default=1.0, gt=0)
     """Peak of the piece, as a share of the optimizer's learning rate."""
-    schedule: Plain = Field(default_factory=Constant)
+    schedule: SimpleSchedule = Field(default_factory=Constant)
     """Schedule of these steps, counted from the piece's first."""
 
 

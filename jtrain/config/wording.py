@@ -1,4 +1,4 @@
-"""Values and types in the words of those who type them."""
+"""Wording of values and types in messages, as a user types them."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def _one(want: FieldSchema) -> str:
 
 
 def format_choices(offered: Sequence[Plain]) -> str:
-    """`sgd`, or `one of sgd, adamw`."""
+    """Return `sgd` for a single choice, and `one of sgd, adamw` for several."""
     spelt = ", ".join(map(format_value, offered))
     return spelt if len(offered) == 1 else f"one of {spelt}"
 

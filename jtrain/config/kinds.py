@@ -1,8 +1,7 @@
-"""Settles what a new `kind` leaves behind, what a preset gives, and what is left unsaid means."""
+"""Kinds and presets: defaults of the chosen ones, without the keys of those they replace."""
 
 from dataclasses import replace
 
-from jtrain.config.command_line import format_value
 from jtrain.config.dump import plain_values
 from jtrain.config.node import (
     DEFAULT,
@@ -16,14 +15,15 @@ from jtrain.config.node import (
     without_origins,
 )
 from jtrain.config.schema import FieldSchema, field_schemas
+from jtrain.config.wording import format_value
 
 
 def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
-    """`node` ready to be checked, and a note on each key that a new `kind` does not have.
+    """Return `node` with defaults and presets filled in, and a note on each key left out.
 
-    Where the default of a key is a whole dataclass, saying one of its values keeps the others. A
-    dataclass may have `presets` by name: the values of the one that `preset` names stand below
-    those said with it or after it.
+    A key is left out if the chosen `kind` does not have it. If the default of a key is a dataclass,
+    giving one of its values keeps its others. A dataclass may have `presets` by name: values given
+    with `preset` or after it override the preset's.
     """
     if isinstance(node.value, list):
         element = want.element()
