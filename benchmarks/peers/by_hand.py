@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jtrain.data.text.shakespeare import Shakespeare
-from jtrain.losses.cross_entropy import nats
+from jtrain.losses.cross_entropy import cross_entropy_per_label
 from jtrain.models.networks.decoder import (
     Decoder,  # what the model needs is an import, not memory of it
 )
@@ -37,7 +37,7 @@ def main() -> None:
 
     def loss(params, tokens):
         logits, _ = model.apply(params, {}, tokens[:, :-1], train=True)
-        return nats(logits, tokens[:, 1:]).mean()
+        return cross_entropy_per_label(logits, tokens[:, 1:]).mean()
 
     def step(params, opt_state, tokens):
         value, grads = jax.value_and_grad(loss)(params, tokens)

@@ -214,6 +214,8 @@ _NAMES = {
     "hooks.Judge": "train.hooks.EvaluationListener",
     "hooks.Lines": "train.hooks.LogLines",
     "hooks.Log": "train.hooks.LogHook",
+    "hooks.Metrics": "train.hooks.MetricsFile",
+    "hooks.metrics.Metrics": "train.hooks.MetricsFile",
     "hooks.Pace": "train.hooks.SpeedReading",
     "hooks.Progress": "train.hooks.ProgressBar",
     "hooks.Result": "train.hooks.EvaluationResult",

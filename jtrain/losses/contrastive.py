@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Metrics
-from jtrain.losses.cross_entropy import nats
+from jtrain.losses.cross_entropy import cross_entropy_per_label
 from jtrain.losses.shapes import check_same_shape
 
 MAX_SCALE = 100.0  # as in CLIP
@@ -44,7 +44,9 @@ def contrastive(
     # A hidden row is no candidate except for itself, so that nothing is infinite.
     candidates = (mask[:, None] & mask[None]) | (own[:, None] == own[None])
     similarity = jnp.where(candidates, similarity, -jnp.inf)
-    values = (nats(similarity, own) + nats(similarity.T, own)) / 2
+    to_columns = cross_entropy_per_label(similarity, own)
+    to_rows = cross_entropy_per_label(similarity.T, own)
+    values = (to_columns + to_rows) / 2
     hits = (similarity.argmax(1) == own).astype(jnp.float32)
     return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
 

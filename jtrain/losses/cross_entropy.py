@@ -33,10 +33,11 @@ def cross_entropy(
     """
     check_labels_shape(logits, labels, mask)
     hits = (logits.argmax(-1) == labels).astype(jnp.float32)
-    return Mean.of(nats(logits, labels, smoothing), mask), {"accuracy": Mean.of(hits, mask)}
+    loss = cross_entropy_per_label(logits, labels, smoothing)
+    return Mean.of(loss, mask), {"accuracy": Mean.of(hits, mask)}
 
 
-def nats(
+def cross_entropy_per_label(
     logits: Float[Array, "*b c"], labels: Int[Array, "*b"], smoothing: float = 0.0
 ) -> Float[Array, "*b"]:
     """Return -log softmax(logits) at the labels, in at least float32.
@@ -57,11 +58,11 @@ def nats(
             f"smoothing {smoothing} is to be the share of a label that is spread over all classes. "
             f"Give a number in 0 .. 1: smoothing=0.1 is usual, smoothing=0 is none."
         )
-    return _nats(logits, in_range(labels, logits, -1), smoothing)
+    return _per_label(logits, in_range(labels, logits, -1), smoothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _nats(logits, labels, smoothing):
+def _per_label(logits, labels, smoothing):
     return _forward(logits, labels, smoothing)[0]
 
 
@@ -87,7 +88,7 @@ def _backward(smoothing, saved, grad):
     return g.astype(logits.dtype), np.zeros(labels.shape, jax.dtypes.float0)
 
 
-_nats.defvjp(_forward, _backward)
+_per_label.defvjp(_forward, _backward)
 
 
 def soft_cross_entropy(

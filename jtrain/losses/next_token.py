@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Metrics
-from jtrain.losses.cross_entropy import nats
+from jtrain.losses.cross_entropy import cross_entropy_per_label
 from jtrain.losses.shapes import check_labels_shape
 
 
@@ -24,7 +24,8 @@ def next_token(
     """
     check_labels_shape(logits, targets, real)
     hits = (logits.argmax(-1) == targets).astype(jnp.float32)
-    return Mean.of(nats(logits, targets), real), {"accuracy": Mean.of(hits, real)}
+    loss = cross_entropy_per_label(logits, targets)
+    return Mean.of(loss, real), {"accuracy": Mean.of(hits, real)}
 
 
 def inputs_and_targets(
@@ -51,11 +52,11 @@ def segments_of(batch: Batch) -> Int[Array, "b t"] | None:
     return None if segments is None else segments[:, :-1]
 
 
-def perplexity(nats: Mean | float) -> float:
+def perplexity(mean_nats: Mean | float) -> float:
     """Return exp of the mean nats, on the host; wait for the device.
 
     Compute it from the mean over all tokens: the mean of the perplexities of batches is not the
     perplexity of all. So runs log and evaluate the loss, in nats.
     """
-    mean = nats.value() if isinstance(nats, Mean) else nats
+    mean = mean_nats.value() if isinstance(mean_nats, Mean) else mean_nats
     return math.exp(mean) if mean < 709 else math.inf  # beyond, float64 has no number for it

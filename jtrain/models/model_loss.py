@@ -15,7 +15,11 @@ from jtrain.core.rows import check_no_hidden_rows, row_keys
 from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
 from jtrain.errors import LossError
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.cross_entropy import binary_cross_entropy, nats, soft_cross_entropy
+from jtrain.losses.cross_entropy import (
+    binary_cross_entropy,
+    cross_entropy_per_label,
+    soft_cross_entropy,
+)
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters.any_model import AnyModel, as_model
@@ -90,7 +94,8 @@ def classifier(
         _check_labels(logits, wanted, labels)
         hits = (logits.argmax(-1) == wanted).astype(jnp.float32)
         real = _by_row(batch["mask"], wanted)
-        return Mean.of(nats(logits, wanted, smoothing), real), {"accuracy": Mean.of(hits, real)}
+        loss = cross_entropy_per_label(logits, wanted, smoothing)
+        return Mean.of(loss, real), {"accuracy": Mean.of(hits, real)}
 
     return _loss_of(model, inputs, head)
 

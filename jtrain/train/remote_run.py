@@ -5,7 +5,7 @@ from typing import Any
 
 from jtrain.checkpoint import CheckpointManager, object_store_layout
 from jtrain.checkpoint.lock import WriteLock
-from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
+from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.config.top import BaseConfig
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, UserError
@@ -74,9 +74,9 @@ def fetch_run(config: BaseConfig, run_dir: RunDir) -> list[str]:
     return [*news, f"checkpoint {step} and the run's files were fetched from {store.address}"]
 
 
-def make_mirror(
+def start_uploader(
     config: BaseConfig, run_dir: RunDir, checkpoints: CheckpointManager
-) -> ObjectStoreCopy | None:
+) -> CheckpointUploader | None:
     """Start and return the copier of a run's checkpoints; None if this process copies nothing.
 
     Raises:
@@ -84,9 +84,9 @@ def make_mirror(
     """
     if not config.checkpoint.store or not run_dir.first:
         return None
-    mirror = _mirror(config, run_dir, checkpoints.best, checkpoints.notices.append)
-    mirror.begin()
-    return mirror
+    uploader = _build_uploader(config, run_dir, checkpoints.best, checkpoints.notices.append)
+    uploader.begin()
+    return uploader
 
 
 def copy_finished(config: BaseConfig, run_dir: RunDir, step: int) -> None:
@@ -102,20 +102,20 @@ def copy_finished(config: BaseConfig, run_dir: RunDir, step: int) -> None:
         checkpoints = CheckpointManager(
             run_dir.checkpoints, best=config.checkpoint.best, first=True, owner=run_dir.owner()
         )
-        mirror = _mirror(config, run_dir, checkpoints.best, lambda line: None)
-        mirror.begin()
-        mirror.finish(step, missing=True)
+        uploader = _build_uploader(config, run_dir, checkpoints.best, lambda line: None)
+        uploader.begin()
+        uploader.finish(step, missing=True)
 
 
 def _store(config: BaseConfig) -> ObjectStore:
     return ObjectStore(f"{config.checkpoint.store.rstrip('/')}/{config.name}")
 
 
-def _mirror(
+def _build_uploader(
     config: BaseConfig, run_dir: RunDir, best: Callable[[], int | None], tell: Callable[[str], None]
-) -> ObjectStoreCopy:
+) -> CheckpointUploader:
     keep = config.checkpoint.keep
-    return ObjectStoreCopy(_store(config), run_dir.path, keep=keep, best=best, log=tell)
+    return CheckpointUploader(_store(config), run_dir.path, keep=keep, best=best, log=tell)
 
 
 def _ids(store: ObjectStore) -> list[str]:

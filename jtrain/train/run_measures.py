@@ -14,7 +14,7 @@ from jtrain.io.lost_files import LostFiles
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
 from jtrain.train.hooks.log import LogHook, LogLines
-from jtrain.train.hooks.metrics import MetricHistory, Metrics
+from jtrain.train.hooks.metrics import MetricHistory, MetricsFile
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking, build_tracking
@@ -30,7 +30,7 @@ class Measures:
     """Hooks that measure a run and show it."""
 
     speed: Speed
-    metrics: Metrics | MetricHistory
+    metrics: MetricsFile | MetricHistory
     """Metrics file, or the metrics in memory where this process writes no file."""
     history: MetricHistory
     """Metrics in memory."""
@@ -87,7 +87,7 @@ def measure(
     stack.callback(speed.close)
     metrics = history = MetricHistory(every=every)
     if writes is not None:
-        metrics = Metrics(writes.metrics, every=every, resumed_at=start, lost=lost)
+        metrics = MetricsFile(writes.metrics, every=every, resumed_at=start, lost=lost)
         stack.callback(metrics.close)
     progress = ProgressBar(
         start=start or 0,

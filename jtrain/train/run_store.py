@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.checkpoint import CheckpointManager, SetAsideError
-from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
+from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Extra, Params
@@ -20,7 +20,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.multihost_checks import check_shared_directory
-from jtrain.train.remote_run import make_mirror
+from jtrain.train.remote_run import start_uploader
 from jtrain.train.rollback import ResumePoint, resume_point
 from jtrain.train.run_config_check import check_about
 from jtrain.train.run_dir import RunDir
@@ -83,7 +83,7 @@ class DirectoryStore:
     ):
         self.run_dir, self.checkpoints = run_dir, checkpoints
         self._config, self._another = config, another
-        self._mirror: ObjectStoreCopy | None = None
+        self._uploader: CheckpointUploader | None = None
 
     @property
     def pace(self) -> float:
@@ -119,7 +119,7 @@ class DirectoryStore:
         """
         self.run_dir.begin(self._config)
         check_shared_directory(self.run_dir)
-        self._mirror = make_mirror(self._config, self.run_dir, self.checkpoints)
+        self._uploader = start_uploader(self._config, self.run_dir, self.checkpoints)
         self.run_dir.check_rows(resume.rows, resume.start or 0)
 
     def restart(self, setup: TrainSetup) -> tuple[ResumePoint, TrainState, list[str]]:
@@ -141,14 +141,14 @@ class DirectoryStore:
 
     def copy(self, step: int) -> None:
         """Copy a checkpoint, if copies are configured."""
-        if self._mirror is not None:
-            self._mirror.copy(step)
+        if self._uploader is not None:
+            self._uploader.copy(step)
 
     def finish(self) -> int | None:
         """Wait for the copies, and return the step of the newest checkpoint."""
         newest = self.checkpoints.newest()
-        if self._mirror is not None:
-            self._mirror.finish(newest)
+        if self._uploader is not None:
+            self._uploader.finish(newest)
         return newest
 
     def _check_resume(self, resume: ResumePoint) -> None:

@@ -83,9 +83,9 @@ def test_a_finished_run_says_so_and_exits_with_0(capfd):
 
 
 def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch):
-    from jtrain.train.hooks.metrics import Metrics
+    from jtrain.train.hooks.metrics import MetricsFile
 
-    row = Metrics.row
+    row = MetricsFile.row
 
     def ask(metrics, step, prefix, numbers):
         if step == 4:
@@ -93,7 +93,7 @@ def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch
         row(metrics, step, prefix, numbers)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "row", ask)
+        patch.setattr(MetricsFile, "row", ask)
         assert main(["run", CONFIG, "steps=40"]) == 75
     said = capfd.readouterr()
     assert "asked to end (SIGTERM)" in said.out

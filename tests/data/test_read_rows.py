@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jtrain.data.sources.read_rows import KINDS, read_rows
+from jtrain.data.sources.read_rows import SUFFIXES, read_rows
 from jtrain.data.sources.row_shapes import check_rows
 from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import DataError
@@ -24,7 +24,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".npy"])
+@pytest.mark.parametrize("kind", [kind for kind in SUFFIXES if kind != ".npy"])
 def test_what_is_written_is_read_back_to_the_same_bits(kind: str):
     path = Path(f"rows{kind}")
     path.write_bytes(encode_rows(path, {"x": X, "n": N, "other": N}))

@@ -13,7 +13,7 @@ import numpy as np
 from jtrain.data.sources.row_shapes import describe
 from jtrain.errors import DataError
 
-KINDS = (".npz", ".npy", ".csv", ".jsonl")
+SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 
 
 def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -31,10 +31,10 @@ def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     Raises:
         DataError: if the file does not exist, is of another kind, or holds no such rows.
     """
-    if path.suffix not in KINDS:
+    if path.suffix not in SUFFIXES:
         raise DataError(
             f"{path} ends with {path.suffix or 'nothing'}, and rows are read from "
-            f"{', '.join(KINDS)}: convert it to one of them, such as {path.with_suffix('.npz')}."
+            f"{', '.join(SUFFIXES)}: convert it to one of them, such as {path.with_suffix('.npz')}."
         )
     try:
         if path.suffix == ".npz":

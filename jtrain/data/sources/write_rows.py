@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.data.sources.read_rows import KINDS
+from jtrain.data.sources.read_rows import SUFFIXES
 from jtrain.errors import DataError
 
 
 def check_kind(path: Path) -> None:
     """Raise DataError unless rows can be written to a file of this name."""
-    if path.suffix not in KINDS:
+    if path.suffix not in SUFFIXES:
         raise DataError(
             f"{path} ends with {path.suffix or 'nothing'}, and rows are written to "
-            f"{', '.join(KINDS)}: write {path.with_suffix('.npz')}"
+            f"{', '.join(SUFFIXES)}: write {path.with_suffix('.npz')}"
         )
 
 

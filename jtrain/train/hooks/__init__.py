@@ -12,8 +12,8 @@ class Worst(Hook):
 ```
 
 Hooks are called in the order of their list: `Signals`, `Speed`, the readers of the speed
-(`LogHook`, `ProgressBar`), `Metrics`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and `SaveEvery`
-last.
+(`LogHook`, `ProgressBar`), `MetricsFile`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and
+`SaveEvery` last.
 """
 
 from jtrain.train.hooks.checkpointing import SaveEvery as SaveEvery
@@ -30,7 +30,7 @@ from jtrain.train.hooks.function_hooks import on_state as on_state
 from jtrain.train.hooks.log import LogHook as LogHook
 from jtrain.train.hooks.log import LogLines as LogLines
 from jtrain.train.hooks.metrics import MetricHistory as MetricHistory
-from jtrain.train.hooks.metrics import Metrics as Metrics
+from jtrain.train.hooks.metrics import MetricsFile as MetricsFile
 from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.samples import Samples as Samples
 from jtrain.train.hooks.signals import Signals as Signals

@@ -16,7 +16,7 @@ from jtrain.io import jsonl
 from jtrain.io.jsonl import JsonlWriter
 
 
-class Metrics(Hook):
+class MetricsFile(Hook):
     """Hook that writes a row for steps `every`, 2 `every`, ... and the last.
 
     A row is `{"step": 20, "loss": 2.25, ...}`.

@@ -12,12 +12,12 @@ import pytest
 
 from jtrain.errors import CheckpointError, LossError
 from jtrain.train.hooks import metrics
-from jtrain.train.hooks.metrics import Metrics
+from jtrain.train.hooks.metrics import MetricsFile
 
 
 def written(path, *, resumed_at=None, stop=6):
     """Write rows up to `stop`, as a run that evaluates every second step."""
-    file = Metrics(path, every=1, resumed_at=resumed_at)
+    file = MetricsFile(path, every=1, resumed_at=resumed_at)
     for step in range((resumed_at or 0) + 1, stop + 1):
         file.on_numbers(step, {"loss": 1 / step, "grad_norm": step / 7})
         if step % 2 == 0:
@@ -40,7 +40,7 @@ def test_rows_are_json_and_come_back(tmp_path):
 
 
 def test_a_loop_writes_a_row_a_cadence(tmp_path):
-    file = Metrics(tmp_path / "m.jsonl", every=4)
+    file = MetricsFile(tmp_path / "m.jsonl", every=4)
     counting.run([file], stop=10)
     file.close()
     found = metrics.read_metrics(tmp_path / "m.jsonl")
@@ -49,7 +49,7 @@ def test_a_loop_writes_a_row_a_cadence(tmp_path):
 
 
 def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
-    file = Metrics(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
     file.on_numbers(1, {"loss": math.nan, "up": math.inf, "each": np.array([-np.inf, 1.5])})
     file.close()
     refuse = lambda name: pytest.fail(f"{name} is no JSON")
@@ -62,7 +62,7 @@ def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
 
 def test_floats_keep_all_their_bits(tmp_path):
     values = np.random.default_rng(0).normal(size=1000).astype(np.float32).tolist()
-    file = Metrics(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
     for step, value in enumerate(values, 1):
         file.on_numbers(step, {"loss": value})
     file.close()
@@ -83,7 +83,7 @@ def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkey
 def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
-    file = Metrics(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
     file.on_numbers(1, {"loss": 1.0})
     file.sync()
     file.close()
@@ -112,7 +112,7 @@ def test_a_kill_during_the_repair_leaves_the_file_unchanged(tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", die)
         with pytest.raises(KeyboardInterrupt):
-            Metrics(path, every=1, resumed_at=2)
+            MetricsFile(path, every=1, resumed_at=2)
     assert path.read_bytes() == whole
     assert written(path, resumed_at=2) == whole
 
@@ -128,7 +128,7 @@ def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
 
 
 def test_a_metric_called_step_is_refused(tmp_path):
-    file = Metrics(tmp_path / "m.jsonl", every=1)
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
     with pytest.raises(LossError, match=r'called "step".*another name'):
         file.on_numbers(1, {"step": 3.0})
     file.close()
@@ -141,7 +141,7 @@ import itertools, os, random, signal, sys, time, warnings
 from pathlib import Path
 import numpy as np
 from jtrain.train.hooks import EvaluateEvery, SaveEvery
-from jtrain.train.hooks.metrics import Metrics
+from jtrain.train.hooks.metrics import MetricsFile
 from jtrain.io.atomic_write import atomic_write
 from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
@@ -155,7 +155,7 @@ def run(folder):
     checkpoint = folder / "checkpoint"
     start, state = checkpoint.read_text().split() if checkpoint.exists() else ("0", "0.5")
     start, state = int(start), float(state)
-    metrics = Metrics(folder / "metrics.jsonl", every=1, resumed_at=start or None)
+    metrics = MetricsFile(folder / "metrics.jsonl", every=1, resumed_at=start or None)
     save = lambda step, state: atomic_write(checkpoint, f"{step} {state!r}".encode())
     measure = lambda state: {"loss": state / 3}
     log = lambda step, numbers: metrics.row(step, "valid", numbers)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jtrain.checkpoint import CheckpointManager, object_store_layout, seal
-from jtrain.checkpoint.object_store_copy import ObjectStoreCopy
 from jtrain.checkpoint.save_errors import SaveError, TakenError
+from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.errors import FAULT
 from jtrain.io.object_store import ObjectStore, ObjectStoreError, is_address
 
@@ -44,10 +44,10 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return ObjectStore(f"{request.param}://{where}/small")
 
 
-def mirror_of(objects: ObjectStore, run: Path, **more) -> ObjectStoreCopy:
-    mirror = ObjectStoreCopy(objects, run, **{"keep": 2, "best": lambda: None, **more})
-    mirror.begin()
-    return mirror
+def start_uploader(objects: ObjectStore, run: Path, **more) -> CheckpointUploader:
+    uploader = CheckpointUploader(objects, run, **{"keep": 2, "best": lambda: None, **more})
+    uploader.begin()
+    return uploader
 
 
 def read(run: Path) -> int:
@@ -64,10 +64,10 @@ def read(run: Path) -> int:
 def test_copies_are_valid_and_older_ones_are_removed(
     objects: ObjectStore, saved: Path, tmp_path: Path
 ):
-    mirror = mirror_of(objects, saved)
+    uploader = start_uploader(objects, saved)
     for step in (1, 2, 3):
-        mirror.copy(step)
-    mirror.finish(3)
+        uploader.copy(step)
+    uploader.finish(3)
     assert object_store_layout.list_copies(objects) == [2, 3]
     assert {"run.json", "metrics.jsonl"} == set(
         object_store_layout.run_files(objects.sizes())
@@ -78,22 +78,22 @@ def test_copies_are_valid_and_older_ones_are_removed(
 
 
 def test_the_best_stays(objects: ObjectStore, saved: Path):
-    mirror = mirror_of(objects, saved, keep=1, best=lambda: 1)
+    uploader = start_uploader(objects, saved, keep=1, best=lambda: 1)
     for step in (1, 2, 3):
-        mirror.copy(step)
+        uploader.copy(step)
     assert object_store_layout.list_copies(objects) == [1, 3]
 
 
 def test_the_best_whose_copy_failed_is_copied_with_the_next(
     objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    mirror = mirror_of(objects, saved, keep=1, best=lambda: 2)
-    mirror.copy(1)
+    uploader = start_uploader(objects, saved, keep=1, best=lambda: 2)
+    uploader.copy(1)
     with monkeypatch.context() as patch:
         cut_off(objects, patch, 0, OSError("no route to the host"))
-        mirror.copy(2)
+        uploader.copy(2)
     assert object_store_layout.list_copies(objects) == [1]
-    mirror.copy(3)
+    uploader.copy(3)
     assert object_store_layout.list_copies(objects) == [2, 3]
 
 
@@ -125,12 +125,12 @@ def test_a_kill_before_any_change_leaves_a_valid_copy(
     while not ended:
         with monkeypatch.context() as patch:
             fresh = ObjectStore(f"{objects.address}-{after}")
-            mirror = mirror_of(fresh, saved)
-            mirror.copy(1)
-            mirror.copy(2)
+            uploader = start_uploader(fresh, saved)
+            uploader.copy(1)
+            uploader.copy(2)
             cut_off(fresh, patch, after, Killed())
             try:
-                mirror.copy(3)
+                uploader.copy(3)
                 ended = True
             except Killed:
                 pass
@@ -139,7 +139,7 @@ def test_a_kill_before_any_change_leaves_a_valid_copy(
         assert news == []
         assert step == read(back)
         assert step in (2, 3)
-        again = mirror_of(fresh, saved)  # the next process
+        again = start_uploader(fresh, saved)  # the next process
         again.copy(3)
         assert object_store_layout.list_copies(fresh) == [2, 3]
         assert list(object_store_layout.object_sizes(fresh)) == [2, 3]
@@ -151,26 +151,26 @@ def test_a_refused_copy_is_reported_and_copied_later(
     objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
     told: list[str] = []
-    mirror = mirror_of(objects, saved, log=told.append)
-    mirror.copy(1)
+    uploader = start_uploader(objects, saved, log=told.append)
+    uploader.copy(1)
     with monkeypatch.context() as patch:
         cut_off(objects, patch, 4, PermissionError("Access Denied"))
-        mirror.copy(2)
+        uploader.copy(2)
         assert object_store_layout.list_copies(objects) == [1]
         (line,) = told
         assert "checkpoint 2 is on this disk and was not copied" in line
         assert "AWS_ACCESS_KEY_ID" in line
         with pytest.raises(SaveError, match=r"checkpoint 2 is valid in .* and is not in") as raised:
-            mirror.finish(2)
+            uploader.finish(2)
         assert raised.value.code == FAULT
-    mirror.finish(2)
+    uploader.finish(2)
     assert object_store_layout.list_copies(objects) == [1, 2]
 
 
 def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path):
-    first = mirror_of(objects, saved)
+    first = start_uploader(objects, saved)
     first.copy(1)
-    second = mirror_of(objects, saved)
+    second = start_uploader(objects, saved)
     with pytest.raises(TakenError, match=r"has taken over the copies.*name=\.\.\.") as raised:
         first.copy(2)
     assert raised.value.code == FAULT
@@ -182,27 +182,27 @@ def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path
 
 def test_an_unreadable_record_of_the_copying_process_is_logged(objects: ObjectStore, saved: Path):
     lines: list[str] = []
-    mirror = mirror_of(objects, saved, log=lines.append)
+    uploader = start_uploader(objects, saved, log=lines.append)
     objects.write(object_store_layout.WRITER, b"{cut")
-    mirror.copy(1)
+    uploader.copy(1)
     assert object_store_layout.list_copies(objects) == [1]
     (line,) = lines
     assert f"{objects.address}/{object_store_layout.WRITER} is unreadable" in line
 
 
 def test_copies_after_a_rollback_point_are_removed(objects: ObjectStore, saved: Path):
-    mirror = mirror_of(objects, saved)
+    uploader = start_uploader(objects, saved)
     for step in (1, 3, 2):
-        mirror.copy(step)
+        uploader.copy(step)
     assert object_store_layout.list_copies(objects) == [1, 2]
 
 
 def test_a_damaged_copy_is_skipped_without_leftovers(
     objects: ObjectStore, saved: Path, tmp_path: Path
 ):
-    mirror = mirror_of(objects, saved)
-    mirror.copy(1)
-    mirror.copy(2)
+    uploader = start_uploader(objects, saved)
+    uploader.copy(1)
+    uploader.copy(2)
     name = next(n for n in objects.sizes("checkpoints/2") if "/d/" in n)
     content = bytearray(objects.read(name) or b"")
     content[-1] ^= 1
@@ -216,7 +216,7 @@ def test_a_damaged_copy_is_skipped_without_leftovers(
 
 def test_an_object_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
     objects = ObjectStore(f"memory://{uuid.uuid4()}/small")
-    mirror_of(objects, saved).copy(1)
+    start_uploader(objects, saved).copy(1)
     sizes = {**object_store_layout.object_sizes(objects)[1], "../../../out": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -260,12 +260,12 @@ def test_an_address_is_no_path():
 def test_the_seal_is_the_last_object_of_a_copy(
     objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    mirror, sent = mirror_of(objects, saved), []
+    uploader, sent = start_uploader(objects, saved), []
     send = objects.send
     monkeypatch.setattr(
         objects, "send", lambda file, name: (sent.append(name), send(file, name))[1]
     )
-    mirror.copy(1)
+    uploader.copy(1)
     assert sent[-1] == f"checkpoints/1/{seal.SEAL}"
     known = json.loads((saved / "checkpoints" / "1" / seal.SEAL).read_text())["files"]
     assert {f"checkpoints/1/{name}" for name in known} < set(sent)

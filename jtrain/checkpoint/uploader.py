@@ -1,4 +1,4 @@
-"""Object store copies: each checkpoint of a run is uploaded once it is sealed on the disk."""
+"""Uploads of checkpoints to an object store: each one, once it is sealed on the disk."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from jtrain.io.object_store import ObjectStore, ObjectStoreError
 from jtrain.io.regular_files import LinkError, check_no_link, parse_json
 
 
-class ObjectStoreCopy:
+class CheckpointUploader:
     """Uploader of the checkpoints of one run, in its first process.
 
     A store has no locks. The process that began last is the one that copies: it leaves its id in an
