@@ -20,6 +20,9 @@ from jtrain.train.run_config_check import MAY_DIFFER, MatchedConfig, check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up
 
+Log: TypeAlias = Callable[[str], None]
+Step: TypeAlias = int | Literal["newest", "best"]
+
 
 def fit_layout_to_devices(config: RunConfig, stored: RunConfig | None) -> tuple[RunConfig, str]:
     """Return the config with a layout that fits, and a line about it if the layout changed.
@@ -64,10 +67,6 @@ def _fits(layout: Layout | Auto, config: RunConfig) -> bool:
     except UserError:
         return False
     return True
-
-
-Log: TypeAlias = Callable[[str], None]
-Step: TypeAlias = int | Literal["newest", "best"]
 
 
 def evaluate_run(
