@@ -22,6 +22,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 # threads as devices all of them wait at times, and XLA ends the process (docs/log.md).
 os.environ["NPROC"] = "32"
 
+import collections
 import gc
 import ipaddress
 import signal
@@ -51,6 +52,20 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest goes by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the thorough cases of a test with `sampled(n)` as slow, but the first of each n."""
+    found = collections.Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is None or item.get_closest_marker("thorough") is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if found[test] % sampled.args[0]:
+            item.add_marker("slow")
+        found[test] += 1
 
 
 def _refuse_network(event: str, args: tuple[Any, ...]) -> None:

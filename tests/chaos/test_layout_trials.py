@@ -59,7 +59,7 @@ def test_batches_are_the_same_however_processes_share_them(tmp_path: Path):
         batches(write_rows(tmp_path / "few", {**whole, STEPS: {0: 500}}))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_same_layout_is_bitwise_and_each_difference_is_found(tmp_path: Path):
     alone, place, step = uninterrupted(tmp_path), tmp_path / "stopped", 6
     place.mkdir()

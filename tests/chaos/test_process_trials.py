@@ -7,7 +7,7 @@ import pytest
 from chaos.launched import STEPS, differences, home_of, start_run
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_different_result_is_found(tmp_path: Path):
     homes = [home_of(tmp_path, name) for name in ("one", "same", "other")]
     config = homes[2] / "configs" / "hurt.yaml"

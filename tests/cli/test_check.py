@@ -61,7 +61,7 @@ def changed(tmp_path: Path, old: str, new: str) -> str:
     return str(config)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_draw_that_depends_on_the_layout_ends_with_70_and_the_rest_can_be_compared(
     tmp_path: Path, capfd
 ):

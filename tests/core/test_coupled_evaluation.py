@@ -145,7 +145,7 @@ def test_whether_rows_meet_is_seen_from_one_batch():
     assert found == {"towers": True, "apart": False, "scalar": False, "centred": True}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_from_a_config_and_its_evaluation_refuse_it_too(monkeypatch, pytestconfig):
     monkeypatch.setenv("JTRAIN_DATA", str(write_digits(Path("digits"), rows=200).parent.absolute()))
     config = pytestconfig.rootpath / "configs" / "two_towers.yaml"

@@ -53,6 +53,7 @@ def bits(state) -> dict[str, Any]:
     return {name: leaf.tobytes() for name, leaf in found.items() if name not in apart}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", by_name(LAYOUTS, ["one device", "fsdp"], pytest.mark.thorough))
 def test_fifty_faults_change_no_bit_of_the_state(layout):
     given = faults(50, seed=7)

@@ -204,6 +204,7 @@ def typed(words: list[str], devices: int = ON_PROCESS) -> None:
 LOOKS = {"--fast", "--overfit", "--eager", "--find-nan"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @of("run")
 def test_a_run_goes_through_all_that_it_does(command: Command, used: Path):
@@ -265,6 +266,7 @@ def test_what_shows_values_and_data_shows_them(command: Command, here: Path, cap
     assert capsys.readouterr().out
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @of("eval", "sample", "predict", "report", "replay", "diff", "ckpt")
 def test_what_is_done_with_a_run_is_done(command: Command, used: Path, capsys):
@@ -281,6 +283,7 @@ def test_a_plan_is_made(command: Command, here: Path, capsys):
     assert "collectives" in shown if "--json" in command.words else "sent by each device" in shown
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @of("launch")
 def test_several_processes_train(command: Command, here: Path):

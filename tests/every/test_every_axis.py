@@ -199,6 +199,7 @@ def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
     return figures
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case",
     [QUICK[0], *(pytest.param(c, marks=pytest.mark.thorough) for c in QUICK[1:])],
@@ -208,6 +209,7 @@ def test_takes_the_steps_of_one_device(case, capfd):
     check(case, 3, "sgd", capfd)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", THOROUGH, ids=str)
 def test_more_layouts_take_the_steps_of_one_device(case, capfd):

@@ -104,6 +104,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -131,6 +132,7 @@ def test_trains_a_few_steps_over_all_devices(name: str):
 PROVED = ("two_towers",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -156,6 +156,7 @@ def walked(case: Case) -> tuple[np.ndarray, TrainState]:
     return np.array(losses), jax.device_get(state)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_takes_the_steps_of_one_device(case):

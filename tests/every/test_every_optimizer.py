@@ -233,6 +233,7 @@ def test_takes_the_steps_of_its_formula(row: Row):
         assert_close(found[n], params[n], 1e-5, says=n)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @by_formula
 def test_is_the_same_compiled_or_not(row: Row):
@@ -403,6 +404,7 @@ def walk(name: str, layout: str, microbatches: int) -> tuple[list[float], Any]:
     return losses, jax.device_get(evaluation_params(optimizer, state))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "layout", "microbatches"), MATRIX)
 def test_takes_the_steps_of_one_device_on_any_layout(name: str, layout: str, microbatches: int):

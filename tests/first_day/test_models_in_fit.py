@@ -174,7 +174,7 @@ def test_a_classifier_takes_soft_labels_columns_and_pixels():
     ) == pytest.approx(hard)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_language_model_is_the_same_whole_and_in_chunks():
     tokens = DRAW.integers(0, 11, (16, 9)).astype(np.int32)
     model = Transformer(vocab=11, context=8, layers=1, heads=2, width=8).build()

@@ -23,7 +23,7 @@ def layers(seed: int) -> nnx.Module:
     return nnx.Sequential(nnx.Linear(6, 4, rngs=rngs), norm, nnx.Linear(4, 3, rngs=rngs))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_module_of_a_run_is_used_by_another_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = layers(0)
@@ -60,7 +60,7 @@ def test_two_workers_of_tf_config_train_one_model(tmp_path: Path, capfd):
         assert_close(found["predicted"], alone.predict(X), 1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
     late = tmp_path / "late.py"
     text = SCRIPT.read_text().replace("import jtrain as jt", "import jtrain as jt\njax.devices()")

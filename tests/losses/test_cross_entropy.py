@@ -8,7 +8,7 @@ from comparison import assert_close
 
 from jtrain.core.mean import Terms
 from jtrain.losses.balance import z_loss
-from jtrain.losses.cross_entropy import cross_entropy, nats, soft_cross_entropy
+from jtrain.losses.cross_entropy import cross_entropy, cross_entropy_per_label, soft_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 LOGITS = jnp.asarray(np.random.default_rng(0).standard_normal((4, 5)), jnp.float32)
@@ -27,8 +27,10 @@ def test_smoothed_labels_are_these_soft_labels(smoothing):
 
 
 def test_a_label_out_of_range_has_the_loss_of_the_nearest_class():
-    got = nats(LOGITS, jnp.array([-3, 5, 99, 2], jnp.int32))
-    np.testing.assert_array_equal(got, nats(LOGITS, jnp.array([0, 4, 4, 2], jnp.int32)))
+    got = cross_entropy_per_label(LOGITS, jnp.array([-3, 5, 99, 2], jnp.int32))
+    np.testing.assert_array_equal(
+        got, cross_entropy_per_label(LOGITS, jnp.array([0, 4, 4, 2], jnp.int32))
+    )
 
 
 def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
@@ -38,7 +40,7 @@ def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
     value, grad = jax.jit(jax.value_and_grad(loss))(barred)
     assert jnp.isfinite(value)
     assert jnp.isfinite(grad).all()
-    assert_close(value, nats(barred, LABELS).sum(), 1e-6)
+    assert_close(value, cross_entropy_per_label(barred, LABELS).sum(), 1e-6)
 
 
 def test_the_z_loss_is_a_term_with_a_coefficient_of_its_own():

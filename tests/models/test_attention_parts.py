@@ -48,6 +48,7 @@ def combined(q, k, v, **options):
     return sum(jnp.exp(own - log_sum)[..., None] * mean for mean, own in got), log_sum
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
 def test_two_parts_and_their_gradients_are_the_whole(options):

@@ -50,6 +50,7 @@ def alone(rows: dict) -> dict:
     return {"tokens": tokens, "length": length, "mask": np.ones(len(parts), bool)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_documents_have_the_loss_and_gradient_of_each_alone(kind: str, strict_dtypes):
     model = Transformer(**SIZES | KINDS[kind]).build(Unplaced())

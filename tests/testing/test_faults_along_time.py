@@ -10,6 +10,7 @@ from jtrain.parallel import Axes
 SPLIT = {"context": Axes(devices=2, context=2, fsdp=1)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("wrong", "cause", "message"),
     [pytest.param(*fault, id=name, marks=pytest.mark.thorough) for name, fault in FAULTS.items()],

@@ -21,6 +21,7 @@ def rows(given):
     return list(compare_loss(jt.testing.build_case(*arguments, optimizer=optax.sgd(0.1), **rest)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", by_name(FAULTS, QUICK, pytest.mark.thorough))
 def test_a_fault_is_found_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]

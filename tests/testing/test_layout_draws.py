@@ -19,7 +19,7 @@ def check(loss, **more):
     return jt.testing.assert_invariant(loss, line(), points(8), strategies=STRATEGIES, **more)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

@@ -43,6 +43,7 @@ def rows(planted):
     return list(compare_loss(subject(planted)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("planted", sampled(FAULTS, QUICK, each=4))
 def test_a_fault_is_found_and_its_cause_is_named(planted):
     wrong = [row for row in rows(planted) if row.verdict == "FAILS"]
@@ -50,6 +51,7 @@ def test_a_fault_is_found_and_its_cause_is_named(planted):
     assert planted.message in wrong[0].why
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("given", sampled(RIGHT, ACCEPTED, each=4))
 def test_a_correct_loss_passes(given):

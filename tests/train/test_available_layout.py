@@ -59,7 +59,7 @@ def test_a_run_that_was_trained_on_eight_is_measured_on_one(outcome: RunResult):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_training_says_what_fits_one_device_and_that_works():
     refused = on(1, "run", "runs/quick/config.yaml", "steps=6")
     assert refused.returncode == 2

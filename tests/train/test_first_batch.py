@@ -17,7 +17,7 @@ import jtrain as jt
 from jtrain.core.index_marks import in_range
 from jtrain.errors import DataError, LossError
 from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.cross_entropy import cross_entropy, nats
+from jtrain.losses.cross_entropy import cross_entropy, cross_entropy_per_label
 from jtrain.losses.next_token import next_token
 from jtrain.losses.squared_error import squared_error
 from jtrain.parallel import FSDP, Mirrored
@@ -107,7 +107,7 @@ COUNTED: dict[str, Callable] = {
     "smoothed cross_entropy": lambda p, b, rng: cross_entropy(
         logits(p, b), b["label"], b["mask"], smoothing=0.1
     ),
-    "nats, a scalar": lambda p, b, rng: nats(logits(p, b), b["label"]).mean(),
+    "nats, a scalar": lambda p, b, rng: cross_entropy_per_label(logits(p, b), b["label"]).mean(),
     "next_token": lambda p, b, rng: next_token(
         logits(p, b)[:, None], b["label"][:, None], b["mask"][:, None]
     ),
@@ -133,6 +133,7 @@ COUNTED: dict[str, Callable] = {
 QUICK = ("cross_entropy", "chunked_next_token", "optax, a scalar", "one_hot", "by vmap", "scan")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", by_name(COUNTED, QUICK, pytest.mark.thorough))
 def test_a_label_that_chooses_no_class_is_named_with_its_row_and_the_shape(loss):
     from_one = loss is COUNTED["of labels that count from 1"]
@@ -190,7 +191,8 @@ LEFT_OUT: dict[str, Callable] = {
         optax_nats(logits(p, b), jnp.where(b["label"] < 0, 0, b["label"])), known(b)
     ),
     "optax times the mask": lambda p, b, rng: jt.Mean(
-        (nats(logits(p, b), b["label"]) * known(b)).sum(), known(b).sum(dtype=jnp.float32)
+        (cross_entropy_per_label(logits(p, b), b["label"]) * known(b)).sum(),
+        known(b).sum(dtype=jnp.float32),
     ),
     "one_hot": left_out_by_zeros,
     "clipped on purpose": lambda p, b, rng: jt.Mean.of(

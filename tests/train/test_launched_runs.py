@@ -141,7 +141,7 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert_close(numbers(rows), numbers(unbroken), 1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_of_two_processes_taken_by_one_blames_no_device(
     stopped: Stopped, monkeypatch: pytest.MonkeyPatch, compiled: Path, capfd
 ):
@@ -214,6 +214,7 @@ def keep_asking(processes: list[subprocess.Popen[str]]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("twice", [(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGHUP, 0)])
 def test_signals_close_together_to_processes_of_a_cluster_are_one(

@@ -169,7 +169,7 @@ def fitted(name: str, optimizer, start):
     return jt.fit(loss, start, ROWS, optimizer, **given)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_of_fit_has_its_parameters_and_takes_an_apply():
     start = {"a": [{"w": np.ones(2)}, {"w": np.ones(2)}], "b": np.float32(3)}
     for name, ema in (("fitted", 0.0), ("averaged", 0.5)):

@@ -281,7 +281,7 @@ def test_fit_is_made_longer_by_the_same_call():
         fitted(12, "mine", "cosine")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_sweep_is_made_longer_by_the_same_command():
     said: list[str] = []
     asked = ["seed=0,1", "name=both"]

@@ -94,6 +94,7 @@ def test_rows_that_go_in_mid_run_are_reported_at_the_next_write(
     assert again().status == "done"
 
 
+@pytest.mark.sampled(2)
 @THOROUGH
 @pytest.mark.parametrize(
     ("name", "act"),

@@ -92,7 +92,7 @@ def test_streams_are_refused_before_training(home):
         trained(CONFIG, "name=streams", *THREADS)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_end_or_killed_leaves_no_worker_and_resumes(home):
     """Ctrl-C goes to the workers too, as on a terminal; they end with the run and not before it."""
     study = Path("experiments/quick.py")

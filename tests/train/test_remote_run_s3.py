@@ -60,6 +60,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Pat
     return tmp_path / "home"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kill_at", [3, 18, 25, 38])
 def test_a_run_that_is_killed_while_it_copies_resumes_elsewhere_bit_for_bit(
     kill_at: int, bucket: str, home: Path, tmp_path: Path

@@ -26,7 +26,7 @@ def command(home: Path, compiled: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_rehearsed_run_ends_like_an_undisturbed_run(
     tmp_path_factory: pytest.TempPathFactory, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -140,6 +140,7 @@ def test_overfit_distinguishes_a_decreasing_loss_from_a_small_one(study):
 # --eager
 
 
+@pytest.mark.slow
 def test_eager_prints_once_a_step_and_matches_the_compiled_run(study, capfd, monkeypatch):
     seen = 'print("seen", params["up"].sum().item(), x.shape, rng is None)'
     study(LOSS, f"{LOSS}{INDENT}if WATCHED:\n{INDENT}    {seen}\n")

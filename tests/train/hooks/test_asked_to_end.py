@@ -132,7 +132,7 @@ def gone_on(home: Path, compiled: Path) -> bytes:
     return (home / "runs" / "quick" / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_in_an_evaluation_it_stops_before_the_next_batch_and_measures_later(
     home: Path, tmp_path_factory: pytest.TempPathFactory, compiled: Path
 ):
@@ -146,7 +146,7 @@ def test_in_an_evaluation_it_stops_before_the_next_batch_and_measures_later(
     assert gone_on(home, compiled) == gone_on(unbroken, compiled)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_source_that_stalls_does_not_keep_it_from_saving(home: Path, compiled: Path):
     said, beat, seconds = asked(home, compiled, "data", "data", signal.SIGTERM)
     assert seconds < 20
@@ -155,7 +155,7 @@ def test_a_source_that_stalls_does_not_keep_it_from_saving(home: Path, compiled:
     assert (home / "runs" / "quick" / "checkpoints" / f"{beat.step}" / "seal.json").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_compiler_that_does_not_come_back_has_nothing_to_save(home: Path, compiled: Path):
     said, beat, seconds = asked(home, compiled, "compile", "compile", signal.SIGTERM)
     assert seconds < 10
@@ -163,7 +163,7 @@ def test_a_compiler_that_does_not_come_back_has_nothing_to_save(home: Path, comp
     assert "received SIGTERM: nothing to save; the same command resumes" in said
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_while_it_samples_the_last_state_is_kept_and_it_samples_later(home: Path, compiled: Path):
     said, _, seconds = asked(home, compiled, "sampling", "sampling", signal.SIGINT)
     assert seconds < 20

@@ -59,12 +59,12 @@ def test_a_step_between_is_not_looked_at():
     run(flipped(2), every=3, steps=6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_thousand_steps_without_an_alarm():
     run(plain, every=1, steps=1000)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_computes_twice_is_the_same_run(tmp_path, monkeypatch, compiled):
     path = write_study(tmp_path)
     at_home(tmp_path, monkeypatch, compiled)
