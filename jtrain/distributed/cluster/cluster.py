@@ -79,7 +79,8 @@ class Cluster:
     @property
     def variables(self) -> str:
         """The variables as text: `RANK=1, WORLD_SIZE=2`."""
-        return ", ".join(f"{name}={value}" for name, value in self.by.items())
+        # A list may have a line each.
+        return ", ".join(f"{name}={' '.join(value.split())}" for name, value in self.by.items())
 
     def describe(self) -> list[str]:
         """Return the lines that a run logs: none for a single process."""

@@ -47,6 +47,57 @@ def _torchrun(env: ClusterVariables) -> Cluster:
     )
 
 
+def _jax(env: ClusterVariables) -> Cluster:
+    """Read JAX's own variables, which Kubeflow Trainer sets for the pods of a TrainJob."""
+    address = env.text("JAX_COORDINATOR_ADDRESS")
+    if not re.search(r":\d+$", address):
+        address = f"{address}:{env.text('JAX_COORDINATOR_PORT')}"
+    return Cluster(
+        kind="JAX environment",
+        processes=env.number("JAX_NUM_PROCESSES"),
+        index=env.number("JAX_PROCESS_ID"),
+        coordinator=CoordinatorAddress.parse(address, "JAX_COORDINATOR_ADDRESS"),
+        by=env.used,
+    )
+
+
+def _sky_pilot(env: ClusterVariables) -> Cluster:
+    """Read the nodes of a SkyPilot task, with one process per node."""
+    hosts, nodes = env.text("SKYPILOT_NODE_IPS").split(), env.number("SKYPILOT_NUM_NODES")
+    if len(hosts) != nodes:
+        raise ConfigError(
+            f"SKYPILOT_NUM_NODES={nodes}, and SKYPILOT_NODE_IPS has {len(hosts)} addresses "
+            f"({', '.join(hosts)}). Set both to the values of the task, or unset both to run in "
+            f"one process."
+        )
+    return Cluster(
+        kind="SkyPilot",
+        processes=nodes,
+        index=env.number("SKYPILOT_NODE_RANK"),
+        coordinator=CoordinatorAddress(hosts[0], PORT),
+        by=env.used,
+    )
+
+
+def _mpich(env: ClusterVariables) -> Cluster:
+    """Read the processes that MPICH's `mpiexec` started, all of them on this machine."""
+    processes, local = env.number("PMI_SIZE"), env.number("MPI_LOCALNRANKS")
+    if local != processes:
+        raise ConfigError(
+            f"MPICH started {processes} processes, {local} of them on this machine, and does not "
+            f"say where the first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT}, "
+            f"JTRAIN_PROCESSES={processes} and JTRAIN_PROCESS=$PMI_RANK for each."
+        )
+    return Cluster(
+        kind="MPICH",
+        processes=processes,
+        index=env.number("PMI_RANK"),
+        coordinator=CoordinatorAddress("127.0.0.1", PORT),
+        devices=_local_gpus(env, env.number("MPI_LOCALRANKID", 0), local),
+        by=env.used,
+    )
+
+
 def _open_mpi(env: ClusterVariables) -> Cluster:
     processes, index = env.number("OMPI_COMM_WORLD_SIZE"), env.number("OMPI_COMM_WORLD_RANK")
     local, local_processes = (env.number(f"OMPI_COMM_WORLD_LOCAL_{x}", y) for x, y in _LOCAL)
@@ -134,10 +185,13 @@ KINDS = (
     ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _jtrain),
     ClusterKind("TF_CONFIG", ("TF_CONFIG",), read_tf_config),
     ClusterKind("torchrun", ("MASTER_ADDR",), _torchrun),
+    ClusterKind("JAX environment", ("JAX_COORDINATOR_ADDRESS",), _jax),
     ClusterKind("Open MPI", ("OMPI_COMM_WORLD_SIZE",), _open_mpi),
+    ClusterKind("MPICH", ("MPI_LOCALNRANKS",), _mpich),
     ClusterKind("Slurm", ("SLURM_STEP_NODELIST",), _slurm),
     ClusterKind("TPU", ("TPU_WORKER_HOSTNAMES",), _tpu),
     ClusterKind("Kubernetes JobSet", ("JOBSET_NAME",), _job_set),
+    ClusterKind("SkyPilot", ("SKYPILOT_NODE_IPS",), _sky_pilot),
 )
 
 

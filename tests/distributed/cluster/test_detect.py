@@ -108,6 +108,27 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
 }
+TRAIN_JOB = {  # of Kubeflow Trainer v2.2
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "3",
+    "JAX_COORDINATOR_ADDRESS": "llm-node-0-0.llm:6666",
+    "JAX_COORDINATOR_PORT": "6666",
+}
+SKY = {
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_TASK_ID": "sky-2026-11-23-22-05-53_train_id-1",
+}
+HYDRA = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "PMI_FD": "7",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+}
 EIGHT = ",".join(map(str, range(8)))
 ROWS = {
     "nothing at all": Row({"PATH": "/bin", "HOME": "/"}, "one process", (0, 1), "None"),
@@ -174,6 +195,31 @@ ROWS = {
         TORCHRUN | {"CUDA_VISIBLE_DEVICES": EIGHT}, "torchrun", (9, 16), "10.0.0.1:29501", (1,)
     ),
     "open mpi": Row(MPI, "Open MPI", (3, 4), "10.96.0.1:62624"),
+    "kubeflow trainer": Row(TRAIN_JOB, "JAX environment", (3, 4), "llm-node-0-0.llm:6666"),
+    "kubeflow trainer, the port apart": Row(
+        TRAIN_JOB | {"JAX_COORDINATOR_ADDRESS": "llm-node-0-0.llm"},
+        "JAX environment",
+        (3, 4),
+        "llm-node-0-0.llm:6666",
+    ),
+    "skypilot": Row(SKY, "SkyPilot", (1, 2), "10.0.0.7:8476"),
+    "skypilot, one node": Row(
+        SKY
+        | {
+            "SKYPILOT_NUM_NODES": "1",
+            "SKYPILOT_NODE_RANK": "0",
+            "SKYPILOT_NODE_IPS": "10.0.0.7",
+        },
+        "SkyPilot",
+        (0, 1),
+        "10.0.0.7:8476",
+    ),
+    "torchrun on skypilot": Row(TORCHRUN | SKY, "torchrun", (9, 16), "10.0.0.1:29501"),
+    "mpich": Row(HYDRA, "MPICH", (1, 2), "127.0.0.1:8476"),
+    "mpich, two GPUs": Row(
+        HYDRA | {"CUDA_VISIBLE_DEVICES": "0,1"}, "MPICH", (1, 2), "127.0.0.1:8476", (1,)
+    ),
+    "slurm by pmi": Row(slurm(3, PMI_RANK="3", PMI_SIZE="4"), "Slurm", (3, 4), "node01:62055"),
     "torchrun under slurm": Row(TORCHRUN | slurm(1), "torchrun", (9, 16), "10.0.0.1:29501"),
 }
 
@@ -194,6 +240,10 @@ def test_a_recorded_environment_defines_the_cluster(row: Row):
 def test_every_kind_has_a_recorded_environment():
     for kind in KINDS:
         assert any(set(kind.marks) & row.environ.keys() for row in ROWS.values()), kind.name
+
+
+def test_a_list_of_lines_is_shown_on_one_line():
+    assert "SKYPILOT_NODE_IPS=10.0.0.7 10.0.0.8" in detect(SKY).variables
 
 
 def test_notes_other_clusters_in_the_environment():
@@ -235,6 +285,12 @@ WRONG = {
     "Kubernetes JobSet is half set: .* PODS_PER_JOB is missing": without(
         job_set(0), "PODS_PER_JOB"
     ),
+    "JAX environment is half set: .* JAX_NUM_PROCESSES is missing": without(
+        TRAIN_JOB, "JAX_NUM_PROCESSES"
+    ),
+    "SKYPILOT_NUM_NODES=3, and SKYPILOT_NODE_IPS has 2 addresses": SKY
+    | {"SKYPILOT_NUM_NODES": "3"},
+    "MPICH started 4 processes, 2 of them on this machine": HYDRA | {"PMI_SIZE": "4"},
     "Open MPI started 4 processes on several machines and does not say where": without(
         MPI, "OMPI_MCA_orte_hnp_uri"
     ),
