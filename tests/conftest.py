@@ -56,16 +56,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest goes by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the thorough cases of a test with `sampled(n)` as slow, but the first of each n."""
+    """Leave one case in n of a test with `sampled(n)` as it is marked; mark the others down.
+
+    Of the default cases the others are thorough, of those that are thorough they are slow.
+    """
     found = collections.Counter()
     for item in items:
         sampled = item.get_closest_marker("sampled")
-        if sampled is None or item.get_closest_marker("thorough") is None:
+        if sampled is None or item.get_closest_marker("slow"):
             continue
-        test = item.nodeid.partition("[")[0]
-        if found[test] % sampled.args[0]:
-            item.add_marker("slow")
-        found[test] += 1
+        lower = "slow" if item.get_closest_marker("thorough") else "thorough"
+        kind = item.nodeid.partition("[")[0], lower
+        if found[kind] % sampled.args[0]:
+            item.add_marker(lower)
+        found[kind] += 1
 
 
 def _refuse_network(event: str, args: tuple[Any, ...]) -> None:

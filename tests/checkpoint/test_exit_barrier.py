@@ -29,6 +29,7 @@ def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, cod
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
+@pytest.mark.thorough
 def test_a_program_whose_last_save_fails_exits_with_70(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), str(tmp_path), "full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

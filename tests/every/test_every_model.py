@@ -229,6 +229,7 @@ def keys_of(rows) -> jax.Array:
     return row_keys(jax.random.key(7), {"row": jnp.asarray(rows, jnp.int32)})
 
 
+@pytest.mark.sampled(2)
 def test_gives_logits_of_the_shape_and_dtype_it_says(row):
     apply, params, extra = ready(row)
     outputs, _ = apply(params, extra, row.inputs)
@@ -262,6 +263,7 @@ def test_init_depends_on_the_key_alone(row):
     assert not all(jax.tree.leaves(same))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("row", APART, indirect=True)
 def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
     apply, params, extra = ready(row)
@@ -309,6 +311,7 @@ def test_learns_a_batch_by_heart_in_20_steps(row):
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.sampled(2)
 def test_every_parameter_gets_a_gradient(row):
     _, params, _ = ready(row)
     _, gradient = _gradient(row.values, row.loss)

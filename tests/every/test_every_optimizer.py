@@ -253,6 +253,7 @@ def test_state_can_be_laid_out_like_the_parameters(row: Row):
         assert leaf.ndim == 0 or alike or odd, name
 
 
+@pytest.mark.sampled(2)
 @every
 def test_state_does_not_change_its_structure_or_types(row: Row):
     optimizer, params = row.values.build(STEPS), start()
@@ -274,6 +275,7 @@ def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
     assert not [name for name in state if name.endswith("bias")]
 
 
+@pytest.mark.sampled(2)
 @by_formula
 def test_a_group_scales_its_learning_rate(row: Row):
     """One step from one state: the update is the factor times what it was."""

@@ -371,6 +371,7 @@ def score(case: Case, told: str) -> int:
     return 3 if case.types in told else 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=[case.make.__name__ for case in CASES])
 def test_a_mistake_is_told_by_its_line_a_sentence_and_what_to_type(case: Case):
     with pytest.raises(UserError) as caught:

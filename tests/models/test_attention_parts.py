@@ -87,6 +87,7 @@ def test_keys_before_all_queries_need_no_mask():
     assert_leaves_close(after, plain, 2e-6)
 
 
+@pytest.mark.thorough
 def test_half_precision_is_summed_in_full():
     q, k, v, cotangent = draw(jnp.bfloat16)
     out, log_sum = combined(q, k, v)

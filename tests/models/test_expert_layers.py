@@ -80,6 +80,7 @@ def by_hand(how, params, x, *, whole=True):
     return out, dropped
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HOWS)
 def test_gives_what_a_loop_over_tokens_and_experts_gives(name: str):
     params, apply = made(name)

@@ -79,6 +79,7 @@ def test_the_banner_and_run_json_say_devices_and_shards(outcome: RunResult):
     assert said["layout"] == {"data": 2, "fsdp": 4}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parallel", "batch", "layout"),
     [

@@ -65,6 +65,7 @@ def again() -> RunResult:
     return outcome
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "act", "what"),
     [

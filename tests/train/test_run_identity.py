@@ -445,6 +445,7 @@ def test_a_file_that_may_not_be_read_or_written_is_told(name: str, capfd):
     assert f"chmod u+rw {RUN / name}" in err
 
 
+@pytest.mark.thorough
 def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
     (CHECKPOINTS / "8").chmod(0)
     with permissions_hold():

@@ -77,6 +77,7 @@ def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
     assert {leaf.dtype for leaf in params.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("precision", [BF16(), F16()], ids=lambda p: p.kind)
 def test_the_gradient_of_the_copy_has_the_very_values_of_that_of_the_parameters(

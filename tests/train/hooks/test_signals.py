@@ -74,6 +74,7 @@ def test_signals_close_together_stop_the_loop_after_its_step(lives):
     assert lives[6] == "3 asked to end (SIGHUP), 0"
 
 
+@pytest.mark.thorough
 def test_a_repeated_signal_is_ignored_also_after_the_handlers_are_restored(lives):
     assert lives[1] == "3 interrupted (Ctrl-C), KeyboardInterrupt, 0"
     assert lives[4] == f"3 asked to end (SIGTERM), {-signal.SIGTERM}"
