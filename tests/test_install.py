@@ -54,7 +54,8 @@ def test_type_checkers_find_the_types(tmp_path: Path):
 
 
 def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
-    pytest.importorskip("hatchling", reason="pip install hatchling")
+    pytest.importorskip("hatchling", reason="pip install hatchling hatch-vcs")
+    pytest.importorskip("hatch_vcs", reason="pip install hatchling hatch-vcs")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

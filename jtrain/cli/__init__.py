@@ -18,6 +18,7 @@ from jtrain.io.redact import redact
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {
+    "init": "write a project of your own: an experiment, its config, its test",
     "run": "train a config, or resume a run that was stopped",
     "eval": "evaluate a trained run",
     "predict": "write the outputs of a trained run for each row of a file",
@@ -32,6 +33,7 @@ VERBS = {
     "sweep": "run a config with several values, side by side, and rank them",
     "launch": "run any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
+    "completion": "print what makes bash, zsh or fish complete these commands",
 }
 INTERRUPTED, PIPE_CLOSED = 130, 141
 

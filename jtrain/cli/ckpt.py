@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain ckpt: {action} is not one of {', '.join(DOES)}{did_you_mean(action, DOES)}; "
             f"write jtrain ckpt ls RUN"
         )
-    args = _arguments_of(action).parse(rest)
+    args = arguments_of(action).parse(rest)
 
     check_local_path(getattr(args, "out", ""), f"jtrain ckpt {action}: --out")
 
@@ -297,10 +297,11 @@ def _arguments() -> Arguments:
 class _CheckpointArguments(Arguments):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         action, *rest = argv
-        return _arguments_of(action).parse(rest)
+        return arguments_of(action).parse(rest)
 
 
-def _arguments_of(action: str) -> Arguments:
+def arguments_of(action: str) -> Arguments:
+    """Return a parser of the arguments of a subcommand."""
     examples = {
         "ls": ("shakespeare",),
         "verify": ("shakespeare", "runs/shakespeare/checkpoints/400"),

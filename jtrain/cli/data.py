@@ -42,5 +42,10 @@ def _arguments() -> Arguments:
 class _DataArguments(Arguments):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         action, *rest = argv
-        module = importlib.import_module(f"jtrain.cli.data_{action}")
-        return getattr(module, f"{action}_arguments")().parse(rest)
+        return arguments_of(action).parse(rest)
+
+
+def arguments_of(action: str) -> Arguments:
+    """Return a parser of the arguments of a subcommand."""
+    module = importlib.import_module(f"jtrain.cli.data_{action}")
+    return getattr(module, f"{action}_arguments")()

@@ -34,6 +34,11 @@ def shipped_configs() -> dict[str, Path]:
     return {} if directory is None else {p.stem: p for p in sorted(directory.glob("*.yaml"))}
 
 
+def shipped_experiments() -> list[str]:
+    """Return the names of the experiments that come with jtrain."""
+    return list(_local(shipped_folder(PACKAGE)))
+
+
 def find_config(typed: Path | str) -> Path:
     """Return the file that `typed` names: itself, or one of jtrain's own if there is no such file.
 

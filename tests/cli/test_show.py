@@ -5,11 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+from ruamel.yaml import YAML
 from toy_study import write_study
 
 from jtrain import __version__, cli
 from jtrain.cli import main
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -67,6 +72,18 @@ def test_json_is_one_object(path: str, capsys):
     values = json.loads(capsys.readouterr().out)["values"]
     names = ("every", "grace", "keep", "best", "store", "on_damage")
     assert list(values) == [f"checkpoint.{name}" for name in names]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_an_editor_accepts_each_config_by_its_schema(path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["show", str(path), "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    config = YAML(typ="safe").load(path)
+    jsonschema.validate(config, schema)
+    with pytest.raises(jsonschema.ValidationError, match="stepps"):
+        jsonschema.validate({**config, "stepps": 3}, schema)
 
 
 def test_the_schema_is_that_of_the_experiment_or_of_every_config(path: str, capsys):
