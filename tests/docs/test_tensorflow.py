@@ -1,0 +1,91 @@
+"""docs/tensorflow.md: both sides of each row give the same `result`."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorflow_rows import NUMBERS, PAGE, Row, plain, rows
+
+SHARED, *ROWS = rows()
+RECORDED = json.loads(NUMBERS.read_text())
+TOLERANCE = 1e-6  # of the largest number of an array: float32 sums, in another order
+
+
+@functools.cache
+def _start() -> Mapping[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "tensorflow_page"}
+    exec(compile("\n" * SHARED.line + SHARED.ours, PAGE, "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_jtrain_gives_the_numbers_of_tensorflow(row: Row, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = _start()
+    namespace = dict(start)
+    exec(compile("\n" * row.line + row.ours, PAGE, "exec"), namespace)
+    moved = [name for name in start if namespace[name] is not start[name]]
+    assert not moved, f"the row changes what later rows of the page use: {moved}"
+    if row.runs:
+        compare(row.name, plain(namespace["result"]), RECORDED["results"][row.name])
+
+
+def test_the_record_is_of_the_rows_that_tensorflow_runs():
+    assert list(RECORDED["results"]) == [row.name for row in ROWS if row.runs]
+    version = RECORDED["tensorflow"].rpartition(".")[0]
+    assert f"TensorFlow {version}" in PAGE.read_text()
+
+
+@pytest.mark.slow
+def test_tensorflow_gives_the_numbers_that_are_recorded(tmp_path: Path):
+    pytest.importorskip("tensorflow", reason="needs the extra `tensorflow`")
+    script = Path(__file__).parent / "tensorflow_rows.py"
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "numbers.json")],
+        env=env | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "numbers.json").read_text())["results"]
+    assert found.keys() == RECORDED["results"].keys()
+    for name, result in found.items():
+        compare(name, result, RECORDED["results"][name])
+
+
+def compare(name: str, found: Any, expected: Any) -> None:
+    """Compare results: numbers to the tolerance, everything else exactly."""
+    if isinstance(expected, Mapping):
+        assert found.keys() == expected.keys(), name
+        for key, value in expected.items():
+            compare(f"{name}: {key}", found[key], value)
+    elif _is_numeric(expected):
+        largest = np.max(np.abs(expected), initial=0.0)
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=TOLERANCE * largest, err_msg=name, strict=True
+        )
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), name
+        for i, value in enumerate(expected):
+            compare(f"{name}: {i}", found[i], value)
+    else:
+        assert found == expected, name
+
+
+def _is_numeric(value: Any) -> bool:
+    """Return whether a value is a number, or nested lists of the shape of an array."""
+    try:
+        return np.asarray(value).dtype.kind in "iuf"
+    except ValueError:  # lists of different lengths
+        return False
