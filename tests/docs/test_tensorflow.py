@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparison import assert_close
 from tensorflow_rows import NUMBERS, PAGE, Row, plain, rows
 
 SHARED, *ROWS = rows()
@@ -71,10 +72,8 @@ def compare(name: str, found: Any, expected: Any) -> None:
         for key, value in expected.items():
             compare(f"{name}: {key}", found[key], value)
     elif _is_numeric(expected):
-        largest = np.max(np.abs(expected), initial=0.0)
-        np.testing.assert_allclose(
-            found, expected, rtol=0, atol=TOLERANCE * largest, err_msg=name, strict=True
-        )
+        assert np.shape(found) == np.shape(expected), name
+        assert_close(found, expected, TOLERANCE, says=name)
     elif isinstance(expected, list):
         assert len(found) == len(expected), name
         for i, value in enumerate(expected):
