@@ -22,7 +22,8 @@ from jtrain.checkpoint.lock import NAME, WriteLock
 from jtrain.checkpoint.newest_valid import damaged_error, newest_valid, replica_error
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, write_error
-from jtrain.checkpoint.writer import CheckpointWriter, ThreadTask, make_room
+from jtrain.checkpoint.thread_task import ThreadTask
+from jtrain.checkpoint.writer import CheckpointWriter, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather

@@ -99,7 +99,6 @@ _FILES = {
 # Modules that are part of another one now: the package, that module, and the files.
 _MERGED = (
     ("checkpoint", "checkpoint.ownership", "record_check"),
-    ("checkpoint", "checkpoint.writer", "thread_task"),
     ("cli", "cli.data_show", "pictures"),
     ("config", "config.lookup", "shipped_configs"),
     ("data.batches", "data.batches.by_step", "blocks full"),
