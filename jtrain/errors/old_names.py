@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 # Modules that kept their file name: the old package, the new one, and the files.
 _FOLDERS = (
-    ("", "core", "accumulate evaluate flops loop rows state step types"),
+    ("", "core", "accumulate evaluate loop rows state step types"),
     ("", "config", "durations"),
     ("", "errors", "tracebacks"),
     ("", "models", "model_loss"),
@@ -185,7 +185,7 @@ _NAMES = {
     "terms.in_terms": "core.loss.normalize_loss",
     "loop.Ended": "core.loop.LoopResult",
     "loop.train": "train_loop",
-    "flops.flops": "core.flops.count_flops",
+    "flops.flops": "train.flops.count_flops",
     "trees.elements": "core.pytree.num_elements",
     "rows.may_hide": "core.rows.allow_hidden_rows",
     "guard.Taken": "core.finite.UpdateResult",
