@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -221,3 +221,25 @@ class BaseParallelConfig:
 
     start_timeout: float = Field(default=300.0, gt=0)
     """Seconds that the processes of a run wait for one another when they start."""
+
+    @property
+    def splits_state(self) -> bool:
+        """Whether the state is split over devices; then it is split on fewer devices too."""
+        return True
+
+    @classmethod
+    def list_variants(
+        cls, counts: Sequence[int], dims: Set[str]
+    ) -> "dict[str, BaseParallelConfig]":
+        """Return the values by which `jtrain check` runs this kind, each with its name.
+
+        By default one, over the largest of the `counts` of devices.
+
+        Args:
+            counts: numbers of devices that divide the rows, ascending.
+            dims: names of the dims of the parameters.
+        """
+        del dims
+        kind = cls.__dataclass_fields__["kind"].default
+        values: dict[str, Any] = {"devices": counts[-1]}
+        return {f"{kind} on {counts[-1]}": cls(**values)}
