@@ -16,7 +16,7 @@ def explain(schema: type, key: str) -> str:
     """Return the help of a dotted key, for every kind that has it.
 
     Raises:
-        ConfigError: if no kind has it, with the nearest that some has.
+        ConfigError: if no kind has it, with the nearest key of any kind.
     """
     found: dict[str, list[str]] = {}
     for kinds, want in _find(FieldSchema(schema), key.split("."), key):

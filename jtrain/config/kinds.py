@@ -1,4 +1,4 @@
-"""Kinds and presets: defaults of the chosen ones, without the keys of those they replace."""
+"""Kinds and presets: their defaults are filled in, and keys of a replaced kind are dropped."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def _over_preset(
 def _leave_out(
     want: FieldSchema, chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
-    """Drop the keys of a kind that a lower layer chose and a higher one replaced."""
+    """Drop the keys of a kind that a higher layer replaced."""
     kind = children.get("kind")
     former, below = set(), kind.under if kind else None
     while below:

@@ -21,7 +21,7 @@ from jtrain.io.regular_files import open_regular
 # for so many values, or for half a megabyte.
 DEPTH, VALUES, AGAIN, SIZE = 50, 5_000, 1_000, 1 << 19
 
-# What the parser says, whether the mark of where it began is the better one, and our words.
+# The parser's message, whether its start mark is the better place, and our words.
 ADVICE = [
     ("mapping values are not", False, "a `:` too many, or a line that is indented wrongly, or a "
      "line above without a `:`; write `key: value`, and quote a value that has a colon"),
@@ -47,11 +47,11 @@ def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, l
     Below the directory `inside`, if one is named, no link is followed.
 
     Raises:
-        ConfigError: if there is no such file, or nothing in it that could be a config.
+        ConfigError: if there is no such file, or it holds no config.
     """
     node, mistakes = parse(_text(path, inside), lambda line: SourceLocation(layer, str(path), line))
     if node is None:
-        raise ConfigError(f"{path}: is empty; a config says at least experiment, steps and batch")
+        raise ConfigError(f"{path}: is empty; a config has at least experiment, steps and batch")
     if not isinstance(node.value, dict):
         raise ConfigError(
             f"{node.origin.place('')}: a config is a mapping, lines of `key: value`, and this is "
@@ -84,7 +84,10 @@ def parse(
     except (RecursionError, _TooMuchError) as error:
         words = _TOO_DEEP if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"{origin(1).place('')}: {words}") from None
-    except (YAMLError, ValueError) as error:  # what no text may hold: control characters and such
+    except (
+        YAMLError,
+        ValueError,
+    ) as error:  # characters that no text may hold, such as control characters
         found = next((i for i, c in enumerate(text) if c not in "\n\t" and not c.isprintable()), 0)
         line = text.count("\n", 0, found) + 1
         words = f"not text that YAML may hold ({str(error).splitlines()[0]}); delete that character"
@@ -108,7 +111,7 @@ class _Bounded(Composer):
 
     def __init__(self, loader: Any = None):
         super().__init__(loader=loader)
-        self.warn_double_anchors = False  # the last counts, as YAML says
+        self.warn_double_anchors = False  # the last one counts, by the YAML specification
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.found += 1
@@ -127,7 +130,7 @@ class _Reading:
         self.said: list[InvalidKey] = []
         self._construct, self._origin = construct, origin
         self._seen: set[int] = set()
-        self._again = 0  # values that an anchor has brought once more
+        self._again = 0  # values repeated by an anchor
 
     def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
         self._again += id(yaml) in self._seen
@@ -150,13 +153,13 @@ class _Reading:
         for key, value in yaml.value:
             origin = self._origin(key.start_mark.line + 1)
             if not isinstance(key, ScalarNode):
-                self._refuse(origin, keys, "a key is a word; write `key: value`")
+                self._add_invalid_key(origin, keys, "a key is a word; write `key: value`")
                 continue
             here = (*keys, key.value)
             if key.value in found:
                 first = found[key.value].origin.line
                 where = f" (first in line {first})" if first else ""
-                self._refuse(origin, here, f"is said twice{where}; keep one")
+                self._add_invalid_key(origin, here, f"is given twice{where}; keep one")
             found[key.value] = self.node(value, here, key.start_mark.line)
         return found
 
@@ -170,28 +173,28 @@ class _Reading:
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
                 yaml.value.encode()
                 return yaml.value
-            self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
+            self._add_invalid_key(origin, keys, f"`!{tag}` is no data; write a number or a text")
         # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             if tag == "int" and re.fullmatch("[-+]?[0-9]{19,}", yaml.value):
-                self._refuse(origin, keys, _TOO_LARGE)
+                self._add_invalid_key(origin, keys, _TOO_LARGE)
                 return 1
-            self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
+            self._add_invalid_key(origin, keys, "cannot be stored; write a number or a text")
         return None
 
     def _counted(self, value: Plain, keys: Keys, origin: SourceLocation) -> Plain:
         """Return the value, or 1 for a whole number that does not fit 64 bits."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            self._refuse(origin, keys, _TOO_LARGE)
+            self._add_invalid_key(origin, keys, _TOO_LARGE)
             return 1
         return value
 
-    def _refuse(self, origin: SourceLocation, keys: Keys, words: str) -> None:
+    def _add_invalid_key(self, origin: SourceLocation, keys: Keys, words: str) -> None:
         self.said.append(InvalidKey(origin, dotted(keys), words))
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
-    """Return the line, from 0, and the error there."""
+    """Return the line of an error, from 0, and a message."""
     problem = error.problem or ""
     line = error.problem_mark.line if error.problem_mark else 0
     lines = text.splitlines()
@@ -209,7 +212,7 @@ def _text(path: Path, inside: Path | None = None) -> str:
     try:
         with _opened(path, inside) as file:
             data = file.read(SIZE + 1)
-        return _refuse_long(path, data).decode("utf-8-sig")
+        return _check_length(path, data).decode("utf-8-sig")
     except ConfigError:
         raise
     except UnicodeDecodeError as error:
@@ -234,7 +237,7 @@ def _opened(path: Path, inside: Path | None) -> BinaryIO:
     return path.open("rb") if given else open_regular(path, inside=inside)
 
 
-def _refuse_long(path: Path, data: bytes) -> bytes:
+def _check_length(path: Path, data: bytes) -> bytes:
     if len(data) > SIZE:
         raise ConfigError(f"{path}: {_TOO_LONG}")
     return data

@@ -87,7 +87,7 @@ def format_choices(offered: Sequence[Plain]) -> str:
 
 
 def describe_found(value: Plain) -> str:
-    """Return what was written, shortened."""
+    """Return the text, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, dict | list):

@@ -16,7 +16,7 @@ _CALLS = {
 
 
 def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
-    """For each output leaf of `fn(*args)`, the input leaves that it is computed from.
+    """Return for each output leaf of `fn(*args)` the input leaves that it is computed from.
 
     Looks through jit, remat, custom derivatives and scan; any other operation that holds a program
     (`while_loop`, `cond`) is taken to need all its inputs. Nothing is run.
@@ -34,7 +34,7 @@ def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
 def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
     """Return the dtype that each product in `fn(*args)` multiplies. Nothing is run.
 
-    That of its wider factor; what stands in a loop counts once.
+    The type is that of the wider factor; a product in a loop counts once.
     """
     products = (e for e in equations(fn, *args) if e.primitive.name in PRODUCTS)
     return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]

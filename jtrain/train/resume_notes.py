@@ -1,4 +1,4 @@
-"""Resume notes: what to type if a run must not be resumed, and what the log says if it is."""
+"""Resume notes: advice if a run cannot be resumed, and lines of its log if it is."""
 
 from collections.abc import Mapping
 from typing import Any

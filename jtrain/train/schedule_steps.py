@@ -1,4 +1,4 @@
-"""Durations of a run's config, counted in steps by what its experiment says of its data."""
+"""Durations of a run's config, converted to steps by the sizes of its experiment's data."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
