@@ -195,14 +195,14 @@ def fit(
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
         if has_directory:
-            found = _in_directory(config, Path(directory or RUNS / name), hooks, screen)
+            found = _fit_in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
             is_first = join_run(config, None).index == 0
-            found = _in_memory(config, hooks, screen if is_first else nowhere)
+            found = _fit_in_memory(config, hooks, screen if is_first else nowhere)
     return dataclasses.replace(found, loss=loss, start=start)
 
 
-def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
+def _fit_in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
     """Train without writing anything."""
     enable_compilation_cache()
     HEARTBEAT.phase("start")
@@ -232,7 +232,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     )
 
 
-def _in_directory(
+def _fit_in_directory(
     config: RunConfig,
     directory: Path,
     hooks: Sequence[Observer],

@@ -30,7 +30,7 @@ from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.parallel.program_cache import load_or_compile
-from jtrain.train.auto_layout import layout_of
+from jtrain.train.auto_layout import choose_layout
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
 from jtrain.train.leaked_tracers import warn_leaked_tracers
@@ -53,9 +53,9 @@ class TrainSetup:
     why: str = ""  # the layout was chosen, if it was
     windows: tuple[Window, ...] = ()  # of batches that are left out
 
-    def at_pace(self, seconds: float) -> "TrainSetup":
+    def with_step_time(self, seconds: float) -> "TrainSetup":
         """Return the setup with durations in time counted by the seconds that a step takes."""
-        return _of_experiment(self.requested, self.strategy, self.why, seconds, self.unresolved)
+        return _build_setup(self.requested, self.strategy, self.why, seconds, self.unresolved)
 
     def fresh(self) -> TrainState:
         """Return the state before the first step, made straight into its shardings.
@@ -312,20 +312,20 @@ def set_up(
     Args:
         among: devices to use in the place of those of this machine.
         seconds: of a step, by which durations in time are counted. While it is 0 their
-            steps are provisional; `jtrain.train.step_time.paced` measures it.
+            steps are provisional; `jtrain.train.step_time.set_up_with_step_time` measures it.
 
     Raises:
         ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
             no Experiment.
         DataError: if the data is not what the config says it is.
     """
-    layout, why = layout_of(config, among)
+    layout, why = choose_layout(config, among)
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
-    return _of_experiment(config, strategy, why, seconds)
+    return _build_setup(config, strategy, why, seconds)
 
 
-def _of_experiment(
+def _build_setup(
     requested: RunConfig,
     strategy: Strategy,
     why: str,

@@ -25,8 +25,8 @@ from jtrain.parallel.program_cache import load_or_compile
 class Strategy(abc.ABC):
     """Runs pure functions of (state, batch) over devices; knows no loss and no optimizer.
 
-    A strategy defines `shares`, `shardings`, `place` and `lower`. What else it has, such as a mesh,
-    named dims or a pipeline, it says by the other members, whose defaults are those of one device.
+    A strategy defines `shares`, `shardings`, `place` and `lower`. The other members, such as a
+    mesh, named dims or a pipeline, have the defaults of one device.
     """
 
     schedule: PipelineSchedule | None = None
