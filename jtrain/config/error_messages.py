@@ -34,15 +34,15 @@ BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 def find_invalid_keys(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[InvalidKey]:
     """Return each validation error: its place, its key, the allowed values, a suggestion."""
-    told: dict[Keys, list[str]] = {}
+    messages: dict[Keys, list[str]] = {}
     for one in errors:
         spot = _walk(schema, one["loc"], root)
         keys, words = _describe_error(one, spot, root)
-        told.setdefault(keys, []).append(words)
-    deeper = {other[:n] for other in told for n in range(1, len(other))}
+        messages.setdefault(keys, []).append(words)
+    deeper = {other[:n] for other in messages for n in range(1, len(other))}
     return [
         InvalidKey(_origin(root, keys, words), dotted(keys), words)
-        for keys, sentences in told.items()
+        for keys, sentences in messages.items()
         for words in sentences
         # A value of several allowed types fails for each; the deepest error is the most specific.
         if not (keys in deeper and words.startswith("must be "))
@@ -64,8 +64,8 @@ def describe_unknown_key(
 
     `others` are the other kinds of the mapping that has the key.
     """
-    there = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
-    return f"is no key{there}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
+    where = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
+    return f"is no key{where}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
 
 
 def _meant(
@@ -162,8 +162,10 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
         if bool in types and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
         if kind := nearest_choice(value, want.kinds()):
-            whole = f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
-            return f"; write {whole}"
+            mapping = (
+                f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
+            )
+            return f"; write {mapping}"
         return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
     if isinstance(value, float) and int in types and value.is_integer():
         return f"; write {int(value)}"

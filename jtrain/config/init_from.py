@@ -8,12 +8,12 @@ from jtrain.config.configclass import configclass
 
 
 def _as_many_stars(pair: tuple[str, str]) -> tuple[str, str]:
-    there, here = (name.count("*") for name in pair)
-    if there == here:
+    in_file, in_model = (name.count("*") for name in pair)
+    if in_file == in_model:
         return pair
     raise ValueError(
-        f"must have as many * in both names, as each stands for the same text; found {there} in "
-        f"{pair[0]} and {here} in {pair[1]}"
+        f"must have as many * in both names, as each stands for the same text; found {in_file} in "
+        f"{pair[0]} and {in_model} in {pair[1]}"
     )
 
 

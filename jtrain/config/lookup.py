@@ -73,8 +73,8 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     """
     directory = _directory(config)
     for beside in (directory, shipped_folder(PACKAGE)):
-        if name in (there := _local(beside)):
-            return FoundExperiment(name, there[name])
+        if name in (own := _local(beside)):
+            return FoundExperiment(name, own[name])
     installed = _installed()
     if name in installed:
         return FoundExperiment(name, installed[name])

@@ -39,9 +39,9 @@ class SourceLocation:
         if self.layer == PRESET:
             return f"preset {self.setting}: {key}"
         if self.layer == TYPED:
-            said, typed = self.setting.partition("=")[0], self.setting
+            setting_key, typed = self.setting.partition("=")[0], self.setting
             typed = typed if len(typed) <= SHOWN else f"{typed[:SHOWN]}..."
-            return f"command line: {typed}" + (f": {key}" if key not in {"", said} else "")
+            return f"command line: {typed}" + (f": {key}" if key not in {"", setting_key} else "")
         where = f"{self.file}:{self.line}" if self.line else self.file
         return f"{where}: {key}" if key else where
 

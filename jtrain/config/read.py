@@ -75,7 +75,7 @@ def parse(
         reading = _Reading(loader.constructor.construct_object, origin)
         if root is None:
             return None, []
-        return reading.node(root, keys, root.start_mark.line), reading.said
+        return reading.node(root, keys, root.start_mark.line), reading.mistakes
     except ConfigError:
         raise
     except MarkedYAMLError as error:
@@ -127,14 +127,14 @@ class _Reading:
     """Conversion of parsed YAML to nodes, in one pass."""
 
     def __init__(self, construct: Callable, origin: Callable[[int], SourceLocation]):
-        self.said: list[InvalidKey] = []
+        self.mistakes: list[InvalidKey] = []
         self._construct, self._origin = construct, origin
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._again = 0  # values repeated by an anchor
 
     def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
-        self._again += id(yaml) in self._seen
-        self._seen.add(id(yaml))
+        self._again += id(yaml) in self._visited
+        self._visited.add(id(yaml))
         origin = self._origin(line + 1)
         if len(keys) > DEPTH or self._again > AGAIN:
             many = f"anchors bring more than {AGAIN:,} values again; write them once"
@@ -190,7 +190,7 @@ class _Reading:
         return value
 
     def _add_invalid_key(self, origin: SourceLocation, keys: Keys, words: str) -> None:
-        self.said.append(InvalidKey(origin, dotted(keys), words))
+        self.mistakes.append(InvalidKey(origin, dotted(keys), words))
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
@@ -201,8 +201,8 @@ def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
     written = lines[line] if line < len(lines) else ""
     if "\t" in written[: len(written) - len(written.lstrip())] or "'\\t'" in problem:
         return line, "a tab; YAML indents with spaces: put two spaces in its place"
-    for said, begin, words in ADVICE:
-        if said in problem:
+    for problem_text, begin, words in ADVICE:
+        if problem_text in problem:
             mark = error.context_mark if begin and error.context_mark else error.problem_mark
             return mark.line if mark else line, words
     return line, f"this is not YAML ({problem}); write `key: value`"
@@ -223,8 +223,8 @@ def _text(path: Path, inside: Path | None = None) -> str:
         ) from None
     except IsADirectoryError:
         configs = sorted(p.name for p in path.glob("*.yaml"))
-        said = f"; it has {', '.join(configs[:8])}" if configs else ""
-        raise ConfigError(f"{path}: is a directory, and a config is a file{said}") from None
+        listed = f"; it has {', '.join(configs[:8])}" if configs else ""
+        raise ConfigError(f"{path}: is a directory, and a config is a file{listed}") from None
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
     except OSError as error:
@@ -250,9 +250,9 @@ def _near_file(path: Path) -> str:
         present = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
         return comes or f"; there is no directory {path.parent}"
-    there = [name for name in present if name.endswith((".yaml", ".yml"))]
-    near = nearest_choice(path.name, there) or nearest_choice(f"{path.name}.yaml", there)
+    configs = [name for name in present if name.endswith((".yaml", ".yml"))]
+    near = nearest_choice(path.name, configs) or nearest_choice(f"{path.name}.yaml", configs)
     if near:
         return f"; did you mean {path.parent / near}?"
-    listed = f"; {path.parent}/ has {', '.join(there[:8])}" if there else ""
+    listed = f"; {path.parent}/ has {', '.join(configs[:8])}" if configs else ""
     return comes or listed or f"; these come with jtrain: {', '.join(shipped_configs())}"

@@ -81,7 +81,7 @@ def resolve(
     if schema is None and found is None:
         raise_invalid([*wrong, *missing, *_mistakes_of_top(root)])
     if schema is None:
-        assert found, "an experiment that is not there is a mistake"
+        assert found, "a missing experiment is a mistake"
         schema = load_experiment(found)
     root, notes = resolve_kinds(FieldSchema(schema), root)
     config, more = check(schema, root)
@@ -104,10 +104,10 @@ def check(
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
         return TypeAdapter(schema).validate_json(json.dumps(without_origins(root)), strict=True), []
     except ValidationError as error:
-        told = error.errors(include_url=False)
+        details = error.errors(include_url=False)
         if not complete:
-            told = [one for one in told if one["type"] != "missing" or len(one["loc"]) > 1]
-        return None, find_invalid_keys(schema, root, told)
+            details = [one for one in details if one["type"] != "missing" or len(one["loc"]) > 1]
+        return None, find_invalid_keys(schema, root, details)
 
 
 def _named(root: Node, path: Path) -> Node:

@@ -86,12 +86,14 @@ def _that_matter(one: BaseConfig, other: BaseConfig, may_differ: Iterable[str]) 
 def _settings(changed: Sequence[Difference], wanted: Plain) -> list[str]:
     """Return `key=value` for each change; a complete mapping where its `kind` differs."""
     kinds = [key for key, *_ in changed if key.endswith(".kind")]
-    whole = {key.removesuffix(".kind") for key in kinds}
-    whole = {key for key in whole if not any(key.startswith(f"{other}.") for other in whole)}
-    inner = lambda key: any(key.startswith(f"{each}.") for each in whole)
+    mappings = {key.removesuffix(".kind") for key in kinds}
+    mappings = {
+        key for key in mappings if not any(key.startswith(f"{other}.") for other in mappings)
+    }
+    inner = lambda key: any(key.startswith(f"{each}.") for each in mappings)
     single = {key: value for key, _, value in changed if not inner(key) and value is not ABSENT}
     return [f"{key}={format_value(value)}" for key, value in single.items()] + [
-        f"{key}={format_value(_at(wanted, key))}" for key in sorted(whole)
+        f"{key}={format_value(_at(wanted, key))}" for key in sorted(mappings)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Counts the work of a traced function: its matrix products and convolutions."""
+"""FLOPs of a traced function: its matrix products and convolutions."""
 
 import math
 from collections.abc import Callable
@@ -40,18 +40,18 @@ def _equation_flops(eqn: Any) -> float | None:
     if name == "conv_general_dilated":
         kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
         taps = kernel.size / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-        # Between the values of a dilated input there are zeros, which no one multiplies.
+        # Between the values of a dilated input there are zeros, which are not multiplied.
         return 2.0 * out.size * taps / math.prod(params["lhs_dilation"])
     parts = [_jaxpr_flops(program) for program in inner_jaxprs(eqn)]
     if name == "cond":
         return None if None in parts else max((x for x in parts if x is not None), default=0.0)
-    whole = _sum_or_none(parts)
-    if whole and name == "scan":
-        return whole * params["length"]
-    if whole and name == "shard_map":
+    total = _sum_or_none(parts)
+    if total and name == "scan":
+        return total * params["length"]
+    if total and name == "shard_map":
         axes, sizes = params.get("manual_axes", ()), dict(params["mesh"].shape)
-        return whole * math.prod(sizes[axis] for axis in axes or sizes)
-    return None if (whole and name == "while") or is_opaque(name) else whole
+        return total * math.prod(sizes[axis] for axis in axes or sizes)
+    return None if (total and name == "while") or is_opaque(name) else total
 
 
 def _sum_or_none(parts: Any) -> float | None:

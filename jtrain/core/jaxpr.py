@@ -94,10 +94,10 @@ def equations_in(jaxpr: Any) -> Iterator[Any]:
 
 def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
     """Return the outputs' dependence as bit masks, given the inputs'."""
-    seen = dict(zip(jaxpr.invars, inputs, strict=True))
+    masks = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def of(atom: Any) -> int:
-        return 0 if hasattr(atom, "val") else seen.get(atom, 0)  # a literal, or a constant
+        return 0 if hasattr(atom, "val") else masks.get(atom, 0)  # a literal, or a constant
 
     for eqn in jaxpr.eqns:
         args, within = [of(x) for x in eqn.invars], inner_jaxprs(eqn)
@@ -108,7 +108,7 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
                 outs = _settled(eqn, within[0], args)
         if outs is None or len(outs) != len(eqn.outvars):
             outs = [_union(args)] * len(eqn.outvars)
-        seen.update(zip(eqn.outvars, outs, strict=True))
+        masks.update(zip(eqn.outvars, outs, strict=True))
     return [of(x) for x in jaxpr.outvars]
 
 

@@ -42,8 +42,8 @@ class Mean:
         weight = mask.astype(jnp.float32)
         if weights is not None:
             weight = jnp.where(mask, weights, 0).astype(jnp.float32)
-        seen = jnp.where(mask, values, 0).astype(jnp.float32)
-        return cls(_sum(seen * weight), _sum(weight))
+        unmasked = jnp.where(mask, values, 0).astype(jnp.float32)
+        return cls(_sum(unmasked * weight), _sum(weight))
 
     def value(self) -> Any:
         """Return the mean on the host, float64; NaN where the weight is 0. Waits for the device."""

@@ -37,10 +37,10 @@ def user_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def cut_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback with the user's own frames alone."""
-    kept = None
+    own = None
     for link in reversed(list(user_frames(trace))):
-        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return kept
+        own = TracebackType(own, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return own
 
 
 def frame_lines(trace: TracebackType | None) -> str:
@@ -58,8 +58,8 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # the line and the caret come first
         return "\n".join(lines)
     first = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
-    kind, colon, said = first.partition(":")
-    return f"{kind.rpartition('.')[2]}{colon}{said}"
+    kind, colon, message = first.partition(":")
+    return f"{kind.rpartition('.')[2]}{colon}{message}"
 
 
 def failing_code(link: TracebackType) -> str:

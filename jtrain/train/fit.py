@@ -115,8 +115,8 @@ def fit(
         seed: of the order of the rows, and of the keys that the loss gets.
         microbatches: parts of a batch whose gradients are accumulated.
         steps_per_call: steps in one call of the compiled function.
-        couples: whether the loss couples rows; see `make_step`. By default as the model says (batch
-            norm couples a batch), else "nothing".
+        couples: whether the loss couples rows; see `make_step`. By default the value of the model
+            (batch norm couples a batch), else "nothing".
         precision: that the loss computes in: f32, bf16, f16, or a config.
         parallel: strategy: mirrored, fsdp, single, or a config.
         devices: number of devices, 0 for all; their indices, `[0, 2]`; names, "cpu", "gpu:1",

@@ -115,7 +115,7 @@ def complete_prompt(
             f"`complete`. Omit the prompt."
         )
     found, state = _restore(setup, run_dir, step)
-    params, extra, _ = setup.here(state)
+    params, extra, _ = setup.gather_weights(state)
     key = jax.random.key(seed)
     if x.complete is not None:
         return found, x.complete(params, extra, key, prompt)

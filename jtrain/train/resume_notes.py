@@ -42,4 +42,4 @@ def describe_missing_checkpoint(
     step = facts.get("step", 0) if facts.get("status") in {"running", "stopped"} else 0
     if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
         return []
-    return [f"checkpoint {step}, which {run_dir.status} names, is gone"]
+    return [f"checkpoint {step}, which {run_dir.status} names, is missing"]

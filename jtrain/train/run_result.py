@@ -59,7 +59,7 @@ def find_finished(
         if step != steps and not facts.get("why"):
             return {"fault": f"of {steps}, and nothing explains why it should have ended there"}
         if step is None or not checkpoints.is_valid(step):
-            return {"fault": "of which the checkpoint is damaged or gone"}
+            return {"fault": "of which the checkpoint is damaged or missing"}
         run_dir.check_rows(checkpoints.about(step).get("rows", {}), step)
         return {"fault": "and has lost rows since" if run_dir.lost.found else ""}
 

@@ -111,10 +111,10 @@ class SetEvaluations:
             LossError: if rows meet that are in several batches.
         """
         self.check_set(name, lambda: weights)
-        rows, mine = self._sets[name], self._own_rows(self._sets[name])
+        rows, own = self._sets[name], self._own_rows(self._sets[name])
         workers = Workers() if is_streamed(rows) else self._workers
         program = self._program(name)
-        read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
+        read = workers.build_threads(own.__getitem__, start=0, stop=len(rows))
         try:
             batches = (self._strategy.place(read(i)) for i in range(len(rows)))
             return evaluate(program, weights, reading(batches))

@@ -61,7 +61,7 @@ class TrainSetup:
         """Return the state before the first step, made straight into its shardings.
 
         Raises:
-            UserError: if `init_from` names what is not there or does not fit.
+            UserError: if `init_from` names a missing file or one that does not fit.
         """
         to = _shardings(self.like)
         weights, state = makers(self.config, self.experiment)
@@ -126,7 +126,7 @@ class TrainSetup:
     @functools.cached_property
     def train(self) -> SkipBatches:
         """Batch of each step, as this process reads it."""
-        return SkipBatches(self.mine(self.experiment.train), self.windows)
+        return SkipBatches(self.own_rows(self.experiment.train), self.windows)
 
     def without(self, windows: tuple[Window, ...]) -> "TrainSetup":
         """Return the same setup, compiled programs included, that skips these batches."""
@@ -147,7 +147,7 @@ class TrainSetup:
         taken = jax.tree.leaves(self.like)[0].sharding.device_set
         return sorted(taken, key=lambda device: device.id)
 
-    def mine(self, batches: Any) -> Any:
+    def own_rows(self, batches: Any) -> Any:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
 
@@ -264,7 +264,7 @@ class TrainSetup:
             return to_device(state.params, self.like.params)
         return self._evaluation_params(state)
 
-    def here(self, state: TrainState) -> tuple[Params, Extra, Key]:
+    def gather_weights(self, state: TrainState) -> tuple[Params, Extra, Key]:
         """Return evaluation parameters, extra and the step's key, for samples and pictures.
 
         Every process calls this, and gets unsharded arrays of its own.
@@ -292,7 +292,7 @@ class TrainSetup:
 
     def _alike(self, batches: Any) -> Batch:
         """Return a full-size batch of this process's rows, repeated, to trace with values."""
-        own, parts = self.mine(batches)[0], self.strategy.part[1]
+        own, parts = self.own_rows(batches)[0], self.strategy.part[1]
         return own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own.items()}
 
     def _shapes(self, batches: Any, *stack: int) -> Batch:

@@ -197,7 +197,7 @@ def _show_sample(
         return text
     if sample is not None:
         with hooks.measures.pause("sampling"), signals.interruptible():
-            weights_and_key = setup.here(ended.state)
+            weights_and_key = setup.gather_weights(ended.state)
             text = sample(*weights_and_key) if run_dir.first else ""
             barrier()
         if run_dir.first:

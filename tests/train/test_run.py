@@ -307,7 +307,7 @@ def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, fr
     outcome = trained(CONFIG)
     assert (outcome.status, outcome.step, outcome.why) == ("done", 12, "")
     told = there.log.read_text()[log:]
-    assert "was done at step 12, of which the checkpoint is damaged or gone" in told
+    assert "was done at step 12, of which the checkpoint is damaged or missing" in told
     assert from_step in told
     assert kept(outcome) == unbroken()
     assert trained(CONFIG).why == "it was finished before"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jtrain.errors.moved_names import rename_advice
 from jtrain.errors.user_code.explain import (
-    WHOLE,
+    FULL_TRACEBACK,
     ErrorAdvice,
     UserCodeFailure,
     missing_key,
@@ -41,7 +41,7 @@ def advise(failure: UserCodeFailure) -> ErrorAdvice:
     for row in TABLE:
         if kinds.intersection(row.kind.split("|")) and re.search(row.pattern, text):
             return row.advise(failure)
-    return ErrorAdvice(f"{failure.what} failed", WHOLE)
+    return ErrorAdvice(f"{failure.what} failed", FULL_TRACEBACK)
 
 
 def _advise(happened: str, typed: str) -> Callable[[UserCodeFailure], ErrorAdvice]:

@@ -34,10 +34,10 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
         except (RuntimeError, AssertionError, TypeError) as error:
-            told = refused_platform(error) or _unknown_arguments(error, function, kwargs)
-            if told is None:
+            clearer = refused_platform(error) or _unknown_arguments(error, function, kwargs)
+            if clearer is None:
                 raise
-            found = told
+            found = clearer
         exit_by_code()
         if not full_tracebacks():
             _shorten(found)
@@ -73,9 +73,9 @@ def _unknown_arguments(
     wrong = [name for name in given if name not in names]
     near = [difflib.get_close_matches(name, [*names, *others], 1) for name in wrong]
     meant = dict.fromkeys(others.get(found[0], found[0]) for found in near if found)
-    there = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
+    advice = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
     many = "s" if len(wrong) > 1 else ""
-    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {there}")
+    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {advice}")
 
 
 def _assigned(names: Iterable[str]) -> str:

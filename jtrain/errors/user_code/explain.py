@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jtrain.errors.tracebacks import failing_code
 
-WHOLE = (
-    "The whole traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
+FULL_TRACEBACK = (
+    "The full traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
 )
 PRINT = "Print shapes as it is traced, print(x.shape): rows are the first dim of every array."
 
@@ -53,7 +53,7 @@ def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
     if mapping is None and failure.batch and key not in failure.batch:
         name, mapping = "the batch", failure.batch
     if mapping is None or not mapping:
-        return ErrorAdvice(f"{failure.what} asks for {key!r}, which does not exist", WHOLE)
+        return ErrorAdvice(f"{failure.what} asks for {key!r}, which does not exist", FULL_TRACEBACK)
     near = difflib.get_close_matches(str(key), [str(name) for name in mapping], 1)
     happened = f"{failure.what} asks for {key!r}, and {name} has {_listed(mapping)}"
     if near:
@@ -122,20 +122,22 @@ def unknown_name(failure: UserCodeFailure) -> ErrorAdvice:
     error = failure.error
     frame, name = failure.link.tb_frame, str(getattr(error, "name", "") or "")
     if isinstance(error, AttributeError):
-        there: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
+        names: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
         nn = sys.modules.get("jax.nn")  # imported where it is needed
         if getattr(error.obj, "__name__", "") == "jax.numpy" and hasattr(nn, name):
             return ErrorAdvice(f"{failure.what} failed", f"Write jax.nn.{name}.")
     else:
-        there = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = difflib.get_close_matches(name, there, 1)
-    return ErrorAdvice(f"{failure.what} failed", f"Did you mean {near[0]}?" if near else WHOLE)
+        names = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+    near = difflib.get_close_matches(name, names, 1)
+    return ErrorAdvice(
+        f"{failure.what} failed", f"Did you mean {near[0]}?" if near else FULL_TRACEBACK
+    )
 
 
 def subscripted_module(failure: UserCodeFailure) -> ErrorAdvice:
     """Advise that the loss gets the module itself if an nnx module is trained."""
     if not re.search(r"\[", failing_code(failure.link)):
-        return ErrorAdvice(f"{failure.what} failed", WHOLE)
+        return ErrorAdvice(f"{failure.what} failed", FULL_TRACEBACK)
     return ErrorAdvice(
         f"{failure.what} takes an object for a dict",
         "Where an nnx module is trained the loss gets the module itself: def loss(module, batch, "
@@ -147,16 +149,16 @@ def missing_path(failure: UserCodeFailure) -> ErrorAdvice:
     """Name the files beside a missing path."""
     error = failure.error
     path = Path(str(getattr(error, "filename", None) or ""))
-    reason = getattr(error, "strerror", None) or "not there"
+    reason = getattr(error, "strerror", None) or "missing"
     happened = f"{failure.what} cannot open {path or 'a file'} ({reason.lower()})"
     above = next((p for p in path.parents if p.is_dir()), Path())
-    there = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
+    present = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
     missing, *rest = path.parts[len(above.parts) :] or [""]  # the first missing one
-    near = difflib.get_close_matches(missing, there, 1)
+    near = difflib.get_close_matches(missing, present, 1)
     where = f"It was looked for in {above.resolve()}"
     if near:
         return ErrorAdvice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
-    listed = f", which has {', '.join(there[:8])}" if there else ""
+    listed = f", which has {', '.join(present[:8])}" if present else ""
     relative = (
         "" if path.is_absolute() else "; a relative path counts from where you type the command"
     )

@@ -38,10 +38,10 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
     except OUTSIDE:
         raise
     except Exception as error:
-        told = describe_call(error, what, batch)
-        if told is None:
+        message = describe_call(error, what, batch)
+        if message is None:
             raise
-        raise CodeError(told) from (error if full_tracebacks() else None)
+        raise CodeError(message) from (error if full_tracebacks() else None)
 
 
 def describe_call(

@@ -23,7 +23,7 @@ from jtrain.parallel.program_cache import load_or_compile
 
 
 class Strategy(abc.ABC):
-    """Runs pure functions of (state, batch) over devices; knows no loss and no optimizer.
+    """Executor of pure functions of (state, batch) over devices, for any loss and optimizer.
 
     A strategy defines `shares`, `shardings`, `place` and `lower`. The other members, such as a
     mesh, named dims or a pipeline, have the defaults of one device.
