@@ -1,4 +1,4 @@
-"""Counts the work of a traced function: its matrix products, convolutions and attention kernels."""
+"""FLOPs of a traced function: its matrix products, convolutions and attention kernels."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def product_flops(eqn: Any) -> float | None:
     if name == "conv_general_dilated":
         kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
         taps = kernel.size / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-        # Between the values of a dilated input there are zeros, which no one multiplies.
+        # Between the values of a dilated input there are zeros, which are not multiplied.
         return 2.0 * out.size * taps / math.prod(params["lhs_dilation"])
     return _attention_flops(eqn) if is_opaque(name) else 0.0
 

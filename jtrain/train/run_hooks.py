@@ -220,7 +220,7 @@ def _draw_pictures(
 
     def draw(state: TrainState) -> Mapping[str, Any]:
         with measures.pause("drawing"):
-            weights_and_key = setup.here(state)
+            weights_and_key = setup.gather_weights(state)
             drawn = make(*weights_and_key) if run_dir.first else {}
             barrier()
             return drawn

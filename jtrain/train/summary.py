@@ -153,7 +153,7 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
                 leaf.dtype,
                 f"{leaf.numbers:,}",
                 format_bytes(leaf.bytes),
-                "whole" if leaf.shard == leaf.shape else _dims(leaf.shard),
+                "unsplit" if leaf.shard == leaf.shape else _dims(leaf.shard),
             )
 
 
