@@ -117,7 +117,6 @@ _MERGED = (
     ("data.text", "data.text.shakespeare", "tiny_shakespeare"),
     ("data.text", "data.text.token_files", "tokens"),
     ("data.text", "data.text.tokenizer", "byte_tokenizer"),
-    ("distributed.cluster", "distributed.cluster.detect", "kinds"),
     ("distributed.cluster", "distributed.cluster.variables", "command_line cpu_devices"),
     ("distributed.heartbeat", "distributed.heartbeat.watchdog", "polling_thread"),
     ("distributed.launcher", "distributed.launcher.process_group", "culprit"),
