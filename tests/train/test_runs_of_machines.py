@@ -65,6 +65,7 @@ def test_one_of_two_machines_trains_and_the_advice_joins_them(tmp_path: Path, co
             tmp_path,
             f"pod-{i}",
             "name=joined",
+            "parallel.kind=mirrored",
             JTRAIN_COORDINATOR=where,
             JTRAIN_PROCESSES=told[2],
             JTRAIN_PROCESS=f"{i}",

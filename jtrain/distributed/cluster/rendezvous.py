@@ -7,6 +7,7 @@ and their facts, and all get the same answer. Afterwards JAX takes over the port
 
 import contextlib
 import dataclasses
+import errno
 import json
 import socket
 import ssl
@@ -14,8 +15,9 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.cluster import PORT, Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
+from jtrain.distributed.port_holder import find_port_holder, stop_advice
 from jtrain.errors import ConfigError, PeerError
 from jtrain.io.regular_files import parse_json
 
@@ -153,10 +155,34 @@ def _listener(cluster: Cluster) -> socket.socket:
     try:
         return socket.create_server((host, address.port), family=family, backlog=1024)
     except OSError as error:
-        raise ConfigError(
-            f"process 0 cannot listen at {address} on this machine ({error.strerror}). Give it "
-            f"an address of this machine and a free port by {_variables(cluster)}."
-        ) from None
+        raise _listener_error(cluster, error) from None
+
+
+def _listener_error(cluster: Cluster, error: OSError) -> ConfigError:
+    address = _address(cluster)
+    by = f"Give it an address of this machine and a free port by {_variables(cluster)}."
+    why = error.strerror
+    if error.errno == errno.EADDRINUSE:
+        holder = find_port_holder(address.port) or "another program"
+        why, stop = f"{holder} listens at port {address.port}", stop_advice(holder)
+        other = CoordinatorAddress(address.host, _next_free_port(cluster))
+        by = f"Set JTRAIN_COORDINATOR={other} for all processes"
+        by += f", or stop it: {stop}" if stop else ", or stop it."
+    return ConfigError(f"process 0 cannot listen at {address} on this machine ({why}). {by}")
+
+
+def _next_free_port(cluster: Cluster) -> int:
+    """Return the next port above the coordinator's at which no program listens here."""
+    address = _address(cluster)
+    host = bind_host(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(address.port + 1, min(address.port + 1000, 65536)):
+        with socket.socket(family) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                one.bind((host, port))
+                return port
+    return PORT
 
 
 def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) -> None:
