@@ -1,7 +1,9 @@
 """Recorded environments, a row each, and the cluster that each of them defines."""
 
 import json
+import re
 import socket
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -458,6 +460,19 @@ def test_a_recorded_environment_defines_the_cluster(row: Row):
 def test_every_kind_has_a_recorded_environment():
     for kind in KINDS:
         assert any(set(kind.marks) & row.environ.keys() for row in ROWS.values()), kind.name
+
+
+def test_the_page_lists_every_kind_in_its_order_with_its_variables():
+    lines = (Path(__file__).parents[3] / "docs/processes.md").read_text().splitlines()
+    first = lines.index("| | recognised by | process 0 is at |") + 2
+    rows = [line.strip("| ").split(" | ") for line in lines[first : first + len(KINDS)]]
+    for kind, (name, marks, _) in zip(KINDS, rows, strict=True):
+        assert name.startswith(kind.name)
+        assert {f"`{variable}`" for variable in (*kind.marks, *kind.needs)} <= set(
+            re.findall(r"`\w+`", marks)
+        )
+    assert lines[first + len(KINDS)].startswith("| a TPU VM |")
+    assert not lines[first + len(KINDS) + 1].startswith("|"), "and no other"
 
 
 def test_a_list_of_lines_is_shown_on_one_line():
