@@ -307,10 +307,14 @@ class CheckpointManager:
     def acquire(self) -> None:
         """Lock the directory unless this manager holds it; before any expensive work.
 
+        A second call checks that no process of another machine has taken the directory since.
+
         Raises:
             CheckpointError: as `prepare`.
         """
-        if self._lock is None and self._is_first():
+        if self._lock is not None:
+            self._lock.check()
+        elif self._is_first():
             self._lock = WriteLock(self.directory)
             layout.restore_replaced(self.directory)  # before anything is listed
 

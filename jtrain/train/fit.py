@@ -197,19 +197,23 @@ def fit(
         if has_directory:
             found = _fit_in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
-            is_first = join_run(config, None).index == 0
-            found = _fit_in_memory(config, hooks, screen if is_first else nowhere)
+            cluster = join_run(config, None)
+            stream = screen if cluster.index == 0 else nowhere
+            notices = [cluster.warning] if cluster.warning else []
+            found = _fit_in_memory(config, hooks, stream, notices)
     return dataclasses.replace(found, loss=loss, start=start)
 
 
-def _fit_in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
+def _fit_in_memory(
+    config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None, notices: list[str]
+) -> Fitted:
     """Train without writing anything."""
     enable_compilation_cache()
     HEARTBEAT.phase("start")
     store = MemoryStore()
     started = start_run(config, store, screen)
     with Signals(every=config.steps_per_call) as signals:
-        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen)
+        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen, notices=notices)
     if trained.status == "failed":
         raise LossError(trained.why)
     ended = trained.ended

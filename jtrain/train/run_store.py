@@ -122,7 +122,9 @@ class DirectoryStore:
         Raises:
             ConfigError: if the directory cannot be written, or is not shared by all processes.
             ObjectStoreError: if the store of the copies is not writable.
+            CheckpointError: if a process of another machine began to write at the same moment.
         """
+        self.checkpoints.acquire()
         self.run_dir.begin(self._config)
         check_shared_directory(self.run_dir)
         if self._remote is not None and self.run_dir.first:
