@@ -83,9 +83,9 @@ class Cluster:
         return ", ".join(f"{name}={' '.join(value.split())}" for name, value in self.by.items())
 
     def describe(self) -> list[str]:
-        """Return the lines that a run logs: none for a single process."""
+        """Return the lines that a run logs: for a single process only a note, if there is one."""
         if self.processes == 1:
-            return []
+            return [self.note] if self.note else []
         where = f" at {self.coordinator}" if self.coordinator else ""
         lines = [f"process {self.index} of {self.processes} ({self.kind}){where}"]
         if self.coordinator and self.coordinator.public:

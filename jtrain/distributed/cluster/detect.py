@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.hostlist import parse_hosts, parse_tasks
+from jtrain.distributed.cluster.slurm_nodes import read_nodes
 from jtrain.distributed.cluster.tf_config import read_tf_config
 from jtrain.distributed.cluster.variables import ClusterVariables
 from jtrain.errors import ConfigError
 
 PORT = 8476  # the default port; TPUs use it, too
+COORDINATOR = "JTRAIN_COORDINATOR"  # by itself it only sets the address of another kind of cluster
 
 
 class ClusterKind(NamedTuple):
@@ -128,19 +129,23 @@ _LOCAL = (("RANK", 0), ("SIZE", 1))
 
 
 def _slurm(env: ClusterVariables) -> Cluster:
-    """Read a step of a Slurm job, which `srun` starts; the hosts are in the order of the tasks."""
+    """Read a step of a Slurm job, which `srun` starts."""
     processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
-    nodes = parse_hosts(env.text("SLURM_STEP_NODELIST"))
-    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
-    on_node = parse_tasks(spelt)
-    node = env.number("SLURM_NODEID", 0)
-    local_processes = on_node[node] if node < len(on_node) else 1
+    nodes, node = read_nodes(env, processes), env.number("SLURM_NODEID", 0)
+    local_processes = nodes.tasks[node] if node < len(nodes.tasks) else 1
+    port = _port(env.text("SLURM_JOB_ID"), step=env.get("SLURM_STEP_ID"))
+    if nodes.misplaced and processes > 1 and not env.get(COORDINATOR):
+        raise ConfigError(
+            f"Slurm's list of the step's nodes is not in the order of its tasks: "
+            f"{nodes.misplaced} ({', '.join(nodes.hosts)}). Set the node of task 0 for all tasks: "
+            f"{COORDINATOR}=NODE:{port} srun ..."
+        )
     bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
     return Cluster(
         kind="Slurm",
         processes=processes,
         index=env.number("SLURM_PROCID"),
-        coordinator=CoordinatorAddress(nodes[0], _port(env.text("SLURM_JOB_ID"))),
+        coordinator=CoordinatorAddress(nodes.hosts[0], port),
         devices=() if bound else _local_gpus(env, env.number("SLURM_LOCALID", 0), local_processes),
         by=env.used,
     )
@@ -195,9 +200,13 @@ KINDS = (
 )
 
 
-def _port(job: str, unit: int = 1) -> int:
-    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one."""
-    return 61440 + (int(job) // unit if job.isdigit() else 0) % 4096
+def _port(job: str, unit: int = 1, step: str = "") -> int:
+    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one.
+
+    Steps of one job may run at the same time; 257 keeps them off the ports of the next jobs.
+    """
+    number = int(job) // unit if job.isdigit() else 0
+    return 61440 + (number + 257 * (int(step) if step.isdigit() else 0)) % 4096
 
 
 def _local_gpus(env: ClusterVariables, local: int, local_processes: int) -> tuple[int, ...]:
@@ -219,11 +228,22 @@ def detect(environ: Mapping[str, str]) -> Cluster:
     if not found:
         return Cluster(note=_not_a_step(environ))
     kind, *outer = found
-    cluster = kind.read(ClusterVariables(environ, kind.name))
+    if outer and {mark for mark in kind.marks if environ.get(mark)} == {COORDINATOR}:
+        kind, *outer = outer
+        cluster = _at_address(kind, environ)
+    else:
+        cluster = kind.read(ClusterVariables(environ, kind.name))
     if not outer:
         return cluster
     names = " and ".join(other.name for other in outer)
     return dataclasses.replace(cluster, note=f"{names} is set too; {kind.name} takes precedence")
+
+
+def _at_address(kind: ClusterKind, environ: Mapping[str, str]) -> Cluster:
+    """Read a cluster whose process 0 is at the address that the user names."""
+    env = ClusterVariables(environ, kind.name)
+    address = CoordinatorAddress.parse(env.text(COORDINATOR), COORDINATOR)
+    return dataclasses.replace(kind.read(env), coordinator=address)
 
 
 def _not_a_step(environ: Mapping[str, str]) -> str:

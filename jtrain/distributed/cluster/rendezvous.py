@@ -138,8 +138,9 @@ def _listener(cluster: Cluster) -> socket.socket:
         return socket.create_server((host, address.port), family=family, backlog=1024)
     except OSError as error:
         raise ConfigError(
-            f"process 0 cannot listen at {address} on this machine ({error.strerror}). Give it "
-            f"an address of this machine and a free port by {_variables(cluster)}."
+            f"process 0 cannot listen at {address} on this machine ({error.strerror}). Set "
+            f"JTRAIN_COORDINATOR=HOST:PORT, the same for all processes: this machine and a free "
+            f"port."
         ) from None
 
 
@@ -159,7 +160,7 @@ def _visit(cluster: Cluster, facts: Facts, timeout: float) -> None:
         raise PeerError(
             f"process {cluster.index} of {cluster.processes} connected to {address} and got no "
             f"valid answer: process 0 ended, or another program has that port. Read the output of "
-            f"process 0; set {_variables(cluster)} to a free port."
+            f"process 0; JTRAIN_COORDINATOR=HOST:PORT, the same for all, sets another port."
         )
     if answer["jtrain"]:
         raise {"ConfigError": ConfigError}.get(answer["jtrain"], PeerError)(answer["error"])
