@@ -51,7 +51,7 @@ def fetch(cache: Path) -> Path:
 
 
 def _own_lists(folder: Path) -> list[str]:
-    """Return options by which apt keeps its lists in a folder: the machine's need root."""
+    """Return options by which apt keeps its lists in a folder: the machine's stay as they are."""
     for name in ("lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
     return ["-o", f"Dir::State::lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]

@@ -33,18 +33,25 @@ SAVING = f"{CONFIG} steps=100000 evaluate.every=0 checkpoint.every=1 checkpoint.
 
 
 def slurm_kill(seed: int, folder: Path) -> Trial:
-    """Kill one task of two at a random moment; the published script requeues, to the same end."""
+    """Kill one task of two at a random moment; the published script requeues, to the same end.
+
+    The moment is counted from the start, or for even seeds from the first row of metrics.
+    """
     draw, began, faults = random.Random(seed), time.monotonic(), []
     cluster, calm = _cluster(folder), _calm(folder)
-    seconds = float((calm / "seconds").read_text())
+    longest = float((calm / "seconds").read_text()) if seed % 2 else 4.0
     victim = draw.randrange(2)
-    for sooner in (1.0, 0.5, 0.25):
-        moment = draw.uniform(0.0, sooner * seconds)
+    for sooner in (1.0, 0.5, 0.25, 0.125):
+        moment = draw.uniform(0.0, sooner * longest)
         with _job(cluster, home := home_of(folder, f"slurm_kill-{seed}"), CONFIG) as number:
-            if not (pid := _task_at(cluster, number, victim, moment)):
+            process = _process_of(cluster, number, victim)
+            if not seed % 2:
+                _until(lambda home=home, process=process: _rows(home) or not process.exists(), 0.01)
+            time.sleep(moment)
+            if not process.exists():
                 continue
             steps = _rows(home)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(int(process.name), signal.SIGKILL)
             job = cluster.wait(number, PATIENCE)
             if job.code or job.state != "COMPLETED" or job.restarts != 1:
                 faults.append(f"{job.state}, exit code {job.code}, {job.restarts} restarts")
@@ -53,7 +60,8 @@ def slurm_kill(seed: int, folder: Path) -> Trial:
             break
     else:
         raise TimeoutError(f"{home}: each run ended before the kill")
-    summary = f"task {victim} killed at {moment:.2f} s, after {steps} rows"
+    since = "the start" if seed % 2 else "the first row"
+    summary = f"task {victim} killed {moment:.2f} s after {since}, with {steps} rows"
     return _trial("slurm_kill", seed, began, home, faults, summary)
 
 
@@ -126,13 +134,16 @@ def _job(cluster: SlurmCluster, home: Path, command: str, **options: str) -> Ite
         cluster.command("scancel", f"{number}", check=False)
 
 
-def _task_at(cluster: SlurmCluster, number: int, victim: int, moment: float) -> int:
-    """Return the process of a task, some seconds after it started; 0 if it ended before."""
-    words = f"run configs/{RUN}.yaml"
-    _until(lambda: victim in cluster.tasks(words, number), 0.01)
-    tasks = cluster.tasks(words, number)
-    time.sleep(moment)
-    return tasks[victim] if Path(f"/proc/{tasks[victim]}").exists() else 0
+def _process_of(cluster: SlurmCluster, number: int, task: int) -> Path:
+    """Return the folder in /proc of a task, once it has started."""
+    words, found = f"run configs/{RUN}.yaml", {}
+
+    def started() -> bool:
+        found.update(cluster.tasks(words, number))
+        return task in found
+
+    _until(started, 0.01)
+    return Path(f"/proc/{found[task]}")
 
 
 def _ended(cluster: SlurmCluster, number: int) -> bool:
@@ -141,7 +152,7 @@ def _ended(cluster: SlurmCluster, number: int) -> bool:
     return job.state in ENDED or job.restarts > 0
 
 
-def _until(condition: Callable[[], bool], pause: float) -> None:
+def _until(condition: Callable[[], object], pause: float) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
