@@ -22,6 +22,7 @@ from chaos.processes import (
     worker_exception,
     worker_kill,
 )
+from chaos.slurm.trials import slurm_kill, slurm_stop
 from chaos.trial import Trial
 from chaos.writers import no_place, two_writers
 
@@ -134,6 +135,18 @@ ROWS: Mapping[str, Row] = {
         "0",
         signal_at_random,
         trials=200,
+    ),
+    "slurm_kill": Row(
+        "a task of Slurm killed at random, requeued by the script of its page: the end bitwise",
+        "-",
+        slurm_kill,
+        trials=30,
+    ),
+    "slurm_stop": Row(
+        "scancel or a time limit while a Slurm job saves: sealed, both tasks exit 75, requeued",
+        "-",
+        slurm_stop,
+        trials=20,
     ),
     "injected": Row(
         "NaN or infinity at a random step and leaf: none enters; as a run without that batch",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-FENCE = re.compile(r"((?:^<!-- .* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (devices|not run): (.*) -->")
 COMMAND = re.compile(r"(?:^|.*?[\s=;])jtrain (\w+.*)")
 JOB = re.compile(r"command: \[jtrain, (.*)\]")

@@ -127,11 +127,14 @@ class Cluster:
         return "\n".join(f"{name:11}  {value}" for name, value in lines.items() if value)
 
 
-def job_port(job: str, unit: int = 1) -> int:
+def job_port(job: str, unit: int = 1, step: str = "") -> int:
     """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one.
 
     Args:
         job: number of the job; all jobs share one port where it is no number.
         unit: difference between the numbers of two jobs.
+        step: number of a step of the job, of which several may run at the same time; 257 keeps them
+            off the ports of the next jobs.
     """
-    return 61440 + (int(job) // unit if job.isdigit() else 0) % 4096
+    number = int(job) // unit if job.isdigit() else 0
+    return 61440 + (number + 257 * (int(step) if step.isdigit() else 0)) % 4096

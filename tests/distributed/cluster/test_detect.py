@@ -237,9 +237,10 @@ HET = {
     "SLURM_STEP_NODELIST": "a1,z[1-2]",
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1(x2)",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
     "SLURM_NODEID": "2",
     "SLURM_LOCALID": "1",
-    "SLURM_GTIDS": "2,3",
 }
 HYDRA = {  # MPICH 5.0 of PyPI: mpiexec -n 2
     "PMI_RANK": "1",
@@ -251,6 +252,23 @@ HYDRA = {  # MPICH 5.0 of PyPI: mpiexec -n 2
     "MPI_LOCALNRANKS": "2",
 }
 EIGHT = ",".join(map(str, range(8)))
+# As 22.05.8 sets them: `#SBATCH -n1 -w node2`, `hetjob`, `-n2 -w node1`; `srun --het-group=0,1`.
+HET_JOB = {
+    "SLURMD_NODENAME": "node1",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "node2",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "node1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2",
+}
 ROWS = {
     "nothing at all": Row({"PATH": "/bin", "HOME": "/"}, "one process", (0, 1), "None"),
     "jtrain launch": Row(OWN, "jtrain", (1, 2), "127.0.0.1:40001"),
@@ -282,6 +300,21 @@ ROWS = {
         "Slurm",
         (2, 8),
         "gpu-a7:62055",
+    ),
+    "slurm, components of a job": Row(HET_JOB, "Slurm", (2, 3), "node2:61441"),
+    "slurm, one component of a job": Row(
+        HET_JOB
+        | {"SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+        | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "0"},
+        "Slurm",
+        (1, 2),
+        "node1:61441",
+    ),
+    "slurm, another step of the job": Row(
+        slurm(3, SLURM_STEP_ID="1"), "Slurm", (3, 4), "node01:62312"
+    ),
+    "slurm, an address of the user's": Row(
+        slurm(3, JTRAIN_COORDINATOR="node04:8500"), "Slurm", (3, 4), "node04:8500"
     ),
     "slurm, a job's script": Row(
         {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
@@ -515,6 +548,10 @@ WRONG = {
     r"a list of hosts, such as node\[01-04,07\], and is 'node\[4-1": slurm(
         1, SLURM_STEP_NODELIST="node[4-1]"
     ),
+    r"task 0 is on node02, and the list begins with node01.*=NODE:62055 srun": slurm(
+        0, SLURM_NODEID="1", SLURMD_NODENAME="node02"
+    ),
+    r"task 2 is on node04, which is not node 2 of the list": slurm(2, SLURMD_NODENAME="node04"),
     r"tasks per node, such as 2\(x4\),1, and is 'all'": slurm(1, SLURM_STEP_TASKS_PER_NODE="all"),
     "TPU_WORKER_ID=4, and TPU_WORKER_HOSTNAMES has only 4 hosts": TPU | {"TPU_WORKER_ID": "4"},
     "MEGASCALE_COORDINATOR_ADDRESS is missing": TPU | {"MEGASCALE_NUM_SLICES": "2"},
@@ -549,7 +586,7 @@ WRONG = {
         AWS, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
     ),
     "AWS Batch: this is process 4 of 4": AWS | {"AWS_BATCH_JOB_NODE_INDEX": "4"},
-    "does not say on which node task 0 is": without(
+    "SLURM_JOB_NODELIST_HET_GROUP_0 is missing": without(
         slurm(3, **HET | {"SLURM_JOB_NODELIST_HET_GROUP_1": ""}), "SLURM_JOB_NODELIST_HET_GROUP_0"
     ),
     "JTRAIN_PROCESSES=2, and Slurm started 4": slurm(3, JTRAIN_PROCESSES="2"),

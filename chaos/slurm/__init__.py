@@ -1,0 +1,1 @@
+"""Slurm on this machine, and trials of runs under it."""
