@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from jtrain.cli import VERBS
+from jtrain.cli import VERBS, manifests
 from jtrain.cli.arguments import Arguments
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import KINDS, Fault, parse_faults
@@ -20,6 +20,10 @@ def main(argv: Sequence[str]) -> int:
     verb, *rest = argv[index:] or [""]
     if args.command or verb in {"", "launch"}:
         raise UserError(_no_verb(next(iter(args.command), verb), args.processes))
+    if args.engine in manifests.ENGINES:
+        return manifests.print_manifest(args, argv[:index], [verb, *rest])
+    if args.engine:
+        raise UserError(manifests.unknown_engine(args.engine))
     for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
         if getattr(args, name) < least:
             raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2")
@@ -78,6 +82,7 @@ def _arguments() -> Arguments:
         "--processes 4 run configs/shakespeare.yaml parallel.kind=fsdp",
         "--processes 1 --restarts 3 run configs/shakespeare.yaml",
         "--chaos kill:1@step20,stall:0@step30 --patience 10 run configs/shakespeare.yaml",
+        "--engine k8s --topology v5e:4x4 --image IMAGE --claim shared run configs/llama2_7b.yaml",
     )
     words = "number of processes"
     parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
@@ -91,6 +96,7 @@ def _arguments() -> Arguments:
     parser.add_argument("--chaos", default="", metavar="FAULTS", help=words)
     words = "seconds after which a process is stuck: 60 for all phases, or step=60,compile=600"
     parser.add_argument("--patience", default="", metavar="SECONDS", help=words)
+    manifests.add_options(parser)
     words = "the verb to run in each, with its arguments"
     parser.add_argument("command", metavar="VERB ...", nargs="*", help=words)
     return parser
