@@ -97,8 +97,10 @@ def print_manifest(args: argparse.Namespace, words: Sequence[str], command: Sequ
     documents = built if isinstance(built, list) else [built]
     apply = engine.apply.format(name=job.name)
     typed = shlex.join(["jtrain", "launch", *words, *command])
-    header = f"{engine.kind} of {machines.topology}: {machines.describe()}, by\n  {typed}"
-    print(format_blocks(documents, f"{header}\nStart it: {apply}"), end="")
+    header = f"{engine.kind} of {machines.topology}: {machines.describe()}"
+    if machines.tpu and args.engine != "skypilot":
+        header += f" ({machines.machine_type} on GKE)"
+    print(format_blocks(documents, f"{header}, by\n  {typed}\nStart it: {apply}"), end="")
     if not args.print:
         printed = shlex.join(["jtrain", "launch", "--print", *words, *command])
         print(

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
+from jtrain.cli import main
 from jtrain.distributed.cluster import detect
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"
@@ -30,17 +30,19 @@ def test_a_page_for_each_is_linked():
     assert {f"clusters/{page.name}" for page in PAGES.iterdir()} == set(LINK.findall(notes))
 
 
-def test_a_job_set_tells_each_pod_its_place():
-    (text,) = blocks("jobset", "yaml")
-    (job,) = YAML(typ="safe").load(text)["spec"]["replicatedJobs"]
-    pods = job["template"]["spec"]
-    (container,) = pods["template"]["spec"]["containers"]
-    told = {each["name"]: each.get("value", each["name"].lower()) for each in container["env"]}
-    assert int(told["PODS_PER_JOB"]) == pods["parallelism"] == pods["completions"]
-    for index in range(pods["parallelism"]):
-        found = detect(told | {"JOB_COMPLETION_INDEX": f"{index}"})
-        assert (found.index, found.processes) == (index, pods["parallelism"])
-        assert str(found.coordinator) == "jobset_name-replicated_job_name-0-0.jobset_name:8476"
+MANIFEST = re.compile(
+    r"^```sh\n(jtrain launch --engine .*)\n```\n+<!-- .* -->\n```yaml\n((?:.*\n)*?)```", re.M
+)
+
+
+@pytest.mark.parametrize("page", ["jobset", "kubeflow", "skypilot"])
+def test_a_manifest_is_what_its_command_prints(page, capsys, monkeypatch):
+    monkeypatch.chdir(PAGES.parents[1])
+    found = MANIFEST.findall((PAGES / f"{page}.md").read_text())
+    assert len(found) == len(blocks(page, "yaml")) > 0
+    for command, manifest in found:
+        assert main(shlex.split(command)[1:]) == 0
+        assert capsys.readouterr() == (manifest, "")
 
 
 @pytest.mark.parametrize(
@@ -54,12 +56,6 @@ def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinato
     found = detect(exported(page))
     assert (found.kind, found.processes, found.index) == (kind, processes, 0)
     assert str(found.coordinator) == coordinator
-
-
-def test_the_hosts_of_a_slice_are_a_cluster():
-    assert "TPU_WORKER_ID=${HOSTNAME##*-w-}" in blocks("tpu_vm", "bash")[0]
-    found = detect(exported("tpu_vm") | {"TPU_WORKER_ID": "3"})
-    assert (found.kind, found.index, found.processes) == ("TPU slice", 3, 4)
 
 
 def test_a_job_of_slurm_is_started_by_srun():

@@ -124,6 +124,11 @@ class Machines(NamedTuple):
         return self.chips * (self.tpu.devices if self.tpu else 1)
 
     @property
+    def machine_type(self) -> str:
+        """Machine type of GKE's node pool, `ct5lp-hightpu-4t`; empty for GPUs."""
+        return self.tpu.machine_types[self.chips] if self.tpu else ""
+
+    @property
     def accelerator_type(self) -> str:
         """Name of the slice as a TPU VM, `v5litepod-16`; empty if it is none."""
         if self.tpu is None or not self.tpu.vm:
@@ -131,13 +136,11 @@ class Machines(NamedTuple):
         return f"{self.tpu.vm}-{self.topology.chips * self.tpu.cores}"
 
     def describe(self) -> str:
-        """Return the hosts as a comment names them: `4 hosts of 4 chips (ct5lp-hightpu-4t)`."""
+        """Return the hosts in words: `2 slices, each of 4 hosts of 4 chips`."""
         unit = "chip" if self.tpu else "GPU"
         hosts = f"{self.hosts} host{'s' * (self.hosts > 1)} of {self.chips} {unit}"
         text = f"{hosts}{'s' * (self.chips > 1)}"
-        if self.groups > 1:
-            text = f"{self.groups} slices, each of {text}"
-        return f"{text} ({self.tpu.machine_types[self.chips]})" if self.tpu else text
+        return f"{self.groups} slices, each of {text}" if self.groups > 1 else text
 
 
 def find_machines(name: str) -> Machines:
