@@ -55,7 +55,7 @@ class Cloud:
             cwd=self.project,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,  # a machine with other work
             check=False,
         )
 

@@ -1,15 +1,19 @@
 """scripts/tpu_vm.sh and gpu_machine.sh, against a cloud in a folder (cloud.py)."""
 
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from cloud import ROOT, Cloud
+from quick_study import write_study
 
 from jtrain.distributed.manifests.machines import TPUS
+from jtrain.train.hooks.metrics import read_metrics
 
 RUN = ("run", "configs/gpt2.yaml", "name=a b")
 SLICE = ("slice", "--zone", "europe-west4-b", "--type", "v5litepod-16", "--nfs", "10.0.0.2:/share")
@@ -20,6 +24,7 @@ echo one >> "$CLOUD/started"
 [ "$(wc -l < "$CLOUD/started")" = 1 ] || exit 0
 for _ in $(seq 600); do /bin/sleep 0.1; done
 """
+LONGER = ("steps=100", "log.every=10", "evaluate.every=0")
 QUICK = ("--wait", "0")
 
 
@@ -168,6 +173,37 @@ def test_a_run_on_a_gpu_machine_is_resumed_and_fetched(tmp_path):
     assert {call[0] for call in cloud.calls} == {"ssh", "scp"}
     assert "jtrain[cuda13]" in (cloud.folder / "installed").read_text()  # the driver is 580
     assert (cloud.project / "runs/gpt2/metrics.jsonl").read_text() == "one\n" * 3
+
+
+@pytest.mark.thorough
+def test_a_real_run_goes_on_where_it_was_stopped(tmp_path):
+    """jtrain itself, which a SIGTERM stops early in its first life."""
+    program = f"""#!/bin/bash
+{sys.executable} -m jtrain "$@" &
+if [ ! -e "$CLOUD/lived" ]; then
+  touch "$CLOUD/lived"
+  until grep -qs "step  20" runs/quick/log.txt; do /bin/sleep 0.05; done
+  kill -TERM $!
+fi
+wait $!
+"""
+    cloud = Cloud(tmp_path, program=program)
+    shutil.rmtree(cloud.project)
+    cloud.project.mkdir()
+    write_study(cloud.project)
+    done = cloud.run("gpu_machine.sh", "host", *QUICK, "run", "configs/quick.yaml", *LONGER)
+    assert done.returncode == 0, done.stderr
+    assert "stopped by a signal, and saved (exit code 75): resuming" in done.stderr
+    log = (cloud.project / "runs/quick/log.txt").read_text()
+    resumed = re.search(r"resumes from step (\d+) of 100", log)
+    assert resumed, log
+    assert 20 <= int(resumed[1]) < 100
+    steps = [
+        row["step"]
+        for row in read_metrics(cloud.project / "runs/quick/metrics.jsonl")
+        if "loss" in row
+    ]
+    assert sorted(set(steps)) == list(range(10, 101, 10))
 
 
 @pytest.mark.parametrize(
