@@ -18,7 +18,6 @@ from jtrain.distributed.manifests import (
     train_job,
 )
 from jtrain.errors import ConfigError, UserError
-from jtrain.errors.spelling import did_you_mean
 
 
 class ManifestEngine(NamedTuple):
@@ -42,9 +41,7 @@ _RESTARTS = 10
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of manifests to those of `jtrain launch`."""
-    group = parser.add_argument_group("manifests", "the run as a YAML file for a cluster")
-    words = f"the program that starts the processes: {', '.join(ENGINES)}"
-    group.add_argument("--engine", default="", metavar="NAME", help=words)
+    group = parser.add_argument_group(f"of the engines {', '.join(ENGINES)}")
     words = "print the manifest and nothing else"
     group.add_argument("--print", action="store_true", help=words)
     words = "machines: v5e:4x4, 2*v6e:4x4 (slices), h100:8, 2*h100:8 (hosts)"
@@ -69,13 +66,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--spot", action="store_true", help=words)
 
 
-def unknown_engine(name: str) -> str:
-    """Return the message for an engine that there is not."""
-    meant = did_you_mean(name, ENGINES)
-    return (
-        f"jtrain launch: there is no engine {name}; the engines are {', '.join(ENGINES)}. Leave "
-        f"--engine out to start the processes on this machine{meant or '.'}"
-    )
+def check_local(words: Sequence[str]) -> None:
+    """Raise UserError if an option of manifests was typed for processes on this machine."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser)
+    typed = {word.partition("=")[0] for word in words}
+    for name in vars(parser.parse_args([])):
+        option = f"--{name.replace('_', '-')}"
+        if option in typed:
+            raise UserError(
+                f"jtrain launch: {option} is for a manifest, found --engine local. Leave it out, "
+                f"or name the engine: {', '.join(f'--engine {engine}' for engine in ENGINES)}."
+            )
 
 
 def print_manifest(args: argparse.Namespace, words: Sequence[str], command: Sequence[str]) -> int:
@@ -148,16 +150,12 @@ def _job(
     args: argparse.Namespace, words: Sequence[str], command: Sequence[str], machines: Machines
 ) -> ClusterJob:
     # The config is read as on the cluster, so that its errors come before anything is started.
+    from jtrain.cli import run
     from jtrain.config.resolve import resolve
     from jtrain.inspect.plan.absent_devices import check_fills
 
-    settings = [word for word in command[1:] if not word.startswith("-")]
-    if not settings or "=" in settings[0]:
-        raise UserError(
-            f"jtrain launch --engine {args.engine}: the config is missing: "
-            f"{shlex.join(['jtrain', 'launch', *words, 'run', 'configs/NAME.yaml', *settings])}"
-        )
-    config = resolve(settings[0], settings[1:]).config
+    typed = run._arguments().parse(command[1:])
+    config = resolve(typed.config, typed.settings).config
     check_fills(
         config,
         str(machines.topology),

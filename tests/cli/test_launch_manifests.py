@@ -65,7 +65,8 @@ def test_the_name_follows_from_the_run(capsys):
         (["--select", "a"], "--select a is not KEY=VALUE"),
         (["--engine", "skypilot", "--select", "a=b"], "nodes of Kubernetes; leave it out"),
         (["--engine", "trainjob", "--in-place", "a"], "--in-place is for --engine k8s"),
-        (["--engine", "skypilt"], "no engine skypilt; the engines are k8s.*did you mean skypilot"),
+        (["--engine", "skypilt"], "no engine skypilt; the engines are local, k8s.* mean skypilot"),
+        (["--engine", "local"], "--topology is for a manifest, found --engine local. Leave it out"),
         (["--topology", "h100:3"], "Write h100:2"),
         # The config has 480 rows in 30 microbatches.
         (["--topology", "v5e:4x8"], "v5e:4x8 has 32 devices. batch: 480 rows do not divide"),
@@ -76,7 +77,7 @@ def test_the_name_follows_from_the_run(capsys):
         (["run", "configs/gpt2.yaml", "data.path=x", "parallel.devices=4"],
          "uses 4 of them.* parallel.devices=0"),
         (["run", "configs/gpt2.yaml", "stepps=3"], "stepps"),
-        (["run"], "the config is missing"),
+        (["run"], "config file is missing"),
         (["eval", "gpt2"], "a manifest is for the verb run, found eval"),
     ],
 )  # fmt: skip
@@ -88,6 +89,12 @@ def test_what_does_not_fit_is_refused_with_what_to_type(words, said, capsys):
     shown = capsys.readouterr()
     assert re.search(said, shown.err), shown.err
     assert not shown.out
+
+
+def test_options_of_the_verb_are_its_own(capsys):
+    words = ["--engine", "k8s", "--topology", "h100:8", *GIVEN, "--print"]
+    assert launch(*words, *RUN, "--overfit", "8") == 0
+    assert "parallel.kind=fsdp, --overfit, '8']" in capsys.readouterr().out
 
 
 def test_nothing_is_started(monkeypatch, capsys):
