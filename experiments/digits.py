@@ -25,7 +25,7 @@ class Config(jt.RunConfig):
     """The network."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """Network and data of the study."""
+        """Build the network and the data of the study."""
         data = self.data.build()
         model = dataclasses.replace(self.model, inputs=64, classes=data.classes).build(place)
 

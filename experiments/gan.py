@@ -91,7 +91,7 @@ class Config(jt.RunConfig):
     """The networks, and the critic's optimizer."""
 
     def build(self, place: Placement) -> jt.Experiment:
-        """Both networks take their step at once, each from the other as it was."""
+        """Update both networks at once, each against the other before its update."""
         noise, widths = self.model.noise, self.model.widths
         generator = MLP(inputs=noise, widths=widths, classes=2).build(place)
         critic = MLP(inputs=2, widths=widths, classes=1).build(place)

@@ -40,7 +40,7 @@ class Drawn:
 
 @jt.configclass
 class Rod:
-    """A rod of length 1 whose ends are kept at 0, for a time of 1."""
+    """A rod of length 1 whose ends are held at 0, for a time of 1."""
 
     conductivity: float = Field(default=0.1, gt=0)
     """How fast heat spreads: u_t = conductivity x u_xx."""

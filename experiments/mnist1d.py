@@ -30,7 +30,7 @@ def uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> dict[str, Array]:
 
 
 def linear(params: Params, x: Float[Array, "b i"]) -> Float[Array, "b o"]:
-    """x W + b."""
+    """Return x W + b."""
     return x @ params["kernel"] + params["bias"][None]
 
 
@@ -41,7 +41,7 @@ class Logistic:
     kind: Literal["logistic"] = "logistic"
 
     def init(self, key: Key) -> Params:
-        """Kernel and bias."""
+        """Initialize kernel and bias."""
         return uniform(key, (LENGTH, 10), LENGTH)
 
     def apply(self, params: Params, x: Float[Array, "b t"]) -> Float[Array, "b c"]:
@@ -58,7 +58,7 @@ class MLP:
     """Numbers in a hidden layer."""
 
     def init(self, key: Key) -> Params:
-        """Three layers."""
+        """Initialize three layers."""
         w, keys = self.width, jax.random.split(key, 3)
         shapes = ((LENGTH, w), (w, w), (w, 10))
         return [uniform(k, s, s[0]) for k, s in zip(keys, shapes, strict=True)]
@@ -79,7 +79,7 @@ class CNN:
     """Outputs of a convolution."""
 
     def init(self, key: Key) -> Params:
-        """Three convolutions and the linear map."""
+        """Initialize three convolutions and the linear map."""
         c, keys = self.channels, jax.random.split(key, 4)
         shapes = ((5, 1, c), (3, c, c), (3, c, c), (5 * c, 10))  # size, inputs, outputs
         return [uniform(k, s, math.prod(s[:-1])) for k, s in zip(keys, shapes, strict=True)]

@@ -57,7 +57,7 @@ def to_go(rewards: Float[Array, "b t"], discount: float) -> Float[Array, "b t"]:
 
 
 def reinforce(model: Model, horizon: int, discount: float, entropy: float) -> LossFn:
-    """REINFORCE with a learned baseline (Williams 1992, https://doi.org/10.1007/BF00992696)."""
+    """Return the loss of REINFORCE with a learned baseline (Williams 1992, https://doi.org/10.1007/BF00992696)."""
 
     def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Terms, Metrics]:
         judged = jt.row_keys(jax.random.key(0), {"row": batch["episode"]})  # the same each time

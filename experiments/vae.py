@@ -20,7 +20,7 @@ SHADES = " .:-=+*#%@"  # from white to ink
 
 
 def surprise(logits: Float[Array, "b p"], inked: Float[Array, "b p"]) -> Float[Array, "b"]:
-    """-log p of each row: a pixel counts the inked ones of 16, each by the same chance."""
+    """Return -log p of each row: a pixel counts the inked ones of 16, each with one probability."""
     ways = gammaln(INKS + 1.0) - gammaln(inked + 1) - gammaln(INKS - inked + 1)
     paid = inked * jax.nn.softplus(-logits) + (INKS - inked) * jax.nn.softplus(logits)
     return jnp.sum(paid - ways, 1)

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Protocol, runtime_checkable
 
-from jtrain.checkpoint.writer import ThreadTask
+from jtrain.checkpoint.thread_task import ThreadTask
 from jtrain.errors import FAULT
 
 _CLOSE_TIMEOUT = 600.0  # seconds

@@ -156,10 +156,10 @@ def diff_checkpoints(one: tuple[Path, int], other: tuple[Path, int]) -> list[dic
         texts = [leaf.get(name, "-") for leaf in (first, second)]
         if name in differing:
             rows.append(
-                {"leaf": name, "is": texts, "apart": _difference(*(v[name] for v in values))}
+                {"leaf": name, "is": texts, "distance": _difference(*(v[name] for v in values))}
             )
         elif name not in same:
-            rows.append({"leaf": name, "is": texts, "apart": None})
+            rows.append({"leaf": name, "is": texts, "distance": None})
     return rows
 
 

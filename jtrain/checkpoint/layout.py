@@ -83,9 +83,9 @@ def find_faults(
     try:
         check_no_link(path)
         if not path.is_dir():
-            return ["is no folder" if os.path.lexists(path) else "is gone"]
+            return ["is no folder" if os.path.lexists(path) else "is missing"]
         if not any(path.iterdir()):
-            return ["is empty: all its files are gone"]
+            return ["is empty: all its files are missing"]
         if (old := _unsealed(path)) is not None:
             sizes = {name: [size] for name, size in old["files"].items()}
             sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # its own size is not in it

@@ -2,15 +2,15 @@
 
 The kernel holds the lock (flock) as long as the process lives, however the process ends. The lock
 is on the directory itself, so that removing a file of it admits no second writer, and on the file
-that names the writer, for file systems that lock only files (NFS). A file system without locks
-refuses nobody.
+that names the writer, for file systems that lock only files (NFS). A file system of several
+machines may grant the lock on each of them; there the writer counts in its file, and a process of
+another machine watches that before it writes (`writer_beat`).
 """
 
 import contextlib
 import errno
 import fcntl
 import io
-import json
 import os
 import socket
 import time
@@ -18,7 +18,9 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from jtrain.checkpoint import layout
+from jtrain.checkpoint import layout, writer_beat
+from jtrain.checkpoint.writer_beat import WriterBeat
+from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import CheckpointError
 from jtrain.io.lost_files import OpenFolder, file_identity
 from jtrain.io.regular_files import read_json
@@ -40,6 +42,8 @@ class WriteLock:
     _file: io.FileIO | None = None
     _folder: OpenFolder | None = None
     _parent: OpenFolder | None = None
+    _beat: WriterBeat | None = None
+    _record: dict[str, Any] | None = None
 
     def __init__(self, directory: Path):
         """Acquire the lock.
@@ -80,11 +84,22 @@ class WriteLock:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{directory}")
         same = self._folder is not None and self._folder.is_in_place
         if same and self._file is not None and _is_named(self._path, self._file):
+            self.check()
             return ""
         self._take()
         if same:
             return f"{self._path} was removed while this process wrote there"
         return f"{directory} was moved or removed, and the checkpoints in it"
+
+    def check(self) -> None:
+        """Raise CheckpointError if a process of another machine has taken the directory.
+
+        Two that begin at the same moment, on a disk whose locks hold on each machine alone, write
+        their records over each other: the one whose record is gone must not go on.
+        """
+        record = read_holder(self._path.parent)
+        if self._record and record and record["host"] != self._record["host"]:
+            raise _held_error(self._path.parent, record)
 
     def _take(self) -> None:
         directory, end = self._path.parent, time.monotonic() + _PATIENCE
@@ -103,7 +118,8 @@ class WriteLock:
     def release(self) -> None:
         """Release the lock, and remove folders that were created for it and are still empty."""
         if self._file is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, CheckpointError):
+                self.check()  # the file of another process stays
                 self._path.unlink()
                 for path in self._created:
                     path.rmdir()
@@ -119,6 +135,9 @@ class WriteLock:
             parent.close()
 
     def _unlock(self) -> None:
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.stop()
         try:
             self._close()
         except BaseException:  # a Ctrl-C between the two closes
@@ -143,12 +162,24 @@ class WriteLock:
         # Both must still have their names: a releasing process may have removed them meanwhile.
         locked = _try_flock(self._folder.fileno()) and self._folder.is_in_place
         locked = locked and _try_flock(self._file.fileno()) and _is_named(self._path, self._file)
-        if locked:
+        shared = locked and writer_beat.is_shared(self._path.parent)
+        if shared and self._is_taken_elsewhere():
+            raise _held_error(self._path.parent, read_holder(self._path.parent))
+        if locked and _is_named(self._path, self._file):
+            self._record = _this_process()
             self._file.truncate(0)
-            self._file.write(json.dumps(_this_process()).encode())
-        else:
-            self._unlock()
-        return locked
+            self._file.write(writer_beat.encode(self._record))
+            self._beat = WriterBeat(self._path, self._record) if shared else None
+            return True
+        self._unlock()
+        return False
+
+    def _is_taken_elsewhere(self) -> bool:
+        """Return whether a process of another machine writes; this may take some seconds."""
+        holder = read_holder(self._path.parent)
+        if not holder or holder["host"] == socket.gethostname():
+            return False  # the lock of this machine's kernel was granted
+        return writer_beat.is_counting(self._path)
 
 
 def _is_named(path: Path, file: io.FileIO) -> bool:
@@ -210,7 +241,25 @@ def _held_error(directory: Path, who: dict[str, Any]) -> CheckpointError:
         age += f" ({max(0, time.time() - since):.0f} s)"
     return CheckpointError(
         f"{directory} can have one writer, and {name} writes there{age}. "
-        f"{_advice(who)}, or start a run of another name (name=...)."
+        f"{_advice(who)}, or start a run of another name (name=...).{_join_advice(who)}"
+    )
+
+
+def _join_advice(who: dict[str, Any]) -> str:
+    """Return how the two train one model together; empty if they are one process."""
+    host = who.get("host", "")
+    if not who or (host == socket.gethostname() and who["pid"] == os.getpid()):
+        return ""
+    if host == socket.gethostname():
+        return (
+            " If both are to train one model, start them together: jtrain launch --processes 2 "
+            "run CONFIG."
+        )
+    return (
+        f" If both are to train one model, they do not know of one another: set "
+        f"JTRAIN_COORDINATOR={host}:{PORT} and JTRAIN_PROCESSES=2 (their number) for both, "
+        f"JTRAIN_PROCESS=0 on {host} and JTRAIN_PROCESS=1 here, and start both again. "
+        f"`jtrain show CONFIG --cluster` prints what a process finds."
     )
 
 

@@ -22,7 +22,8 @@ from jtrain.checkpoint.lock import NAME, WriteLock
 from jtrain.checkpoint.newest_valid import damaged_error, newest_valid, replica_error
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, write_error
-from jtrain.checkpoint.writer import CheckpointWriter, ThreadTask, make_room
+from jtrain.checkpoint.thread_task import ThreadTask
+from jtrain.checkpoint.writer import CheckpointWriter, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
@@ -306,10 +307,14 @@ class CheckpointManager:
     def acquire(self) -> None:
         """Lock the directory unless this manager holds it; before any expensive work.
 
+        A second call checks that no process of another machine has taken the directory since.
+
         Raises:
             CheckpointError: as `prepare`.
         """
-        if self._lock is None and self._is_first():
+        if self._lock is not None:
+            self._lock.check()
+        elif self._is_first():
             self._lock = WriteLock(self.directory)
             layout.restore_replaced(self.directory)  # before anything is listed
 

@@ -148,7 +148,7 @@ def _diff(args: argparse.Namespace) -> tuple[Any, str, int]:
     rows = inspect.diff_checkpoints(one, other)
     lines = [("leaf", "first", "second", "largest difference")]
     for row in rows:
-        difference = "" if row["apart"] is None else f"{row['apart']:.6g}"
+        difference = "" if row["distance"] is None else f"{row['distance']:.6g}"
         lines.append((row["leaf"], *row["is"], difference))
     paths = [str(directory / str(step)) for directory, step in (one, other)]
     text = _columns(lines) if rows else f"{paths[0]} and {paths[1]} hold the same state"

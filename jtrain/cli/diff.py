@@ -74,7 +74,7 @@ def _state(found: "RunDifference") -> list[str]:
     for row in rows[:SHOWN]:
         first, second = row["is"]
         values = f"{first} | {second}"
-        difference = values if row["apart"] is None else f"by at most {row['apart']:.3g}"
+        difference = values if row["distance"] is None else f"by at most {row['distance']:.3g}"
         lines.append(f"        {row['leaf']:{width}}  {difference}")
     return lines
 

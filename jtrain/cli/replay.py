@@ -37,14 +37,14 @@ def main(argv: Sequence[str]) -> int:
 
 def format_replay(found: "ReplayResult", run: str) -> str:
     """Return the result as text."""
-    new, first, last = found.here, *found.rows
+    new, first, last = found.replayed, *found.rows
     lines = [
         f"step {found.step}, batch {found.step - 1}, rows {first} to {last}, "
         f"digest {new.batch}, key {' '.join(f'{x:08x}' for x in found.key)}",
         f"  again   loss {new.loss!r}  gradient norm {new.grad_norm!r}",
     ]
-    if found.there is not None:
-        old = found.there
+    if found.recorded is not None:
+        old = found.recorded
         lines.append(f"  run     loss {old.loss!r}  gradient norm {old.grad_norm!r}")
     lines.append(f"  {_verdict(found)}")
     if found.readers:
@@ -67,13 +67,13 @@ def _verdict(found: "ReplayResult") -> str:
         at, then = found.other.step, found.other
         if then.batch:
             return (
-                f"DIFFERENT from step {at} on: its batch differs, digest "
-                f"{then.there.batch} in the run and {then.here.batch} now. The data has changed"
+                f"DIFFERENT from step {at} on: its batch differs, digest {then.recorded.batch} in "
+                f"the run and {then.replayed.batch} now. The data has changed"
             )
-        batch = "on the same batch" if then.there.batch else "on a batch that was not compared"
+        batch = "on the same batch" if then.recorded.batch else "on a batch that was not compared"
         return (
-            f"DIFFERENT from step {at} on, {batch}: loss {then.there.loss!r} in the run, "
-            f"{then.here.loss!r} now. {_why(found)}"
+            f"DIFFERENT from step {at} on, {batch}: loss {then.recorded.loss!r} in the run, "
+            f"{then.replayed.loss!r} now. {_why(found)}"
         )
     if not found.compared:
         return "the run has no record of these steps to compare with"
@@ -104,7 +104,7 @@ def _dissection(found: "ReplayResult") -> list[str]:
     parts = found.dissected
     if parts is None:
         return []
-    difference = abs(parts.eager_loss - found.here.loss) / max(abs(found.here.loss), 1e-30)
+    difference = abs(parts.eager_loss - found.replayed.loss) / max(abs(found.replayed.loss), 1e-30)
     lines = [
         f"  without jit  loss {parts.eager_loss!r}  gradient norm {parts.eager_grad_norm!r}  "
         f"({difference:.1e} from the compiled one)",

@@ -21,7 +21,7 @@ CODES = {"done": DONE, "failed": FAULT, "stopped": STOPPED}
 
 def main(argv: Sequence[str]) -> int:
     """Train; return the exit code: 0 done, 70 a fault, 75 stopped (run it again to resume)."""
-    HEARTBEAT.phase("start")
+    HEARTBEAT.begin_process()
     args = _arguments().parse(argv)
     resolved = resolve(Path(args.config), args.settings)
     for note in resolved.notes:

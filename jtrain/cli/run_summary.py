@@ -14,12 +14,13 @@ from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.longer_run import settings_to_extend
 from jtrain.train.run_result import RunResult
+from jtrain.train.time_ledger import format_goodput, read_ledger
 
 
 def format_summary(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:
     """Return the summary that `jtrain run` prints; a person typed `command` for `source`."""
     directory = outcome.directory
-    parts = [_curve(outcome), _sample(outcome), _best(outcome), _files(outcome)]
+    parts = [_curve(outcome), _sample(outcome), _best(outcome), _time(outcome), _files(outcome)]
     if outcome.status == "done":
         if outcome.why:
             parts.append(f"done at step {outcome.step}: {outcome.why}")
@@ -86,12 +87,18 @@ def _best(outcome: RunResult) -> str:
     return "\n".join(lines)
 
 
+def _time(outcome: RunResult) -> str:
+    ledger = read_ledger(outcome.directory.times)
+    return format_goodput(ledger) if ledger else ""
+
+
 def _files(outcome: RunResult) -> str:
     directory = outcome.directory
     descriptions = {
         directory.config: "every value of the run; it can be run itself",
         directory.metrics: "the metrics, a row a step",
         directory.speed: "how fast",
+        directory.times: "where the time went",
         directory.steps: "the batch and the loss of every step, for jtrain replay and diff",
         directory.log: "the log",
         directory.samples: "samples of the model",

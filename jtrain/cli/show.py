@@ -25,6 +25,9 @@ def main(argv: Sequence[str]) -> int:
     if args.schema and not args.words:
         print(json.dumps(json_schema(BaseConfig), indent=2))
         return 0
+    if args.ledger:
+        print(_ledger(args.words, args.json))
+        return 0
     path, words = parser.config_and_words(args.words)
     if args.topology:
         _prepare(path, args.topology, args.sharding)
@@ -97,6 +100,23 @@ def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     return format_table(sizes, work)
 
 
+def _ledger(words: Sequence[str], as_json: bool) -> str:
+    """Describe where the time of a run went."""
+    from jtrain.train.run_record import find_run
+    from jtrain.train.time_ledger import format_ledger, read_ledger
+
+    if len(words) != 1:
+        raise UserError("jtrain show --ledger takes one run: jtrain show shakespeare --ledger")
+    path = find_run(words[0].removesuffix("/config.yaml"), "jtrain show") / "time.jsonl"
+    found = read_ledger(path)
+    if found is None:
+        raise UserError(
+            f"jtrain show --ledger: {path} does not exist or is empty: the run has not begun to "
+            f"train, or is older than this file. Its speed is in speed.jsonl."
+        )
+    return json.dumps(found.plain()) if as_json else format_ledger(found)
+
+
 def _prepare(path: str, topology_name: str, sharding: bool) -> None:
     if not sharding:
         raise UserError(
@@ -132,6 +152,7 @@ def _arguments() -> Arguments:
         "configs/gpt2.yaml --sharding --topology v5e:4x4     how each leaf would be sharded",
         "configs/shakespeare.yaml --cluster       which processes train together, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
+        "shakespeare --ledger                     where the time of a run went",
         "digits --yaml > mine.yaml                a shipped config, to be edited",
     )
     words = "a YAML file, values to change, keys to explain"
@@ -146,6 +167,8 @@ def _arguments() -> Arguments:
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=devices)
     cluster = "print the cluster that a run would use here, and the variables that set it"
     parser.add_argument("--cluster", action="store_true", help=cluster)
+    ledger = "of a run: print the time that trained, waited, saved, restarted and was lost"
+    parser.add_argument("--ledger", action="store_true", help=ledger)
     words = "print every value as a config file"
     parser.add_argument("--yaml", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

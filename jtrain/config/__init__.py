@@ -1,1 +1,1 @@
-"""Configs: YAML values, a schema of frozen dataclasses, and every mistake told at once."""
+"""Configs: YAML values, a schema of frozen dataclasses, and one error that lists every mistake."""

@@ -1,4 +1,4 @@
-"""Writes a config out: every value, runnable as it stands; and tells two apart."""
+"""Configs as text: every value of one as YAML that runs, and the differences of two."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ ABSENT = _Absent()
 
 
 class Difference(NamedTuple):
-    """A key whose value is not the same in two configs; ABSENT where one lacks it."""
+    """A key whose values differ between two configs; ABSENT where one lacks it."""
 
     key: str
     before: Any
@@ -31,7 +31,7 @@ def plain_values(config: Any) -> Plain:
     `kind` first."""
     if dataclasses.is_dataclass(config):
         names = [field.name for field in dataclasses.fields(config)]
-        names.sort(key=lambda name: name != "kind")  # it says what the others are
+        names.sort(key=lambda name: name != "kind")  # it decides which other keys there are
         return {name: plain_values(getattr(config, name)) for name in names}
     if isinstance(config, Mapping):
         return {str(key): plain_values(value) for key, value in config.items()}
@@ -64,7 +64,7 @@ def flatten(config: Any) -> dict[str, Plain]:
 
 
 def dump(config: Any, header: str = "") -> str:
-    """YAML that says every value of a config; resolving it gives the same config."""
+    """Return YAML with every value of a config; resolving it gives the same config."""
     comment = [f"# {line}".rstrip() for line in header.splitlines()]
     return "\n".join([*comment, *_lines(plain_values(config), 0)]) + "\n"
 

@@ -1,7 +1,7 @@
 """Durations in steps, epochs, rows, tokens, a share of the run, or time.
 
-In a config `steps: 3 epochs` is a `Duration`, a text; `settled` makes it a number of steps, once it
-is known how many rows an epoch has, how many tokens a row and how long a step takes. An experiment
+In a config `steps: 3 epochs` is a `Duration`, a text. `convert_durations` makes it a number of
+steps once the rows of an epoch, the tokens of a row and the time of a step are known. An experiment
 sees only the numbers.
 """
 
@@ -62,9 +62,9 @@ class DurationField:
     """Mark of an int that may be written as a duration: `Annotated[int, DurationField(1)]`."""
 
     def __init__(self, least: int, *units: str, plain: str = "steps"):
-        """Set the least amount and the `units` beside steps, epochs, rows, tokens and time.
+        """Set the smallest amount, and the units beside steps, epochs, rows, tokens and time.
 
-        `plain` is what a number without a unit counts.
+        `plain` is the unit of a number without one.
         """
         self.units, self.plain = tuple(dict.fromkeys((plain, *ANY, *units))), plain
         self.gt, self.ge = (0, None) if least == 1 else (None, least)
@@ -118,7 +118,7 @@ class DurationUnits(NamedTuple):
     tokens: int = 0  # a row, 0 where it is not known
     steps_per_call: int = 1
     seconds: float = 0.0  # a step, 0 where it is not known
-    clock: bool = True  # whether checkpoints may go by it
+    clock: bool = True  # whether checkpoints may be saved by the clock
 
 
 def find_durations(config: Any, key: str = "") -> dict[str, Duration]:
@@ -147,11 +147,11 @@ def find_own_steps(config: Any, key: str = "") -> dict[str, Any]:
 def convert_durations(config: T, facts: DurationUnits) -> T:
     """Return the config with steps for each duration; `checkpoint.every` in time stays.
 
-    What is asked for in full: half a step more makes a step more. All but what lies inside a
-    schedule are multiples of the steps of a call.
+    Parts of a step are rounded up. Durations outside schedules are rounded up to multiples of the
+    steps of a call.
 
     Raises:
-        ConfigError: if what one is counted by is not known.
+        ConfigError: if the size that converts a duration is not known.
     """
     top: Any = config
     total = top.steps
@@ -161,7 +161,7 @@ def convert_durations(config: T, facts: DurationUnits) -> T:
 
 
 def convert_part(part: T, key: str, facts: DurationUnits, steps: int) -> T:
-    """Return a part of a config with a number of steps for each duration, as `settled`.
+    """Return a part of a config with a number of steps for each duration, as `convert_durations`.
 
     Args:
         key: the dotted key of the part, for errors.
@@ -242,9 +242,9 @@ def _steps(key: str, length: Duration, facts: DurationUnits, total: int) -> Any:
     if not per_step[length.unit]:
         why = {
             "epochs": "the experiment's data has no end",
-            "tokens": "the experiment says no tokens a row: jt.Experiment(tokens=...)",
+            "tokens": "the experiment has no tokens per row: jt.Experiment(tokens=...)",
             "%": "the run has no last step",
-        }.get(length.unit, "nobody measured how long a step takes")
+        }.get(length.unit, "the time of a step was not measured")
         raise ConfigError(
             f"{key}: {length} cannot be counted, as {why}. Write {key}=500, in steps."
         )

@@ -33,18 +33,18 @@ BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def find_invalid_keys(schema: type, root: Node, errors: Sequence[ErrorDetails]) -> list[InvalidKey]:
-    """Return each validation error: its place, its key, what is allowed, what was meant."""
-    told: dict[Keys, list[str]] = {}
+    """Return each validation error: its place, its key, the allowed values, a suggestion."""
+    messages: dict[Keys, list[str]] = {}
     for one in errors:
         spot = _walk(schema, one["loc"], root)
-        keys, words = _tell(one, spot, root)
-        told.setdefault(keys, []).append(words)
-    deeper = {other[:n] for other in told for n in range(1, len(other))}
+        keys, words = _describe_error(one, spot, root)
+        messages.setdefault(keys, []).append(words)
+    deeper = {other[:n] for other in messages for n in range(1, len(other))}
     return [
         InvalidKey(_origin(root, keys, words), dotted(keys), words)
-        for keys, sentences in told.items()
+        for keys, sentences in messages.items()
         for words in sentences
-        # A value that may be of several types fails as each of them: the deepest tells most.
+        # A value of several allowed types fails for each; the deepest error is the most specific.
         if not (keys in deeper and words.startswith("must be "))
     ]
 
@@ -60,12 +60,12 @@ def _origin(root: Node, keys: Keys, words: str) -> SourceLocation:
 def describe_unknown_key(
     keys: Keys, allowed: Mapping[str, FieldSchema | None], root: Node, others: Mapping[str, type]
 ) -> str:
-    """Describe an unknown key: which keys exist, and which one was meant.
+    """Describe an unknown key: the existing keys, and the nearest one.
 
-    `others` are the kinds that could have been chosen around it.
+    `others` are the other kinds of the mapping that has the key.
     """
-    there = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
-    return f"is no key{there}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
+    where = f" of {dotted(keys[:-1])}" if keys[:-1] else ""
+    return f"is no key{where}; it has {', '.join(allowed)}{_meant(keys, allowed, root, others)}"
 
 
 def _meant(
@@ -100,9 +100,9 @@ class _Spot(NamedTuple):
     """A key in the schema."""
 
     keys: Keys  # as they were typed
-    want: FieldSchema  # what may stand there
+    want: FieldSchema  # the allowed values
     around: type | None  # the dataclass of which it is a field, or would be
-    others: Mapping[str, type]  # the kinds that could have been chosen for that
+    others: Mapping[str, type]  # the other kinds of that mapping
 
 
 def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
@@ -127,7 +127,7 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
     return _Spot(keys, want, around, others)
 
 
-def _tell(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
+def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, str]:
     """Return the keys of an error and its message."""
     keys, want = spot.keys, spot.want
     typed = nearest_node(root, keys).origin.layer == TYPED
@@ -162,8 +162,10 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
         if bool in types and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
         if kind := nearest_choice(value, want.kinds()):
-            whole = f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
-            return f"; write {whole}"
+            mapping = (
+                f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
+            )
+            return f"; write {mapping}"
         return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
     if isinstance(value, float) and int in types and value.is_integer():
         return f"; write {int(value)}"

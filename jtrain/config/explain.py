@@ -16,7 +16,7 @@ def explain(schema: type, key: str) -> str:
     """Return the help of a dotted key, for every kind that has it.
 
     Raises:
-        ConfigError: if no kind has it, with the nearest that some has.
+        ConfigError: if no kind has it, with the nearest key of any kind.
     """
     found: dict[str, list[str]] = {}
     for kinds, want in _find(FieldSchema(schema), key.split("."), key):
@@ -51,7 +51,7 @@ def json_schema(schema: type) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
 
-def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str, FieldSchema]]:
+def _find(want: FieldSchema, keys: list[str], dotted_key: str) -> Iterator[tuple[str, FieldSchema]]:
     """Yield each schema of a key, with the kinds on the way to it."""
     if not keys:
         yield "", want
@@ -64,15 +64,15 @@ def _find(want: FieldSchema, keys: list[str], whole: str) -> Iterator[tuple[str,
         if keys[0] in field_schemas(cls)
     }
     if not having:
-        there = list(dict.fromkeys(name for cls in owners.values() for name in field_schemas(cls)))
-        said = f"it has {', '.join(there)}" if there else f"it is {describe_allowed(want)}"
-        around = whole.split(".")[: -len(keys)]
+        known = list(dict.fromkeys(name for cls in owners.values() for name in field_schemas(cls)))
+        allowed = f"it has {', '.join(known)}" if known else f"it is {describe_allowed(want)}"
+        around = dotted_key.split(".")[: -len(keys)]
         name = ".".join(around) or "a config"
         raise ConfigError(
-            f"{whole}: {keys[0]} is no key of {name}; {said}{did_you_mean(keys[0], there)}"
+            f"{dotted_key}: {keys[0]} is no key of {name}; {allowed}{did_you_mean(keys[0], known)}"
         )
     for kind, inner in having.items():
-        for kinds, last in _find(inner, keys[1:], whole):
+        for kinds, last in _find(inner, keys[1:], dotted_key):
             yield " ".join(filter(None, (kind, kinds))), last
 
 

@@ -8,12 +8,12 @@ from jtrain.config.configclass import configclass
 
 
 def _as_many_stars(pair: tuple[str, str]) -> tuple[str, str]:
-    there, here = (name.count("*") for name in pair)
-    if there == here:
+    in_file, in_model = (name.count("*") for name in pair)
+    if in_file == in_model:
         return pair
     raise ValueError(
-        f"must have as many * in both names, as each stands for the same text; found {there} in "
-        f"{pair[0]} and {here} in {pair[1]}"
+        f"must have as many * in both names, as each stands for the same text; found {in_file} in "
+        f"{pair[0]} and {in_model} in {pair[1]}"
     )
 
 
@@ -25,7 +25,7 @@ Rename = Annotated[tuple[Pattern, Pattern], AfterValidator(_as_many_stars)]
 class InitFrom:
     """Trained parameters to start from; the optimizer and the step start afresh.
 
-    Only the first start of a run reads them: one that goes on has all in its own checkpoint.
+    Read at the first start of a run only: a resumed run has its parameters in its checkpoint.
     """
 
     path: str = ""
@@ -34,16 +34,17 @@ class InitFrom:
     step: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run; the best by its own checkpoint.best."""
     include: tuple[Pattern, ...] = ("*",)
-    """Patterns on the names of this model's leaves: those that are taken. `*` is any text."""
+    """Patterns on the names of this model's leaves that are loaded. `*` is any text."""
     exclude: tuple[Pattern, ...] = ()
-    """Patterns on the names of this model's leaves: those that are not, and start by the seed."""
+    """Patterns on the names of this model's leaves that are not loaded and start by the seed."""
     rename: tuple[Rename, ...] = ()
-    """Pairs [name there, name here], such as [h/*/ln_1/weight, blocks/*/norm/scale]; of the pairs
-    that match a name the first counts. Dots in the names of tensors are slashes."""
+    """Pairs [name in the file, name in the model], such as
+    [h/*/ln_1/weight, blocks/*/norm/scale]; the first pair that matches a name counts. Dots in the
+    names of tensors are slashes."""
     transpose: tuple[Pattern, ...] = ()
-    """Patterns on the names of this model's leaves that lie there with their dims reversed."""
+    """Patterns on the names of this model's leaves whose dims are reversed in the file."""
     partial: bool = False
-    """Whether leaves that are not there start by the seed; otherwise that is an error."""
+    """Whether leaves that the file lacks start by the seed; else a missing leaf is an error."""
     extra: bool = False
-    """Whether what stands beside the parameters (running statistics) is taken as well; its leaves
-    are called extra/NAME."""
+    """Whether the model's other state (running statistics) is loaded too; its leaves are called
+    extra/NAME."""

@@ -1,4 +1,4 @@
-"""Kinds and presets: defaults of the chosen ones, without the keys of those they replace."""
+"""Kinds and presets: their defaults are filled in, and keys of a replaced kind are dropped."""
 
 from dataclasses import replace
 
@@ -43,14 +43,14 @@ def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node,
     children, notes = _leave_out(want, chosen, children, keys)
     children, more = _over_preset(chosen, children, keys)
     notes += more
-    whole = want.default if type(want.default) is chosen else None
-    if whole is not None:
-        children = make_nodes(plain_values(whole), DEFAULT).value | children
+    default = want.default if type(want.default) is chosen else None
+    if default is not None:
+        children = make_nodes(plain_values(default), DEFAULT).value | children
     for key, inner in field_schemas(chosen).items():
         if key in children:
-            inner = replace(inner, default=getattr(whole, key, inner.default))
-            children[key], said = resolve_kinds(inner, children[key], (*keys, key))
-            notes += said
+            inner = replace(inner, default=getattr(default, key, inner.default))
+            children[key], inner_notes = resolve_kinds(inner, children[key], (*keys, key))
+            notes += inner_notes
     return Node(children, node.origin, node.under), notes
 
 
@@ -65,27 +65,27 @@ def _over_preset(
         return children, []
     before = lambda key: key in given and children[key].origin.layer < name.origin.layer
     left = [key for key in children if before(key) and without_origins(children[key]) != given[key]]
-    kept = {key: child for key, child in children.items() if not before(key)}
+    remaining = {key: child for key, child in children.items() if not before(key)}
     below = make_nodes(dict(given), SourceLocation(PRESET, setting=name.value))
     notes = [
         f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
-        f"preset {name.value} was said after it"
+        f"preset {name.value} was given after it"
         for key in left
     ]
-    return merge(below, Node(kept, name.origin)).value, notes
+    return merge(below, Node(remaining, name.origin)).value, notes
 
 
 def _leave_out(
     want: FieldSchema, chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
-    """Drop the keys of a kind that a lower layer chose and a higher one replaced."""
+    """Drop the keys of a kind that a higher layer replaced."""
     kind = children.get("kind")
     former, below = set(), kind.under if kind else None
     while below:
         cls = want.kinds().get(below.value) if isinstance(below.value, str) else None
         former |= set(field_schemas(cls)) if cls else set()
         below = below.under
-    kept, notes = {}, []
+    remaining, notes = {}, []
     for key, child in children.items():
         if (
             kind
@@ -99,5 +99,5 @@ def _leave_out(
                     "no such key"
                 )
         else:
-            kept[key] = child
-    return kept, notes
+            remaining[key] = child
+    return remaining, notes

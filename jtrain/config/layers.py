@@ -1,4 +1,4 @@
-"""Layers of a config: its bases, the file itself, and the settings that were typed."""
+"""Layers of a config: its bases, the file itself, and the settings of the command line."""
 
 import json
 import shlex
@@ -66,7 +66,7 @@ def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, 
 
 
 def _set(root: Node, setting: str) -> tuple[Node, list[InvalidKey]]:
-    """`root` with one `a.b=value` in it."""
+    """Return `root` with one `a.b=value` in it."""
     key, equals, text = setting.partition("=")
     keys, origin = tuple(key.split(".")), SourceLocation(TYPED, setting=setting)
     if not equals or not all(keys):
@@ -88,8 +88,8 @@ def _set(root: Node, setting: str) -> tuple[Node, list[InvalidKey]]:
 
 
 def _value_of(key: str) -> str:
-    """Return how null or an empty text is typed where it is allowed, else any value."""
-    wants = find_schemas(BaseConfig, key)  # of an experiment's own keys nothing is known yet
+    """Return how to type null or an empty text if it is allowed, and otherwise any value."""
+    wants = find_schemas(BaseConfig, key)  # an experiment's own keys are not known yet
     types = {member.annotation for want in wants for member in want.members()}
     null = f"{key}=null for nothing" if type(None) in types else ""
     empty = f"{key}='\"\"' for empty text" if any(want.default == "" for want in wants) else ""
@@ -98,7 +98,7 @@ def _value_of(key: str) -> str:
 
 
 def _blocked(root: Node, keys: Keys) -> str:
-    """Why there can be no value at `keys`: something on the way is not a mapping."""
+    """Return why `keys` can have no value: a key on the way is not a mapping."""
     for depth in range(1, len(keys)):
         node = find_node(root, keys[:depth])
         if node and not isinstance(node.value, dict):
@@ -110,7 +110,7 @@ def _blocked(root: Node, keys: Keys) -> str:
 
 
 def _put(parent: Node | None, keys: Keys, node: Node) -> Node:
-    """`parent` with `node` at `keys` below it; mappings on the way are made."""
+    """Return `parent` with `node` at `keys` below it; missing mappings are created."""
     if not keys:
         return Node(node.value, node.origin, under=parent)
     parent = parent or Node({}, node.origin)

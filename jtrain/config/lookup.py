@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jtrain.config.schema import is_configclass
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
-from jtrain.errors.old_names import rename_advice
+from jtrain.errors.moved_names import rename_advice
 from jtrain.errors.spelling import did_you_mean
 
 _JTRAIN = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ YAML = (".yaml", ".yml")
 
 
 def shipped_folder(folder: str) -> Path | None:
-    """Return the directory of jtrain's own `experiments` or `configs`, None if it is not there."""
+    """Return the directory of jtrain's own `experiments` or `configs`; None if it is missing."""
     clone = _JTRAIN.parent
     if (_JTRAIN / "shipped" / folder).is_dir():
         return _JTRAIN / "shipped" / folder
@@ -69,12 +69,12 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     """Return the experiment with a name, searched from the place of a config.
 
     Raises:
-        ConfigError: if there is none; it lists those that there are.
+        ConfigError: if there is none, with a list of the experiments that exist.
     """
     directory = _directory(config)
     for beside in (directory, shipped_folder(PACKAGE)):
-        if name in (there := _local(beside)):
-            return FoundExperiment(name, there[name])
+        if name in (own := _local(beside)):
+            return FoundExperiment(name, own[name])
     installed = _installed()
     if name in installed:
         return FoundExperiment(name, installed[name])

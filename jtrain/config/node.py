@@ -1,4 +1,4 @@
-"""A config as it was written: values, each with where it was said."""
+"""Config nodes: values as they were written, each with its source."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jtrain.errors import ConfigError
 
-# Who wins over whom: a base has the layer of what inherits it less one.
+# A higher layer replaces a lower one; a base is one layer below the file that inherits it.
 DEFAULTS, FILE, TYPED = -1_000_000, 0, 1
 PRESET = DEFAULTS + 1
-SHOWN = 200  # characters of what was typed that a message repeats
+SHOWN = 200  # typed characters that a message repeats
 
 Plain: TypeAlias = Any  # what JSON has: dict, list, text, numbers, true, false, null
 Keys: TypeAlias = tuple[str | int, ...]
@@ -22,7 +22,7 @@ class SourceLocation:
     layer: int
     file: str = ""
     line: int = 0
-    setting: str = ""  # `a.b=value`, as it was typed; of a preset the name
+    setting: str = ""  # `a.b=value` as typed, or the name of a preset
 
     def __str__(self) -> str:
         if self.layer == DEFAULTS:
@@ -33,15 +33,15 @@ class SourceLocation:
         return f"base {where}" if self.layer < FILE else where
 
     def place(self, key: str) -> str:
-        """`toy.yaml:3: optimizer.lr`, or `command line: optimizer.lr=-1`."""
+        """Return `toy.yaml:3: optimizer.lr`, or `command line: optimizer.lr=-1`."""
         if self.layer == DEFAULTS:
             return f"default: {key}"
         if self.layer == PRESET:
             return f"preset {self.setting}: {key}"
         if self.layer == TYPED:
-            said, typed = self.setting.partition("=")[0], self.setting
+            setting_key, typed = self.setting.partition("=")[0], self.setting
             typed = typed if len(typed) <= SHOWN else f"{typed[:SHOWN]}..."
-            return f"command line: {typed}" + (f": {key}" if key not in {"", said} else "")
+            return f"command line: {typed}" + (f": {key}" if key not in {"", setting_key} else "")
         where = f"{self.file}:{self.line}" if self.line else self.file
         return f"{where}: {key}" if key else where
 
@@ -51,7 +51,7 @@ DEFAULT = SourceLocation(DEFAULTS)
 
 @dataclass(frozen=True)
 class Node:
-    """A value, where it was said, and the node that it took the place of."""
+    """A value, its source, and the node that it replaced."""
 
     value: Any  # a scalar, dict[str, Node] or list[Node]
     origin: SourceLocation
@@ -87,7 +87,7 @@ def merge(below: Node, above: Node) -> Node:
 
 
 def nearest_node(node: Node, keys: Iterable[str | int]) -> Node:
-    """Return the node at `keys`, or the last existing one on the way there."""
+    """Return the node at `keys`, or its last existing parent."""
     for key in keys:
         try:
             node = node.value[key]

@@ -21,7 +21,7 @@ from jtrain.io.regular_files import open_regular
 # for so many values, or for half a megabyte.
 DEPTH, VALUES, AGAIN, SIZE = 50, 5_000, 1_000, 1 << 19
 
-# What the parser says, whether the mark of where it began is the better one, and our words.
+# The parser's message, whether its start mark is the better place, and our words.
 ADVICE = [
     ("mapping values are not", False, "a `:` too many, or a line that is indented wrongly, or a "
      "line above without a `:`; write `key: value`, and quote a value that has a colon"),
@@ -47,11 +47,11 @@ def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, l
     Below the directory `inside`, if one is named, no link is followed.
 
     Raises:
-        ConfigError: if there is no such file, or nothing in it that could be a config.
+        ConfigError: if there is no such file, or it holds no config.
     """
     node, mistakes = parse(_text(path, inside), lambda line: SourceLocation(layer, str(path), line))
     if node is None:
-        raise ConfigError(f"{path}: is empty; a config says at least experiment, steps and batch")
+        raise ConfigError(f"{path}: is empty; a config has at least experiment, steps and batch")
     if not isinstance(node.value, dict):
         raise ConfigError(
             f"{node.origin.place('')}: a config is a mapping, lines of `key: value`, and this is "
@@ -75,7 +75,7 @@ def parse(
         reading = _Reading(loader.constructor.construct_object, origin)
         if root is None:
             return None, []
-        return reading.node(root, keys, root.start_mark.line), reading.said
+        return reading.node(root, keys, root.start_mark.line), reading.mistakes
     except ConfigError:
         raise
     except MarkedYAMLError as error:
@@ -84,7 +84,10 @@ def parse(
     except (RecursionError, _TooMuchError) as error:
         words = _TOO_DEEP if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"{origin(1).place('')}: {words}") from None
-    except (YAMLError, ValueError) as error:  # what no text may hold: control characters and such
+    except (
+        YAMLError,
+        ValueError,
+    ) as error:  # characters that no text may hold, such as control characters
         found = next((i for i, c in enumerate(text) if c not in "\n\t" and not c.isprintable()), 0)
         line = text.count("\n", 0, found) + 1
         words = f"not text that YAML may hold ({str(error).splitlines()[0]}); delete that character"
@@ -108,7 +111,7 @@ class _Bounded(Composer):
 
     def __init__(self, loader: Any = None):
         super().__init__(loader=loader)
-        self.warn_double_anchors = False  # the last counts, as YAML says
+        self.warn_double_anchors = False  # the last one counts, by the YAML specification
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.found += 1
@@ -124,14 +127,14 @@ class _Reading:
     """Conversion of parsed YAML to nodes, in one pass."""
 
     def __init__(self, construct: Callable, origin: Callable[[int], SourceLocation]):
-        self.said: list[InvalidKey] = []
+        self.mistakes: list[InvalidKey] = []
         self._construct, self._origin = construct, origin
-        self._seen: set[int] = set()
-        self._again = 0  # values that an anchor has brought once more
+        self._visited: set[int] = set()
+        self._again = 0  # values repeated by an anchor
 
     def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
-        self._again += id(yaml) in self._seen
-        self._seen.add(id(yaml))
+        self._again += id(yaml) in self._visited
+        self._visited.add(id(yaml))
         origin = self._origin(line + 1)
         if len(keys) > DEPTH or self._again > AGAIN:
             many = f"anchors bring more than {AGAIN:,} values again; write them once"
@@ -150,13 +153,13 @@ class _Reading:
         for key, value in yaml.value:
             origin = self._origin(key.start_mark.line + 1)
             if not isinstance(key, ScalarNode):
-                self._refuse(origin, keys, "a key is a word; write `key: value`")
+                self._add_invalid_key(origin, keys, "a key is a word; write `key: value`")
                 continue
             here = (*keys, key.value)
             if key.value in found:
                 first = found[key.value].origin.line
                 where = f" (first in line {first})" if first else ""
-                self._refuse(origin, here, f"is said twice{where}; keep one")
+                self._add_invalid_key(origin, here, f"is given twice{where}; keep one")
             found[key.value] = self.node(value, here, key.start_mark.line)
         return found
 
@@ -170,36 +173,36 @@ class _Reading:
             if tag in {"str", "timestamp", "value", "merge"}:  # a date is text
                 yaml.value.encode()
                 return yaml.value
-            self._refuse(origin, keys, f"`!{tag}` is no data; write a number or a text")
+            self._add_invalid_key(origin, keys, f"`!{tag}` is no data; write a number or a text")
         # `!!int x`, `!!int` of nothing, a number of 5000 digits, half a character
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             if tag == "int" and re.fullmatch("[-+]?[0-9]{19,}", yaml.value):
-                self._refuse(origin, keys, _TOO_LARGE)
+                self._add_invalid_key(origin, keys, _TOO_LARGE)
                 return 1
-            self._refuse(origin, keys, "is nothing that can be kept; write a number or a text")
+            self._add_invalid_key(origin, keys, "cannot be stored; write a number or a text")
         return None
 
     def _counted(self, value: Plain, keys: Keys, origin: SourceLocation) -> Plain:
         """Return the value, or 1 for a whole number that does not fit 64 bits."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            self._refuse(origin, keys, _TOO_LARGE)
+            self._add_invalid_key(origin, keys, _TOO_LARGE)
             return 1
         return value
 
-    def _refuse(self, origin: SourceLocation, keys: Keys, words: str) -> None:
-        self.said.append(InvalidKey(origin, dotted(keys), words))
+    def _add_invalid_key(self, origin: SourceLocation, keys: Keys, words: str) -> None:
+        self.mistakes.append(InvalidKey(origin, dotted(keys), words))
 
 
 def _explain(error: MarkedYAMLError, text: str) -> tuple[int, str]:
-    """Return the line, from 0, and the error there."""
+    """Return the line of an error, from 0, and a message."""
     problem = error.problem or ""
     line = error.problem_mark.line if error.problem_mark else 0
     lines = text.splitlines()
     written = lines[line] if line < len(lines) else ""
     if "\t" in written[: len(written) - len(written.lstrip())] or "'\\t'" in problem:
         return line, "a tab; YAML indents with spaces: put two spaces in its place"
-    for said, begin, words in ADVICE:
-        if said in problem:
+    for problem_text, begin, words in ADVICE:
+        if problem_text in problem:
             mark = error.context_mark if begin and error.context_mark else error.problem_mark
             return mark.line if mark else line, words
     return line, f"this is not YAML ({problem}); write `key: value`"
@@ -209,7 +212,7 @@ def _text(path: Path, inside: Path | None = None) -> str:
     try:
         with _opened(path, inside) as file:
             data = file.read(SIZE + 1)
-        return _refuse_long(path, data).decode("utf-8-sig")
+        return _check_length(path, data).decode("utf-8-sig")
     except ConfigError:
         raise
     except UnicodeDecodeError as error:
@@ -220,8 +223,8 @@ def _text(path: Path, inside: Path | None = None) -> str:
         ) from None
     except IsADirectoryError:
         configs = sorted(p.name for p in path.glob("*.yaml"))
-        said = f"; it has {', '.join(configs[:8])}" if configs else ""
-        raise ConfigError(f"{path}: is a directory, and a config is a file{said}") from None
+        listed = f"; it has {', '.join(configs[:8])}" if configs else ""
+        raise ConfigError(f"{path}: is a directory, and a config is a file{listed}") from None
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise ConfigError(f"{path}: no such file{_near_file(path)}") from None
     except OSError as error:
@@ -234,7 +237,7 @@ def _opened(path: Path, inside: Path | None) -> BinaryIO:
     return path.open("rb") if given else open_regular(path, inside=inside)
 
 
-def _refuse_long(path: Path, data: bytes) -> bytes:
+def _check_length(path: Path, data: bytes) -> bytes:
     if len(data) > SIZE:
         raise ConfigError(f"{path}: {_TOO_LONG}")
     return data
@@ -247,9 +250,9 @@ def _near_file(path: Path) -> str:
         present = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
         return comes or f"; there is no directory {path.parent}"
-    there = [name for name in present if name.endswith((".yaml", ".yml"))]
-    near = nearest_choice(path.name, there) or nearest_choice(f"{path.name}.yaml", there)
+    configs = [name for name in present if name.endswith((".yaml", ".yml"))]
+    near = nearest_choice(path.name, configs) or nearest_choice(f"{path.name}.yaml", configs)
     if near:
         return f"; did you mean {path.parent / near}?"
-    listed = f"; {path.parent}/ has {', '.join(there[:8])}" if there else ""
+    listed = f"; {path.parent}/ has {', '.join(configs[:8])}" if configs else ""
     return comes or listed or f"; these come with jtrain: {', '.join(shipped_configs())}"

@@ -1,4 +1,4 @@
-"""A config file and what was typed become the values of a run, or one error with every mistake."""
+"""Resolution of a config file and typed settings into the values of a run, or into one error."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,20 +40,20 @@ from jtrain.errors.spelling import nearest_key
 
 T = TypeVar("T")
 
-# What an experiment's Config mostly has beside the keys of Top. Where the experiment is not found,
-# what is near to one of these keys is told.
+# Keys that most experiments add to BaseConfig. If the experiment is not found, a key that
+# resembles one of these gets a suggestion.
 OF_EXPERIMENTS = ("data", "model", "optimizer", "precision", "parallel", "workers", "trackers")
 KEYS = dict.fromkeys(("base", *field_schemas(BaseConfig), *OF_EXPERIMENTS))
 
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """The values of a run, and where each was said."""
+    """Values of a run, with the source of each."""
 
     config: Any  # an instance of `schema`
     schema: type[BaseConfig]
     origins: Mapping[str, SourceLocation]  # by dotted key
-    notes: tuple[str, ...]  # what a reader should know: keys left out by a new kind
+    notes: tuple[str, ...]  # notes for the reader: keys left out by a new kind
     path: Path
 
 
@@ -62,14 +62,14 @@ def resolve(
 ) -> ResolvedConfig:
     """Resolve the config in a file, with `a.b=value` over it.
 
-    Mistakes are told together, in two stages: all that is wrong in the file, in what was typed and
-    in the values; then values that do not fit together. Where the experiment cannot be found, what
-    needs only the YAML and the keys of `BaseConfig` is told, without jax.
+    An error lists all mistakes of a stage. The first stage has those of the file, the settings and
+    the values; the second has values that conflict. If the experiment is not found, the YAML and
+    the keys of `BaseConfig` are still checked, without importing jax.
 
     Args:
         path: a YAML file, or the name of a config that comes with jtrain.
-        settings: what was typed after it.
-        schema: the experiment's Config where it is at hand; else the experiment is looked up.
+        settings: `a.b=value`, typed after it.
+        schema: the experiment's Config; None: the experiment is looked up.
 
     Raises:
         ConfigError: with a line for each mistake of a stage.
@@ -81,11 +81,11 @@ def resolve(
     if schema is None and found is None:
         raise_invalid([*wrong, *missing, *_mistakes_of_top(root)])
     if schema is None:
-        assert found, "an experiment that is not there is a mistake"
+        assert found, "a missing experiment is a mistake"
         schema = load_experiment(found)
     root, notes = resolve_kinds(FieldSchema(schema), root)
     config, more = check(schema, root)
-    known = {one.key for one in wrong}  # what could not be read is nothing, and no second mistake
+    known = {one.key for one in wrong}  # an unreadable value is no second mistake
     raise_invalid([*wrong, *(one for one in more if one.key not in known)])
     assert config is not None, "what has no mistake is a config"
     raise_invalid(_misfit(root, key, words, path) for key, words in config.misfits())
@@ -96,16 +96,18 @@ def resolve(
     return ResolvedConfig(config, schema, origins, tuple(notes), path)
 
 
-def check(schema: type[T], root: Node, *, whole: bool = True) -> tuple[T | None, list[InvalidKey]]:
+def check(
+    schema: type[T], root: Node, *, complete: bool = True
+) -> tuple[T | None, list[InvalidKey]]:
     """Return the values as a `schema`, or their errors; top keys may be missing."""
     try:
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
         return TypeAdapter(schema).validate_json(json.dumps(without_origins(root)), strict=True), []
     except ValidationError as error:
-        told = error.errors(include_url=False)
-        if not whole:
-            told = [one for one in told if one["type"] != "missing" or len(one["loc"]) > 1]
-        return None, find_invalid_keys(schema, root, told)
+        details = error.errors(include_url=False)
+        if not complete:
+            details = [one for one in details if one["type"] != "missing" or len(one["loc"]) > 1]
+        return None, find_invalid_keys(schema, root, details)
 
 
 def _named(root: Node, path: Path) -> Node:
@@ -123,7 +125,7 @@ def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[In
         words = f"is missing; write `experiment: NAME`, {describe_available(path)}"
         return None, [invalid_key_at(root, keys, words)]
     if not isinstance(node.value, str) or not node.value.isidentifier():
-        return None, []  # told with the other keys of Top
+        return None, []  # reported with the other keys of BaseConfig
     try:
         return find_experiment(node.value, path), []
     except ConfigError as error:
@@ -135,9 +137,9 @@ def _mistakes_of_top(root: Node) -> list[InvalidKey]:
     known = {key: node for key, node in root.value.items() if key in field_schemas(BaseConfig)}
     top, _ = resolve_kinds(
         FieldSchema(BaseConfig), Node(known, root.origin)
-    )  # or a kind that is a default is missing
+    )  # otherwise a default kind would be missing
     strange = [(key,) for key in root.value if key not in KEYS and nearest_key(key, KEYS)]
-    return check(BaseConfig, top, whole=False)[1] + [
+    return check(BaseConfig, top, complete=False)[1] + [
         invalid_key_at(root, keys, describe_unknown_key(keys, KEYS, root, {})) for keys in strange
     ]
 

@@ -1,4 +1,4 @@
-"""Schema of a config, read off the dataclasses that hold its values."""
+"""Schema of a config, from the dataclasses of its values."""
 
 import types
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def field_schemas(cls: type) -> dict[str, FieldSchema]:
 def _want(cls: type, name: str) -> FieldSchema:
     info = cls.__pydantic_fields__[name]
     default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
-    # A subclass forgets the docstrings that its bases gave.
+    # A subclass does not have the field docstrings of its bases.
     docs = (vars(base).get("__pydantic_fields__", {}).get(name) for base in cls.__mro__)
     doc = next((field.description for field in docs if field and field.description), "")
     return FieldSchema(info.annotation, _limits(info.metadata), default, " ".join(doc.split()))

@@ -1,4 +1,4 @@
-"""Values that were stored with a run: read by the schema of today, and typed to have them again."""
+"""Stored values of a run: read by the current schema, and written as settings to type."""
 
 import json
 import shlex
@@ -31,12 +31,12 @@ _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
 def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[str]]:
-    """Return stored values as a config, and the keys that `schema` has no more.
+    """Return stored values as a config, and the keys that `schema` no longer has.
 
-    A key that `schema` has gained since has its default.
+    A key that is new in `schema` has its default.
 
     Args:
-        values: what `to_plain` gave of a config.
+        values: the result of `to_plain` for a config.
         schema: the experiment's Config.
         where: the file that they were read from, for the message.
 
@@ -64,7 +64,7 @@ def settings_for(path: Path, wanted: BaseConfig, may_differ: Iterable[str]) -> l
 
     Returns:
         `key=value`, quoted for a shell; empty if the file has these values; None if the file cannot
-        be read, or typing cannot bring it there.
+        be read, or no settings give these values.
     """
     try:
         config = resolve(path, schema=type(wanted)).config
@@ -84,14 +84,16 @@ def _that_matter(one: BaseConfig, other: BaseConfig, may_differ: Iterable[str]) 
 
 
 def _settings(changed: Sequence[Difference], wanted: Plain) -> list[str]:
-    """`key=value` for each change; a mapping as a whole where its `kind` is another."""
+    """Return `key=value` for each change; a complete mapping where its `kind` differs."""
     kinds = [key for key, *_ in changed if key.endswith(".kind")]
-    whole = {key.removesuffix(".kind") for key in kinds}
-    whole = {key for key in whole if not any(key.startswith(f"{other}.") for other in whole)}
-    inner = lambda key: any(key.startswith(f"{each}.") for each in whole)
+    mappings = {key.removesuffix(".kind") for key in kinds}
+    mappings = {
+        key for key in mappings if not any(key.startswith(f"{other}.") for other in mappings)
+    }
+    inner = lambda key: any(key.startswith(f"{each}.") for each in mappings)
     single = {key: value for key, _, value in changed if not inner(key) and value is not ABSENT}
     return [f"{key}={format_value(value)}" for key, value in single.items()] + [
-        f"{key}={format_value(_at(wanted, key))}" for key in sorted(whole)
+        f"{key}={format_value(_at(wanted, key))}" for key in sorted(mappings)
     ]
 
 

@@ -98,7 +98,7 @@ class CheckpointConfig:
     several sets; empty: none."""
     store: str = ""
     """Address to which each sealed checkpoint is copied, with the run's files: s3://bucket/runs; a
-    run whose directory is gone is restored from STORE/NAME. Empty: no copies."""
+    run without a directory is restored from STORE/NAME. Empty: no copies."""
     on_damage: Literal["fall_back", "stop"] = "fall_back"
     """Policy for a damaged newest checkpoint: resume from the newest valid one, or end."""
 

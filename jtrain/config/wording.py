@@ -55,10 +55,10 @@ def describe_allowed(want: FieldSchema) -> str:
     if any(member.annotation is float for member in members):
         members = [member for member in members if member.annotation is not int]
     kinds = list(want.kinds())
-    said = [_one(m) for m in members if not (len(kinds) > 1 and is_configclass(m.annotation))]
+    wordings = [_one(m) for m in members if not (len(kinds) > 1 and is_configclass(m.annotation))]
     if len(kinds) > 1:
-        said.insert(0, f"a mapping with a kind, one of {', '.join(kinds)}")
-    return " or ".join(dict.fromkeys(said))
+        wordings.insert(0, f"a mapping with a kind, one of {', '.join(kinds)}")
+    return " or ".join(dict.fromkeys(wordings))
 
 
 def _one(want: FieldSchema) -> str:
@@ -87,7 +87,7 @@ def format_choices(offered: Sequence[Plain]) -> str:
 
 
 def describe_found(value: Plain) -> str:
-    """Return what was written, shortened."""
+    """Return the text, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, dict | list):

@@ -21,7 +21,7 @@ def accumulate(
     """Return `batch -> fn(batch)` for an `fn` that returns sums over rows, one slice at a time.
 
     Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
-    communication. The sums are kept in at least float32. `unroll` writes the slices out one after
+    communication. Sums are in at least float32. `unroll` writes the slices out one after
     the other, for what XLA runs slowly in a loop (convolutions on CPU). `place` puts the sums so
     far on their devices.
 

@@ -120,8 +120,8 @@ def rows_are_coupled(program: Callable[[Batch], Sums], batch: Batch) -> bool:
     even, odd = rows // 2 * 2, np.minimum(rows // 2 * 2 + 1, len(rows) - 1)
     taken = lambda some: program({name: array[some] for name, array in batch.items()})
     totals = lambda sums: [float(mean.total) for mean in jax.device_get(sums)[0].means]
-    whole, parts = totals(program(batch)), [totals(taken(some)) for some in (even, odd)]
-    for total, one, other in zip(whole, *parts, strict=True):
+    full, parts = totals(program(batch)), [totals(taken(some)) for some in (even, odd)]
+    for total, one, other in zip(full, *parts, strict=True):
         if abs(one + other - 2 * total) > ROUNDING * max(abs(one) + abs(other), 2 * abs(total)):
             return True
     return False

@@ -42,7 +42,7 @@ GradientFn: TypeAlias = Callable[[Params], LossGradient]
 def make_gradient(
     loss: LossFn | Stateful,
     *,
-    microbatches: int = 1,
+    microbatches: int,
     psum: Callable[[Any], Any] | None = None,
     ragged: bool = False,
     unroll: bool = False,

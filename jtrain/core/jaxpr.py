@@ -16,7 +16,7 @@ _CALLS = {
 
 
 def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
-    """For each output leaf of `fn(*args)`, the input leaves that it is computed from.
+    """Return for each output leaf of `fn(*args)` the input leaves that it is computed from.
 
     Looks through jit, remat, custom derivatives and scan; any other operation that holds a program
     (`while_loop`, `cond`) is taken to need all its inputs. Nothing is run.
@@ -34,7 +34,7 @@ def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
 def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
     """Return the dtype that each product in `fn(*args)` multiplies. Nothing is run.
 
-    That of its wider factor; what stands in a loop counts once.
+    The type is that of the wider factor; a product in a loop counts once.
     """
     products = (e for e in equations(fn, *args) if e.primitive.name in PRODUCTS)
     return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]
@@ -94,10 +94,10 @@ def equations_in(jaxpr: Any) -> Iterator[Any]:
 
 def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
     """Return the outputs' dependence as bit masks, given the inputs'."""
-    seen = dict(zip(jaxpr.invars, inputs, strict=True))
+    masks = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def of(atom: Any) -> int:
-        return 0 if hasattr(atom, "val") else seen.get(atom, 0)  # a literal, or a constant
+        return 0 if hasattr(atom, "val") else masks.get(atom, 0)  # a literal, or a constant
 
     for eqn in jaxpr.eqns:
         args, within = [of(x) for x in eqn.invars], inner_jaxprs(eqn)
@@ -108,7 +108,7 @@ def _reach(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
                 outs = _settled(eqn, within[0], args)
         if outs is None or len(outs) != len(eqn.outvars):
             outs = [_union(args)] * len(eqn.outvars)
-        seen.update(zip(eqn.outvars, outs, strict=True))
+        masks.update(zip(eqn.outvars, outs, strict=True))
     return [of(x) for x in jaxpr.outvars]
 
 

@@ -140,8 +140,8 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
             raise LossError(SCALAR)
         rows = len(batch["mask"])
         # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
-        whole = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
-        value = 1.0 * Mean(whole, jnp.float32(rows))
+        total = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
+        value = 1.0 * Mean(total, jnp.float32(rows))
     for number, mean in enumerate(value.means):
         if jnp.shape(mean.total) or jnp.shape(mean.weight):
             raise LossError(

@@ -42,8 +42,8 @@ class Mean:
         weight = mask.astype(jnp.float32)
         if weights is not None:
             weight = jnp.where(mask, weights, 0).astype(jnp.float32)
-        seen = jnp.where(mask, values, 0).astype(jnp.float32)
-        return cls(_sum(seen * weight), _sum(weight))
+        unmasked = jnp.where(mask, values, 0).astype(jnp.float32)
+        return cls(_sum(unmasked * weight), _sum(weight))
 
     def value(self) -> Any:
         """Return the mean on the host, float64; NaN where the weight is 0. Waits for the device."""
@@ -62,10 +62,10 @@ class Mean:
 def _check_belongs(values: Any, other: Any, called: str) -> None:
     """Check that another array has the shape of `values`: the weight counts each value once."""
     shape, found = jnp.shape(values), jnp.shape(other)
-    if shape and found != shape:
+    if found != shape:
         raise LossError(
-            f"a mean of values of shape {shape} was asked for, with {called} of shape {found}. "
-            f"Give both one shape: a value a row is `values[:, 0]` or `values.sum(-1)`; to count "
+            f"jt.Mean.of got values of shape {shape} and {called} of shape {found}. Give both one "
+            f"shape: a value a row is `values[:, 0]` or `values.sum(-1)`, not their mean; to count "
             f"each value of a row, `jnp.broadcast_to(mask[:, None], values.shape)`."
         )
 

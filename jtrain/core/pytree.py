@@ -10,7 +10,7 @@ from jtrain.core.types import Tree
 
 
 def name(path: tuple[Any, ...]) -> str:
-    """`blocks/0/mlp/kernel` for a key path."""
+    """Return `blocks/0/mlp/kernel` for a key path."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -41,5 +41,5 @@ def at_least_f32(tree: Tree) -> Tree:
 
 
 def describe(tree: Any) -> dict[str, str]:
-    """`float32[16,64]` by leaf name: what two trees are compared by."""
+    """Return `float32[16,64]` by leaf name, to compare two trees."""
     return {n: f"{leaf.dtype}{list(leaf.shape)}" for n, leaf in named_leaves(tree).items()}

@@ -69,6 +69,11 @@ def unused_accelerators(
     return lines
 
 
+def has_tpu_chips(root: Path) -> bool:
+    """Return whether a TPU is on the PCI bus."""
+    return any(True for _ in _google_chips(root))
+
+
 def _line(platform: str, found: str, extra: str, has_package: Callable[[str], bool]) -> str:
     prefix = f"This machine has {found}, and JAX computes on the CPU:"
     for package in PLUGINS[platform]:

@@ -1,4 +1,4 @@
-"""One class for each thing a user can fix: what was asked, what was found, what to type.
+"""Errors that a user can fix, each with what was asked, what was found and what to type.
 
 `jtrain` prints the message of any of these without a traceback and exits with its `code`. A
 notebook shows the user's own frames and the message.
@@ -6,13 +6,13 @@ notebook shows the user's own frames and the message.
 
 from jtrain.errors.tracebacks import frame_lines
 
-# Exit codes: it is done; what was typed is wrong; running again may mend it; the same command goes
-# on; it was stuck and was ended.
+# Exit codes: done; an error in what was typed; an error that another try may not have; stopped,
+# and the same command resumes; ended because it made no progress.
 DONE, MISTAKE, FAULT, STOPPED, HUNG = 0, 2, 70, 75, 124
 
 
 class UserError(ValueError):
-    """Something that the person at the keyboard can mend; never a fault of ours."""
+    """Error that the user can fix; never a fault of jtrain."""
 
     code = MISTAKE
 
@@ -23,46 +23,46 @@ class UserError(ValueError):
 
 
 class ConfigError(UserError):
-    """A config or an override says something that cannot be."""
+    """Invalid value in a config or an override."""
 
 
 class DataError(UserError):
-    """The data is not what the config says it is."""
+    """Data that does not match the config."""
 
 
 class LossError(UserError):
-    """A loss, a model or a metric does not keep its contract."""
+    """Loss, model or metric that breaks its contract."""
 
 
 class CodeError(UserError):
-    """A function of the user's failed: its own frames, what happened, what to type."""
+    """Failure in a user's function, with the user's frames and what to type."""
 
 
 class ShardingError(UserError):
-    """An array cannot be laid out over the devices as the strategy asks."""
+    """Array that cannot be sharded over the devices as the strategy asks."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint is not there, not whole, or of another shape."""
+    """Checkpoint that is missing, incomplete or of another shape."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was saved: not to be mended by typing."""
+    """Checkpoint whose bytes are not those that were saved; no command repairs it."""
 
     code = FAULT
 
 
 class RetraceError(UserError):
-    """A compiled step was given arrays of another shape, dtype or structure."""
+    """Arrays of another shape, dtype or structure than the compiled step takes."""
 
 
 class PeerError(Exception):
-    """Another process of the run is not there, or ended: not to be mended in this one."""
+    """Missing or ended process of the run; this process cannot fix it."""
 
     code = FAULT
 
 
 class DeviceError(Exception):
-    """A device computed or kept another number than it should: not to be mended by typing."""
+    """Wrong number computed or stored by a device; no command repairs it."""
 
     code = FAULT

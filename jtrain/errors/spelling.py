@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from jtrain.errors.synonyms import SYNONYMS
 
-_SHORTEST = 6  # letters; of shorter names many words are one slip away
+_SHORTEST = 6  # letters; a shorter name is one slip away from too many words
 
 
 @functools.lru_cache(maxsize=4096)
@@ -51,7 +51,7 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean adamw?`, or nothing."""
+    """Return `; did you mean adamw?`, or an empty text."""
     near = nearest_choice(word, choices)
     return f"; did you mean {near}?" if near else ""
 

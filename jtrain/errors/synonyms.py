@@ -1,4 +1,4 @@
-"""Names of other libraries for our keys and arguments; suggestions search them too."""
+"""Synonyms: names of other libraries for keys and arguments of jtrain, for suggestions."""
 
 # Keras', PyTorch Lightning's, Hugging Face's and optax' words, and ours.
 SYNONYMS = {

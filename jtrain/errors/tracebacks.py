@@ -1,4 +1,4 @@
-"""Traceback frames: which of them are a user's own code, and tracebacks cut to those."""
+"""Tracebacks reduced to the frames of the user's own code."""
 
 import linecache
 import os
@@ -37,10 +37,10 @@ def user_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 def cut_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback with the user's own frames alone."""
-    kept = None
+    own = None
     for link in reversed(list(user_frames(trace))):
-        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return kept
+        own = TracebackType(own, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return own
 
 
 def frame_lines(trace: TracebackType | None) -> str:
@@ -52,14 +52,14 @@ def frame_lines(trace: TracebackType | None) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the kind of an error and the first line of what it says, as Python prints it."""
+    """Return the type of an error and the first line of its message, as Python prints them."""
     described = traceback.TracebackException.from_exception(error, compact=True)
     lines = "".join(described.format_exception_only()).splitlines()
     if isinstance(error, SyntaxError):  # the line and the caret come first
         return "\n".join(lines)
     first = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
-    kind, colon, said = first.partition(":")
-    return f"{kind.rpartition('.')[2]}{colon}{said}"
+    kind, colon, message = first.partition(":")
+    return f"{kind.rpartition('.')[2]}{colon}{message}"
 
 
 def failing_code(link: TracebackType) -> str:
@@ -75,5 +75,5 @@ def failing_code(link: TracebackType) -> str:
 
 
 def is_interactive() -> bool:
-    """Return whether someone types into this Python, so that an error ends nothing."""
+    """Return whether this Python is interactive, so that an error does not end it."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive or sys.flags.inspect)

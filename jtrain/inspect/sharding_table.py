@@ -55,8 +55,8 @@ class ShardingTable:
                     "shape": list(leaf.shape),
                     "split": [list(axes) for axes in leaf.axes],
                     "rule": leaf.choice.rule,
-                    "whole": leaf.choice.whole,
-                    "bytes": leaf.whole,
+                    "unsplit": leaf.choice.unsplit,
+                    "bytes": leaf.full_bytes,
                     "device_bytes": 0 if leaf.host else leaf.bytes,
                     "host_bytes": leaf.bytes if leaf.host else 0,
                 }
@@ -127,14 +127,14 @@ def _row(group: LeafGroup) -> tuple[str, ...]:
         f"{group.name} x {count}" if count > 1 else group.name,
         " x ".join(map(str, leaf.shape)) or "scalar",
         ", ".join(split) if any(leaf.axes) else "",
-        format_bytes(leaf.whole * count),
+        format_bytes(leaf.full_bytes * count),
         format_bytes(leaf.bytes * count),
         _why(leaf),
     )
 
 
 def _why(leaf: LeafSharding) -> str:
-    reasons = filter(None, [leaf.choice.rule, leaf.choice.whole])
+    reasons = filter(None, [leaf.choice.rule, leaf.choice.unsplit])
     why = "; ".join(reasons) or "no rule: on every device"
     return f"in host memory: {why}" if leaf.host else why
 
@@ -143,5 +143,8 @@ def _sums(sharding: ShardingTable) -> Iterator[str]:
     for part in ("params", "extra", "opt_state"):
         leaves = [leaf for leaf in sharding.leaves if leaf.leaf.split("/")[0] == part]
         if leaves:
-            total, local = (sum(leaf.whole for leaf in leaves), sum(leaf.bytes for leaf in leaves))
+            total, local = (
+                sum(leaf.full_bytes for leaf in leaves),
+                sum(leaf.bytes for leaf in leaves),
+            )
             yield f"{part:9}  {format_bytes(total)} in total, {format_bytes(local)} on a device"

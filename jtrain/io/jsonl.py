@@ -1,4 +1,4 @@
-"""JSON Lines files: one JSON object a row, kept in order by any kill.
+"""JSON Lines files: one JSON object a row, which stay in order after any kill.
 
 A row is one write of one complete line, so a killed process leaves at most the last row torn.
 Bytes that the disk refuses wait for the next row, and `sync` raises if they cannot be written.

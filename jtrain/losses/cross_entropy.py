@@ -102,7 +102,7 @@ def soft_cross_entropy(
     Raises:
         LossError: if the numbers of chances and logits differ.
     """
-    refuse_other_width(logits, chances, "chances")
+    check_same_classes(logits, chances, "chances")
     check_mask(mask, logits.shape[:1])
     rows = mask[:, None]
     wide = jnp.where(rows, at_least_f32(logits), 0)  # masked rows may be NaN
@@ -112,7 +112,7 @@ def soft_cross_entropy(
     return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
 
 
-def refuse_other_width(
+def check_same_classes(
     logits: Float[Array, "b c"], others: Float[Array, "b n"], called: str
 ) -> None:
     """Raise LossError unless `others` has the number of classes of `logits`."""
@@ -171,7 +171,7 @@ def distillation(
 
     Source: Hinton et al. 2015, arXiv 1503.02531.
     """
-    refuse_other_width(student, teacher, "teacher's logits")
+    check_same_classes(student, teacher, "teacher's logits")
     check_mask(mask, student.shape[:1])
     if not temperature > 0:
         raise LossError(

@@ -23,7 +23,7 @@ from jtrain.losses.cross_entropy import (
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters.any_model import AnyModel, as_model
-from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, carried
+from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, stateful_output
 
 # (outputs, batch) -> loss and metrics
 Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]
@@ -214,7 +214,7 @@ def _apply(
     arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
     named = {name: options[name] for name in model.named}
     outputs, new = model.apply(params, extra, *arrays, rng=row_keys(rng, batch), **named)
-    return outputs, carried(extra, new, batch["mask"])
+    return outputs, stateful_output(extra, new, batch["mask"])
 
 
 def _narrow_dtype(params: Params) -> Any:

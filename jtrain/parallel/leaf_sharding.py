@@ -29,7 +29,7 @@ class LeafSharding(NamedTuple):
     leaf: str
     shape: tuple[int, ...]
     choice: DimSplit
-    whole: int  # bytes of the full leaf
+    full_bytes: int  # bytes of the full leaf
     bytes: int  # on each device
     host: bool = False  # in the memory of the host between steps
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jtrain.core.types import Dims
+from jtrain.parallel.chips import find_chip
 from jtrain.parallel.devices import Device
 from jtrain.parallel.leaf_sharding import StateSharding
 from jtrain.parallel.rules import AXES
@@ -96,32 +97,14 @@ def estimate(layout: Axes, needs: MemoryNeeds) -> MemoryEstimate:
     return MemoryEstimate(state, copy + gradient, needs.saved // shards, passing)
 
 
-class Chip(NamedTuple):
-    """A kind of TPU."""
-
-    kind: str  # as JAX calls it
-    gib: float  # for a program, from the error of libtpu 0.0.51 for one that is too large
-
-
-CHIPS: Mapping[str, Chip] = {
-    "v2": Chip("TPU v2", 7.48),
-    "v3": Chip("TPU v3", 15.48),
-    "v4": Chip("TPU v4", 15.25),
-    "v5e": Chip("TPU v5 lite", 15.75),
-    "v5p": Chip("TPU v5", 95.73),
-    "v6e": Chip("TPU v6 lite", 31.24),
-    "tpu7x": Chip("TPU7x", 94.74),
-}
-
-
 def device_memory(devices: Sequence[Device]) -> int:
     """Return the bytes for a program on each device, the same in all processes; 0: not known.
 
     The devices of a CPU share the memory of the machine.
     """
-    for chip in CHIPS.values():
-        if chip.kind == devices[0].device_kind:
-            return int(chip.gib * 2**30)
+    chip = find_chip(devices)
+    if chip is not None and chip.gib:
+        return int(chip.gib * 2**30)
     local = [device for device in devices if device.process_index == jax.process_index()]
     if local and local[0].platform == "cpu":
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(local)

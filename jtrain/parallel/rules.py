@@ -83,7 +83,7 @@ class DimSplit(NamedTuple):
         return ", ".join(self.rules)
 
     @property
-    def whole(self) -> str:
+    def unsplit(self) -> str:
         """Reasons for unsharded dims, in words; empty without one."""
         return ", ".join(self.left)
 

@@ -4,17 +4,19 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
+from jtrain.checkpoint.retention import BestMetric
 from jtrain.io.formatting import format_number
 from jtrain.sweep.results import SeedGroup
+from jtrain.train import svg_chart
 from jtrain.train.hooks.curve import Number, Point
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 MOST = 40  # settings at most in a picture
-LINE, LEFT, WIDE, TALL = 22, 20, 420, 260  # pixels
+LINE, LEFT, WIDE = 22, 20, 420  # pixels
 
 
 def draw_svg(
-    title: str, metric: str, groups: Sequence[SeedGroup], curves: Mapping[str, list[Point]]
+    title: str, goal: BestMetric, groups: Sequence[SeedGroup], curves: Mapping[str, list[Point]]
 ) -> str:
     """Draw a dot per seed and a bar at the mean, the best setting on top; curves below.
 
@@ -26,12 +28,15 @@ def draw_svg(
     names = [group.name for group in shown]
     margin = LEFT + 7 * max(map(len, names), default=0)
     below = 70 + LINE * len(shown)
-    height = below + (TALL + 80 + LINE * len(curves) if curves else 20)
+    height = below + 20 + (svg_chart.HEIGHT if curves else 0)
     width = margin + WIDE + 90
-    drawn = [_text(LEFT, 24, title, weight="bold"), _text(LEFT, 42, metric)]
+    words = f"{goal.name} at the last evaluation, {goal.end} first"
+    drawn = [_text(LEFT, 24, title, weight="bold"), _text(LEFT, 42, words)]
     drawn += _dots(shown, margin)
     if curves:
-        drawn += _curves(curves, below + 20, margin)
+        lines = {name: {int(step): y for step, y in points} for name, points in curves.items()}
+        chart = svg_chart.chart(goal.name, lines)
+        drawn.append(f'<g transform="translate({margin}, {below})">{chart}</g>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">\n'
@@ -62,30 +67,6 @@ def _dots(shown: Sequence[SeedGroup], margin: int) -> list[str]:
     return drawn
 
 
-def _curves(curves: Mapping[str, list[Point]], top: int, left: int) -> list[str]:
-    every = [p for points in curves.values() for p in points if math.isfinite(p[1])]
-    if not every:
-        return []
-    low, high = min(y for _, y in every), max(y for _, y in every)
-    first, last = min(x for x, _ in every), max(x for x, _ in every)
-    across, up = _scale(first, last, left, left + WIDE), _scale(low, high, top + TALL, top)
-    drawn = [
-        _line(left, top, left, top + TALL, "#57606a"),
-        _line(left, top + TALL, left + WIDE, top + TALL, "#57606a"),
-        _text(left - 8, up(high) + 4, format_number(high), anchor="end"),
-        _text(left - 8, up(low) + 4, format_number(low), anchor="end"),
-        _text(across(first), top + TALL + 18, f"{first:.0f}", anchor="middle"),
-        _text(across(last), top + TALL + 18, f"step {last:.0f}", anchor="middle"),
-    ]
-    for index, (name, points) in enumerate(curves.items()):
-        colour, y = COLOURS[index % len(COLOURS)], top + TALL + 44 + LINE * index
-        line = " ".join(f"{across(x):.1f},{up(v):.1f}" for x, v in points if math.isfinite(v))
-        drawn.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        drawn.append(_line(left, y - 4, left + 20, y - 4, colour))
-        drawn.append(_text(left + 28, y, name))
-    return drawn
-
-
 def _scale(low: Number, high: Number, to_low: Number, to_high: Number):
     """Return a function from a value to pixels, with a margin at both ends."""
     span, inside = (high - low) or 1.0, 0.04 * (to_high - to_low)
@@ -98,8 +79,8 @@ def _scale(low: Number, high: Number, to_low: Number, to_high: Number):
     return scale
 
 
-def _text(x: Number, y: Number, words: str, *, weight: str = "", anchor: str = "") -> str:
-    style = f' font-weight="{weight}"' * bool(weight) + f' text-anchor="{anchor}"' * bool(anchor)
+def _text(x: Number, y: Number, words: str, *, weight: str = "") -> str:
+    style = f' font-weight="{weight}"' * bool(weight)
     return f'<text x="{x}" y="{y}"{style}>{html.escape(words)}</text>'
 
 

@@ -16,7 +16,7 @@ from jtrain.sweep.members import SweepMember, build_member
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
-WHOLE = re.compile(r"[-+]?\d+")
+INTEGER = re.compile(r"[-+]?\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SearchRange:
     low: float
     high: float
     log: bool
-    whole: bool
+    integer: bool
 
 
 Space: TypeAlias = Mapping[str, SearchRange | Sequence[str]]
@@ -137,7 +137,7 @@ def _parse_range(setting: str, low: str, high: str, log: str | None) -> SearchRa
         low=float(low),
         high=float(high),
         log=bool(log),
-        whole=bool(WHOLE.fullmatch(low) and WHOLE.fullmatch(high)),
+        integer=bool(INTEGER.fullmatch(low) and INTEGER.fullmatch(high)),
     )
     if found.low >= found.high:
         raise ConfigError(f"{setting}: {low}..{high} is empty; write {high}..{low}")
@@ -149,7 +149,7 @@ def _parse_range(setting: str, low: str, high: str, log: str | None) -> SearchRa
 
 
 def _format_ends(range_: SearchRange) -> list[str]:
-    kind = int if range_.whole else float
+    kind = int if range_.integer else float
     return [_format(kind(range_.low)), _format(kind(range_.high))]
 
 
@@ -162,7 +162,7 @@ def _distribution(optuna: Any, axis: SearchRange | Sequence[str]) -> Any:
     kinds = optuna.distributions
     if not isinstance(axis, SearchRange):
         return kinds.CategoricalDistribution(tuple(axis))
-    if axis.whole:
+    if axis.integer:
         return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
     return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
 

@@ -180,6 +180,5 @@ def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | 
     if not ranked:
         return None
     path = RUNS / name / "sweep.svg"
-    words = f"{goal.name} at the last evaluation, {goal.end} first"
-    atomic_write(path, draw_svg(name, words, ranked, mean_curves(scores, goal)).encode())
+    atomic_write(path, draw_svg(name, goal, ranked, mean_curves(scores, goal)).encode())
     return path

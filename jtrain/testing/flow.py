@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs
+from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
 from jtrain.testing.float64 import COUNTING
 from jtrain.testing.where import CallStack
 
@@ -171,8 +171,8 @@ class _FlowWalk:
 
     def _scan(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
         body, small = (_jaxpr(equation.params["jaxpr"]) for equation in (one, other))
-        carried = _count_same_rank(one.outvars, body.outvars)
-        before = _count_same_rank(one.invars, body.invars)
+        constants, carried = scan_sizes(one, body)
+        before = constants + carried
         over_rows = one.params["length"] != other.params["length"]
         state = list(flows_in)
         for i in range(before - carried, before) if over_rows else ():
@@ -267,12 +267,12 @@ def _may_overflow(equation: Any, flows_in: Sequence[RowFlow]) -> bool:
     return dtype.itemsize < 4 or not all(flow.flag for flow in flows_in)
 
 
+def _jaxpr(program: Any) -> Any:
+    return open_jaxpr(program)[0]
+
+
 def _dtype_name(atom: Any) -> str:
     return str(getattr(atom.aval, "dtype", ""))
-
-
-def _jaxpr(program: Any) -> Any:
-    return getattr(program, "jaxpr", program)
 
 
 def _broadcast_back(flow: RowFlow) -> RowFlow:
@@ -297,11 +297,6 @@ def _branch_flow(flow: RowFlow, decision: RowFlow, coupling: RowCoupling) -> Row
 def _join(*flows_in: RowFlow) -> RowFlow:
     contents, drawn = any(flow.contents for flow in flows_in), any(flow.drawn for flow in flows_in)
     return RowFlow(contents, drawn, all(flow.flag for flow in flows_in), _merge_facts(flows_in))
-
-
-def _count_same_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    pairs = zip(outside, inside, strict=True)
-    return sum(len(x.aval.shape) == len(y.aval.shape) for x, y in pairs)
 
 
 def _ranks_rows(equation: Any, into: Sequence[set[int]]) -> bool:

@@ -93,11 +93,3 @@ def make_ragged(batch: Batch) -> dict[str, np.ndarray]:
     count = rows - max(rows // 2 - 1, 0)
     short = hide_other_rows(batch, np.arange(count))
     return short if short["mask"].any() else dict(batch)
-
-
-def scramble_hidden_rows(batch: Batch) -> dict[str, np.ndarray]:
-    """Replace the contents of hidden rows by those of other rows; keep `row` and `mask`."""
-    rows, mask = np.arange(len(batch["mask"])), batch["mask"]
-    from_real = np.where(mask, rows, np.roll(rows[mask], 1)[rows % max(mask.sum(), 1)])
-    replaced = take_rows(batch, from_real)
-    return {**replaced, "row": batch["row"], "mask": mask}

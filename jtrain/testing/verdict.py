@@ -27,9 +27,9 @@ def judge(
         check: name of the comparison.
         single: the distances in float32.
         double: the distances in float64, if known.
-        why: called for the cause if the comparison fails.
-        rounds: called if only float32 differs; returns a cause if rounding cannot explain the
-            difference.
+        explain: returns the cause; called if the comparison fails.
+        explain_rounding: returns a cause if rounding cannot explain the difference; called if only
+            float32 differs.
     """
     if is_far(single, double):
         cause = explain()

@@ -53,14 +53,14 @@ def _part(eqn: Any) -> RematRegion:
     given = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
     real = [i for i, of in enumerate(given) if jnp.issubdtype(of.dtype, jnp.inexact)]
 
-    def back(*inputs: Any) -> Any:
-        def of_real(*changed: Any) -> Any:
+    def backward(*inputs: Any) -> Any:
+        def of_inexact(*changed: Any) -> Any:
             now = dict(zip(real, changed, strict=True))
             return run(*(now.get(i, x) for i, x in enumerate(inputs)))
 
-        return jax.vjp(of_real, *(inputs[i] for i in real))[1]
+        return jax.vjp(of_inexact, *(inputs[i] for i in real))[1]
 
-    return RematRegion(_own(back, *given), given)
+    return RematRegion(_own(backward, *given), given)
 
 
 def _own(fn: Callable[..., Any], *args: Any) -> int:
@@ -71,7 +71,7 @@ def _own(fn: Callable[..., Any], *args: Any) -> int:
     return sum(num_bytes(var.aval) for var in results - given)
 
 
-def layout_of(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:
+def choose_layout(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:
     """Return the layout of a config; for `auto`, a layout that fits and the reason for it.
 
     For `auto` the loss is traced once to count its residuals, and once under each layout that
@@ -86,13 +86,13 @@ def layout_of(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout
 
     def check(layout: Axes) -> None:
         if max(layout.expert, layout.tensor, layout.context) > 1 or layout.offload:
-            traced(config, layout, devices)
+            trace_memory_needs(config, layout, devices)
 
-    needs = traced(config, Axes(), devices[:1])
+    needs = trace_memory_needs(config, Axes(), devices[:1])
     return config.parallel.choose(needs, devices, check)
 
 
-def traced(config: RunConfig, layout: Axes, devices: Sequence[Device]) -> MemoryNeeds:
+def trace_memory_needs(config: RunConfig, layout: Axes, devices: Sequence[Device]) -> MemoryNeeds:
     """Return the memory needs of a step, its model and loss traced under this layout.
 
     Raises:

@@ -30,7 +30,7 @@ RECENT = 16  # calls whose batches are kept: 8 in flight, and the prefetched one
 
 
 class OverflowCheck:
-    """Recomputes the gradient of a recent batch at the smallest loss scale.
+    """Check that recomputes the gradient of a recent batch at the smallest loss scale.
 
     The loss scale is lowered after each overflow, down to its minimum. A gradient that is not
     finite at the minimum is finite at no scale. The parameters are those of the newest state, some

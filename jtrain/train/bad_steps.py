@@ -36,7 +36,7 @@ def describe_bad_step(setup: TrainSetup, state: TrainState, bad: BadStep, last: 
     This compiles a program for its gradient, so every process of the run calls it.
 
     Args:
-        state: after step `last`, which may be later: the state before the bad step is gone.
+        state: after step `last`, which may be later: the state before the bad step is not retained.
     """
     number, run = step_report(setup, bad.step)["batch"], f"runs/{setup.config.name}/config.yaml"
     if bad.is_only_update:

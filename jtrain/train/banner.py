@@ -37,7 +37,7 @@ def banner_lines(setup: TrainSetup, start: int | None, root: Path = Path("/")) -
     if jax.process_count() > 1:
         lines.append(_sharding(setup))
     steps = flatten(setup.config)
-    for key, duration in setup.lengths.said.items():
+    for key, duration in setup.lengths.written.items():
         default = duration.unit == "%" and config.experiment == "fit"  # jt.fit sets shares
         if isinstance(steps.get(key), int) and not default:
             unit = "evaluations" if key == "evaluate.patience" else "steps"
@@ -73,4 +73,4 @@ def _sharding(setup: TrainSetup) -> str:
     """Return a line about the rows that each process reads."""
     index, count = setup.strategy.part
     by_index = f"data: by index, this process reads part {index} of {count} of every batch's rows"
-    return getattr(setup.mine(setup.experiment.train), "summary", by_index)
+    return getattr(setup.own_rows(setup.experiment.train), "summary", by_index)

@@ -1,4 +1,4 @@
-"""Compilation cache: compiled programs are kept between runs, so that the second start is quick.
+"""Compilation cache: programs on disk between runs, so that the second start is quick.
 
 The cache holds machine code, which JAX runs without a check. Its directory therefore belongs to
 this user, and nobody else may write to it, to a folder above it, or to a file in it.
@@ -77,7 +77,7 @@ def _own_directory() -> Path | None:
         if faults:
             _warn(usual, faults[0], f"{directory} is used instead")
         return directory
-    _warn(usual, faults[0], "each run compiles anew")
+    _warn(usual, faults[0], "each run compiles again")
     return None
 
 

@@ -126,7 +126,7 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
 
     Raises:
         ConfigError: if it is no Experiment.
-        CodeError: if `build` fails in the user's own code, or names a file that is not there.
+        CodeError: if `build` fails in the user's own code, or names a missing file.
         DataError: if the data is not what the config says it is.
     """
     with user_code("`build`"):

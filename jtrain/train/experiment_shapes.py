@@ -53,5 +53,5 @@ def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | No
         (*stack, batches.size // parts, *array.shape[1:]),
         jax.dtypes.canonicalize_dtype(array.dtype),
     )
-    seen = batches.shard(*part or (jax.process_index(), jax.process_count()))
-    return {name: of(array) for name, array in seen[0].items()}
+    own = batches.shard(*part or (jax.process_index(), jax.process_count()))
+    return {name: of(array) for name, array in own[0].items()}

@@ -115,8 +115,8 @@ def fit(
         seed: of the order of the rows, and of the keys that the loss gets.
         microbatches: parts of a batch whose gradients are accumulated.
         steps_per_call: steps in one call of the compiled function.
-        couples: whether the loss couples rows; see `make_step`. By default as the model says (batch
-            norm couples a batch), else "nothing".
+        couples: whether the loss couples rows; see `make_step`. By default the value of the model
+            (batch norm couples a batch), else "nothing".
         precision: that the loss computes in: f32, bf16, f16, or a config.
         parallel: strategy: mirrored, fsdp, single, or a config.
         devices: number of devices, 0 for all; their indices, `[0, 2]`; names, "cpu", "gpu:1",
@@ -195,21 +195,25 @@ def fit(
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
         if has_directory:
-            found = _in_directory(config, Path(directory or RUNS / name), hooks, screen)
+            found = _fit_in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
-            is_first = join_run(config, None).index == 0
-            found = _in_memory(config, hooks, screen if is_first else nowhere)
+            cluster = join_run(config, None)
+            stream = screen if cluster.index == 0 else nowhere
+            notices = [cluster.warning] if cluster.warning else []
+            found = _fit_in_memory(config, hooks, stream, notices)
     return dataclasses.replace(found, loss=loss, start=start)
 
 
-def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None) -> Fitted:
+def _fit_in_memory(
+    config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None, notices: list[str]
+) -> Fitted:
     """Train without writing anything."""
     enable_compilation_cache()
     HEARTBEAT.phase("start")
     store = MemoryStore()
     started = start_run(config, store, screen)
     with Signals(every=config.steps_per_call) as signals:
-        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen)
+        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen, notices=notices)
     if trained.status == "failed":
         raise LossError(trained.why)
     ended = trained.ended
@@ -232,7 +236,7 @@ def _in_memory(config: RunConfig, hooks: Sequence[Observer], screen: TextIO | No
     )
 
 
-def _in_directory(
+def _fit_in_directory(
     config: RunConfig,
     directory: Path,
     hooks: Sequence[Observer],

@@ -18,7 +18,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.models.adapters.any_model import is_nnx, refuse_foreign
+from jtrain.models.adapters.any_model import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
@@ -69,7 +69,7 @@ def build_start(
             "fit takes a loss first, then the model, then the data, but the first argument is a "
             "model. Write jt.fit(jt.classifier(model), model, (x, y)), or jt.regression."
         )
-    refuse_foreign(params)
+    check_model_type(params)
     meets = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
     if is_nnx(params):
         from jtrain.models.adapters.module_loss import module_loss

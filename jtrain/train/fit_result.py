@@ -80,7 +80,7 @@ class Fitted:
         Raises:
             LossError: if coupled rows would be split.
         """
-        assert self.start is not None, "jt.fit says what it trained"
+        assert self.start is not None, "jt.fit sets `start`"
         if couples is None:
             couples = "nothing" if isinstance(self.loss, ModelLoss) else self.start.couples
         return evaluate(

@@ -31,7 +31,7 @@ def warn_leaked_tracers(loss: LossFn | Stateful) -> None:
     """Warn if a traced loss stored values of its trace, which hold no numbers."""
     if names := find_leaked_tracers(loss):
         warnings.warn(
-            f"the loss kept a value of its trace {_where(names)}that holds no number. {TYPE}",
+            f"the loss stored a value of its trace {_where(names)}that holds no number. {TYPE}",
             stacklevel=2,
         )
 
@@ -44,7 +44,7 @@ def explain_leaked_tracer(error: Exception, loss: LossFn | Stateful) -> LossErro
     if not (isinstance(error, TypeError) and "Computation compiled for" in str(error)):
         return None
     return LossError(
-        f"the loss uses a value that it kept {_where(find_leaked_tracers(loss))}while it "
+        f"the loss uses a value that it stored {_where(find_leaked_tracers(loss))}while it "
         "was traced "
         f"before, and which holds no numbers. {TYPE}"
     )

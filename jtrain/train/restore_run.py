@@ -47,13 +47,11 @@ def fit_layout_to_devices(config: RunConfig, stored: RunConfig | None) -> tuple[
 
 def _over(count: int, config: RunConfig) -> Layout:
     """Return a layout over `count` devices of each process; a sharded state stays sharded."""
-    original = config.parallel
-    timeout = original.start_timeout
+    timeout = config.parallel.start_timeout
     if count * jax.process_count() == 1:
         return Single(start_timeout=timeout)
-    if isinstance(original, Single) or (isinstance(original, Mirrored) and not original.zero):
-        return Mirrored(devices=count, start_timeout=timeout)
-    return FSDP(devices=count, start_timeout=timeout)
+    kind = FSDP if config.parallel.splits_state else Mirrored
+    return kind(devices=count, start_timeout=timeout)
 
 
 def _fits(layout: Layout | Auto, config: RunConfig) -> bool:
@@ -117,7 +115,7 @@ def complete_prompt(
             f"`complete`. Omit the prompt."
         )
     found, state = _restore(setup, run_dir, step)
-    params, extra, _ = setup.here(state)
+    params, extra, _ = setup.gather_weights(state)
     key = jax.random.key(seed)
     if x.complete is not None:
         return found, x.complete(params, extra, key, prompt)

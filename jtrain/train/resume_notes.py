@@ -1,4 +1,4 @@
-"""Resume notes: what to type if a run must not be resumed, and what the log says if it is."""
+"""Resume notes: advice if a run cannot be resumed, and lines of its log if it is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,4 +42,4 @@ def describe_missing_checkpoint(
     step = facts.get("step", 0) if facts.get("status") in {"running", "stopped"} else 0
     if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
         return []
-    return [f"checkpoint {step}, which {run_dir.status} names, is gone"]
+    return [f"checkpoint {step}, which {run_dir.status} names, is missing"]

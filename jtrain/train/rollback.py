@@ -105,8 +105,8 @@ def _agree(asked: Sequence[Window], directory: RunDir, checkpoints: CheckpointMa
 
 def _took(step: int, known: Sequence[Window], windows: Sequence[Window]) -> list[Window]:
     """Return the windows of which the checkpoint of a step may have taken a batch."""
-    apart = lambda a, b: any(first <= a and b <= stop for first, stop in known)
-    return [(a, b) for a, b in windows if not apart(a, b) and find_batch(step, known) > a]
+    is_skipped = lambda a, b: any(first <= a and b <= stop for first, stop in known)
+    return [(a, b) for a, b in windows if not is_skipped(a, b) and find_batch(step, known) > a]
 
 
 def _window(pair: Sequence[int]) -> Window:

@@ -21,7 +21,7 @@ from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
-from jtrain.train.remote_run import copy_finished, fetch_for_all
+from jtrain.train.remote_run import RemoteRun
 from jtrain.train.resume_notes import describe_copy, describe_missing_checkpoint, resume_advice
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
@@ -68,13 +68,15 @@ def run(
     run_dir = RunDir(path, again, cluster.index)
     another = f"name={config.name}-2"
     another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
-    fetched = fetch_for_all(config, run_dir, cluster.processes)
+    remote = RemoteRun(run_dir, config.name, config.checkpoint) if config.checkpoint.store else None
+    fetched = remote.fetch_for_all(cluster.processes) if remote else []
     advice = functools.partial(resume_advice, run_dir, config.name, another, again)
     matched = run_dir.match(config, advice)
     config, changed = matched.config, matched.changed
     finished, unfinished = find_finished(run_dir, matched, cluster.processes)
     if finished is not None:
-        copy_finished(config, run_dir, finished.step)
+        if remote is not None:
+            remote.copy_finished(finished.step)
         return finished
     run_dir.check_files()
     # A single process does not start the devices for it.
@@ -100,7 +102,7 @@ def run(
         ) as checkpoints,
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read
-        store = DirectoryStore(config, run_dir, checkpoints, another)
+        store = DirectoryStore(config, run_dir, checkpoints, remote, another)
         started = start_run(config, store, screen)
         missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)
         store.begin(started.resume)

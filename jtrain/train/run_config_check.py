@@ -164,7 +164,7 @@ def _find(
 def _lost(run_json: Path, step: int) -> list[str]:
     """Return a line if run.json is missing or damaged."""
     trouble = read_record(run_json).trouble
-    trouble = trouble if os.path.lexists(run_json) else "is gone"
+    trouble = trouble if os.path.lexists(run_json) else "is missing"
     return [f"{run_json} {trouble}: checkpoint {step} is used instead"] if trouble else []
 
 

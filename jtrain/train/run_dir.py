@@ -34,8 +34,8 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grai
 class RunDir:
     """Files in `runs/NAME/`: config.yaml, run.json, log.txt, checkpoints/ and more.
 
-    Numbers are in metrics.jsonl, speed.jsonl and steps.jsonl; events.jsonl is created at the first
-    bad step.
+    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl; events.jsonl is created
+    at the first bad step.
     """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
@@ -51,7 +51,7 @@ class RunDir:
         self.log = path / ("log.txt" if self.first else f"log-{process}.txt")
         self.samples = path / "samples.txt"
         self.checkpoints = path / "checkpoints"
-        self.steps = path / "steps.jsonl"
+        self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.events = path / "events.jsonl"
         self.resume_command = again or f"{program()} run {self.config}"
@@ -94,7 +94,7 @@ class RunDir:
             ConfigError: if one is something else than a file, or is not writable.
         """
         replaced = (self.config, self.status)  # as a whole, which only needs a writable folder
-        written = (self.metrics, self.speed, self.steps, self.events, self.leaves)
+        written = (self.metrics, self.speed, self.times, self.steps, self.events, self.leaves)
         for file in (*replaced, *written, self.samples, self.log):
             _check_file(file, "rb" if file in replaced else "r+b")
             _check_file(file.with_name(f"{file.name}.new"), "rb")

@@ -21,6 +21,7 @@ from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
+from jtrain.train.hooks.time_rows import TimeRows
 from jtrain.train.leaf_statistics import build_leaf_log
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks, guard
@@ -112,12 +113,14 @@ def open_hooks(
         saving = save(resume, store, measures, checks, leaf_log, results, best, signals.budget)
         grace = watch_grace_period(config, measures, signals.budget) if run_dir else None
         guards = checks.policy.hooks(state, every=measures.log.every, log=measures.lines.print)
+        time_rows = _record_time(resume, run_dir, stack)
         stack.enter_context(measures.progress)
         if run_dir is not None:
             run_dir.lost.send_to(measures.lines.print)
         ordered = [
             signals,
             HeartbeatHook(every=config.steps_per_call),
+            time_rows,
             *fault_hooks(),
             *(measures.speed, measures.log, measures.progress, measures.metrics),
             *(checks.record, checks.recompute, measures.tracking, grace),
@@ -173,6 +176,18 @@ def evaluate(
     return {name: make(name) for name in setup.sets}
 
 
+def _record_time(
+    resume: ResumePoint, run_dir: RunDir | None, stack: contextlib.ExitStack
+) -> TimeRows | None:
+    """Return the hook that records where the time goes, of the first process."""
+    if run_dir is None or not run_dir.first:
+        return None
+    every = resume.setup.config.steps_per_call
+    rows = TimeRows(run_dir.times, start=resume.start or 0, every=every, lost=run_dir.lost)
+    stack.callback(rows.close)
+    return rows
+
+
 def _log_leaves(
     resume: ResumePoint, run_dir: RunDir | None, measures: Measures, stack: contextlib.ExitStack
 ) -> LeafLog | None:
@@ -205,7 +220,7 @@ def _draw_pictures(
 
     def draw(state: TrainState) -> Mapping[str, Any]:
         with measures.pause("drawing"):
-            weights_and_key = setup.here(state)
+            weights_and_key = setup.gather_weights(state)
             drawn = make(*weights_and_key) if run_dir.first else {}
             barrier()
             return drawn

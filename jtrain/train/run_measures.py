@@ -20,6 +20,7 @@ from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking, build_tracking
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
+from jtrain.train.summary import measure_work
 
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}
@@ -79,6 +80,7 @@ def measure(
         stop=config.steps,
         rows=config.batch,
         tokens=config.batch * x.tokens or None,
+        work=measure_work(resume.setup) if writes else None,
         waited=lambda: feed.waited,
         resumed_at=start,
         steps_per_call=config.steps_per_call,

@@ -57,9 +57,9 @@ def find_finished(
     def find_fault() -> dict[str, str]:
         steps = config.steps if isinstance(config.steps, int) else facts.get("steps", step)
         if step != steps and not facts.get("why"):
-            return {"fault": f"of {steps}, and nothing says why it should have ended there"}
+            return {"fault": f"of {steps}, and nothing explains why it should have ended there"}
         if step is None or not checkpoints.is_valid(step):
-            return {"fault": "of which the checkpoint is damaged or gone"}
+            return {"fault": "of which the checkpoint is damaged or missing"}
         run_dir.check_rows(checkpoints.about(step).get("rows", {}), step)
         return {"fault": "and has lost rows since" if run_dir.lost.found else ""}
 

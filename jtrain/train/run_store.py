@@ -20,7 +20,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.multihost_checks import check_shared_directory
-from jtrain.train.remote_run import start_uploader
+from jtrain.train.remote_run import RemoteRun
 from jtrain.train.rollback import ResumePoint, resume_point
 from jtrain.train.run_config_check import check_about
 from jtrain.train.run_dir import RunDir
@@ -75,14 +75,20 @@ class DirectoryStore:
         config: as the run was given it.
         run_dir: files of the run.
         checkpoints: of the run; the caller closes them.
+        remote: copies of the run in an object store; None: no copies.
         another: the command that starts another run, for messages.
     """
 
     def __init__(
-        self, config: RunConfig, run_dir: RunDir, checkpoints: CheckpointManager, another: str
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        checkpoints: CheckpointManager,
+        remote: RemoteRun | None,
+        another: str,
     ):
         self.run_dir, self.checkpoints = run_dir, checkpoints
-        self._config, self._another = config, another
+        self._config, self._remote, self._another = config, remote, another
         self._uploader: CheckpointUploader | None = None
 
     @property
@@ -116,10 +122,14 @@ class DirectoryStore:
         Raises:
             ConfigError: if the directory cannot be written, or is not shared by all processes.
             ObjectStoreError: if the store of the copies is not writable.
+            CheckpointError: if a process of another machine began to write at the same moment.
         """
+        self.checkpoints.acquire()
         self.run_dir.begin(self._config)
         check_shared_directory(self.run_dir)
-        self._uploader = start_uploader(self._config, self.run_dir, self.checkpoints)
+        if self._remote is not None and self.run_dir.first:
+            notices = self.checkpoints.notices
+            self._uploader = self._remote.start_uploader(self.checkpoints, notices.append)
         self.run_dir.check_rows(resume.rows, resume.start or 0)
 
     def restart(self, setup: TrainSetup) -> tuple[ResumePoint, TrainState, list[str]]:

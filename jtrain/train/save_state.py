@@ -75,7 +75,7 @@ class CheckpointSaver:
         Raises:
             SaveError: if it could not be saved, nor those before it.
             DeviceError: if a device computes wrongly, as far as is known.
-            PeerError: if the processes of the run have come apart.
+            PeerError: if the processes of the run differ.
         """
         if self._policy.bad:
             return
@@ -99,7 +99,7 @@ class CheckpointSaver:
             file.sync()
         about["rows"] = {file.path.name: file.mark() for file in self._files}
         if self._record:
-            self._refuse_apart(step, state, self._record.newest)
+            self._check_processes_equal(step, state, self._record.newest)
 
     def _about(self, step: int) -> dict[str, Any]:
         """Return the record that a checkpoint carries."""
@@ -117,7 +117,7 @@ class CheckpointSaver:
             IDENTITY: self._directory.sealed(),
         }
 
-    def _refuse_apart(self, step: int, state: TrainState, batch: int) -> None:
+    def _check_processes_equal(self, step: int, state: TrainState, batch: int) -> None:
         """Check that all processes have the same config, step, key and batch."""
         if jax.process_count() == 1:
             return

@@ -1,4 +1,4 @@
-"""Durations of a run's config, counted in steps by what its experiment says of its data."""
+"""Durations of a run's config, converted to steps by the sizes of its experiment's data."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ Build: TypeAlias = Callable[[RunConfig], Experiment]
 class ConfigDurations(NamedTuple):
     """The durations of a config, by their keys."""
 
-    said: Mapping[str, Duration]
+    written: Mapping[str, Duration]
     """Durations as they were written."""
     seconds: float = 0.0
     """Seconds of a step, by which durations in time were counted."""
@@ -124,8 +124,8 @@ def _with_optimizer(experiment: Experiment, config: RunConfig, facts: DurationUn
 def steps_per_epoch(batches: Batches) -> int:
     """Return the rows of an epoch, without those dropped and with those padded at its end."""
     rows, size = getattr(batches, "rows", 0), batches.size
-    whole = {"drop": rows // size * size, "pad": -(-rows // size) * size}
-    return whole.get(getattr(batches, "end", "cross"), rows)
+    rows_used = {"drop": rows // size * size, "pad": -(-rows // size) * size}
+    return rows_used.get(getattr(batches, "end", "cross"), rows)
 
 
 def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
@@ -145,15 +145,15 @@ def _provisional(config: RunConfig, timed: Mapping[str, Duration]) -> float:
     return lasts.seconds / PROVISIONAL
 
 
-def _patience_in_evaluations(config: RunConfig, said: Duration) -> RunConfig:
+def _patience_in_evaluations(config: RunConfig, patience: Duration) -> RunConfig:
     """Return the config with its patience counted in evaluations."""
     asked, goal = config.evaluate, BestMetric.parse(config.checkpoint.best)
     name = goal.name.rpartition("/")[0] if goal else ""
     every = asked.sets[name].every if name in asked.sets else asked.every
     if not every:
         raise ConfigError(
-            f"evaluate.patience: {said} is counted by evaluations, and there is only the one at "
-            f"the end. Set {f'evaluate.sets.{name}' if name in asked.sets else 'evaluate'}.every."
+            f"evaluate.patience: {patience} is counted by evaluations, and the only one is at the "
+            f"end. Set {f'evaluate.sets.{name}' if name in asked.sets else 'evaluate'}.every."
         )
     evaluate = dataclasses.replace(asked, patience=-(-asked.patience // every))
     return dataclasses.replace(config, evaluate=evaluate)

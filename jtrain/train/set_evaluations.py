@@ -111,10 +111,10 @@ class SetEvaluations:
             LossError: if rows meet that are in several batches.
         """
         self.check_set(name, lambda: weights)
-        rows, mine = self._sets[name], self._mine(self._sets[name])
+        rows, own = self._sets[name], self._own_rows(self._sets[name])
         workers = Workers() if is_streamed(rows) else self._workers
         program = self._program(name)
-        read = workers.build_threads(mine.__getitem__, start=0, stop=len(rows))
+        read = workers.build_threads(own.__getitem__, start=0, stop=len(rows))
         try:
             batches = (self._strategy.place(read(i)) for i in range(len(rows)))
             return evaluate(program, weights, reading(batches))
@@ -142,7 +142,7 @@ class SetEvaluations:
         def evaluate_on_devices(batch: Batch) -> Any:
             return program(given, self._strategy.place(batch))
 
-        first = self._mine(rows)[0]
+        first = self._own_rows(rows)[0]
         check_row_independence(evaluate_on_devices, first, rows, name, self._strategy.shares)
         self._checked.add(name)
 
@@ -153,11 +153,11 @@ class SetEvaluations:
         if kind not in self._programs:
             how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
             fn = make_evaluate(self._loss, **how)
-            example = strategy.place(self._mine(rows)[0])
+            example = strategy.place(self._own_rows(rows)[0])
             self._programs[kind] = strategy.compile(fn, self._weights, example)
         return self._programs[kind]
 
-    def _mine(self, rows: FiniteBatches) -> Any:
+    def _own_rows(self, rows: FiniteBatches) -> Any:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return rows.shard(*self._strategy.part)
 

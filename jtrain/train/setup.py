@@ -30,7 +30,7 @@ from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.parallel.program_cache import load_or_compile
-from jtrain.train.auto_layout import layout_of
+from jtrain.train.auto_layout import choose_layout
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes
 from jtrain.train.leaked_tracers import warn_leaked_tracers
@@ -53,15 +53,15 @@ class TrainSetup:
     why: str = ""  # the layout was chosen, if it was
     windows: tuple[Window, ...] = ()  # of batches that are left out
 
-    def at_pace(self, seconds: float) -> "TrainSetup":
+    def with_step_time(self, seconds: float) -> "TrainSetup":
         """Return the setup with durations in time counted by the seconds that a step takes."""
-        return _of_experiment(self.requested, self.strategy, self.why, seconds, self.unresolved)
+        return _build_setup(self.requested, self.strategy, self.why, seconds, self.unresolved)
 
     def fresh(self) -> TrainState:
         """Return the state before the first step, made straight into its shardings.
 
         Raises:
-            UserError: if `init_from` names what is not there or does not fit.
+            UserError: if `init_from` names a missing file or one that does not fit.
         """
         to = _shardings(self.like)
         weights, state = makers(self.config, self.experiment)
@@ -126,7 +126,7 @@ class TrainSetup:
     @functools.cached_property
     def train(self) -> SkipBatches:
         """Batch of each step, as this process reads it."""
-        return SkipBatches(self.mine(self.experiment.train), self.windows)
+        return SkipBatches(self.own_rows(self.experiment.train), self.windows)
 
     def without(self, windows: tuple[Window, ...]) -> "TrainSetup":
         """Return the same setup, compiled programs included, that skips these batches."""
@@ -147,7 +147,7 @@ class TrainSetup:
         taken = jax.tree.leaves(self.like)[0].sharding.device_set
         return sorted(taken, key=lambda device: device.id)
 
-    def mine(self, batches: Any) -> Any:
+    def own_rows(self, batches: Any) -> Any:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
 
@@ -264,7 +264,7 @@ class TrainSetup:
             return to_device(state.params, self.like.params)
         return self._evaluation_params(state)
 
-    def here(self, state: TrainState) -> tuple[Params, Extra, Key]:
+    def gather_weights(self, state: TrainState) -> tuple[Params, Extra, Key]:
         """Return evaluation parameters, extra and the step's key, for samples and pictures.
 
         Every process calls this, and gets unsharded arrays of its own.
@@ -292,7 +292,7 @@ class TrainSetup:
 
     def _alike(self, batches: Any) -> Batch:
         """Return a full-size batch of this process's rows, repeated, to trace with values."""
-        own, parts = self.mine(batches)[0], self.strategy.part[1]
+        own, parts = self.own_rows(batches)[0], self.strategy.part[1]
         return own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own.items()}
 
     def _shapes(self, batches: Any, *stack: int) -> Batch:
@@ -312,20 +312,20 @@ def set_up(
     Args:
         among: devices to use in the place of those of this machine.
         seconds: of a step, by which durations in time are counted. While it is 0 their
-            steps are provisional; `jtrain.train.step_time.paced` measures it.
+            steps are provisional; `jtrain.train.step_time.set_up_with_step_time` measures it.
 
     Raises:
         ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
             no Experiment.
         DataError: if the data is not what the config says it is.
     """
-    layout, why = layout_of(config, among)
+    layout, why = choose_layout(config, among)
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)
-    return _of_experiment(config, strategy, why, seconds)
+    return _build_setup(config, strategy, why, seconds)
 
 
-def _of_experiment(
+def _build_setup(
     requested: RunConfig,
     strategy: Strategy,
     why: str,

@@ -20,7 +20,7 @@ WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
 
 
-def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
+def set_up_with_step_time(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
     """Set up a run, with durations in time counted by the time of a step.
 
     Args:
@@ -30,7 +30,7 @@ def paced(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
         UserError: as `set_up` and the compilation of a step.
     """
     setup = set_up(config, seconds)
-    return setup.at_pace(seconds_per_step(setup)) if setup.lengths.provisional else setup
+    return setup.with_step_time(seconds_per_step(setup)) if setup.lengths.provisional else setup
 
 
 def seconds_per_step(setup: TrainSetup) -> float:
@@ -45,18 +45,18 @@ def seconds_per_step(setup: TrainSetup) -> float:
     read = lambda call: setup.place(reader(call))
     feed = ReadAhead(read, start=0, stop=None, close=reader.close)
 
-    def timed(calls: int) -> float:
+    def run_calls(calls: int) -> float:
         nonlocal state
         began = time.perf_counter()
         stop = calls * each
         state = train_loop(step, state, feed, start=0, stop=stop, steps_per_call=each).state
-        return _agreed((time.perf_counter() - began) / calls)
+        return _first_process_value((time.perf_counter() - began) / calls)
 
     try:
-        timed(WARMUP)
-        roughly = timed(WARMUP)
+        run_calls(WARMUP)
+        roughly = run_calls(WARMUP)
         calls = min(max(math.ceil(SECONDS / roughly), LEAST), MOST)
-        return timed(max(min(calls, int(LIMIT / roughly)), WARMUP)) / each
+        return run_calls(max(min(calls, int(LIMIT / roughly)), WARMUP)) / each
     finally:
         feed.close()
 
@@ -71,7 +71,7 @@ class _Again:
         return self._calls[call % self._last]
 
 
-def _agreed(seconds: float) -> float:
+def _first_process_value(seconds: float) -> float:
     """Return what the first process measured."""
     if jax.process_count() == 1:
         return seconds

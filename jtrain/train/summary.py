@@ -3,16 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jtrain.core.flops import count_flops
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import TrainState
 from jtrain.io.formatting import align_columns, format_bytes, format_count
+from jtrain.parallel.chips import peak_flops
 from jtrain.parallel.offload import device_shardings
+from jtrain.train.flops import count_flops
+from jtrain.train.hooks.speed import StepWork
+from jtrain.train.model_flops import count_model_flops
 from jtrain.train.setup import TrainSetup
 
 
@@ -65,11 +68,20 @@ def summarize(like: TrainState) -> Summary:
     return Summary(leaves, _bytes(like.params), _bytes(like.extra), _bytes(like.opt_state))
 
 
-def count_step_flops(setup: TrainSetup) -> float | None:
-    """Return the FLOPs of loss and gradient over the whole batch; None if unknown.
+class StepFlops(NamedTuple):
+    """FLOPs in the products of loss and gradient over the whole batch; None where unknown."""
 
-    `jtrain.core.flops` counts them by tracing, without compiling or using a device. Products in the
-    optimizer (Muon's) are not included.
+    model: float | None
+    """Without what is computed twice."""
+    hardware: float | None
+    """With what the backward pass computes again."""
+
+
+def count_step_flops(setup: TrainSetup) -> StepFlops:
+    """Return the FLOPs of loss and gradient over the whole batch.
+
+    `train.model_flops` and `train.flops` count them by tracing, without compiling or using a
+    device. Products in the optimizer (Muon's) are not included.
 
     Raises:
         LossError: if the loss breaks its contract.
@@ -83,10 +95,17 @@ def count_step_flops(setup: TrainSetup) -> float | None:
         return combine(output.terms, [mean.weight for mean in output.terms.means])
 
     key = jax.eval_shape(TrainState.step_key, like)
-    return count_flops(jax.grad(loss), like.params, like.extra, x.train[0], key)
+    args = like.params, like.extra, x.train[0], key
+    return StepFlops(count_model_flops(loss, *args), count_flops(jax.grad(loss), *args))
 
 
-def format_table(sizes: Summary, work: float | None = None) -> str:
+def measure_work(setup: TrainSetup) -> StepWork | None:
+    """Return the work of a step and the peak of its devices; None for devices of unknown peak."""
+    peak = peak_flops(setup.devices)
+    return None if peak is None else StepWork(*count_step_flops(setup), peak)
+
+
+def format_table(sizes: Summary, work: StepFlops | None = None) -> str:
     """Return a line for each module and leaf, then the sums, in columns."""
     rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device"), *_rows(sizes)]
     return "\n".join([*align_columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
@@ -102,9 +121,10 @@ def format_line(sizes: Summary) -> str:
     )
 
 
-def to_json_values(sizes: Summary, work: float | None) -> dict[str, Any]:
-    """Return the summary as plain numbers, in bytes and FLOPs; `flops` only if known."""
-    known = {} if work is None else {"flops": work}
+def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
+    """Return the summary as plain numbers, in bytes and FLOPs; each of these only if known."""
+    flops = {"flops": work.hardware, "model_flops": work.model}
+    known = {name: x for name, x in flops.items() if x is not None}
     return {
         "parameters": sizes.numbers,
         "bytes": {
@@ -133,11 +153,11 @@ def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
                 leaf.dtype,
                 f"{leaf.numbers:,}",
                 format_bytes(leaf.bytes),
-                "whole" if leaf.shard == leaf.shape else _dims(leaf.shard),
+                "unsplit" if leaf.shard == leaf.shape else _dims(leaf.shard),
             )
 
 
-def _sums(sizes: Summary, work: float | None) -> Iterator[str]:
+def _sums(sizes: Summary, work: StepFlops | None) -> Iterator[str]:
     yield f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"
     for name in ("params", "extra", "optimizer"):
         held: StateBytes = getattr(sizes, name)
@@ -147,8 +167,12 @@ def _sums(sizes: Summary, work: float | None) -> Iterator[str]:
                 "it on a device"
             )
     yield f"state       {format_bytes(sizes.device_bytes)} on a device"
-    if work is not None:
-        yield f"step        {format_count(work)}FLOP in products of loss and gradient"
+    model, hardware = work or StepFlops(None, None)
+    if model is not None:
+        yield f"step        {format_count(model)}FLOP in products of loss and gradient"
+    if hardware is not None and hardware != model:
+        words = "with what the backward pass computes again"
+        yield f"{'' if model else 'step':10}  {format_count(hardware)}FLOP {words}"
 
 
 def _leaf(name: str, leaf: Any) -> LeafSize:

@@ -27,7 +27,7 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
     values = [value for points in drawn.values() for _, value in points]
     log = min(values) > 0 and max(values) > 1000 * min(values)
     up = math.log10 if log else float
-    low, high = _widened(up(min(values)), up(max(values)))
+    low, high = _add_margin(up(min(values)), up(max(values)))
     first, last = min(steps), max(max(steps), min(steps) + 1)
     x = lambda step: LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT)
     y = lambda value: TOP + (high - up(value)) / (high - low) * (HEIGHT - TOP - BOTTOM)
@@ -36,7 +36,7 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
         value = 10**tick if log else tick
         parts.append(_rule(y(value)) + _text(LEFT - 6, y(value) + 4, f"{value:.3g}", "end"))
     for step in sorted({first, (first + last) // 2, last}):
-        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, _named(step), "middle"))
+        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, _format_step(step), "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "step", "middle"))
     names = zip(drawn, COLORS * len(drawn), strict=False)
     for place, (name, color) in enumerate(names):
@@ -51,7 +51,7 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
     )
 
 
-def _named(step: int) -> str:
+def _format_step(step: int) -> str:
     return str(step) if step < 1e5 else format_count(step)
 
 
@@ -59,7 +59,7 @@ def _finite(points: Points) -> list[tuple[int, float]]:
     return [(step, float(value)) for step, value in points.items() if math.isfinite(value)]
 
 
-def _widened(low: float | int, high: float | int) -> tuple[float, float]:
+def _add_margin(low: float | int, high: float | int) -> tuple[float, float]:
     """Return the range with some room at both ends, also if it is a single value."""
     room = 0.05 * (high - low) or abs(low) / 2 or 0.5
     return low - room, high + room

@@ -27,7 +27,7 @@ from jtrain.train.run_result import Status
 from jtrain.train.run_steps import run_steps
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.setup import TrainSetup
-from jtrain.train.step_time import paced
+from jtrain.train.step_time import set_up_with_step_time
 
 _STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
 
@@ -65,7 +65,7 @@ def start_run(config: RunConfig, store: RunStore, screen: TextIO | None) -> Star
     show = functools.partial(print, file=screen, flush=True)
     is_shown = store.run_dir is None or store.run_dir.first
     with StartupProgress(show) if is_shown else contextlib.nullcontext():
-        return store.start(paced(config, store.pace))
+        return store.start(set_up_with_step_time(config, store.pace))
 
 
 def train_to_end(
@@ -102,7 +102,7 @@ def train_to_end(
 
 
 def _run_facts(setup: TrainSetup) -> dict[str, Any]:
-    """Return what run.json says of a run beside its status."""
+    """Return the facts about a run that run.json has beside its status."""
     facts = {"sets": list(setup.sets), "data": setup.data, **get_environment(setup.devices)}
     facts |= {"layout": dict(setup.strategy.axes), "shards": setup.strategy.shares}
     facts["steps"] = setup.config.steps
@@ -197,7 +197,7 @@ def _show_sample(
         return text
     if sample is not None:
         with hooks.measures.pause("sampling"), signals.interruptible():
-            weights_and_key = setup.here(ended.state)
+            weights_and_key = setup.gather_weights(ended.state)
             text = sample(*weights_and_key) if run_dir.first else ""
             barrier()
         if run_dir.first:

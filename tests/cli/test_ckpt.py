@@ -97,7 +97,7 @@ def test_show_describes_a_checkpoint(capfd):
 
 def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
     rows = found(capfd, "diff", f"{RUN}/10", f"{RUN}/30")["leaves"]
-    assert [(row["leaf"], row["apart"]) for row in rows] == [
+    assert [(row["leaf"], row["distance"]) for row in rows] == [
         ("opt_state/mu", 60.0),
         ("params/block/kernel", 20.0),
     ]

@@ -125,7 +125,7 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(
         type(config), "build", lambda self, place: builds.append(1) or build(self, place)
     )
     setup = set_up(config)
-    setup = setup.at_pace(1.0) if setup.lengths.provisional else setup
+    setup = setup.with_step_time(1.0) if setup.lengths.provisional else setup
     expected = {"2 epochs": 25, "10 seconds": 10, "100 rows": 7, "7": 7}[steps]
     assert (setup.config.steps, len(builds)) == (expected, 1)
     updates = setup.experiment.transformation.init(setup.like.params)
@@ -196,7 +196,7 @@ def test_a_file_is_told_by_its_line():
 
 
 def test_says_what_is_not_known():
-    with pytest.raises(ConfigError, match=r"steps: 1M tokens cannot be counted, .*tokens a row"):
+    with pytest.raises(ConfigError, match=r"steps: 1M tokens cannot be counted, .*tokens per row"):
         set_up(config_of(CONFIG, ["steps=1M tokens"]))
     with pytest.raises(ConfigError, match="no multiple of steps_per_call"):
         set_up(config_of(CONFIG, ["steps=3 epochs", "steps_per_call=5", "evaluate.every=7"]))

@@ -81,7 +81,7 @@ def test_one_that_is_typed_goes_over_the_file_and_says_so(path: Path):
     found = resolved(path, "{width: 7, depth: 3}", "model.preset=small", "model.how.base=2")
     model = found.config.model
     assert (model.width, model.depth, model.how.base) == (2, 3, 2.0)
-    assert found.notes == (f"model.width ({path}:5) is left out: preset small was said after it",)
+    assert found.notes == (f"model.width ({path}:5) is left out: preset small was given after it",)
 
 
 def test_another_kind_leaves_out_what_the_preset_said_of_its_own(path: Path):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.core.jaxpr import dependence, operations
+from jtrain.core.jaxpr import called_jaxpr, dependence, operations
 
 
 def carried(x, y):
@@ -57,3 +57,15 @@ def test_finds_operations_inside_others():
     found = operations(jax.jit(lambda x: jax.lax.cond(x > 0, inner, jnp.cos, x)), ONE)
     assert {"scan", "cond", "sin", "cos"} <= found
     assert "tan" not in found
+
+
+def test_a_call_only_calls_its_program_and_a_branch_or_a_loop_does_more():
+    def fn(x):
+        y = jax.jit(jnp.sin)(x) + jax.lax.cond(x > 0, jnp.cos, jnp.sin, x)
+        return jax.lax.scan(lambda c, _: (c * 2, None), y, None, length=3)[0]
+
+    calls = {}
+    for eqn in jax.make_jaxpr(fn)(ONE).eqns:
+        calls.setdefault(called_jaxpr(eqn) is not None, set()).add(eqn.primitive.name)
+    assert calls[True] in ({"jit"}, {"pjit"})  # the name in later and earlier versions of JAX
+    assert {"add", "cond", "scan"} <= calls[False]

@@ -12,9 +12,12 @@ import tiny_language
 from comparison import assert_close, bitwise, distance
 from line import height, line, points, squared, start
 
+from jtrain.core.loss import LossOutput
+from jtrain.core.loss_checks import check_unused_params
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
+from jtrain.errors import LossError
 from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)
@@ -194,3 +197,10 @@ def test_many_steps_in_one_call_are_the_same_steps():
         assert metrics["loss"].value()[number] == pytest.approx(alone["loss"].value(), rel=1e-6)
     assert distance(got.params, want.params) < 1e-6
     assert int(got.step) == 3
+
+
+def test_many_unused_parameters_are_counted_and_some_are_named():
+    params = {f"p{i}": jnp.float32(0) for i in range(8)}
+    used = lambda p: LossOutput(1.0 * Mean(p["p0"], jnp.float32(1)), {}, ())
+    with pytest.raises(LossError, match=r"'p4', 'p5' and 2 more, so they would get no gradient"):
+        check_unused_params(used, params)

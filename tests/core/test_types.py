@@ -1,5 +1,7 @@
 """Means and Terms: sums over rows that are divided only when read."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.model import Model
+from jtrain.errors import LossError
 
 
 def drawn(shape, seed=0):
@@ -58,9 +61,31 @@ def test_sixteen_bits_are_summed_in_thirty_two():
     assert (many.total.dtype, float(many.total)) == (jnp.float32, 1000)
 
 
-def test_a_shape_that_does_not_fit_is_named():
-    with pytest.raises(Exception, match="mask"):
-        Mean.of(jnp.ones((2, 3)), jnp.ones((2, 4), bool))
+@pytest.mark.parametrize(
+    ("values", "mask", "weights"),
+    [
+        ((2, 3), (2, 4), None),
+        ((2, 3), (2,), None),
+        ((2, 3), (2, 1), None),  # NumPy would count each row once and sum three of its values
+        ((2, 1), (2,), None),
+        ((), (2,), None),
+        ((2, 3), (2, 3), (2, 1)),
+        ((2,), (2,), ()),
+    ],
+)
+def test_values_mask_and_weights_have_one_shape(values, mask, weights):
+    of = inspect.unwrap(Mean.of)  # as users run it, without the type checks of these tests
+    weights = None if weights is None else jnp.ones(weights)
+    with pytest.raises(LossError, match=r"jt\.Mean\.of got values .* Give both one shape"):
+        of(Mean, jnp.ones(values), jnp.ones(mask, bool), weights)
+
+
+def test_each_advice_for_another_shape_works():
+    values, mask = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([True, False])
+    assert Mean.of(values[:, 0], mask).value() == 1
+    assert Mean.of(values.sum(-1), mask).value() == 3
+    each = jnp.broadcast_to(mask[:, None], values.shape)
+    assert Mean.of(values, each).value() == 1.5
 
 
 def test_terms_keep_each_mean_and_its_coefficient():

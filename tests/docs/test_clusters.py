@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from jtrain.cli import main
 from jtrain.distributed.cluster import detect
+from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"
 LINK = re.compile(r"\]\((clusters/[^)#]+)")
@@ -57,6 +59,28 @@ def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinato
     found = detect(exported(page))
     assert (found.kind, found.processes, found.index) == (kind, processes, 0)
     assert str(found.coordinator) == coordinator
+
+
+def test_a_slice_needs_no_variable():
+    """Its hosts are known by the metadata server: tests/distributed/cluster/test_tpu_vm.py."""
+    _, text = blocks("tpu_vm", "bash")
+    assert "export" not in text
+    assert "  jtrain run " in text
+
+
+def test_the_variables_of_an_indexed_job_are_a_cluster():
+    (text,) = blocks("../processes", "yaml")
+    told = {each["name"]: each["value"] for each in YAML(typ="safe").load(text)["env"]}
+    for index in range(4):
+        found = detect(told | {"JOB_COMPLETION_INDEX": f"{index}", "HOSTNAME": f"train-{index}"})
+        assert (found.kind, found.index, found.processes) == ("Kubernetes Job", index, 4)
+        assert str(found.coordinator) == "train-0.pods:8476"
+
+
+def test_the_variables_of_certificates_are_those_of_jax():
+    lines = [line for block in blocks("../processes", "bash") for line in block.splitlines()]
+    exported = {line.split("=")[0] for line in lines if line.startswith("export ")}
+    assert exported == {f"export {name}" for name in (CERTIFICATE, KEY, AUTHORITY)}
 
 
 def test_a_job_of_slurm_is_started_by_srun():

@@ -1,6 +1,6 @@
 """Names of earlier versions: every new path exists, and errors print the import to write."""
 
-import ast
+import importlib
 import sys
 from pathlib import Path
 
@@ -9,50 +9,29 @@ from toy_study import write_study
 
 from jtrain.config.resolve import resolve
 from jtrain.errors import CodeError, ConfigError
-from jtrain.errors.old_names import MODULES, NAMES, rename_advice
+from jtrain.errors.moved_names import MODULES, NAMES, new_path, rename_advice
 from jtrain.errors.user_code import user_code
 
-ROOT = Path(__file__).parents[2]
+RENAMED = [
+    (f"jtrain.{package}.{old}" if package else f"jtrain.{old}", new)
+    for package, pairs in NAMES.items()
+    for old, new in (pair.split(":") for pair in pairs.split())
+]
 
 
-def source(module: str) -> Path | None:
-    stem = ROOT / module.replace(".", "/")
-    files = (stem.with_suffix(".py"), stem / "__init__.py")
-    return next((file for file in files if file.exists()), None)
+@pytest.mark.parametrize(("old", "new"), MODULES.items())
+def test_every_renamed_module_is_named_today(old: str, new: str):
+    assert new_path(f"jtrain.{old}") == f"jtrain.{new}"
+    importlib.import_module(f"jtrain.{new}")
 
 
-def defined(module: str) -> set[str]:
-    """Return the names that a module defines or re-exports, without importing it."""
-    file = source(module)
-    assert file, f"{module} does not exist"
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return names
-
-
-def test_every_new_module_exists():
-    assert {new for new in MODULES.values() if source(new) is None} == set()
-
-
-def test_no_old_module_exists():
-    """Else the table would speak of a module that can be imported."""
-    assert {old for old in MODULES if source(old) is not None} == set()
-
-
-def test_every_new_name_exists():
-    missing = set()
-    for new in NAMES.values():
-        module, _, name = new.rpartition(".")
-        if name not in defined(module):
-            missing.add(new)
-    assert missing == set()
+def test_every_renamed_name_is_found_in_the_package_of_today():
+    missing = []
+    for old, new in RENAMED:
+        module, _, name = (new_path(old) or "").rpartition(".")
+        if name != new or not hasattr(importlib.import_module(module), name):
+            missing.append((old, new_path(old)))
+    assert missing == []
 
 
 STATEMENTS = {
@@ -63,7 +42,7 @@ STATEMENTS = {
     "from jtrain.hooks import Evaluate, Signals": (
         "from jtrain.train.hooks import EvaluateEvery as Evaluate, Signals"
     ),
-    "from jtrain.models.nnx import from_nnx": "from jtrain.models.adapters.nnx import from_nnx",
+    "from jtrain.models.nnx import from_nnx": "from jtrain.models import from_nnx",
     "from jtrain.data.digits import Digits": "from jtrain.data.images.digits import Digits",
     "from jtrain.data import (\n    Arrays,\n    Labelled,\n)": (
         "from jtrain.data import Arrays, ImageDataset as Labelled"

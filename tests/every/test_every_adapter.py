@@ -26,7 +26,7 @@ from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.equinox import from_equinox
 from jtrain.models.adapters.function import from_function
 from jtrain.models.adapters.haiku import from_haiku
-from jtrain.models.adapters.library_modules import replaced
+from jtrain.models.adapters.library_modules import mean_of_slices
 from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
 
@@ -199,7 +199,7 @@ def loss_of(name: str, kind: str):
         inputs = batch["x"].astype(jax.tree.leaves(params)[0].dtype), batch["mask"]
         logits, new = model.apply(params, extra, *inputs, rng=keys)
         mean, metrics = cross_entropy(logits, batch["label"], batch["mask"])
-        return mean, metrics, replaced(extra, new, batch["mask"])
+        return mean, metrics, mean_of_slices(extra, new, batch["mask"])
 
     return jt.stateful(loss)
 

@@ -152,7 +152,7 @@ def a_value_kept_from_a_trace():
         kept.append(batch["x"])
         return good(params, {**batch, "x": kept[0]}, rng)
 
-    with pytest.warns(UserWarning, match="the loss kept a value of its trace in `kept`"):
+    with pytest.warns(UserWarning, match="the loss stored a value of its trace in `kept`"):
         fit(loss)
 
 
@@ -287,7 +287,7 @@ CASES = [
          "jnp.where(condition, a, b)", "if values.mean() > 1:"),
     Case(numpy_in_the_loss, "gives numpy a value that JAX has not computed yet",
          "jnp.asarray(...) in the place of np.asarray(...)", 'np.asarray(b["x"])'),
-    Case(a_mask_as_an_index, "picks values by a mask, which gives as many as the mask says",
+    Case(a_mask_as_an_index, "picks values by a mask, so that their number depends on the mask",
          "jnp.where(mask, x, 0)", 'batch["x"][batch["mask"]]'),
     Case(an_array_for_a_size, "takes a value that JAX has not computed yet for a size",
          "x.shape[0]", 'jnp.zeros(b["y"].sum())'),
@@ -318,7 +318,7 @@ CASES = [
          "dict", "return params, ()"),
     Case(init_that_returns_a_list, "The parameter w/3 is a str, and parameters are arrays",
          "jnp.asarray"),
-    Case(a_value_kept_from_a_trace, "uses a value that it kept in `kept`",
+    Case(a_value_kept_from_a_trace, "uses a value that it stored in `kept`",
          'return loss, {"name": jt.Mean.of(values, batch["mask"])}'),
     Case(a_batch_norm_without_extra, "the module carries norm/mean beside its parameters",
          "jt.classifier(model)", "model.apply(params, {}, batch"),

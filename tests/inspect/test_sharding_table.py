@@ -30,10 +30,10 @@ def test_bytes_and_axes_are_those_of_the_arrays(setup):
         leaf = like[sharding.leaf]
         part = leaf.sharding.shard_shape(leaf.shape)
         assert sharding.bytes == math.prod(part) * leaf.dtype.itemsize
-        assert sharding.whole == leaf.size * leaf.dtype.itemsize
+        assert sharding.full_bytes == leaf.size * leaf.dtype.itemsize
         by_axes = [math.prod(found.axes[a] for a in axes) for axes in sharding.axes]
         assert part == tuple(n // by for n, by in zip(leaf.shape, by_axes, strict=True))
-    assert found.total == sum(sharding.whole for sharding in found.leaves)
+    assert found.total == sum(sharding.full_bytes for sharding in found.leaves)
     assert found.device == sum(sharding.bytes for sharding in found.leaves) < found.total / 3
 
 

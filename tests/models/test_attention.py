@@ -10,8 +10,8 @@ import pytest
 from comparison import assert_close
 
 from jtrain.models.attention.attention import attention, attention_where, visible
-from jtrain.models.attention.cudnn import refuse_unsupported, refuse_without
-from jtrain.models.attention.splash import refuse_elsewhere, splash
+from jtrain.models.attention.cudnn import check_kernel_exists, check_nvidia
+from jtrain.models.attention.splash import check_tpu, splash
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, K = 2, 10, 4, 8
@@ -194,8 +194,8 @@ def test_what_cannot_be_is_refused_with_advice_that_works(sizes, options, said, 
 def test_what_cudnn_has_no_kernel_for_is_refused():
     plain = {"soft_cap": None, "segments": None}
     half = draw(dtype=jnp.bfloat16)
-    refuse_without(True, "an H100")
-    refuse_unsupported(*half[:2], **plain)
+    check_nvidia(True, "an H100")
+    check_kernel_exists(*half[:2], **plain)
     for (q, k, _), options, said in [
         (draw(), plain, "q is float32: compute in bfloat16"),
         (draw(size=12, dtype=jnp.bfloat16), plain, "multiple of 8 up to 128.*it is 12"),
@@ -208,10 +208,10 @@ def test_what_cudnn_has_no_kernel_for_is_refused():
         ),
     ]:
         with pytest.raises(ValueError, match=f'{said}.*or take implementation="xla"'):
-            refuse_unsupported(q, k, **options)
+            check_kernel_exists(q, k, **options)
 
 
 def test_splash_is_for_tpus():
-    refuse_elsewhere("tpu")
+    check_tpu("tpu")
     with pytest.raises(ValueError, match=r'for \'gpu\'.*platform="tpu"'):
-        refuse_elsewhere("gpu")
+        check_tpu("gpu")

@@ -8,7 +8,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.models.adapters.library_modules import replaced
+from jtrain.models.adapters.library_modules import mean_of_slices
 
 X = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
 OLD = {"mean": jnp.full(3, 0.1), "count": jnp.int32(2**24 - 1), "fixed": jnp.ones(2)}
@@ -19,7 +19,7 @@ def loss(params, extra, batch, rng):
     seen = jnp.where(batch["mask"][:, None], batch["x"], 0).sum(0) / batch["mask"].sum()
     new = {**extra, "mean": 0.9 * extra["mean"] + 0.1 * seen, "count": extra["count"] + 1}
     value = jt.Mean.of(params * batch["x"][:, 0], batch["mask"])
-    return value, {}, replaced(extra, new, batch["mask"])
+    return value, {}, mean_of_slices(extra, new, batch["mask"])
 
 
 def after(batch, **settings):

@@ -11,7 +11,7 @@ from comparison import assert_close, distance
 
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import row_keys
-from jtrain.models.layers.block_stack import stack_layers, stacked, unstack_layers
+from jtrain.models.layers.block_stack import stack_layers, stack_modules, unstack_layers
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.linear import Linear
 from jtrain.models.transformer import Transformer
@@ -76,7 +76,7 @@ def test_stacked_modules_draw_what_they_would_draw_one_after_the_other():
     one_by_one, together = KeySequence(jax.random.key(0)), KeySequence(jax.random.key(0))
     assert one_by_one.params() == together.params()
     kernels = [make(one_by_one).kernel[...] for _ in range(3)]
-    np.testing.assert_array_equal(stacked(make, 3, together).kernel[...], kernels)
+    np.testing.assert_array_equal(stack_modules(make, 3, together).kernel[...], kernels)
     assert one_by_one.params() == together.params()
     assert (kernels[0] != kernels[1]).all()
 

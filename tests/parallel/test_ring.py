@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.core.flops import count_flops
 from jtrain.core.jaxpr import inner_jaxprs, operations
 from jtrain.core.placement import Placement
 from jtrain.errors import ShardingError
@@ -18,6 +17,7 @@ from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
 from jtrain.parallel.attention.ring import RingAttention
 from jtrain.parallel.attention.zigzag import zigzag
+from jtrain.train.flops import count_flops
 
 B, T, H, G, K = 2, 64, 4, 2, 8
 

@@ -166,7 +166,7 @@ def test_without_a_private_directory_the_compile_cache_is_off(
     assert enable_compilation_cache() is None
     settings: Any = jax.config
     assert settings.jax_compilation_cache_dir is None
-    assert "each run compiles anew" in caplog.text
+    assert "each run compiles again" in caplog.text
 
 
 def test_a_compile_cache_of_the_user_becomes_private_silently(

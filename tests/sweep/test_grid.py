@@ -62,9 +62,9 @@ def test_ranges_and_choices_are_searched():
     )
     assert fixed == ["b=1"]
     assert found == {
-        "optimizer.lr": SearchRange(1e-5, 1e-2, log=True, whole=False),
-        "model.layers": SearchRange(1.0, 8.0, log=False, whole=True),
-        "model.drop": SearchRange(0.0, 0.5, log=False, whole=False),
+        "optimizer.lr": SearchRange(1e-5, 1e-2, log=True, integer=False),
+        "model.layers": SearchRange(1.0, 8.0, log=False, integer=True),
+        "model.drop": SearchRange(0.0, 0.5, log=False, integer=False),
         "a": ["x", "y"],
     }
     tried = list(corners(found))

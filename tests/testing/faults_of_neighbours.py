@@ -19,7 +19,7 @@ from planted import (
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
-from jtrain.models.adapters.library_modules import replaced
+from jtrain.models.adapters.library_modules import mean_of_slices
 from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
 
@@ -55,7 +55,7 @@ def with_model(model):
         inputs = batch["x"], batch["mask"]
         y, new = model.apply(params, extra, *inputs, rng=rng)
         mean = Mean.of(jnp.square(y - batch["y"]), batch["mask"])
-        return mean, {}, replaced(extra, new, batch["mask"])
+        return mean, {}, mean_of_slices(extra, new, batch["mask"])
 
     return {"loss": loss, "params": params, "extra": extra}
 

@@ -1,5 +1,7 @@
 """Inputs of a check: accepted forms, reported omissions, and errors."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -7,8 +9,11 @@ import pytest
 from line import height, line, points, squared
 
 import jtrain as jt
+import jtrain.parallel
+from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import Mirrored
+from jtrain.parallel.strategies.strategy import BaseParallelConfig
 from jtrain.testing.compare import distance
 from jtrain.testing.layouts import list_layouts
 
@@ -102,6 +107,17 @@ def test_default_strategies_divide_the_rows():
     dims = {"blocks/up": ("layers", "width", "hidden"), "q": ("width", "heads", None)}
     along = [name for name in list_layouts(8, dims) if "data" in name]
     assert along == ["tensor 2, data 4", "stage 2, data 4", "context 2, data 4"]
+
+
+def test_a_new_kind_of_layout_is_checked_by_default(monkeypatch):
+    @configclass
+    class Rows(BaseParallelConfig):
+        kind: Literal["rows"] = "rows"
+        devices: int = 0
+
+    monkeypatch.setattr(jtrain.parallel, "Layout", jtrain.parallel.Layout | Rows)
+    assert list(list_layouts(8, {}, most=4))[-1] == "rows on 4"
+    assert list_layouts(8, {}, most=4)["rows on 4"] == Rows(devices=4)
 
 
 def test_distances_are_relative_over_the_whole_tree():

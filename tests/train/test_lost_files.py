@@ -157,7 +157,8 @@ def test_a_run_that_says_done_too_early_is_not_believed():
     file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "done", "why": ""}))
     outcome = trained(CONFIG, *SHORT)
     assert (outcome.status, outcome.step, outcome.lost) == ("done", 12, ())
-    assert "was done at step 6, of 12, and nothing says why it should have ended there" in said()
+    said_why = "was done at step 6, of 12, and nothing explains why it should have ended there"
+    assert said_why in said()
     assert [row["step"] for row in read_metrics(RUN / "metrics.jsonl")][-3:] == [11, 12, 12]
 
 

@@ -187,7 +187,7 @@ def test_a_finished_run_is_not_run_again(monkeypatch):
     outcome = trained(CONFIG)
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     computes = lambda _: pytest.fail("it computes")
-    monkeypatch.setattr(sys.modules["jtrain.train.train_to_end"], "paced", computes)
+    monkeypatch.setattr(sys.modules["jtrain.train.train_to_end"], "set_up_with_step_time", computes)
     again = trained(CONFIG)
     assert (again.status, again.step, again.why) == ("done", 12, "it was finished before")
     assert again.results == outcome.results
@@ -307,7 +307,7 @@ def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, fr
     outcome = trained(CONFIG)
     assert (outcome.status, outcome.step, outcome.why) == ("done", 12, "")
     told = there.log.read_text()[log:]
-    assert "was done at step 12, of which the checkpoint is damaged or gone" in told
+    assert "was done at step 12, of which the checkpoint is damaged or missing" in told
     assert from_step in told
     assert kept(outcome) == unbroken()
     assert trained(CONFIG).why == "it was finished before"
@@ -602,14 +602,14 @@ def test_a_copy_of_a_run_resumes_under_its_own_name(unbroken):
 def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatch):
     """Or a CPU is one device, whatever `parallel.devices` says: seen in one run of two."""
     spine, order = sys.modules["jtrain.train.train_to_end"], []
-    settled, prepare = spine.paced, CheckpointManager.prepare
+    settled, prepare = spine.set_up_with_step_time, CheckpointManager.prepare
 
     def settle(*given):
         parts = settled(*given)
         order.append("the layout")
         return parts
 
-    monkeypatch.setattr(spine, "paced", settle)
+    monkeypatch.setattr(spine, "set_up_with_step_time", settle)
     monkeypatch.setattr(
         CheckpointManager, "prepare", lambda self: (order.append("storage"), prepare(self))
     )

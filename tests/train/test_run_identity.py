@@ -171,7 +171,7 @@ def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whol
     for each in ("id", "data", "sets", "place"):
         assert said()[each] == facts[each], f"{each} comes from the checkpoint"
     assert said()["readers"] == [[0, 1], [8, 1]]
-    words = "is gone" if name == "deleted" else ""
+    words = "is missing" if name == "deleted" else ""
     assert f"runs/quick/run.json {words}" in outcome.directory.log.read_text()
     assert config_of(RUN / "config.yaml") == config_of(CONFIG, SHORT)
 
@@ -461,12 +461,12 @@ def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
 @pytest.mark.parametrize(
     ("hurt", "words"),
     [
-        (lambda step: (shutil.rmtree(step), step.mkdir()), "is empty: all its files are gone"),
+        (lambda step: (shutil.rmtree(step), step.mkdir()), "is empty: all its files are missing"),
         (
             lambda step: step.rename(step.with_name("8.bak")),
             "is in {home} under the name 8.bak",
         ),
-        (shutil.rmtree, "checkpoint 8, which runs/quick/run.json names, is gone"),
+        (shutil.rmtree, "checkpoint 8, which runs/quick/run.json names, is missing"),
     ],
     ids=["emptied", "renamed", "removed"],
 )

@@ -16,7 +16,7 @@ from jtrain.errors import ConfigError
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.restore_run import evaluate_run
 from jtrain.train.setup import set_up
-from jtrain.train.step_time import paced
+from jtrain.train.step_time import set_up_with_step_time
 
 CONFIG = "configs/quick.yaml"
 IN_TIME = [
@@ -55,8 +55,10 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_time_is_the_steps_that_take_it(setting, key, steps):
-    assert flatten(paced(config_of(CONFIG, [setting])).config)[key] == steps
-    calls = paced(config_of(CONFIG, [setting, "steps_per_call=6", "checkpoint.every=6"])).config
+    assert flatten(set_up_with_step_time(config_of(CONFIG, [setting])).config)[key] == steps
+    calls = set_up_with_step_time(
+        config_of(CONFIG, [setting, "steps_per_call=6", "checkpoint.every=6"])
+    ).config
     whole = steps if key.startswith(("optimizer", "log.every")) else -(-steps // 6) * 6
     assert flatten(calls)[key] in (whole, -(-steps // 6) * 6)
 
@@ -72,7 +74,9 @@ def test_patience_in_any_unit_is_so_many_evaluations():
         "50%": 2,
     }.items():
         asked = [f"evaluate.patience={said}", "evaluate.every=3", "checkpoint.best=loss"]
-        assert paced(config_of(CONFIG, asked)).config.evaluate.patience == evaluations, said
+        assert (
+            set_up_with_step_time(config_of(CONFIG, asked)).config.evaluate.patience == evaluations
+        ), said
 
 
 class KilledError(Exception):
@@ -155,7 +159,7 @@ def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):
 @pytest.mark.usefixtures("a_tenth")
 def test_values_that_do_not_fit_are_reported(settings, words):
     with pytest.raises(ConfigError, match=words):
-        paced(config_of(CONFIG, settings))
+        set_up_with_step_time(config_of(CONFIG, settings))
 
 
 def test_what_only_looks_at_a_run_measures_nothing():

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,6 @@ from jtrain.errors import DataError
 MEMORY = "memory"
 DIGEST = np.dtype("<u8")  # of each row; 0 for a row that is not cached
 _log = logging.getLogger(__name__)
-
-
-class Versioned(Protocol):
-    """A source whose version identifies a cache of its rows."""
-
-    def version(self) -> str:
-        """Return a line that changes whenever a row may have changed."""
-        ...
 
 
 def cache_rows(source: Source, where: str) -> Source:

@@ -228,11 +228,6 @@ class Augment:
     """The alpha of cutmix: a box of another image is pasted over an image; 0 pastes none, 1 is
     usual. The loss takes `chances` in place of `label`."""
 
-    @property
-    def mixes(self) -> bool:
-        """True if batches have `chances`."""
-        return bool(self.mixup or self.cutmix)
-
     def build(self, batches: Any, *, classes: int) -> Any:
         """Return the batches of `Shuffled`, augmented; unchanged if there is nothing to do."""
         changes = Augmentation(self.flip, self.crop, self.mixup, self.cutmix, self.zoom)

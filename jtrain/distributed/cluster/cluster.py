@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 from jtrain.errors import ConfigError
 
+PORT = 8476  # the default port; TPUs use it, too
+
 
 class CoordinatorAddress(NamedTuple):
     """Address at which the first process listens."""
@@ -67,6 +69,8 @@ class Cluster:
     """The variables that define the cluster, with their values."""
     note: str = ""
     """A further remark on the detection."""
+    warning: str = ""
+    """A sign that more processes were meant to train together; a run logs it."""
 
     def __post_init__(self):
         if not 0 <= self.index < self.processes:
@@ -83,9 +87,9 @@ class Cluster:
         return ", ".join(f"{name}={' '.join(value.split())}" for name, value in self.by.items())
 
     def describe(self) -> list[str]:
-        """Return the lines that a run logs: none for a single process."""
+        """Return the lines that a run logs; of a single process only a warning."""
         if self.processes == 1:
-            return []
+            return [self.warning] if self.warning else []
         where = f" at {self.coordinator}" if self.coordinator else ""
         lines = [f"process {self.index} of {self.processes} ({self.kind}){where}"]
         if self.coordinator and self.coordinator.public:
@@ -107,6 +111,7 @@ class Cluster:
             "role": self.role,
             "by": dict(self.by),
             "note": self.note,
+            "warning": self.warning,
         }
 
     def __str__(self) -> str:
@@ -117,5 +122,16 @@ class Cluster:
             "devices": ", ".join(map(str, self.devices)) or "all that the process sees",
             "by": self.variables or "no variable of a cluster is set",
             "note": self.note,
+            "warning": self.warning,
         }
         return "\n".join(f"{name:11}  {value}" for name, value in lines.items() if value)
+
+
+def job_port(job: str, unit: int = 1) -> int:
+    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one.
+
+    Args:
+        job: number of the job; all jobs share one port where it is no number.
+        unit: difference between the numbers of two jobs.
+    """
+    return 61440 + (int(job) // unit if job.isdigit() else 0) % 4096

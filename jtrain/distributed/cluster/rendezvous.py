@@ -7,13 +7,17 @@ and their facts, and all get the same answer. Afterwards JAX takes over the port
 
 import contextlib
 import dataclasses
+import errno
 import json
 import socket
+import ssl
 import time
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.cluster import PORT, Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
+from jtrain.distributed.port_holder import find_port_holder, stop_advice
 from jtrain.errors import ConfigError, PeerError
 from jtrain.io.regular_files import parse_json
 
@@ -33,21 +37,22 @@ class _Visitor:
     facts: Facts
 
 
-def meet(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
+def meet(cluster: Cluster, facts: Facts, *, timeout: float, tls: PeerTls | None = None) -> None:
     """Return in all processes once all have connected and have the same facts.
 
     Args:
         facts: values by name that must be equal in all processes.
         timeout: seconds.
+        tls: certificate of this process; then only processes with a valid one are let in.
 
     Raises:
         PeerError: if a process does not connect in time, with its number.
         ConfigError: if two processes have one number, or facts differ, with each value.
     """
     if cluster.index:
-        _visit(cluster, facts, timeout)
+        _visit(cluster, facts, timeout, tls)
     else:
-        _receive(cluster, facts, timeout)
+        _receive(cluster, facts, timeout, tls)
 
 
 def bind_host(address: CoordinatorAddress) -> str:
@@ -90,18 +95,20 @@ def connect(cluster: Cluster, timeout: float) -> socket.socket:
     )
 
 
-def _receive(cluster: Cluster, facts: Facts, timeout: float) -> None:
+def _receive(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) -> None:
     visitors: dict[int, _Visitor] = {}
+    refused: list[str] = []
     error: ConfigError | PeerError | None = None
     with contextlib.ExitStack() as stack:
-        with contextlib.closing(_accept(stack, cluster, timeout)) as accepted:
+        with contextlib.closing(_accept(stack, cluster, timeout, tls, refused)) as accepted:
             for visitor in accepted:
                 error = _invalid(cluster, visitor, visitors)
                 visitors[visitor.index if error is None else -1] = visitor
                 if error or len(visitors) == cluster.processes - 1:
                     break
         # The listener is closed here: whoever gets an answer finds JAX's listener or none.
-        error = error or _missing(cluster, visitors, timeout) or _differing(facts, visitors)
+        error = error or _missing(cluster, visitors, timeout, refused)
+        error = error or _differing(facts, visitors)
         kind = "" if error is None else type(error).__name__
         for visitor in visitors.values():
             with contextlib.suppress(OSError):
@@ -111,9 +118,13 @@ def _receive(cluster: Cluster, facts: Facts, timeout: float) -> None:
 
 
 def _accept(
-    stack: contextlib.ExitStack, cluster: Cluster, timeout: float
+    stack: contextlib.ExitStack,
+    cluster: Cluster,
+    timeout: float,
+    tls: PeerTls | None,
+    refused: list[str],
 ) -> Generator[_Visitor, None, None]:
-    """Yield the processes that connect in time; drop strangers."""
+    """Yield the processes that connect in time; drop strangers, and note those without TLS."""
     deadline = time.monotonic() + timeout
     with _listener(cluster) as listener:
         while (left := deadline - time.monotonic()) > 0:
@@ -122,8 +133,15 @@ def _accept(
                 peer, (host, *_) = listener.accept()
             except TimeoutError:
                 return
-            stack.enter_context(peer)
             peer.settimeout(HELLO)
+            if tls is not None:
+                try:
+                    peer = tls.wrap(peer)
+                except OSError as error:
+                    refused.append(f"{host} ({error})")
+                    peer.close()
+                    continue
+            stack.enter_context(peer)
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 hello = _read(peer)
                 index, processes = int(hello["index"]), int(hello["processes"])
@@ -137,29 +155,57 @@ def _listener(cluster: Cluster) -> socket.socket:
     try:
         return socket.create_server((host, address.port), family=family, backlog=1024)
     except OSError as error:
-        raise ConfigError(
-            f"process 0 cannot listen at {address} on this machine ({error.strerror}). Give it "
-            f"an address of this machine and a free port by {_variables(cluster)}."
-        ) from None
+        raise _listener_error(cluster, error) from None
 
 
-def _visit(cluster: Cluster, facts: Facts, timeout: float) -> None:
+def _listener_error(cluster: Cluster, error: OSError) -> ConfigError:
+    address = _address(cluster)
+    by = f"Give it an address of this machine and a free port by {_variables(cluster)}."
+    why = error.strerror
+    if error.errno == errno.EADDRINUSE:
+        holder = find_port_holder(address.port) or "another program"
+        why, stop = f"{holder} listens at port {address.port}", stop_advice(holder)
+        other = CoordinatorAddress(address.host, _next_free_port(cluster))
+        by = f"Set JTRAIN_COORDINATOR={other} for all processes"
+        by += f", or stop it: {stop}" if stop else ", or stop it."
+    return ConfigError(f"process 0 cannot listen at {address} on this machine ({why}). {by}")
+
+
+def _next_free_port(cluster: Cluster) -> int:
+    """Return the next port above the coordinator's at which no program listens here."""
+    address = _address(cluster)
+    host = bind_host(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(address.port + 1, min(address.port + 1000, 65536)):
+        with socket.socket(family) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                one.bind((host, port))
+                return port
+    return PORT
+
+
+def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) -> None:
     address, deadline = _address(cluster), time.monotonic() + timeout
-    with connect(cluster, timeout) as peer:
-        answer: Any = None
-        with contextlib.suppress(OSError, ValueError):
-            peer.settimeout(HELLO)
-            _send(
-                peer,
-                {"index": cluster.index, "processes": cluster.processes, "facts": dict(facts)},
-            )
+    answer, why = None, ""
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(connect(cluster, timeout))
+        hello = {"index": cluster.index, "processes": cluster.processes, "facts": dict(facts)}
+        peer.settimeout(HELLO)
+        try:
+            peer = stack.enter_context(tls.wrap(peer, host=address.host)) if tls else peer
+            _send(peer, hello)
             peer.settimeout(max(deadline - time.monotonic(), 0) + HELLO)
             answer = _read(peer)
+        except ssl.SSLError as error:
+            why = f", or the certificates do not fit ({getattr(error, 'reason', '') or error})"
+        except (OSError, ValueError):
+            why = "" if tls else f", or it takes only processes with a certificate ({CERTIFICATE})"
     if not isinstance(answer, dict) or "jtrain" not in answer:
         raise PeerError(
             f"process {cluster.index} of {cluster.processes} connected to {address} and got no "
-            f"valid answer: process 0 ended, or another program has that port. Read the output of "
-            f"process 0; set {_variables(cluster)} to a free port."
+            f"valid answer: process 0 ended, or another program has that port{why}. Read the "
+            f"output of process 0; set {_variables(cluster)} to a free port."
         )
     if answer["jtrain"]:
         raise {"ConfigError": ConfigError}.get(answer["jtrain"], PeerError)(answer["error"])
@@ -185,7 +231,7 @@ def _invalid(
 
 
 def _missing(
-    cluster: Cluster, visitors: Mapping[int, _Visitor], timeout: float
+    cluster: Cluster, visitors: Mapping[int, _Visitor], timeout: float, refused: list[str]
 ) -> PeerError | None:
     missing = [i for i in range(1, cluster.processes) if i not in visitors]
     if not missing:
@@ -196,6 +242,12 @@ def _missing(
         f"within {timeout:g} s; process {named} did not. Start "
         f"{'it' if len(missing) == 1 else 'them'} with the same {_variables(cluster)} and its own "
         f"number, or set a larger parallel.start_timeout={2 * timeout:g}."
+        + (
+            f" Turned away without a valid certificate: {', '.join(refused[:SHOWN])}; set "
+            f"{CERTIFICATE} and its key and authority for all."
+            if refused
+            else ""
+        )
     )
 
 

@@ -2,9 +2,12 @@
 
 import contextlib
 import faulthandler
+import inspect
+import os
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import Facts, bind_host, connect, meet
+from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.errors import ConfigError
@@ -29,14 +32,17 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
 
     Raises:
         PeerError: if a process does not connect.
-        ConfigError: if the processes differ, or JAX was started before.
+        ConfigError: if the processes differ, JAX was started before, or the certificates of
+            JAX_MTLS_CERT_FILE cannot be used.
     """
     import jax
 
     connect_heartbeat()
     if cluster.coordinator is None or cluster.processes == 1:
         return
-    meet(cluster, facts, timeout=timeout)
+    names = inspect.signature(jax.distributed.initialize).parameters
+    tls = PeerTls.read(os.environ, supported="mtls_cert_file" in names)
+    meet(cluster, facts, timeout=timeout, tls=tls)
     if cluster.index:
         # A gRPC client that finds no listener retries only after a second.
         connect(cluster, timeout).close()

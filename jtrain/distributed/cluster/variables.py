@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 
+from jtrain.distributed.cluster.cluster import CoordinatorAddress
 from jtrain.errors import ConfigError
 
 
@@ -28,10 +29,9 @@ class ClusterVariables:
         """
         if value := self.get(name):
             return value
-        known = ", ".join(f"{key}={value}" for key, value in self.used.items())
         raise ConfigError(
-            f"{self._kind} is half set: {known or 'a part of it'} is set, and {name} is missing. "
-            f"Set {name} too, or unset the others to run in one process."
+            f"{self._kind} is half set: {self.described or 'a part of it'} is set, and {name} is "
+            f"missing. Set {name} too, or unset the others to run in one process."
         )
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -46,6 +46,29 @@ class ClusterVariables:
         raise ConfigError(
             f"{self._kind}: {name} should be a number from 0 on and is {text!r}. Set {name}=0, say."
         )
+
+    @property
+    def described(self) -> str:
+        """The variables that were read, as text: `RANK=1, WORLD_SIZE=2`."""
+        # A list may have a line each.
+        return ", ".join(f"{name}={' '.join(value.split())}" for name, value in self.used.items())
+
+    def coordinator(self) -> CoordinatorAddress | None:
+        """Return the address that a person set; None without one.
+
+        Raises:
+            ConfigError: if it is no address.
+        """
+        text = self.get("JTRAIN_COORDINATOR")
+        return CoordinatorAddress.parse(text, "JTRAIN_COORDINATOR") if text else None
+
+    def local_gpus(self, local: int, local_processes: int) -> tuple[int, ...]:
+        """Return the GPUs of one of several processes that all see the same GPUs; () for all."""
+        visible = [gpu for gpu in self.get("CUDA_VISIBLE_DEVICES").split(",") if gpu]
+        each, rest = divmod(len(visible), local_processes)
+        if local_processes == 1 or not each or rest:
+            return ()
+        return tuple(range(local * each, (local + 1) * each))
 
 
 LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the processes it starts

@@ -60,6 +60,9 @@ class Heartbeat:
         self.watched = False
         """True if another process, such as `jtrain launch`, watches this one."""
         self._count, self._phase, self._step = 0, 0, 0
+        self._counted, self._outermost = 0, -1  # phase that time counts for, and of `during`
+        self._counts_process = False
+        self._count_from(time.monotonic())
 
     def share(self, file: int) -> None:
         """Move the beats to the memory of an open file, which another process reads."""
@@ -80,13 +83,32 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Record a phase for the duration of a `with` block; then the previous phase."""
-        before = PHASES[self._phase]
+        """Record a phase for the duration of a `with` block; then the previous phase.
+
+        All time within counts for this phase, also that of a phase that begins within.
+        """
+        before, is_outermost = PHASES[self._phase], self._outermost < 0
+        if is_outermost:
+            self._outermost = _NUMBER[phase]
         self.phase(phase)
         try:
             yield
         finally:
+            if is_outermost:
+                self._outermost = -1
             self.phase(before)
+
+    def begin_process(self) -> None:
+        """Count time from the start of this process; for a program that is one run."""
+        self._count_from(time.monotonic() - _process_age())
+        self._counts_process = True
+        self.phase("start")
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds in each phase since the run began; they add up to all time since."""
+        now, counted = time.monotonic(), self._seconds.copy()
+        counted[self._counted] += now - self._counted_until
+        return dict(zip(PHASES, counted, strict=True))
 
     def saved(self, step: int) -> None:
         """Record that a checkpoint is on the disk; on any thread."""
@@ -106,7 +128,13 @@ class Heartbeat:
         return struct.unpack_from("<d", self._memory, _FAULTS + 8 * index)[0] > 0
 
     def begin_run(self, run: Path, grace: float) -> None:
-        """Record the run's directory and its grace period in seconds."""
+        """Record the run's directory and its grace period in seconds.
+
+        Time counts from here, unless this is the first run after `begin_process`.
+        """
+        if not self._counts_process:
+            self._count_from(time.monotonic())
+        self._counts_process = False
         text = str(run.absolute()).encode()[: _FAULTS - _RUN]
         self._memory[_RUN : _RUN + len(text)] = text
         struct.pack_into("<dH", self._memory, _GRACE, grace, len(text))
@@ -116,10 +144,18 @@ class Heartbeat:
         """Return the last beat."""
         return _parse(self._memory[:])
 
+    def _count_from(self, began: float) -> None:
+        self._counted_until = began
+        self._seconds = [0.0] * len(PHASES)
+
     def _write(self) -> None:
+        now = time.monotonic()
+        self._seconds[self._counted] += now - self._counted_until
+        self._counted_until = now
+        self._counted = self._phase if self._outermost < 0 else self._outermost
         self._count, phase, step = self._count + 1, self._phase, self._step
         check = (self._count ^ (step << 20) ^ (phase << 56)) & _ALL  # inline for speed
-        self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, time.monotonic(), check)
+        self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, now, check)
 
 
 def read_beat(file: int) -> Beat:
@@ -142,6 +178,16 @@ def rehearsal_time(file: int, index: int) -> float:
 def note_rehearsed(file: int, index: int) -> None:
     """Record in a process's memory that the fault with this index was injected into it."""
     os.pwrite(file, struct.pack("<d", time.monotonic()), _FAULTS + 8 * index)
+
+
+def _process_age() -> float:
+    """Return the seconds since this process started, to 0.01 s; 0 where the system does not say."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):  # not Linux
+        return 0.0
+    return max(0.0, up - started / os.sysconf("SC_CLK_TCK"))
 
 
 def _check(number: int, phase: int, step: int) -> int:

@@ -11,6 +11,7 @@ from jtrain.distributed.cluster import variables
 from jtrain.distributed.cluster.variables import LAUNCHER
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import Fault
+from jtrain.distributed.launcher.certificate import throwaway_certificate
 from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
 from jtrain.distributed.launcher.process_group import ProcessGroup
 from jtrain.distributed.launcher.rehearsal import FaultRehearsal
@@ -31,7 +32,8 @@ def launch(
 ) -> int:
     """Run `command` in several processes; return the exit code of the first that failed.
 
-    The processes connect on the loopback only. The output of the first process is shown at once;
+    The processes connect on the loopback only, by a throw-away certificate where JAX takes one
+    (`jtrain.distributed.launcher.certificate`). The output of the first process is shown at once;
     the output of another only if it fails, at the very end. SIGINT, SIGTERM, SIGUSR1 and SIGHUP
     are forwarded; a second signal, two seconds later or more, ends all. SIGQUIT ends all at once,
     with their stacks.
@@ -52,10 +54,11 @@ def launch(
         _warn_about_hostname()
 
     rehearsal = FaultRehearsal(faults)
+    certificate: dict[str, str] = {}
 
     @contextlib.contextmanager
     def begin() -> Iterator[ProcessGroup]:
-        shared = rehearsal.environment() | ({LAUNCHER: program} if program else {})
+        shared = rehearsal.environment() | certificate | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
             environs = [
@@ -67,7 +70,11 @@ def launch(
             ) as group:
                 yield group
 
-    with claimed_port(port) if port else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if port:
+            stack.enter_context(claimed_port(port))
+        if processes > 1:
+            certificate |= stack.enter_context(throwaway_certificate(os.environ))
         return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
 
 

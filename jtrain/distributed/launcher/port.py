@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from jtrain.distributed.port_holder import find_port_holder
 from jtrain.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -79,7 +80,9 @@ def _check_unused(port: int) -> None:
         try:
             listener.bind((LOOPBACK, port))
         except (OSError, OverflowError) as error:
-            raise _error(port, getattr(error, "strerror", "") or f"{error}") from None
+            holder = find_port_holder(port)
+            why = f"{holder} listens there" if holder else getattr(error, "strerror", "")
+            raise _error(port, why or f"{error}") from None
 
 
 def _error(port: int, why: str) -> ConfigError:

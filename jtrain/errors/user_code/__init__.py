@@ -1,4 +1,4 @@
-"""Errors in a user's own code, told by the user's own frames and what to type."""
+"""Errors in a user's own code: messages with the user's own frames and what to type."""
 
 from jtrain.errors.user_code.advice import CARRY_EXTRA as CARRY_EXTRA
 from jtrain.errors.user_code.api_boundary import api_boundary as api_boundary

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jtrain.errors.old_names import rename_advice
+from jtrain.errors.moved_names import rename_advice
 from jtrain.errors.user_code.explain import (
-    WHOLE,
+    FULL_TRACEBACK,
     ErrorAdvice,
     UserCodeFailure,
     missing_key,
@@ -33,7 +33,7 @@ class AdviceRule(NamedTuple):
 
 
 def advise(failure: UserCodeFailure) -> ErrorAdvice:
-    """Return the advice of the first row that matches, or where to see more."""
+    """Return the advice of the first row that matches, or how to see the full traceback."""
     if renamed := rename_advice(failure.error):
         return ErrorAdvice(f"{failure.what} uses a name of an earlier version of jtrain", renamed)
     kinds = {cls.__name__ for cls in type(failure.error).__mro__}
@@ -41,10 +41,10 @@ def advise(failure: UserCodeFailure) -> ErrorAdvice:
     for row in TABLE:
         if kinds.intersection(row.kind.split("|")) and re.search(row.pattern, text):
             return row.advise(failure)
-    return ErrorAdvice(f"{failure.what} failed", WHOLE)
+    return ErrorAdvice(f"{failure.what} failed", FULL_TRACEBACK)
 
 
-def _says(happened: str, typed: str) -> Callable[[UserCodeFailure], ErrorAdvice]:
+def _advise(happened: str, typed: str) -> Callable[[UserCodeFailure], ErrorAdvice]:
     return lambda failure: ErrorAdvice(f"{failure.what} {happened}", typed)
 
 
@@ -52,7 +52,7 @@ TABLE = (
     AdviceRule(
         "TracerBoolConversionError",
         "",
-        _says(
+        _advise(
             "asks whether a value holds that JAX has not computed yet (`if`, `while`, `and`)",
             "Choose by jnp.where(condition, a, b); call one of two functions by "
             "jax.lax.cond(condition, f, g, x).",
@@ -61,15 +61,15 @@ TABLE = (
     AdviceRule(
         "NonConcreteBooleanIndexError",
         "",
-        _says(
-            "picks values by a mask, which gives as many as the mask says",
+        _advise(
+            "picks values by a mask, so that their number depends on the mask",
             "Keep the shape: jnp.where(mask, x, 0); or weigh the rows: jt.Mean.of(values, mask).",
         ),
     ),
     AdviceRule(
         "TracerIntegerConversionError",
         "",
-        _says(
+        _advise(
             "takes a value that JAX has not computed yet for an index, a size or a range",
             "Take sizes from shapes, x.shape[0]; pick by jnp.take(x, i, axis=0).",
         ),
@@ -78,7 +78,7 @@ TABLE = (
     AdviceRule(
         "ConcretizationTypeError",
         "",
-        _says(
+        _advise(
             "takes a value that JAX has not computed yet for a Python number (float, int, .item())",
             'Print it by jax.debug.print("{}", x); to have it in the history, return it as a '
             'metric: return loss, {"name": jt.Mean.of(values, batch["mask"])}.',
@@ -87,8 +87,8 @@ TABLE = (
     AdviceRule(
         "UnexpectedTracerError",
         "",
-        _says(
-            "uses a value that was kept while it was traced before (in a list, an attribute)",
+        _advise(
+            "uses a value that was stored while it was traced before (in a list, an attribute)",
             'Return what is needed later as a metric: return loss, {"name": '
             'jt.Mean.of(values, batch["mask"])}.',
         ),
@@ -96,7 +96,7 @@ TABLE = (
     AdviceRule(
         "ScopeCollectionNotFound|ValueError",
         "collection is empty|Unable to retrieve state",
-        _says(
+        _advise(
             "uses a model that carries more than parameters (running statistics), without that",
             CARRY_EXTRA,
         ),
@@ -104,7 +104,7 @@ TABLE = (
     AdviceRule(
         "TypeError",
         "concrete values of integer type",
-        _says(
+        _advise(
             "takes a value that JAX has not computed yet for a size",
             "Take sizes from shapes: x.shape[0].",
         ),
@@ -113,7 +113,7 @@ TABLE = (
     AdviceRule(
         "NameError",
         "axis name",
-        _says(
+        _advise(
             "adds up over devices by itself (psum, pmean, axis_index)",
             "Leave that to the step, which does so with what the loss returns for its rows: "
             'jt.Mean.of(values, batch["mask"]).',
@@ -124,7 +124,7 @@ TABLE = (
     AdviceRule(
         "TypeError",
         "(list|tuple) indices must be integers",
-        _says(
+        _advise(
             "asks a list for a name",
             'Count, params[0]; or give a dict, {"w": ...}, for what has names.',
         ),
@@ -132,7 +132,7 @@ TABLE = (
     AdviceRule(
         "TypeError",
         "subdtype of <class 'numpy.integer'>|must be of integer type|must have integer",
-        _says(
+        _advise(
             "is given numbers with a fraction where whole numbers count classes or places",
             "Make them whole where the data is made: y.astype(np.int32).",
         ),
@@ -140,7 +140,7 @@ TABLE = (
     AdviceRule(
         "TypeError",
         "PRNG key type <class 'NoneType'>|PRNG key.*None",
-        _says(
+        _advise(
             "draws without a key: `rng` is None in an evaluation, where nothing is to be drawn",
             "Draw where there is one: x = x if rng is None else dropped(x, rng).",
         ),
@@ -148,7 +148,7 @@ TABLE = (
     AdviceRule(
         "TypeError",
         "must be Tensor, not|expected Tensor",
-        _says(
+        _advise(
             "gives torch an array of JAX, and torch would compute no gradient of it",
             "Write it with jax.numpy (jnp) or optax: "
             "optax.softmax_cross_entropy_with_integer_labels for torch's cross_entropy.",
@@ -161,7 +161,7 @@ TABLE = (
     AdviceRule(
         "TypeError",
         "is not a valid JAX (array )?type|Cannot interpret value of type",
-        _says(
+        _advise(
             "gives JAX what is no array of numbers",
             "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
         ),

@@ -23,8 +23,8 @@ R = TypeVar("R")
 def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
     """Make the errors of a public function short.
 
-    What a person can mend (UserError) leaves without the frames of jtrain and JAX. Uncaught, it
-    ends a script by the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames.
+    A UserError is raised without the frames of jtrain and JAX. Uncaught, it ends a script with
+    the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames.
     """
 
     @functools.wraps(function)
@@ -34,10 +34,10 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
         except (RuntimeError, AssertionError, TypeError) as error:
-            told = refused_platform(error) or _unknown_arguments(error, function, kwargs)
-            if told is None:
+            clearer = refused_platform(error) or _unknown_arguments(error, function, kwargs)
+            if clearer is None:
                 raise
-            found = told
+            found = clearer
         exit_by_code()
         if not full_tracebacks():
             _shorten(found)
@@ -47,7 +47,7 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shorten(error: Exception) -> None:
-    """Take the frames off an error, and what it came of out of sight; that stays its `__context__`.
+    """Remove the frames of an error, and hide its cause, which stays its `__context__`.
 
     JAX's note about its own frames goes with them.
     """
@@ -61,19 +61,21 @@ def _shorten(error: Exception) -> None:
 def _unknown_arguments(
     error: Exception, function: Callable[..., object], given: Mapping[str, object]
 ) -> ConfigError | None:
-    """Return what to tell of arguments that a function has not, with the nearest that it has."""
+    """Return the message for unknown arguments of a function, with the nearest known ones."""
     refused = re.search(r"unexpected keyword argument '\w+'", str(error))
     trace = error.__traceback__
-    if refused is None or trace is None or trace.tb_next is not None:  # it came from further in
+    if (
+        refused is None or trace is None or trace.tb_next is not None
+    ):  # it was raised further inside
         return None
     names = list(inspect.signature(function).parameters)
     others = {other: name for other, name in SYNONYMS.items() if name in names}
     wrong = [name for name in given if name not in names]
     near = [difflib.get_close_matches(name, [*names, *others], 1) for name in wrong]
     meant = dict.fromkeys(others.get(found[0], found[0]) for found in near if found)
-    there = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
+    advice = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
     many = "s" if len(wrong) > 1 else ""
-    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {there}")
+    return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {advice}")
 
 
 def _assigned(names: Iterable[str]) -> str:
@@ -100,7 +102,7 @@ def exit_by_code() -> None:
 
 
 def refused_platform(error: Exception) -> ConfigError | None:
-    """Return what to tell where JAX has no devices of the platform that JAX_PLATFORMS names."""
+    """Return the error for a JAX without devices of the platform in JAX_PLATFORMS."""
     asked = os.environ.get("JAX_PLATFORMS", "")
     frames = traceback.extract_tb(error.__traceback__)
     if not asked or not any(frame.filename.endswith("xla_bridge.py") for frame in frames):

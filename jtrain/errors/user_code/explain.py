@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 from jtrain.errors.tracebacks import failing_code
 
-WHOLE = (
-    "The whole traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
+FULL_TRACEBACK = (
+    "The full traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
 )
 PRINT = "Print shapes as it is traced, print(x.shape): rows are the first dim of every array."
 
 
 class UserCodeFailure(NamedTuple):
-    """An error in a user's code, and what is known about it."""
+    """Error in a user's code, with the facts that advice is based on."""
 
     error: Exception
     what: str
-    """That was called: "the loss"."""
+    """Name of the function that was called: "the loss"."""
     link: TracebackType
-    """The innermost frame of the user's own."""
+    """Innermost frame of the user's own code."""
     batch: Mapping[str, Any]
-    """That it was called with; empty where it was called with none."""
+    """Batch that the function was called with; empty without one."""
 
 
 class ErrorAdvice(NamedTuple):
@@ -39,7 +39,7 @@ class ErrorAdvice(NamedTuple):
 
 
 def numpy_call(failure: UserCodeFailure) -> ErrorAdvice:
-    """Name the function of numpy that was called, where the line says it."""
+    """Name the function of numpy that the line calls; empty if it names none."""
     names = re.findall(r"\bnp\.(\w+)", failing_code(failure.link))
     typed = f"jnp.{names[0]}(...) in the place of np.{names[0]}(...)" if names else "jnp for np"
     happened = f"{failure.what} gives numpy a value that JAX has not computed yet"
@@ -47,13 +47,13 @@ def numpy_call(failure: UserCodeFailure) -> ErrorAdvice:
 
 
 def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
-    """Name the keys that there are, of the mapping that was asked."""
+    """Name the existing keys of the mapping that lacks one."""
     key = failure.error.args[0] if failure.error.args else None
     name, mapping = _asked(failure.link)
     if mapping is None and failure.batch and key not in failure.batch:
         name, mapping = "the batch", failure.batch
     if mapping is None or not mapping:
-        return ErrorAdvice(f"{failure.what} asks for {key!r}, which is not there", WHOLE)
+        return ErrorAdvice(f"{failure.what} asks for {key!r}, which does not exist", FULL_TRACEBACK)
     near = difflib.get_close_matches(str(key), [str(name) for name in mapping], 1)
     happened = f"{failure.what} asks for {key!r}, and {name} has {_listed(mapping)}"
     if near:
@@ -63,20 +63,20 @@ def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
 
 
 def _listed(mapping: Mapping[Any, Any]) -> str:
-    """Return the keys and their contents; of a batch first the keys of its data."""
+    """Return the keys and their contents; for a batch the keys of its data come first."""
     names = sorted(mapping, key=lambda name: name in ("row", "mask"))
     return ", ".join(_described(name, mapping[name]) for name in names)
 
 
 def _described(name: Any, value: Any) -> str:
-    """`x (float32[32,8])`."""
+    """Return `x (float32[32,8])`."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     kind = f" ({dtype}[{','.join(map(str, shape))}])" if shape is not None and dtype else ""
     return f"{name}{kind}"
 
 
 def _asked(link: TracebackType) -> tuple[str, Mapping[Any, Any] | None]:
-    """Return the mapping that the failing code, `batch["image"]`, asked, and how it is written."""
+    """Return the mapping in the failing code, such as `batch["image"]`, and its expression."""
     try:
         asked = ast.parse(failing_code(link).strip(), mode="eval").body
     except SyntaxError:
@@ -98,7 +98,7 @@ def _asked(link: TracebackType) -> tuple[str, Mapping[Any, Any] | None]:
 
 
 def unfit_shapes(failure: UserCodeFailure) -> ErrorAdvice:
-    """Say whether one of the shapes has the rows in the wrong place."""
+    """Return advice if one of the shapes has its rows in the wrong dim."""
     rows = len(failure.batch["mask"]) if "mask" in failure.batch else None
     text = str(failure.error)
     shapes = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", text)]
@@ -118,24 +118,26 @@ def unfit_shapes(failure: UserCodeFailure) -> ErrorAdvice:
 
 
 def unknown_name(failure: UserCodeFailure) -> ErrorAdvice:
-    """Name what is written nearly so: a variable, or what a module or an object has."""
+    """Suggest the nearest name: a variable, or an attribute of a module or an object."""
     error = failure.error
     frame, name = failure.link.tb_frame, str(getattr(error, "name", "") or "")
     if isinstance(error, AttributeError):
-        there: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
-        nn = sys.modules.get("jax.nn")  # imported by whom it concerns
+        names: Sequence[str] = [x for x in dir(getattr(error, "obj", None)) if x[0] != "_"]
+        nn = sys.modules.get("jax.nn")  # imported where it is needed
         if getattr(error.obj, "__name__", "") == "jax.numpy" and hasattr(nn, name):
             return ErrorAdvice(f"{failure.what} failed", f"Write jax.nn.{name}.")
     else:
-        there = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = difflib.get_close_matches(name, there, 1)
-    return ErrorAdvice(f"{failure.what} failed", f"Did you mean {near[0]}?" if near else WHOLE)
+        names = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+    near = difflib.get_close_matches(name, names, 1)
+    return ErrorAdvice(
+        f"{failure.what} failed", f"Did you mean {near[0]}?" if near else FULL_TRACEBACK
+    )
 
 
 def subscripted_module(failure: UserCodeFailure) -> ErrorAdvice:
-    """Say that a loss gets the module itself where an nnx module is trained."""
+    """Advise that the loss gets the module itself if an nnx module is trained."""
     if not re.search(r"\[", failing_code(failure.link)):
-        return ErrorAdvice(f"{failure.what} failed", WHOLE)
+        return ErrorAdvice(f"{failure.what} failed", FULL_TRACEBACK)
     return ErrorAdvice(
         f"{failure.what} takes an object for a dict",
         "Where an nnx module is trained the loss gets the module itself: def loss(module, batch, "
@@ -144,19 +146,19 @@ def subscripted_module(failure: UserCodeFailure) -> ErrorAdvice:
 
 
 def missing_path(failure: UserCodeFailure) -> ErrorAdvice:
-    """Name what there is beside a path that is not there."""
+    """Name the files beside a missing path."""
     error = failure.error
     path = Path(str(getattr(error, "filename", None) or ""))
-    reason = getattr(error, "strerror", None) or "not there"
+    reason = getattr(error, "strerror", None) or "missing"
     happened = f"{failure.what} cannot open {path or 'a file'} ({reason.lower()})"
     above = next((p for p in path.parents if p.is_dir()), Path())
-    there = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
-    missing, *rest = path.parts[len(above.parts) :] or [""]  # the first that is not there
-    near = difflib.get_close_matches(missing, there, 1)
+    present = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
+    missing, *rest = path.parts[len(above.parts) :] or [""]  # the first missing one
+    near = difflib.get_close_matches(missing, present, 1)
     where = f"It was looked for in {above.resolve()}"
     if near:
         return ErrorAdvice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
-    listed = f", which has {', '.join(there[:8])}" if there else ""
+    listed = f", which has {', '.join(present[:8])}" if present else ""
     relative = (
         "" if path.is_absolute() else "; a relative path counts from where you type the command"
     )

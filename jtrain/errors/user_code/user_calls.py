@@ -1,4 +1,4 @@
-"""Calls of a user's functions: errors within show the user's own frames and what to type."""
+"""Calls of a user's functions, whose errors show the user's own frames and what to type."""
 
 import contextlib
 import inspect
@@ -11,24 +11,24 @@ from jtrain.errors.tracebacks import format_error, frame_lines, is_user_file, us
 from jtrain.errors.user_code.advice import advise
 from jtrain.errors.user_code.explain import UserCodeFailure
 
-# Raised by what a run depends on and not by what its code says: another try may go well.
+# Raised by the machine and not by the user's code: another try may succeed.
 OUTSIDE = (MemoryError, KeyboardInterrupt, ConnectionError, TimeoutError)
 
 
 @contextlib.contextmanager
 def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Raise what fails within as a CodeError, if it was the user's own code that called for it.
+    """Raise an error within as a CodeError, if the user's own code caused it.
 
-    The error that it was is its `__context__`, and its `__cause__` where JAX is asked for whole
+    The original error is its `__context__`, and its `__cause__` where JAX is asked for full
     tracebacks (JAX_TRACEBACK_FILTERING=off).
 
     Args:
-        what: is called: "the loss", "`build`".
-        batch: that it is called with, for advice.
+        what: name of the called function: "the loss", "`build`".
+        batch: its batch, for advice.
 
     Raises:
-        CodeError: in the place of the error, with the user's frames, its own first line and what
-            to type.
+        CodeError: instead of the error, with the user's frames, the first line of the error and
+            what to type.
     """
     try:
         yield
@@ -38,16 +38,16 @@ def user_code(what: str, batch: Mapping[str, Any] | None = None) -> Iterator[Non
     except OUTSIDE:
         raise
     except Exception as error:
-        told = describe_call(error, what, batch)
-        if told is None:
+        message = describe_call(error, what, batch)
+        if message is None:
             raise
-        raise CodeError(told) from (error if full_tracebacks() else None)
+        raise CodeError(message) from (error if full_tracebacks() else None)
 
 
 def describe_call(
     error: Exception, what: str, batch: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Return what to tell of an error in a user's code; None if it is none of theirs to mend."""
+    """Return the CodeError for an error in a user's code; None if the user cannot fix it."""
     links = list(user_frames(error.__traceback__))
     if not links or _comes_from_outside(error):
         return None
@@ -57,14 +57,14 @@ def describe_call(
 
 
 def _add_place(error: UserError) -> None:
-    """Say the lines of the user's that led to an error which says what to type already."""
+    """Add the user's lines to an error that already has its advice."""
     frames = frame_lines(error.__traceback__)
     if frames and '  File "' not in str(error):
         error.args = (f"{error}\n{frames}",)
 
 
 def _comes_from_outside(error: Exception) -> bool:
-    """Return whether an error is of the machine: a disk, a network, a device without memory."""
+    """Return whether the machine caused an error: a disk, a network, a device without memory."""
     paths = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
     if isinstance(error, OSError):
         return not isinstance(error, (FileExistsError, *paths))
@@ -72,7 +72,7 @@ def _comes_from_outside(error: Exception) -> bool:
 
 
 def full_tracebacks() -> bool:
-    """Return whether tracebacks are to stay as long as they are, by JAX's own setting."""
+    """Return whether JAX's setting asks for full tracebacks."""
     return os.environ.get("JAX_TRACEBACK_FILTERING", "") == "off"
 
 
@@ -90,7 +90,7 @@ def check_takes(function: Any, names: Sequence[str], what: str) -> None:
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a function of C says nothing
+    except (TypeError, ValueError):  # a function in C has no signature
         return
     try:
         signature.bind(*names)

@@ -29,7 +29,7 @@ from jtrain.train.hooks.metrics import read_metrics
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
-from jtrain.train.step_time import paced
+from jtrain.train.step_time import set_up_with_step_time
 
 ROWS = 4096  # the largest batch whose rows are checked one by one
 
@@ -120,7 +120,7 @@ def find_nan(
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"
     config = apply_decisions(run_dir.match(config, advice).config, run_dir)
-    setup = paced(config, run_dir.pace)
+    setup = set_up_with_step_time(config, run_dir.pace)
     state = _before(setup, run_dir, log)
     first_nonfinite = _first_nonfinite(setup, state, log)
     if first_nonfinite is None:

@@ -48,7 +48,7 @@ class RunDifference:
     checkpoint: int | None
     """First checkpoint that differs."""
     leaves: Sequence[Mapping[str, Any]]
-    """Differing leaves of that checkpoint: `leaf`, the two values `is`, their distance `apart`."""
+    """Differing leaves of that checkpoint: `leaf`, the two values `is`, their `distance`."""
 
     @property
     def nothing(self) -> bool:

@@ -22,7 +22,7 @@ from jtrain.io.formatting import format_number
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import TrainSetup
-from jtrain.train.step_time import paced
+from jtrain.train.step_time import set_up_with_step_time
 
 SMALL, DOWN = 0.05, 0.7  # fractions of the first loss
 
@@ -126,7 +126,7 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
         ConfigError: if there is no batch to train on, or fewer steps than batches.
     """
     enable_compilation_cache()
-    setup = paced(dataclasses.replace(config, steps_per_call=1))
+    setup = set_up_with_step_time(dataclasses.replace(config, steps_per_call=1))
     config = setup.config  # with durations in steps
     if not 1 <= batches <= config.steps // 2:
         raise ConfigError(

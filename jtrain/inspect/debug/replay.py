@@ -39,14 +39,14 @@ class ReplayMismatch:
     """A step whose replay differs from the run."""
 
     step: int
-    here: StepRecord
-    there: StepRecord
+    replayed: StepRecord
+    recorded: StepRecord
     """The record of the run; its batch is 0 if it is not compared."""
 
     @property
     def batch(self) -> bool:
         """True if the data differs, so that the numbers cannot be compared."""
-        return bool(self.there.batch) and self.here.batch != self.there.batch
+        return bool(self.recorded.batch) and self.replayed.batch != self.recorded.batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ReplayResult:
     step: int
     start: int
     """Step of the checkpoint that the replay starts from; 0: the initial state."""
-    here: StepRecord
-    there: StepRecord | None
+    replayed: StepRecord
+    recorded: StepRecord | None
     """The record of the run; None if there is none."""
     rows: tuple[int, int]
     """First and last row of its batch in this process."""
@@ -120,8 +120,8 @@ def replay(
     return ReplayResult(
         step=step,
         start=start,
-        here=replayed.records[step],
-        there=known.get(step),
+        replayed=replayed.records[step],
+        recorded=known.get(step),
         rows=(int(own.min()), int(own.max())),
         key=tuple(np.ravel(jax.random.key_data(replayed.before.step_key())).tolist()),
         compared=sum(number in known for number in replayed.records),

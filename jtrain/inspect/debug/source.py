@@ -86,8 +86,3 @@ def find_raise(error: BaseException) -> SourceLine | None:
     lines = [SourceLine(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
     excluded = (*_LIBRARIES, _TOOLKIT, "<")
     return next((line for line in reversed(lines) if not line.file.startswith(excluded)), None)
-
-
-def is_backward(equation: Any) -> bool:
-    """Return whether an equation belongs to the gradient and not to the loss."""
-    return "transpose(" in str(getattr(getattr(equation, "source_info", None), "name_stack", ""))

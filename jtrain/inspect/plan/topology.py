@@ -27,7 +27,8 @@ def find_topology(name: str) -> Topology:
     Raises:
         ConfigError: if the name is invalid, or the compiler for it is not installed.
     """
-    from jtrain.parallel.memory_estimate import CHIPS, device_memory
+    from jtrain.parallel.chips import CHIPS
+    from jtrain.parallel.memory_estimate import device_memory
 
     parsed = TopologyName.parse(name)
     slices, kind, shape = parsed.count, parsed.kind, parsed.shape

@@ -31,7 +31,7 @@ def as_model(model: AnyModel) -> Model:
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s
 
         return from_nnx(model)
-    refuse_foreign(model)
+    check_model_type(model)
     if callable(model):
         from jtrain.models.adapters.function import from_function
 
@@ -49,7 +49,7 @@ def is_nnx(x: Any) -> bool:
     return nnx is not None and isinstance(x, nnx.Module)
 
 
-def refuse_foreign(model: Any) -> None:
+def check_model_type(model: Any) -> None:
     """Raise for a model of another library, which jtrain cannot take unchanged.
 
     Raises:

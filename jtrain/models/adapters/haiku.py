@@ -8,7 +8,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.rows import check_no_hidden_rows, first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
-from jtrain.models.adapters.library_modules import switch_of
+from jtrain.models.adapters.library_modules import make_switch
 
 Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku is no dependency
 
@@ -40,7 +40,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     hk = _haiku()
     if isinstance(transformed, hk.Transformed):
         transformed = hk.with_empty_state(transformed)
-    switch = switch_of(transformed.apply, "the haiku function")
+    switch = make_switch(transformed.apply, "the haiku function")
 
     def init(key: Key) -> tuple[Params, Extra]:
         like = [jnp.zeros(x.shape, x.dtype) for x in inputs]

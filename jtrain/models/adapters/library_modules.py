@@ -23,7 +23,7 @@ def keys_argument(call: Callable[..., Any], rng: Keys | None) -> dict[str, Keys]
     return {"keys": rng}
 
 
-def switch_of(call: Callable[..., Any], what: str) -> Callable[[bool], dict[str, Any]]:
+def make_switch(call: Callable[..., Any], what: str) -> Callable[[bool], dict[str, Any]]:
     """Return `train -> keyword arguments` for the switches that `call` takes.
 
     In training `train`, `training` and `is_training` are True, and `deterministic`, `inference` and
@@ -42,7 +42,7 @@ def switch_of(call: Callable[..., Any], what: str) -> Callable[[bool], dict[str,
     return lambda train: dict.fromkeys(on, train) | dict.fromkeys(off, not train)
 
 
-def replaced(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
+def mean_of_slices(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
     """Return `new` as a stateful loss does: a Mean where a leaf is not that of `old`.
 
     A batch norm of another library returns its next running statistics, and no sums over rows. With
@@ -64,12 +64,14 @@ def replaced(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
     return jax.tree.map(leaf, old, new)
 
 
-def carried(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
+def stateful_output(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
     """Return `new` as a stateful loss does, for layers of any library.
 
-    Layers of this package return Means already; the others are handled by `replaced`.
+    Layers of this package return Means already; the others are handled by `mean_of_slices`.
     """
     if not jax.tree.leaves(old):
         return old
-    leaf = lambda before, after: after if isinstance(after, Mean) else replaced(before, after, mask)
+    leaf = lambda before, after: (
+        after if isinstance(after, Mean) else mean_of_slices(before, after, mask)
+    )
     return jax.tree.map(leaf, old, new)

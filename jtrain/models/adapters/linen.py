@@ -14,7 +14,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.rows import first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
-from jtrain.models.adapters.library_modules import keys_argument, switch_of
+from jtrain.models.adapters.library_modules import keys_argument, make_switch
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
@@ -36,7 +36,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         LossError: if the module takes `**keywords`; from `apply`, if it draws in training and `rng`
             is None.
     """
-    switch = switch_of(module.__call__, f"the linen module {type(module).__name__}")
+    switch = make_switch(module.__call__, f"the linen module {type(module).__name__}")
     taken = inspect.signature(module.__call__).parameters
     named = ("mask",) if "mask" in taken else ()
 

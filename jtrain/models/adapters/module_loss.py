@@ -7,7 +7,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.errors.user_code import check_takes
-from jtrain.models.adapters.library_modules import carried
+from jtrain.models.adapters.library_modules import stateful_output
 from jtrain.models.adapters.nnx import SplitModule
 
 
@@ -30,6 +30,6 @@ def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
         result = loss(inner, batch, rng)
         pair = type(result) is tuple and len(result) == 2
         value, metrics = result if pair else (result, {})
-        return value, metrics, carried(extra, module.extra_of(inner), batch["mask"])
+        return value, metrics, stateful_output(extra, module.extra_of(inner), batch["mask"])
 
     return Stateful(call)

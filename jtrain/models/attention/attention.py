@@ -56,9 +56,9 @@ def attention(
 
         return cudnn(q, k, v, window=window, soft_cap=soft_cap, scale=scale, segments=segments)
     if implementation == "splash":
-        from jtrain.models.attention.splash import refuse_elsewhere, splash  # pallas: 0.4 s
+        from jtrain.models.attention.splash import check_tpu, splash  # pallas: 0.4 s
 
-        refuse_elsewhere(platform or jax.default_backend())
+        check_tpu(platform or jax.default_backend())
         return splash(q, k, v, window=window, soft_cap=soft_cap, scale=scale, segments=segments)
     if implementation not in (None, "xla"):
         raise ConfigError(

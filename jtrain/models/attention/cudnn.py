@@ -27,8 +27,8 @@ def cudnn(
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html.
     """
     device = jax.devices()[0]
-    refuse_without(device.platform == "gpu" and "nvidia" in device.device_kind.lower(), device)
-    refuse_unsupported(q, k, soft_cap=soft_cap, segments=segments)
+    check_nvidia(device.platform == "gpu" and "nvidia" in device.device_kind.lower(), device)
+    check_kernel_exists(q, k, soft_cap=soft_cap, segments=segments)
     same = None if segments is None else segments[:, :, None] == segments[:, None]
     return jax.nn.dot_product_attention(
         q,
@@ -42,7 +42,7 @@ def cudnn(
     )
 
 
-def refuse_without(nvidia: bool, device: object) -> None:
+def check_nvidia(nvidia: bool, device: object) -> None:
     """Raise ConfigError unless the device is an NVIDIA GPU."""
     if not nvidia:
         raise ConfigError(
@@ -52,7 +52,7 @@ def refuse_without(nvidia: bool, device: object) -> None:
         )
 
 
-def refuse_unsupported(
+def check_kernel_exists(
     q: Float[Array, "b t h k"],
     k: Float[Array, "b s g k"],
     *,

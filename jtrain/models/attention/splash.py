@@ -62,7 +62,7 @@ def splash(
     return jnp.moveaxis(out, 1, 2)
 
 
-def refuse_elsewhere(platform: str) -> None:
+def check_tpu(platform: str) -> None:
     """Raise ConfigError unless the program is for a TPU."""
     if platform != "tpu":
         raise ConfigError(

@@ -95,10 +95,12 @@ def dropless(
     sizes = jnp.diff(sort.starts)
     product = lambda rows, kernel: jax.lax.ragged_dot(rows, kernel, sizes)
     mixed = from_slots(feed(product, to_slots(tokens, slots), *kernels), slots)  # n k d
-    return weighed(mixed.reshape(*chosen.shape, -1), weights)
+    return sum_weighted(mixed.reshape(*chosen.shape, -1), weights)
 
 
-def weighed(mixed: Float[Array, "*b k d"], weights: Float[Array, "*b k"]) -> Float[Array, "*b d"]:
+def sum_weighted(
+    mixed: Float[Array, "*b k d"], weights: Float[Array, "*b k"]
+) -> Float[Array, "*b d"]:
     """Return the weighted sum over the experts of a token, summed in at least float32."""
     return (at_least_f32(mixed) * weights[..., None]).sum(-2).astype(mixed.dtype)
 

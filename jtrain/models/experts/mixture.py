@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.models.experts.dispatch import dropless, weighed, within_capacity
+from jtrain.models.experts.dispatch import dropless, sum_weighted, within_capacity
 from jtrain.models.experts.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.feed_forward import Activation, bend
@@ -87,7 +87,7 @@ class MixtureOfExperts(nnx.Module):
                 placement=self.placement,
             )
             mixed = mixed if order is None else mixed[:, order]
-            return weighed(mixed, weights), logits
+            return sum_weighted(mixed, weights), logits
         feed = functools.partial(_feed, self.activation, _named)
         dims = (UP, DOWN, UP)[: len(kernels)]
         mix = functools.partial(dropless, feed)

@@ -17,7 +17,7 @@ Remat: TypeAlias = Literal["none", "full", "dots", "dots_with_no_batch_dims", "n
 CallBlock: TypeAlias = Callable[[Any, Array, Any, Any, Any], tuple[Array, Any]]
 
 
-def stacked(
+def stack_modules(
     make: Callable[[KeySequence], nnx.Module], layers: int, draws: KeySequence
 ) -> nnx.Module:
     """Make `layers` modules as one whose parameters have a leading dim, the layer.
@@ -46,7 +46,7 @@ def through(
     """Return `x` after every block, and the blocks' new states: a list, or stacked as they are.
 
     Args:
-        blocks: an `nnx.List` of blocks, or a module from `stacked`.
+        blocks: an `nnx.List` of blocks, or a module from `stack_modules`.
         call_block: calls one block.
         rows: arrays b ... that belong to the rows of `x`.
         state: the blocks' states, such as caches, or None.

@@ -17,7 +17,7 @@ from jtrain.models.attention.positions import LearnedPositions, Positions, Rotar
 from jtrain.models.attention.rotary import RotaryAngles, turn_at
 from jtrain.models.attention.scores import places_within, soft_cap
 from jtrain.models.experts.experts import Experts
-from jtrain.models.layers.block_stack import Remat, stacked, through
+from jtrain.models.layers.block_stack import Remat, stack_modules, through
 from jtrain.models.layers.dropout import KeySequence, drawn_from, drop
 from jtrain.models.layers.embedding import look_up
 from jtrain.models.layers.feed_forward import Activation
@@ -101,7 +101,7 @@ class Decoder(nnx.Module):
             )
 
         if scan:
-            self.blocks = stacked(make_block, layers, draws)
+            self.blocks = stack_modules(make_block, layers, draws)
         else:
             self.blocks = nnx.List(make_block(draws) for _ in range(layers))
         self.norm = Norm(width, kind=norm, epsilon=epsilon, bias=bias)

@@ -15,9 +15,9 @@ from jtrain.optim.schedules.rate import (
     Warmup,
     check_run,
     check_warmup,
-    rate_of,
-    rise,
-    warmed,
+    make_rate,
+    scale_share,
+    warmup_share,
 )
 
 
@@ -36,7 +36,7 @@ class Cosine(ScheduleBase):
 
     def rate(self, peak: float, steps: int) -> LearningRate:
         """Return the rate at each step of a schedule of `steps`."""
-        return warmed(half_cosine, peak, steps, self.warmup, self.final)
+        return make_rate(half_cosine, peak, steps, self.warmup, self.final)
 
 
 def half_cosine(x: Any, xp: Any) -> Any:
@@ -75,9 +75,9 @@ class Restarts(ScheduleBase):
             first, after = (xp.asarray(x, xp.float32)[cycle] for x in (starts[:-1], starts[1:]))
             over = xp.clip((step - first) / (after - 1 - first), 0, 1)
             level = self.final + (1 - self.final) * half_cosine(over, xp)
-            return rise(step, self.warmup, xp) * level
+            return warmup_share(step, self.warmup, xp) * level
 
-        return rate_of(share, peak)
+        return scale_share(share, peak)
 
     def _starts(self, steps: int) -> list[int]:
         """Return the first step of each cycle, and the number of steps."""
@@ -134,4 +134,4 @@ class OneCycle(ScheduleBase):
             down = self.final + (1 - self.final) * half_cosine(over, xp)
             return xp.where(step < top, up, down)
 
-        return rate_of(share, peak)
+        return scale_share(share, peak)

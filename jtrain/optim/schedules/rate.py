@@ -16,7 +16,7 @@ Warmup = Annotated[int, DurationField(0, "%")]  # steps, once the data is known
 Curve: TypeAlias = Callable[[Any, Any], Any]  # (argument, numpy or jnp) -> a share of the peak
 
 
-def rate_of(share: Curve, peak: float) -> LearningRate:
+def scale_share(share: Curve, peak: float) -> LearningRate:
     """Return `peak` times the share at each step; `share` gets the step as a float32."""
 
     def learning_rate(step: Int[Array, ""] | int) -> Float[Array, ""] | float:
@@ -28,12 +28,12 @@ def rate_of(share: Curve, peak: float) -> LearningRate:
     return learning_rate
 
 
-def rise(step: Any, warmup: int, xp: Any) -> Any:
+def warmup_share(step: Any, warmup: int, xp: Any) -> Any:
     """Return the share of the peak during a warmup; 1 after it."""
     return xp.minimum((step + 1) / (warmup + 1), 1)
 
 
-def warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) -> LearningRate:
+def make_rate(curve: Curve, peak: float, steps: int, warmup: int, final: float) -> LearningRate:
     """Return a rate that warms up, then goes from the peak to `final` x peak as `curve` falls to 0.
 
     The argument of `curve` is the elapsed share of the steps after the warmup, 0 to 1.
@@ -46,9 +46,9 @@ def warmed(curve: Curve, peak: float, steps: int, warmup: int, final: float) -> 
 
     def share(step: Any, xp: Any) -> Any:
         fall = curve(xp.clip((step - warmup) / span, 0, 1), xp)
-        return rise(step, warmup, xp) * (final + (1 - final) * fall)
+        return warmup_share(step, warmup, xp) * (final + (1 - final) * fall)
 
-    return rate_of(share, peak)
+    return scale_share(share, peak)
 
 
 def check_run(steps: int) -> None:

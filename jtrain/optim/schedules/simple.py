@@ -6,7 +6,14 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.optim.schedules.base import ScheduleBase
-from jtrain.optim.schedules.rate import LearningRate, Warmup, check_warmup, rate_of, rise, warmed
+from jtrain.optim.schedules.rate import (
+    LearningRate,
+    Warmup,
+    check_warmup,
+    make_rate,
+    scale_share,
+    warmup_share,
+)
 
 
 @configclass
@@ -19,7 +26,7 @@ class Constant(ScheduleBase):
 
     def rate(self, peak: float, steps: int) -> LearningRate:
         """Return the rate at each step of a schedule of `steps`."""
-        return warmed(lambda x, xp: xp.ones_like(x), peak, steps, self.warmup, final=1.0)
+        return make_rate(lambda x, xp: xp.ones_like(x), peak, steps, self.warmup, final=1.0)
 
 
 @configclass
@@ -34,7 +41,7 @@ class LinearSchedule(ScheduleBase):
 
     def rate(self, peak: float, steps: int) -> LearningRate:
         """Return the rate at each step of a schedule of `steps`."""
-        return warmed(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)
+        return make_rate(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)
 
 
 @configclass
@@ -60,9 +67,9 @@ class InverseSquareRoot(ScheduleBase):
 
         def share(step: Any, xp: Any) -> Any:
             after = xp.maximum(step - self.warmup, 0)
-            return rise(step, self.warmup, xp) / xp.sqrt(1 + after / timescale)
+            return warmup_share(step, self.warmup, xp) / xp.sqrt(1 + after / timescale)
 
-        return rate_of(share, peak)
+        return scale_share(share, peak)
 
 
 @configclass
@@ -87,4 +94,4 @@ class WarmupStableDecay(ScheduleBase):
         def curve(x: Any, xp: Any) -> Any:
             return xp.minimum((1 - x) / self.decay, 1)
 
-        return warmed(curve, peak, steps, self.warmup, self.final)
+        return make_rate(curve, peak, steps, self.warmup, self.final)

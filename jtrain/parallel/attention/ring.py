@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.parallel.attention.protocol import BlockPositions, BlockwiseAttention
-from jtrain.parallel.attention.zigzag import chunk_of
+from jtrain.parallel.attention.zigzag import chunk_index
 
 NOTHING = -1e30  # the log of the sum of no weights
 
@@ -84,7 +84,7 @@ class RingAttention:
         ahead, ids = None, None
         other = here if source is None else source
         if source is None or self.attention.window is not None:
-            number = functools.partial(chunk_of, devices=self.devices)
+            number = functools.partial(chunk_index, devices=self.devices)
             pairs = zip(q_halves, k_halves, strict=True)
             ahead = chunk * jnp.stack([number(here, i) - number(other, j) for i, j in pairs])
         if segments is not None:

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 from jtrain.errors import ShardingError
 from jtrain.parallel.attention.protocol import Attention, BlockwiseAttention
 from jtrain.parallel.attention.ring import RingAttention
-from jtrain.parallel.attention.ulysses import refuse_few_groups, ulysses
-from jtrain.parallel.attention.zigzag import in_order, refuse_uneven_time, zigzag
+from jtrain.parallel.attention.ulysses import check_whole_heads, ulysses
+from jtrain.parallel.attention.zigzag import check_even_time, restore_order, zigzag
 from jtrain.parallel.rules import split_evenly
 
 ContextBy: TypeAlias = Literal["ring", "ulysses"]
@@ -37,7 +37,7 @@ class SequenceParallelAttention:
         """
         if self._parts == 1:
             return None
-        refuse_uneven_time(time, self._parts, chunks=2 if self._by == "ring" else 1)
+        check_even_time(time, self._parts, chunks=2 if self._by == "ring" else 1)
         return zigzag(time, self._parts) if self._by == "ring" else None
 
     def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
@@ -45,7 +45,7 @@ class SequenceParallelAttention:
         if self.order(x.shape[1]) is None:
             return x
         spec = self._spec(x, "rows", "time", None)
-        return self._by_device(lambda x: in_order(x, self._parts, CONTEXT), (spec,), spec)(x)
+        return self._by_device(lambda x: restore_order(x, self._parts, CONTEXT), (spec,), spec)(x)
 
     def attend(
         self,
@@ -82,7 +82,7 @@ class SequenceParallelAttention:
         """Return the function of a device's shard of time, with its exchange."""
         self.order(time)
         if self._by == "ulysses":
-            refuse_few_groups(groups, self._parts, self._sizes.get("tensor", 1))
+            check_whole_heads(groups, self._parts, self._sizes.get("tensor", 1))
             return lambda *own: ulysses(attention, CONTEXT, self._platform, *own)
         if attention.kernel:
             raise ShardingError(

@@ -29,7 +29,7 @@ def ulysses(
     return to_time(attention(to_heads(q), to_heads(k), to_heads(v), segments, platform=platform))
 
 
-def refuse_few_groups(groups: int, devices: int, tensor: int) -> None:
+def check_whole_heads(groups: int, devices: int, tensor: int) -> None:
     """Raise unless each device can have complete groups of heads.
 
     Raises:

@@ -20,7 +20,7 @@ def zigzag(time: int, devices: int) -> np.ndarray:  # t
     return chunks[np.array(pairs).reshape(-1)].reshape(-1)
 
 
-def refuse_uneven_time(time: int, devices: int, *, chunks: int) -> None:
+def check_even_time(time: int, devices: int, *, chunks: int) -> None:
     """Raise unless the devices can have equal chunks of the positions.
 
     Raises:
@@ -40,12 +40,12 @@ def refuse_uneven_time(time: int, devices: int, *, chunks: int) -> None:
     )
 
 
-def chunk_of(device: Int[Array, ""], half: int | Int[Array, ""], devices: int) -> Int[Array, ""]:
+def chunk_index(device: Int[Array, ""], half: int | Int[Array, ""], devices: int) -> Int[Array, ""]:
     """Return the number of the chunk that is the first (0) or second (1) half on a device."""
     return jnp.where(half == 0, device, 2 * devices - 1 - device)
 
 
-def in_order(x: Float[Array, "b t d"], devices: int, axis: str) -> Float[Array, "b t d"]:
+def restore_order(x: Float[Array, "b t d"], devices: int, axis: str) -> Float[Array, "b t d"]:
     """Return a device's positions in the original order, in a `shard_map`.
 
     One of its two chunks has an even number and one an odd number; each is sent to the device of

@@ -30,7 +30,7 @@ from jtrain.core.types import Params
 from jtrain.errors import ShardingError
 from jtrain.parallel.pipeline.exchange import ExchangePlan, exchange, roll
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
-from jtrain.parallel.pipeline.stages import STAGE, RowSplit, runs_of, through_run
+from jtrain.parallel.pipeline.stages import STAGE, RowSplit, stack_stages, through_run
 
 Constrain = Callable[..., Array]  # (x, *dims)
 
@@ -55,7 +55,7 @@ def through_stages(
     """
     _check(schedule, stack, len(x), split.copies * split.parts)
     numbers = jnp.arange(schedule.stages)
-    runs = runs_of(schedule, split, stack)
+    runs = stack_stages(schedule, split, stack)
     # A CPU runs a branch concurrently with the code after it: permutations in another order on each
     # device take all threads, and deadlock (docs/log.md).
     plan = ExchangePlan(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")

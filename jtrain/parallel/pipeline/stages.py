@@ -37,7 +37,7 @@ class StageLayers(NamedTuple):
     sums: Any  # their gradients are those of the weights
 
 
-def runs_of(schedule: PipelineSchedule, split: RowSplit, stack: Params) -> StageLayers:
+def stack_stages(schedule: PipelineSchedule, split: RowSplit, stack: Params) -> StageLayers:
     """Return the layers of all stages, l ... as s c r k ..., with sums for their gradients."""
     return _with_sums(split, jax.tree.map(functools.partial(_by_stage, schedule, split), stack))
 

@@ -1,6 +1,6 @@
 """FSDP: the state and the rows of a batch sharded over the same devices."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 from pydantic import Field
@@ -31,6 +31,12 @@ class FSDP(BaseParallelConfig):
     offload: Offload = ()
     """Arrays in the memory of the host between steps, sharded as on the devices: params,
     opt_state, and activations, which a model with remat=names saves for the backward pass."""
+
+    @classmethod
+    def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
+        """Return one that splits even the smallest leaf."""
+        del dims
+        return {f"fsdp on {counts[-1]} (zero 3)": cls(devices=counts[-1], min_size=0)}
 
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """Build the strategy over these devices, or as many of `among`."""

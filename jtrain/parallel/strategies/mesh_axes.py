@@ -1,7 +1,7 @@
 """Layouts by the size of each mesh axis."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,14 @@ from jtrain.parallel.pipeline.schedule import Gather, schedule_of
 from jtrain.parallel.rules import AXES
 from jtrain.parallel.strategies.sharded import Sharded
 from jtrain.parallel.strategies.strategy import BaseParallelConfig
+
+# Axes that split the model; each needs a parameter with one of these dims.
+MODEL_AXES = {
+    "tensor": ("heads", "hidden", "vocab"),
+    "expert": ("experts",),
+    "stage": ("layers",),
+    "context": ("heads",),
+}
 
 
 @configclass
@@ -68,6 +76,16 @@ class Axes(BaseParallelConfig):
     offload: Offload = ()
     """Arrays in the memory of the host between steps, sharded as on the devices: params,
     opt_state, and activations, which a model with remat=names saves for the backward pass."""
+
+    @classmethod
+    def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
+        """Return a size of 2 for each axis for which a parameter has a dim."""
+        n = counts[-1]
+        axes = [axis for axis, needed in MODEL_AXES.items() if dims & set(needed)]
+        size: Callable[[str], dict[str, Any]] = lambda axis: {axis: 2, "data": n // 2, "fsdp": 1}
+        return {
+            f"{axis} 2, data {n // 2}": cls(devices=n, min_size=0, **size(axis)) for axis in axes
+        }
 
     def build(self, among: Sequence[Device] | None = None) -> Sharded:
         """Build the strategy over these devices, or as many of `among`.

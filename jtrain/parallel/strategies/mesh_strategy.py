@@ -67,7 +67,7 @@ class MeshStrategy(Strategy, abc.ABC):
         return same_for_all(tree, NamedSharding(self.mesh, P()))
 
     @abc.abstractmethod
-    def whole(self, fn: Callable, stacked: bool) -> Callable:
+    def to_global(self, fn: Callable, stacked: bool) -> Callable:
         """Return `fn`, written for one replica of the step, as a function of global arrays."""
 
     def lower(
@@ -79,7 +79,7 @@ class MeshStrategy(Strategy, abc.ABC):
         """
         states, everywhere = self._state_shardings(state), NamedSharding(self.mesh, P())
         jitted = jax.jit(
-            self.whole(fn, stacked),
+            self.to_global(fn, stacked),
             in_shardings=(states, NamedSharding(self.mesh, self.rows(stacked))),
             out_shardings=(states, everywhere) if keeps else everywhere,
             donate_argnums=0 if keeps else (),

@@ -1,6 +1,6 @@
 """Mirrored: a replica of the state on every device, and the rows sharded."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 from pydantic import model_validator
@@ -49,6 +49,24 @@ class Mirrored(BaseParallelConfig):
                 f"parallel.offload=[]."
             )
         return self
+
+    @property
+    def splits_state(self) -> bool:
+        """Whether `zero` splits it."""
+        return self.zero > 0
+
+    @classmethod
+    def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
+        """Return each number of devices, and for the largest each `impl` and level of `zero`."""
+        del dims
+        n = counts[-1]
+        return {
+            **{f"mirrored on {k}": cls(devices=k) for k in counts},
+            f"shard_map on {n}": cls(devices=n, impl="shard_map"),
+            f"pmap on {n}": cls(devices=n, impl="pmap"),
+            f"zero 1 on {n}": cls(devices=n, zero=1),
+            f"zero 2 on {n}": cls(devices=n, zero=2),
+        }
 
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """Build the strategy over these devices, or as many of `among`."""

@@ -98,7 +98,7 @@ class Sharded(MeshStrategy):
         each = split if zero > 1 else NO_SHARDING.each
         return GradientSharding(constrain(self.leaves.used, zero == 3), each=each, summed=split)
 
-    def whole(self, fn: Callable, stacked: bool) -> Callable:
+    def to_global(self, fn: Callable, stacked: bool) -> Callable:
         """Return `fn` itself: the compiler splits one program."""
         del stacked
         return fn

@@ -43,7 +43,7 @@ class ShardMap(MeshStrategy):
         sockets = jax.process_count() > 1 and self.mesh.devices.flat[0].platform == "cpu"
         return lambda tree: flat_psum(tree, DATA) if sockets else jax.lax.psum(tree, DATA)
 
-    def whole(self, fn: Callable, stacked: bool) -> Callable:
+    def to_global(self, fn: Callable, stacked: bool) -> Callable:
         """Map `fn` by `jax.shard_map`; every device computes the same state."""
         return jax.shard_map(
             fn,
@@ -74,14 +74,14 @@ class Pmap(MeshStrategy):
         """Sum over the devices."""
         return lambda tree: jax.lax.psum(tree, DATA)
 
-    def whole(self, fn: Callable, stacked: bool) -> Callable:
+    def to_global(self, fn: Callable, stacked: bool) -> Callable:
         """Map `fn` by `jax.pmap`; every device computes the same state."""
         dim, shares = int(stacked), self.shares
 
-        def by_device(x: Array) -> Array:  # b ... -> devices b/devices ...
+        def split_rows(x: Array) -> Array:  # b ... -> devices b/devices ...
             return x.reshape(*x.shape[:dim], shares, -1, *x.shape[dim + 1 :])
 
         mapped = jax.pmap(
             fn, DATA, in_axes=(None, dim), out_axes=None, devices=list(self.mesh.devices)
         )
-        return lambda state, batch: mapped(state, jax.tree.map(by_device, batch))
+        return lambda state, batch: mapped(state, jax.tree.map(split_rows, batch))

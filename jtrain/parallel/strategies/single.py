@@ -1,7 +1,7 @@
 """A single device."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import jax
@@ -72,6 +72,17 @@ class Single(BaseParallelConfig):
     kind: Literal["single"] = "single"
     devices: Devices = 0
     """The device: 0 for the first; its index, [2]; or cpu, gpu:1."""
+
+    @property
+    def splits_state(self) -> bool:
+        """False: the device has all of it."""
+        return False
+
+    @classmethod
+    def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
+        """Return none: every other layout is compared with one device."""
+        del counts, dims
+        return {}
 
     def build(self, among: Sequence[Device] | None = None) -> OneDevice:
         """Build the strategy of the device, or of one of `among`.

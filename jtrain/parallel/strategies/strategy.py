@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -23,10 +23,10 @@ from jtrain.parallel.program_cache import load_or_compile
 
 
 class Strategy(abc.ABC):
-    """Runs pure functions of (state, batch) over devices; knows no loss and no optimizer.
+    """Executor of pure functions of (state, batch) over devices, for any loss and optimizer.
 
-    A strategy defines `shares`, `shardings`, `place` and `lower`. What else it has, such as a mesh,
-    named dims or a pipeline, it says by the other members, whose defaults are those of one device.
+    A strategy defines `shares`, `shardings`, `place` and `lower`. The other members, such as a
+    mesh, named dims or a pipeline, have the defaults of one device.
     """
 
     schedule: PipelineSchedule | None = None
@@ -221,3 +221,25 @@ class BaseParallelConfig:
 
     start_timeout: float = Field(default=300.0, gt=0)
     """Seconds that the processes of a run wait for one another when they start."""
+
+    @property
+    def splits_state(self) -> bool:
+        """Whether the state is split over devices; then it is split on fewer devices too."""
+        return True
+
+    @classmethod
+    def list_variants(
+        cls, counts: Sequence[int], dims: Set[str]
+    ) -> "dict[str, BaseParallelConfig]":
+        """Return the values by which `jtrain check` runs this kind, each with its name.
+
+        By default one, over the largest of the `counts` of devices.
+
+        Args:
+            counts: numbers of devices that divide the rows, ascending.
+            dims: names of the dims of the parameters.
+        """
+        del dims
+        kind = cls.__dataclass_fields__["kind"].default
+        values: dict[str, Any] = {"devices": counts[-1]}
+        return {f"{kind} on {counts[-1]}": cls(**values)}

@@ -35,7 +35,7 @@ def trace_set_batches(setup: TrainSetup) -> list[FirstBatch]:
     """
     batches = []
     for name, rows in setup.sets.items():
-        first = lambda rows=rows: setup.mine(rows)[0]
+        first = lambda rows=rows: setup.own_rows(rows)[0]
         batches += _trace(setup, rows, first, f"the first batch of `{name}`", draws=False)
     return batches
 

@@ -10,7 +10,7 @@ from jtrain.io.formatting import format_count, format_duration, format_number
 from jtrain.io.lost_files import OpenFolder
 from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
-from jtrain.train.hooks.speed import Speed
+from jtrain.train.hooks.speed import Speed, SpeedReading
 
 
 class LogHook(Hook):
@@ -111,9 +111,20 @@ def _speed_cells(speed: Speed) -> list[str]:
     rate = pace and (pace.rows_per_second if speed.unit == "rows" else pace.tokens_per_second)
     return [
         f"{_or_blank(rate, format_count):>6} {speed.unit}/s",
+        *_utilization_cells(pace),
         f"{_or_blank(pace and pace.left, format_duration):>8} left",
         f"waiting {_or_blank(pace and pace.waiting, '{:.1%}'.format):>6}",
     ]
+
+
+def _utilization_cells(pace: SpeedReading | None) -> list[str]:
+    """Return MFU, and HFU where the backward pass computes something again."""
+    if pace is None or pace.mfu is None:
+        return []
+    cells = [f"mfu {pace.mfu:.1%}"]
+    if pace.hfu is not None and pace.hfu > 1.005 * pace.mfu:
+        cells.append(f"hfu {pace.hfu:.1%}")
+    return cells
 
 
 def _or_blank(x: float | None, text: Callable[[float], str]) -> str:

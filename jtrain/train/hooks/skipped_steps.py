@@ -49,7 +49,7 @@ class RecentSteps(Hook):
             self._calls.popleft()
 
     def read(self, step: int) -> list[StepMetrics]:
-        """Return the kept steps of calls that ended by this step."""
+        """Return the stored steps of calls that ended by this step."""
         steps = []
         for last, metrics in self._calls:
             if last > step:

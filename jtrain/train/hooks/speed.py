@@ -13,6 +13,18 @@ from jtrain.io.jsonl import JsonlWriter
 
 
 @dataclasses.dataclass(frozen=True)
+class StepWork:
+    """FLOPs of a step over all devices, and the peak of these devices."""
+
+    model: float | None
+    """FLOPs that loss and gradient need; None if unknown."""
+    hardware: float | None
+    """FLOPs that they run, with what the backward pass computes again; None if unknown."""
+    peak: float
+    """FLOP a second, in bfloat16."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SpeedReading:
     """Speed of a run when a step was done."""
 
@@ -24,6 +36,10 @@ class SpeedReading:
     """Share of the time, 0 to 1, in which the loop waited for data."""
     left: float
     """Seconds until the last step is done, assuming pauses at the same rate as so far."""
+    mfu: float | None = None
+    """Model FLOPs of the steps by the peak of the devices, 0 to 1; None where either is unknown."""
+    hfu: float | None = None
+    """Hardware FLOPs by the peak: with what the backward pass computes again."""
 
     @property
     def steps_per_second(self) -> float:
@@ -53,6 +69,7 @@ class Speed(Hook):
         stop: the last step of the run.
         rows: in a step, over all processes.
         tokens: in a step; None if the data has no tokens.
+        work: of a step; None where the peak of the devices is unknown.
         waited: gives the seconds that the loop has waited for data so far.
         resumed_at, lost: as `Metrics` takes them.
     """
@@ -65,6 +82,7 @@ class Speed(Hook):
         stop: int,
         rows: int,
         tokens: int | None = None,
+        work: StepWork | None = None,
         waited: Callable[[], float] = lambda: 0.0,
         resumed_at: int | None = None,
         steps_per_call: int = 1,
@@ -78,7 +96,7 @@ class Speed(Hook):
         self.paused = 0.0
         """Seconds in pauses since the first call."""
         self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
-        self._rows, self._tokens, self._waited = rows, tokens, waited
+        self._rows, self._tokens, self._work, self._waited = rows, tokens, work, waited
         self._window, self._clock = window, clock
         self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
         self._samples: collections.deque[_Sample] = collections.deque()
@@ -137,7 +155,14 @@ class Speed(Hook):
             tokens_per_second=self._tokens and self._tokens * steps / seconds,
             waiting=min(1.0, (now.waited - old.waited) / seconds),
             left=(self._stop - now.step) * (seconds / steps + pauses),
+            mfu=self._share_of_peak(self._work and self._work.model, seconds / steps),
+            hfu=self._share_of_peak(self._work and self._work.hardware, seconds / steps),
         )
+
+    def _share_of_peak(self, flops: float | None, seconds: float) -> float | None:
+        if self._work is None or flops is None:
+            return None
+        return flops / seconds / self._work.peak
 
     def _row(self, pace: SpeedReading, trained: float) -> dict[str, float | int]:
         row = {name: x for name, x in dataclasses.asdict(pace).items() if x is not None}

@@ -103,7 +103,10 @@ def build_tracking(
     def more(step: int) -> dict[str, float]:
         pace, rate = speed.pace, f"{speed.unit}_per_second"
         numbers = {"learning_rate": float(learning_rate(step))}
-        return numbers | ({rate: getattr(pace, rate), "waiting": pace.waiting} if pace else {})
+        if pace is None:
+            return numbers
+        numbers |= {rate: getattr(pace, rate), "waiting": pace.waiting}
+        return numbers | ({} if pace.mfu is None else {"mfu": pace.mfu})
 
     return Tracking(
         config.trackers,

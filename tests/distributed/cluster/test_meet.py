@@ -1,11 +1,15 @@
 """Processes meet before JAX starts: all get one answer, which names a missing or other one."""
 
+import errno
+import os
+import re
 import socket
 import threading
 import time
 
 import pytest
 
+from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import bind_host, meet
 from jtrain.distributed.launcher.port import free_port
@@ -108,11 +112,36 @@ def test_different_numbers_of_processes_are_refused():
         assert "as one of 2, and process 1 (from 127.0.0.1) as one of 4" in str(error)
 
 
-def test_a_port_in_use_is_refused():
+def test_a_port_in_use_is_refused_with_its_holder_and_another_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port} .*JTRAIN_CO"):
+        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port} ") as error:
             meet(member(0, 2, port), SAME, timeout=1.0)
+        said = str(error.value)
+        assert f"(process {os.getpid()} (" in said
+        assert f"listens at port {port}). Set JTRAIN_COORDINATOR=127.0.0.1:" in said
+        assert said.endswith(f"for all processes, or stop it: kill {os.getpid()}")
+        # The advice, under a launcher that chose the port itself.
+        told = re.search(r"Set (\w+)=(\S+) for all", said)
+        assert told is not None
+        slurm = {
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_NODELIST": "node1",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_PROCID": "0",
+        }
+        other = detect(slurm | {told[1]: told[2]}).coordinator
+        assert other is not None
+        assert ends([(member(i, 2, other.port), SAME) for i in range(2)]) == [None, None]
+
+
+def test_an_address_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_, **__) -> socket.socket:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "create_server", refuse)  # tests may not bind to any other address
+    with pytest.raises(ConfigError, match=r"Give it an address of this machine .* JTRAIN_COORD"):
+        meet(member(0, 2, 8476), SAME, timeout=1.0)
 
 
 def test_another_program_at_the_port_is_not_taken_for_process_0():

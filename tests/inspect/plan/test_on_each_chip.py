@@ -7,7 +7,7 @@ import pytest
 from tpu_programs import BF16, F32, ROWS, TIME, VOCAB, near, planned, sent
 
 from jtrain.inspect.plan.plan import Plan
-from jtrain.parallel.memory_estimate import CHIPS
+from jtrain.parallel.chips import CHIPS
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 

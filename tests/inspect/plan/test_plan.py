@@ -12,7 +12,7 @@ from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.inspect.plan.plan import format_bytes, format_plan, make_plan
 from jtrain.inspect.plan.topology import find_topology, prepare_environment
-from jtrain.parallel.memory_estimate import CHIPS
+from jtrain.parallel.chips import CHIPS
 from jtrain.train.setup import set_up
 
 CONFIG = "configs/shakespeare.yaml"

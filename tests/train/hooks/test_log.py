@@ -1,6 +1,7 @@
 import counting
 
 from jtrain.train.hooks import LogHook, LogLines, Speed
+from jtrain.train.hooks.speed import StepWork
 
 # Written down in two halves, as the lines are longer than ours.
 LEFT = """\
@@ -35,6 +36,21 @@ def test_the_lines_are_in_columns():
         losses.append(2.75)
     halves = zip(LEFT.splitlines(), RIGHT.splitlines(), strict=True)
     assert said == [f"{left}  {right}" for left, right in halves]
+
+
+def test_a_line_has_the_utilization_where_the_peak_is_known():
+    now, said = [0.0], []
+    for hardware in (3e12, 4e12):
+        work = StepWork(model=3e12, hardware=hardware, peak=1e14)
+        speed = Speed(None, every=50, stop=200, rows=8, clock=lambda: now[0], work=work)
+        log = LogHook(every=50, stop=200, log=said.append, speed=speed)
+        for step in (50, 100):
+            now[0] += 2.5
+            speed.on_numbers(step, {})
+            log.on_numbers(step, {"loss": 1.0})
+    assert ["mfu" in line for line in said] == [False, True, False, True]
+    assert "rows/s  mfu 60.0%      0:05 left" in said[1]
+    assert "rows/s  mfu 60.0%  hfu 80.0%      0:05 left" in said[3]
 
 
 def test_a_line_has_only_what_is_known():

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from jtrain.train.hooks import Speed
+from jtrain.train.hooks.speed import StepWork
 
 
 class Clock:
@@ -124,3 +125,23 @@ def test_rows_are_appended_and_those_past_a_resume_dropped(tmp_path):
         "trained": 1.5,
         "paused": 0.0,
     }
+
+
+def test_utilization_is_work_by_time_and_peak(tmp_path):
+    clock = Clock()
+    work = StepWork(model=3e12, hardware=4e12, peak=1e13)
+    speed = Speed(tmp_path / "s", every=2, stop=100, rows=8, clock=clock, work=work)
+    train(speed, clock, 1, 11, seconds=0.5)
+    assert speed.pace is not None
+    assert (speed.pace.mfu, speed.pace.hfu) == pytest.approx((0.6, 0.8))
+    speed.close()
+    assert json.loads((tmp_path / "s").read_text().splitlines()[-1])["mfu"] == pytest.approx(0.6)
+
+
+def test_work_that_is_unknown_gives_no_utilization():
+    clock = Clock()
+    speed = speed_of(clock, work=StepWork(model=None, hardware=None, peak=1e13))
+    train(speed, clock, 1, 11, seconds=0.5)
+    assert speed.pace is not None
+    assert speed.pace.mfu is None
+    assert speed.pace.hfu is None

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from jtrain.core.flops import count_flops
+from jtrain.train.flops import count_flops
 
 A, B = jnp.zeros((3, 4)), jnp.zeros((4, 5))
 IMAGE, KERNEL = jnp.zeros((2, 8, 8, 6)), jnp.zeros((3, 3, 3, 10))
@@ -90,7 +90,21 @@ def test_parts_on_several_devices_add_up():
     assert count_flops(split, jnp.zeros((8, 4))) == 2 * 8 * 4 * 5
 
 
-def test_a_kernel_is_not_known():
-    kernel = Primitive("dot_product_attention_fwd_wrapper")  # cuDNN's, which takes a GPU to trace
-    kernel.def_abstract_eval(lambda x: x)
-    assert count_flops(lambda x: kernel.bind(x) @ B, A) is None
+def kernel(name, count):
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda x, *_, **params: x)
+    return lambda *arrays, **params: primitive.bind(*arrays[:count], **params)
+
+
+def test_attention_by_cudnn_counts_each_query_and_key():  # a GPU is needed to trace cuDNN's own
+    q, kv = jnp.zeros((2, 6, 4, 8)), jnp.zeros((2, 5, 4, 8))  # b t h k
+    product = 2 * 2 * 4 * 6 * 5 * 8
+    for name, products in {"fwd": 2, "bwd": 5}.items():
+        attend = kernel(f"dot_product_attention_{name}_wrapper", 3)
+        assert count_flops(lambda *x, f=attend: f(*x, layout=0), q, kv, kv) == products * product
+
+
+@pytest.mark.parametrize("name", ["dot_product_attention_fp8_fwd", "ffi_call", "pallas_call"])
+def test_another_kernel_is_not_known(name):
+    run = kernel(name, 1)
+    assert count_flops(lambda x: run(x) @ B, A) is None

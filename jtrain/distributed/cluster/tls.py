@@ -1,0 +1,107 @@
+"""Mutual TLS between the processes of a run, by the variables that JAX reads.
+
+JAX encrypts its coordination service and asks each process for a certificate (from jax 0.11.2 on;
+https://docs.jax.dev/en/latest/501/security.html). The processes of jtrain meet at the same port
+before, so they take the same files.
+"""
+
+import dataclasses
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+from jtrain.errors import ConfigError
+
+CERTIFICATE, KEY, AUTHORITY = "JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE"
+PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerTls:
+    """Certificate of this process, and the authority that signed those of its peers."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+    prefix: str = ""
+    """Beginning of a URI in each peer's certificate; empty: process 0 is known by its host name."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], *, supported: bool) -> "PeerTls | None":
+        """Return the TLS that the environment asks for; None if it asks for none.
+
+        Args:
+            supported: whether JAX takes certificates.
+
+        Raises:
+            ConfigError: if a variable is missing, a file cannot be used, or JAX takes none.
+        """
+        values = {name: environ.get(name, "") for name in (CERTIFICATE, KEY, AUTHORITY)}
+        if not any(values.values()):
+            return None
+        if missing := [name for name, value in values.items() if not value]:
+            raise ConfigError(
+                f"certificates are half set: {' and '.join(missing)} is missing. Set "
+                f"{CERTIFICATE}, {KEY} and {AUTHORITY}, or unset all three."
+            )
+        if not supported:
+            raise ConfigError(
+                f"{CERTIFICATE} asks for certificates between processes, and this JAX takes none. "
+                f"Install jax>=0.11.2 (Python 3.12 or newer), or unset {', '.join(values)}."
+            )
+        found = cls(
+            Path(values[CERTIFICATE]),
+            Path(values[KEY]),
+            Path(values[AUTHORITY]),
+            environ.get(PREFIX, ""),
+        )
+        found.context(server=False)
+        return found
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """Return the settings of one side.
+
+        Raises:
+            ConfigError: if a file cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            context.load_verify_locations(self.authority)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"the certificate {self.certificate} with the key {self.key} and the authority "
+                f"{self.authority} cannot be used ({error.strerror or error}). Set {CERTIFICATE}, "
+                f"{KEY} and {AUTHORITY} to files in the PEM format, the key without a password."
+            ) from None
+        context.check_hostname = not server and not self.prefix
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def wrap(self, peer: socket.socket, *, host: str = "") -> ssl.SSLSocket:
+        """Return the encrypted connection to a peer with a valid certificate.
+
+        Args:
+            peer: the connection, with its timeout.
+            host: name of process 0, if this side connected to it.
+
+        Raises:
+            ssl.SSLError: if the peer has none.
+        """
+        wrapped = self.context(server=not host).wrap_socket(
+            peer, server_side=not host, server_hostname=host or None
+        )
+        names = (wrapped.getpeercert() or {}).get("subjectAltName", ())
+        uris = [str(value) for kind, value in names if kind == "URI"]
+        if self.prefix and not any(uri.startswith(self.prefix) for uri in uris):
+            wrapped.close()
+            raise ssl.SSLError(f"no URI of the peer's certificate begins with {self.prefix}")
+        return wrapped
+
+
+def is_set(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether any of the variables is set."""
+    return any(environ.get(name) for name in (CERTIFICATE, KEY, AUTHORITY))

@@ -1,0 +1,100 @@
+"""FLOPs of a traced function: its matrix products, convolutions and attention kernels."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.core.jaxpr import inner_jaxprs, is_opaque
+
+# Products of a fused attention kernel, each of queries x keys x head size, by the kernel's name.
+# A backward kernel computes the scores again (Dao et al. 2022, "FlashAttention", algorithm 4).
+_ATTENTION = {
+    **{"dot_product_attention_fwd": 2, "dot_product_attention_bwd": 5},  # cuDNN's
+    **{"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4},
+}
+
+
+def count_flops(fn: Callable[..., Any], *args: Any) -> float | None:
+    """Count multiplications and additions in the products of `fn(*args)`; None where unknown.
+
+    The body of a scan counts once for each iteration (XLA's own count takes it once), of a cond the
+    most expensive branch counts, and recomputation in the backward pass counts again. None if a
+    product is inside a while_loop, or if the function calls a kernel that is not in this file.
+    Nothing is run; arguments may be shapes.
+    """
+    return _jaxpr_flops(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def product_flops(eqn: Any) -> float | None:
+    """Return the FLOPs of an equation that is a product, and 0 for any other.
+
+    An attention kernel counts all pairs of a query and a key, also those that its mask hides.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+        ((contracted, _), _) = params["dimension_numbers"]
+        left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        return 2.0 * out.size * math.prod(left.shape[i] for i in contracted)
+    if name == "ragged_dot_general":
+        dims = params["ragged_dot_dimension_numbers"]
+        ((contracted, _), _) = dims.dot_dimension_numbers
+        left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        # With a contracted ragged dim each row updates only its own group.
+        groups = out.shape[0] if set(dims.lhs_ragged_dimensions) <= set(contracted) else 1
+        return 2.0 * out.size / groups * math.prod(left.shape[i] for i in contracted)
+    if name == "conv_general_dilated":
+        kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
+        taps = kernel.size / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+        # Between the values of a dilated input there are zeros, which are not multiplied.
+        return 2.0 * out.size * taps / math.prod(params["lhs_dilation"])
+    return _attention_flops(eqn) if is_opaque(name) else 0.0
+
+
+def _attention_flops(eqn: Any) -> float | None:
+    """Return the FLOPs of a fused attention kernel; None for another kernel."""
+    name = f"{eqn.params.get('name', '')} {eqn.primitive.name}"
+    products = next((n for kernel, n in _ATTENTION.items() if kernel in name), None)
+    if products is None:
+        return None
+    q, k = [x.aval for x in eqn.invars if jnp.issubdtype(x.aval.dtype, jnp.floating)][:2]
+    is_b_t_h_k = "dot_product_attention" in name and not eqn.params.get("layout", 0)
+    return 2.0 * products * q.size * k.shape[1 if is_b_t_h_k else -2]
+
+
+def _jaxpr_flops(jaxpr: Any) -> float | None:
+    return _sum_or_none(_equation_flops(eqn) for eqn in jaxpr.eqns)
+
+
+def _equation_flops(eqn: Any) -> float | None:
+    own = product_flops(eqn)
+    if own != 0:
+        return own
+    parts = [_jaxpr_flops(program) for program in inner_jaxprs(eqn)]
+    if eqn.primitive.name == "cond":
+        return None if None in parts else max((x for x in parts if x is not None), default=0.0)
+    inner = _sum_or_none(parts)
+    times = repetitions(eqn)
+    return inner if not inner else None if times is None else inner * times
+
+
+def repetitions(eqn: Any) -> int | None:
+    """Return how often the program of an equation runs; None for a while_loop."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        return params["length"]
+    if name == "shard_map":
+        axes, sizes = params.get("manual_axes", ()), dict(params["mesh"].shape)
+        return math.prod(sizes[axis] for axis in axes or sizes)
+    return None if name == "while" else 1
+
+
+def _sum_or_none(parts: Any) -> float | None:
+    total = 0.0
+    for part in parts:
+        if part is None:
+            return None
+        total += part
+    return total

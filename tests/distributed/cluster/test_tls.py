@@ -1,0 +1,210 @@
+"""With certificates, only a process that has one meets the others; `jtrain launch` makes them."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from test_meet import SAME, member
+
+from jtrain.distributed.cluster import tls
+from jtrain.distributed.cluster.rendezvous import meet
+from jtrain.distributed.cluster.tls import PeerTls
+from jtrain.distributed.launcher import certificate
+from jtrain.distributed.launcher.certificate import takes_certificates, throwaway_certificate
+from jtrain.distributed.launcher.port import free_port
+from jtrain.errors import ConfigError, PeerError
+
+HAS_TLS = takes_certificates(metadata.version("jax"))
+needs_tls = pytest.mark.skipif(
+    not HAS_TLS, reason=f"jax {metadata.version('jax')} takes no certificates: jax>=0.11.2 does"
+)
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch):
+    """The variables of a launch under a JAX that takes certificates."""
+    monkeypatch.setattr(certificate, "takes_certificates", lambda _: True)
+    with throwaway_certificate({}) as found:
+        assert sorted(found) == sorted([tls.CERTIFICATE, tls.KEY, tls.AUTHORITY])
+        yield found
+
+
+def peer_of(variables: dict[str, str]) -> PeerTls:
+    found = PeerTls.read(variables, supported=True)
+    assert found is not None
+    return found
+
+
+def pair(one: PeerTls | None, other: PeerTls | None, timeout: float = 5.0) -> list[Exception]:
+    """Return the errors of two processes that meet, each with its certificate."""
+    port, found = free_port(), []
+
+    def run(index: int, mine: PeerTls | None) -> None:
+        try:
+            meet(member(index, 2, port), SAME, timeout=timeout, tls=mine)
+        except (ConfigError, PeerError) as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=run, args=each) for each in ((0, one), (1, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    return found
+
+
+def test_processes_of_one_launch_meet(variables: dict[str, str]):
+    assert pair(peer_of(variables), peer_of(variables)) == []
+
+
+def test_a_process_without_a_certificate_is_turned_away(variables: dict[str, str]):
+    said = "\n".join(map(str, pair(peer_of(variables), None, timeout=0.5)))
+    assert "or it takes only processes with a certificate (JAX_MTLS_CERT_FILE)" in said
+    assert "process 1 did not" in said
+    assert "Turned away without a valid certificate: 127.0.0.1 (" in said
+
+
+def test_a_certificate_of_another_launch_is_turned_away(variables: dict[str, str]):
+    with throwaway_certificate({}) as others:
+        said = "\n".join(map(str, pair(peer_of(variables), peer_of(others), timeout=0.5)))
+    assert "or the certificates do not fit (CERTIFICATE_VERIFY_FAILED)" in said
+    assert "Turned away without a valid certificate: 127.0.0.1 (" in said
+
+
+def test_a_process_0_without_tls_is_named(variables: dict[str, str]):
+    said = "\n".join(map(str, pair(None, peer_of(variables), timeout=0.5)))
+    assert "process 1 of 2 connected to 127.0.0.1" in said
+    assert "got no valid answer" in said
+
+
+def test_a_peer_is_known_by_the_uri_of_its_certificate(tmp_path: Path):
+    command = list(certificate.COMMAND)
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command[command.index("-keyout") + 1], command[command.index("-out") + 1] = str(key), str(cert)
+    command[-1] = "subjectAltName=URI:spiffe://example.org/jtrain"
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    for prefix, met in (("spiffe://example.org/", True), ("spiffe://example.com/", False)):
+        mine = PeerTls(cert, key, cert, prefix)
+        assert (pair(mine, mine, timeout=0.5) == []) == met
+    by_host_name = PeerTls(cert, key, cert)
+    said = "\n".join(map(str, pair(by_host_name, by_host_name, timeout=0.5)))
+    assert "the certificates do not fit" in said, "127.0.0.1 is not named in it"
+
+
+@pytest.mark.parametrize(
+    ("change", "supported", "message"),
+    [
+        ({tls.KEY: ""}, True, "half set: JAX_MTLS_KEY_FILE is missing. Set JAX_MTLS_CERT_FILE"),
+        ({}, False, r"this JAX takes none. Install jax>=0.11.2 .*or unset JAX_MTLS_CERT_FILE"),
+        ({tls.CERTIFICATE: "/no/such.pem"}, True, "/no/such.pem .* cannot be used .No such file"),
+        ({tls.AUTHORITY: os.devnull}, True, "the authority /dev/null cannot be used"),
+    ],
+)
+def test_reports_certificates_that_cannot_be_used(
+    variables: dict[str, str], change: dict[str, str], supported: bool, message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        PeerTls.read(variables | change, supported=supported)
+
+
+def test_without_the_variables_there_is_no_tls():
+    assert PeerTls.read({}, supported=False) is None
+    with throwaway_certificate({tls.CERTIFICATE: "mine.pem"}) as found:
+        assert found == {}, "the certificates of a person are taken as they are"
+
+
+def test_only_a_jax_with_mtls_gets_certificates(monkeypatch: pytest.MonkeyPatch):
+    versions = {"0.10.2": False, "0.11.1": False, "0.11.2": True, "0.12.0.1": True, "1.0": True}
+    assert {version: takes_certificates(version) for version in versions} == versions
+    monkeypatch.setattr(certificate, "takes_certificates", lambda _: True)
+    monkeypatch.setenv("PATH", "/nowhere")  # no openssl
+    with throwaway_certificate({}) as found:
+        assert found == {}
+
+
+def test_a_launch_leaves_no_key_behind(variables: dict[str, str]):
+    key = Path(variables[tls.KEY])
+    assert key.read_text().startswith("-----BEGIN PRIVATE KEY-----")
+    folder = key.parent.stat()
+    assert folder.st_uid == os.getuid()
+    assert not folder.st_mode & (stat.S_IRWXG | stat.S_IRWXO), "no other user reaches it"
+    assert "memfd" in os.readlink(key), "it is in memory alone"
+
+
+# JAX itself: process argv[1] of two at the port argv[2].
+PROCESS = """
+import sys
+import jax
+from jtrain.distributed.cluster import Cluster, start
+from jtrain.distributed.cluster.cluster import CoordinatorAddress
+
+index, port = map(int, sys.argv[1:])
+where = CoordinatorAddress("127.0.0.1", port)
+start(Cluster(processes=2, index=index, coordinator=where), {}, timeout=60)
+print(f"{jax.process_count()} processes", flush=True)
+"""
+# Joins the coordination service of JAX without jtrain, as a stranger would.
+STRANGER = """
+import sys
+import jax
+
+jax.distributed.initialize(
+    f"127.0.0.1:{sys.argv[1]}", 2, 1, initialization_timeout=10,
+    coordinator_bind_address=f"127.0.0.1:{sys.argv[1]}",
+)
+print("joined", flush=True)
+"""
+# Process 0 of JAX alone, with a coordination service that waits for process 1.
+FIRST = STRANGER.replace("2, 1,", "2, 0,").replace("timeout=10", "timeout=60")
+
+
+def start_python(code: str, *words: str, **environ: str) -> subprocess.Popen:
+    env = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"} | environ
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@needs_tls
+@pytest.mark.thorough
+def test_jax_takes_only_processes_with_a_certificate():
+    port = free_port()
+    with throwaway_certificate({}) as given:
+        first = start_python(FIRST, f"{port}", **given)
+        stranger = start_python(STRANGER, f"{port}")
+        try:
+            said = stranger.communicate(timeout=100)[0]
+            assert stranger.returncode != 0
+            assert "joined" not in said
+            assert first.poll() is None, "it still waits for process 1"
+            second = start_python(STRANGER, f"{port}", **given)
+            assert "joined" in second.communicate(timeout=100)[0]
+            assert "joined" in first.communicate(timeout=100)[0]
+        finally:
+            for process in (first, stranger):
+                process.kill()
+                process.wait()
+
+
+@needs_tls
+@pytest.mark.thorough
+def test_processes_with_certificates_start_jax():
+    port = free_port()
+    with throwaway_certificate({}) as given:
+        both = [start_python(PROCESS, f"{i}", f"{port}", **given) for i in range(2)]
+        said = [process.communicate(timeout=100)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert all("2 processes" in text for text in said)
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # and the port is free again

@@ -1,0 +1,265 @@
+"""A TPU VM finds its slice by its metadata server, which is an HTTP server on the loopback here."""
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from jtrain.distributed.cluster import detect, metadata_server
+from jtrain.errors import ConfigError
+
+PATH = "/computeMetadata/v1/instance/attributes/"
+# As a v5litepod-16 answers: the names and forms of jax/_src/clusters/cloud_tpu_cluster.py.
+SLICE = {
+    "agent-worker-number": "2",
+    "worker-network-endpoints": "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4",
+    "accelerator-type": "v5litepod-16",
+    "tpu-env": "ACCELERATOR_TYPE: 'v5litepod-16'\nTYPE: 'V5LITE_POD'\nWORKER_ID: '2'\n",
+}
+OLD_FORM = "unknown:unknown:10.0.0.1,unknown:unknown:10.0.0.2"
+SLICES = {
+    **SLICE,
+    "tpu-env": (
+        "ACCELERATOR_TYPE: 'v5litepod-16'\nMEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9:8080'\n"
+        "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+    ),
+}
+
+
+class Answers(http.server.ThreadingHTTPServer):
+    """A metadata server with these attributes, and what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self, attributes: Mapping[str, str], *, late: float = 0, faults: int = 0):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.attributes, self.late, self.faults = attributes, late, faults
+        self.flavor, self.asked = "Google", []
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as Google's server: only to a question with its header."""
+
+    def do_GET(self) -> None:
+        server, name = self.server, self.path.removeprefix(PATH)
+        assert isinstance(server, Answers)
+        server.asked.append(name)
+        time.sleep(server.late)
+        text = server.attributes.get(name)
+        if self.headers["Metadata-Flavor"] != "Google":
+            status = 403
+        elif len(server.asked) <= server.faults:
+            status = 503
+        else:
+            status = 404 if text is None else 200
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.send_response(status)
+            self.send_header("Metadata-Flavor", server.flavor)
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@contextlib.contextmanager
+def answering(
+    attributes: Mapping[str, str], *, late: float = 0, faults: int = 0
+) -> Iterator[Answers]:
+    with Answers(attributes, late=late, faults=faults) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+
+
+@pytest.fixture
+def chips(tmp_path: Path) -> Path:
+    """The root of a machine with the PCI devices of a TPU v5e."""
+    device = tmp_path / "sys/bus/pci/devices/0000:00:05.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x1ae0\n")
+    (device / "device").write_text("0x0063\n")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_server, "TIMEOUT", 0.2)
+    monkeypatch.setattr(metadata_server, "PAUSE", 0.01)
+
+
+def test_a_host_finds_its_slice(chips: Path):
+    with answering(SLICE) as server:
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+    assert (found.kind, found.index, found.processes) == ("TPU slice", 2, 4)
+    assert str(found.coordinator) == "10.0.0.1:8476"
+    assert found.note == f"by the metadata server at {server.host}: v5litepod-16"
+    assert "TPU_WORKER_ID=2" in found.variables
+
+
+def test_the_variables_that_the_metadata_gives_define_the_same_cluster(chips: Path):
+    with answering(SLICE) as server:
+        found = detect({"GCE_METADATA_HOST": server.host}, root=chips)
+    same = detect(dict(found.by))
+    assert (same.index, same.processes, same.coordinator) == (2, 4, found.coordinator)
+
+
+def test_a_host_of_several_slices(chips: Path):
+    with answering(SLICES) as server:
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+    assert (found.kind, found.index, found.processes) == ("2 TPU slices", 6, 8)
+    assert str(found.coordinator) == "10.9.9.9:8476"
+
+
+def test_variables_of_the_slices_count_before_the_metadata(chips: Path):
+    with answering(SLICES) as server:
+        environ = {"GCE_METADATA_IP": server.host, "MEGASCALE_SLICE_ID": "0"}
+        assert detect(environ, root=chips).index == 2
+
+
+def test_the_older_form_of_the_hosts(chips: Path):
+    with answering(
+        SLICE | {"worker-network-endpoints": OLD_FORM, "agent-worker-number": "1"}
+    ) as server:
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+    assert (found.index, found.processes, str(found.coordinator)) == (1, 2, "10.0.0.1:8476")
+
+
+def test_one_host_is_one_process(chips: Path):
+    one = {"agent-worker-number": "0", "worker-network-endpoints": "10.0.0.1"}
+    with answering(SLICE | one) as server:
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+    assert (found.index, found.processes) == (0, 1)
+    assert found.describe() == []
+
+
+def test_a_machine_that_is_no_host_of_a_slice_is_one_process(chips: Path):
+    with answering({}) as server:
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+    assert (found.kind, found.warning) == ("one process", "")
+    assert server.asked == ["agent-worker-number"]
+
+
+def test_a_fault_of_the_server_is_asked_again(chips: Path):
+    with answering(SLICE, faults=2) as server:
+        assert detect({"GCE_METADATA_IP": server.host}, root=chips).processes == 4
+    assert server.asked[:3] == ["agent-worker-number"] * 3
+
+
+def test_a_late_answer_is_not_waited_for_and_warned_of(chips: Path):
+    began = time.monotonic()
+    with answering(SLICE, late=1.0) as server:
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+        assert time.monotonic() - began < 0.95
+    assert found.processes == 1
+    (warning,) = found.describe()
+    assert f"its metadata server at {server.host} does not answer (timed out)" in warning
+    assert "set TPU_WORKER_HOSTNAMES (all hosts, with commas between) and TPU_WORKER_ID" in warning
+
+
+def test_no_answer_is_warned_of(chips: Path):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        host = f"127.0.0.1:{closed.getsockname()[1]}"
+    found = detect({"GCE_METADATA_IP": host}, root=chips)
+    assert f"at {host} does not answer ([Errno 111] Connection refused)" in found.warning
+
+
+def test_another_program_in_its_place_is_not_believed(chips: Path):
+    with answering(SLICE) as server:
+        server.flavor = "Other"
+        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
+    assert found.processes == 1
+    assert "another program answers" in found.warning
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"agent-worker-number": "two"}, "TPU_WORKER_ID should be a number .* and is 'two'"),
+        ({"agent-worker-number": "4"}, "TPU_WORKER_ID=4, and .* has only 4 hosts"),
+        ({"worker-network-endpoints": "a:b"}, "says worker-network-endpoints='a:b', which is no"),
+        ({"worker-network-endpoints": "a,,b"}, "Set TPU_WORKER_HOSTNAMES .* and TPU_WORKER_ID ins"),
+        ({"worker-network-endpoints": ""}, "says worker-network-endpoints='', which is no list"),
+        (
+            {"tpu-env": "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'"},
+            "MEGASCALE_COORDINATOR_ADDRESS is missing",
+        ),
+        ({"tpu-env": "MEGASCALE_NUM_SLICES: 'x'"}, "MEGASCALE_NUM_SLICES should be a number"),
+    ],
+)
+def test_a_malformed_answer_is_an_error(chips: Path, wrong: dict[str, str], message: str):
+    with answering(SLICE | wrong) as server, pytest.raises(ConfigError, match=message):
+        detect({"GCE_METADATA_IP": server.host}, root=chips)
+
+
+def test_the_server_is_asked_only_on_a_tpu_vm(chips: Path, tmp_path: Path):
+    with answering(SLICE) as server:
+        host = {"GCE_METADATA_IP": server.host}
+        for environ, root in (
+            (host, tmp_path / "no chips"),
+            (host | {"JAX_PLATFORMS": "cpu"}, chips),
+            (host | {"TPU_SKIP_MDS_QUERY": "1"}, chips),
+            (host | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, chips),
+            (host | {"JTRAIN_PROCESSES": "1"}, chips),
+        ):
+            assert detect(environ, root=root).processes == 1
+        assert server.asked == []
+
+
+def test_detection_elsewhere_takes_no_time():
+    """Median of detections on a machine without TPU chips: a fraction of a millisecond."""
+    times = []
+    for _ in range(50):
+        began = time.perf_counter()
+        detect({"PATH": "/bin"})
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[25] < 0.01  # 0.0003 alone on two cores
+
+
+# `jtrain show CONFIG --cluster` on a machine whose file system begins at argv[1].
+SHOW = """
+import os, pathlib, sys
+import jax
+from jtrain.distributed.cluster import tpu
+from jtrain.cli import main
+
+has, root = tpu.has_tpu_chips, pathlib.Path(sys.argv[1])
+tpu.has_tpu_chips = lambda _: has(root)
+os.environ.pop("TPU_SKIP_MDS_QUERY", None)  # JAX sets it on a machine without TPU chips
+sys.exit(main(["show", "digits", "--cluster", "--json"]))
+"""
+
+
+@pytest.mark.thorough
+def test_show_asks_the_server_as_a_run_does(chips: Path):
+    environ = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
+    environ.pop("TPU_SKIP_MDS_QUERY", None)
+    with answering(SLICE) as server:
+        shown = subprocess.run(
+            [sys.executable, "-c", SHOW, str(chips)],
+            env=environ | {"GCE_METADATA_IP": server.host},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert (found["index"], found["processes"], found["coordinator"]) == (2, 4, "10.0.0.1:8476")
+    assert server.host in found["note"]
