@@ -172,6 +172,7 @@ def test_a_slice_of_sky_pilot_is_asked_for_its_own_order(tmp_path):
     environ = environment_of_run(task, tmp_path, sky_variables(3, addresses))
     marks = {mark for kind in KINDS for mark in kind.marks}
     assert not marks & environ.keys(), "detect asks the metadata server only without variables"
+    assert detect(environ, root=tmp_path).kind == "one process"  # this machine is no TPU VM
 
 
 def test_all_exit_codes_are_as_in_the_table():
