@@ -17,6 +17,7 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CON
 FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (devices|not run): (.*) -->")
 COMMAND = re.compile(r"(?:^|.*?[\s=;])jtrain (\w+.*)")
+SCRIPT = re.compile(r"scripts/\w+\.sh .*?\s(run .*)")  # which starts a run elsewhere
 JOB = re.compile(r"command: \[jtrain, (.*)\]")
 ON_PROCESS = 8  # devices of the process that tests
 
@@ -93,7 +94,7 @@ def words_of(line: str) -> tuple[str, ...]:
     """Return the words after `jtrain` on a line; none where it has none."""
     if job := JOB.search(line):
         return tuple(job[1].split(", "))
-    found = COMMAND.fullmatch(line)
+    found = SCRIPT.fullmatch(line) or COMMAND.fullmatch(line)
     if not found:
         return ()
     typed = found[1] if found[1].count("'") % 2 == 0 else found[1].rstrip("'")  # of a longer quote

@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from jtrain.cli import main
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
@@ -31,17 +33,19 @@ def test_a_page_for_each_is_linked():
     assert {f"clusters/{page.name}" for page in PAGES.iterdir()} == set(LINK.findall(notes))
 
 
-def test_a_job_set_tells_each_pod_its_place():
-    (text,) = blocks("jobset", "yaml")
-    (job,) = YAML(typ="safe").load(text)["spec"]["replicatedJobs"]
-    pods = job["template"]["spec"]
-    (container,) = pods["template"]["spec"]["containers"]
-    told = {each["name"]: each.get("value", each["name"].lower()) for each in container["env"]}
-    assert int(told["PODS_PER_JOB"]) == pods["parallelism"] == pods["completions"]
-    for index in range(pods["parallelism"]):
-        found = detect(told | {"JOB_COMPLETION_INDEX": f"{index}"})
-        assert (found.index, found.processes) == (index, pods["parallelism"])
-        assert str(found.coordinator) == "jobset_name-replicated_job_name-0-0.jobset_name:8476"
+MANIFEST = re.compile(
+    r"^```sh\n(jtrain launch --engine .*)\n```\n+<!-- .* -->\n```yaml\n((?:.*\n)*?)```", re.M
+)
+
+
+@pytest.mark.parametrize("page", ["jobset", "kubeflow", "skypilot"])
+def test_a_manifest_is_what_its_command_prints(page, capsys, monkeypatch):
+    monkeypatch.chdir(PAGES.parents[1])
+    found = MANIFEST.findall((PAGES / f"{page}.md").read_text())
+    assert len(found) == len(blocks(page, "yaml")) > 0
+    for command, manifest in found:
+        assert main(shlex.split(command)[1:]) == 0
+        assert capsys.readouterr() == (manifest, "")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinato
 
 def test_a_slice_needs_no_variable():
     """Its hosts are known by the metadata server: tests/distributed/cluster/test_tpu_vm.py."""
-    (text,) = blocks("tpu_vm", "bash")
+    _, text = blocks("tpu_vm", "bash")
     assert "export" not in text
     assert "  jtrain run " in text
 
@@ -81,3 +85,22 @@ def test_the_variables_of_certificates_are_those_of_jax():
 
 def test_a_job_of_slurm_is_started_by_srun():
     assert "\nsrun " in blocks("slurm", "bash")[0]
+
+
+def test_the_scripts_of_the_pages_take_their_words(tmp_path):
+    """Each command is typed with --dry-run, which needs no cloud."""
+    root = PAGES.parents[1]
+    for page in ("tpu_vm", "one_machine"):
+        lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+        (typed,) = (shlex.split(line) for line in lines if line.startswith("scripts/"))
+        at = typed.index("run")
+        done = subprocess.run(
+            ["bash", str(root / typed[0]), *typed[1:at], "--dry-run", *typed[at:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert " ".join(typed[at:]) in done.stderr

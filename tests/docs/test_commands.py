@@ -9,7 +9,6 @@ five of the runs; what needs the TPU compiler is marked so.
 import glob
 import importlib
 import json
-import math
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from jtrain.cli import VERBS, main
 from jtrain.config.resolve import resolve
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
+from jtrain.distributed.topology_name import TopologyName
 
 ALL = commands()
 NO_MATTER = ("export ", "#!")  # set variables, which tests/docs/test_clusters.py reads
@@ -40,7 +40,7 @@ def of(*verbs: str) -> pytest.MarkDecorator:
     """Return the commands of some verbs, those for TPUs marked."""
     once = {(c.words, c.devices): c for c in reversed(ALL) if c.verb in verbs}  # of all pages
     chosen = [
-        pytest.param(c, marks=pytest.mark.compiler if "v5e" in c.line else [], id=str(c))
+        pytest.param(c, marks=pytest.mark.compiler if _compiles(c) else [], id=str(c))
         for c in reversed(once.values())
     ]
     if {"run", "launch"} & {*verbs}:  # each of them compiles a program of its own
@@ -54,6 +54,11 @@ def of(*verbs: str) -> pytest.MarkDecorator:
     assert chosen, f"no page shows {verbs}"
     TESTED.update(verbs)
     return pytest.mark.parametrize("command", chosen)
+
+
+def _compiles(command: Command) -> bool:
+    """Return whether the command needs the TPU compiler; a manifest does not."""
+    return "v5e" in command.line and command.verb == "plan"
 
 
 def test_every_line_is_run_or_its_block_says_why_not():
@@ -180,7 +185,9 @@ def of_page(command: Command, name: str) -> list[str]:
         return ["batch=480", "microbatches=30", "data.path=data/web", "evaluate.batch=32"]
     parts = max(command.devices, 16) if command.devices > ON_PROCESS else 0
     if "--topology" in command.words:
-        parts = math.prod(map(int, re.findall(r"(?<!v)\d+", command.words[3])))  # of 2*v5e:4x4
+        name = command.words[command.words.index("--topology") + 1]
+        topology = TopologyName.parse(name)
+        parts = topology.count * topology.chips
     return [f"batch={parts}", f"evaluate.batch={parts}"] if parts else []
 
 

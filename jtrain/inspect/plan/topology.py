@@ -1,16 +1,14 @@
 """Absent devices, by a name such as `v5e:4x4`, `2*v5p:4x4x4` or `cpu:8`."""
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jtrain.distributed.cluster import variables
+from jtrain.distributed.topology_name import TopologyName
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.inspect.plan.compiler_logging import suppress_stderr
-
-PATTERN = re.compile(r"(?:(\d+)\*)?([a-z]\w*):(\d+(?:x\d+)*)")
 
 
 class Topology(NamedTuple):
@@ -32,13 +30,8 @@ def find_topology(name: str) -> Topology:
     from jtrain.parallel.chips import CHIPS
     from jtrain.parallel.memory_estimate import device_memory
 
-    found = PATTERN.fullmatch(name)
-    if found is None:
-        raise ConfigError(
-            f"--topology {name} is not a topology: write KIND:SHAPE, such as v5e:4x4, "
-            f"2*v5e:4x4 for two slices, or cpu:8."
-        )
-    slices, kind, shape = int(found[1] or 1), found[2], found[3]
+    parsed = TopologyName.parse(name)
+    slices, kind, shape = parsed.count, parsed.kind, parsed.shape
     if kind == "cpu":
         return _cpu(name, slices, shape)
     if kind not in CHIPS:

@@ -1,0 +1,189 @@
+"""Manifests: valid by the published schemas, read back by `detect`, and as in the golden files."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from manifest_jobs import (
+    CASES,
+    TOPOLOGIES,
+    documents,
+    gke_tpu_pods,
+    job,
+    job_set_pods,
+    train_job_pods,
+)
+
+from jtrain.config.block_yaml import format_blocks
+from jtrain.distributed.cluster import detect
+from jtrain.distributed.cluster.detect import KINDS
+
+SCHEMAS = Path(__file__).parent / "schemas"
+GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
+SLICES = ["v5e:4x4", "2*v6e:4x4"]
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema that refuses unknown fields, as `kubectl apply --server-side` does."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    found = {key: strict(value) for key, value in schema.items()}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def validator(document: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    name = document.get("kind", "skypilot").lower()
+    schema = strict(json.loads((SCHEMAS / f"{name}.json").read_text()))
+    # The schema of an object's own name is the API server's.
+    if "metadata" in schema["properties"]:
+        schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize(("engine", "topology"), CASES)
+def test_each_is_valid_by_the_published_schema(engine, topology):
+    changed = {"queue": "research"} if engine != "skypilot" else {"spot": True}
+    for document in documents(engine, job(engine, topology, **changed)):
+        validator(document).validate(document)
+
+
+def test_a_restart_in_place_is_valid_too():
+    (document,) = documents("k8s", job("k8s", "v5e:4x4", agent="registry/agent:1"))
+    validator(document).validate(document)
+    template = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    # What JobSet's webhook demands beside the schema (pkg/webhooks/jobset_webhook.go, v0.12.0).
+    assert template["backoffLimit"] == 2**31 - 1
+    assert template["podReplacementPolicy"] == "Failed"
+    assert template["completions"] == template["parallelism"]
+    (worker,) = template["template"]["spec"]["containers"]
+    assert worker["restartPolicyRules"][0]["exitCodes"] == {"operator": "NotIn", "values": [0, 2]}
+
+
+@pytest.mark.parametrize("engine", ["k8s", "trainjob", "skypilot"])
+def test_the_schemas_refuse_a_field_that_there_is_not(engine):
+    for document in documents(engine, job(engine, "h100:8")):
+        spoilt = json.loads(json.dumps(document).replace('"accelerators"', '"accelerator"'))
+        for name in ("replicatedJobs", "numNodes"):
+            spoilt = json.loads(json.dumps(spoilt).replace(f'"{name}"', '"unheard"'))
+        with pytest.raises(jsonschema.ValidationError, match=r"accelerator|unheard"):
+            validator(document).validate(spoilt)
+
+
+@pytest.mark.parametrize(("engine", "topology"), CASES)
+def test_each_is_its_golden_file(engine, topology):
+    text = format_blocks(documents(engine, job(engine, topology)))
+    name = f"{engine}-{topology.replace('*', 'x').replace(':', '-')}.yaml"
+    assert text == (GOLDEN / name).read_text(), f"tests/golden/manifests/{name} would be\n{text}"
+
+
+def test_every_golden_file_belongs_to_a_case():
+    assert len(list(GOLDEN.iterdir())) == len(CASES)
+
+
+def places(environments: list[dict[str, str]]) -> list[tuple[int, int, str]]:
+    found = [detect(environ) for environ in environments]
+    return [(each.index, each.processes, str(each.coordinator)) for each in found]
+
+
+@pytest.mark.parametrize(("topology", "hosts"), TOPOLOGIES.items())
+def test_each_pod_of_a_job_set_finds_its_place(topology, hosts):
+    (manifest,) = documents("k8s", job("k8s", topology))
+    pods = list(job_set_pods(manifest))
+    assert {detect(pod).kind for pod in pods} == {"Kubernetes JobSet"}
+    assert places(pods) == [(i, hosts, "gpt2-workers-0-0.gpt2:8476") for i in range(hosts)]
+
+
+@pytest.mark.parametrize("topology", SLICES)
+def test_the_variables_of_gke_name_the_same_places(topology):
+    (manifest,) = documents("k8s", job("k8s", topology))
+    pods, tpus = list(job_set_pods(manifest)), list(gke_tpu_pods(manifest))
+    both = [pod | tpu for pod, tpu in zip(pods, tpus, strict=True)]
+    assert all("TPU slice" in detect(pod).kind for pod in both)
+    assert places(both) == places(pods)
+
+
+@pytest.mark.parametrize("topology", ["v5e:4x4", "h100:8", "2*h100:8"])
+def test_each_pod_of_a_train_job_finds_its_place(topology):
+    _, manifest = documents("trainjob", job("trainjob", topology))
+    hosts = TOPOLOGIES[topology]
+    expected = [(i, hosts, "gpt2-node-0-0.gpt2:29500") for i in range(hosts)]
+    assert places(list(train_job_pods(manifest))) == expected
+
+
+def environment_of_run(task: dict[str, Any], tmp_path: Path, environ: dict[str, str]) -> dict:
+    """Run the task's script in a shell; return the environment that its jtrain gets."""
+    programs = tmp_path / "jtrain-env" / "bin"
+    programs.mkdir(parents=True, exist_ok=True)
+    program = programs / "jtrain"
+    program.write_text('#!/bin/sh\necho "$*" >"$HOME/words"\nexec env -0\n')
+    program.chmod(0o755)
+    own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", "-ec", task["run"]],
+        env=own | environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+
+
+def sky_variables(rank: int, addresses: list[str]) -> dict[str, str]:
+    """Return what SkyPilot sets, by https://docs.skypilot.co/en/latest/running-jobs/distributed-jobs.html."""
+    return {
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NODE_IPS": "\n".join(addresses),
+        "SKYPILOT_NUM_NODES": str(len(addresses)),
+        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    }
+
+
+def test_each_node_of_a_task_of_sky_pilot_finds_its_place(tmp_path):
+    (task,) = documents("skypilot", job("skypilot", "2*h100:8", volume=f"{tmp_path}/shared"))
+    assert task["num_nodes"] == 2
+    pods = [
+        environment_of_run(task, tmp_path, sky_variables(rank, ["10.0.0.1", "10.0.0.2"]))
+        for rank in range(2)
+    ]
+    assert places(pods) == [(i, 2, "10.0.0.1:8476") for i in range(2)]
+    assert (tmp_path / "words").read_text().split() == [
+        "run", "configs/gpt2.yaml", "data.path=data/web", "parallel.kind=fsdp",
+    ]  # fmt: skip
+    assert (tmp_path / "runs").resolve() == tmp_path / "shared" / "runs"
+
+
+def test_a_slice_of_sky_pilot_is_asked_for_its_own_order(tmp_path):
+    """SkyPilot sorts addresses, and the hosts of a slice have an order of their own."""
+    (task,) = documents("skypilot", job("skypilot", "v5e:4x4", volume=f"{tmp_path}/shared"))
+    assert task["num_nodes"] == 1
+    addresses = [f"10.0.0.{i}" for i in range(1, 5)]
+    environ = environment_of_run(task, tmp_path, sky_variables(3, addresses))
+    marks = {mark for kind in KINDS for mark in kind.marks}
+    assert not marks & environ.keys(), "detect asks the metadata server only without variables"
+    assert detect(environ, root=tmp_path).kind == "one process"  # this machine is no TPU VM
+
+
+def test_all_exit_codes_are_as_in_the_table():
+    """2 fails the whole JobSet, which would be restarted if only its job failed."""
+    for engine, of in (("k8s", "jtrain"), ("trainjob", "node")):
+        spec = documents(engine, job(engine, "v5e:4x4", restarts=7))[0]["spec"]
+        spec = spec if engine == "k8s" else spec["template"]["spec"]
+        assert spec["failurePolicy"]["maxRestarts"] == 7
+        (rule,) = spec["failurePolicy"]["rules"]
+        assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+        template = spec["replicatedJobs"][0]["template"]["spec"]
+        (rule,) = template["podFailurePolicy"]["rules"]
+        assert rule["onExitCodes"] == {"containerName": of, "operator": "In", "values": [2]}
+        assert template["template"]["spec"]["restartPolicy"] == "Never"  # or the policy is refused
