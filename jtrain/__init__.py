@@ -5,7 +5,19 @@ does not wait for JAX.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
+
+if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTHONPATH does not
+    _OLD = (
+        "jtrain needs Python 3.11 to 3.13, and this is {}.{}.{} at {}. Make an environment with a "
+        "newer one: pip install uv && uv venv --python 3.12 && source .venv/bin/activate && "
+        "uv pip install jtrain".format(*sys.version_info[:3], sys.executable)
+    )
+    if sys.argv[:1] == ["-m"]:  # python -m jtrain: the package is being located
+        sys.stderr.write(_OLD + "\n")
+        sys.exit(2)
+    raise ImportError(_OLD)
 
 if TYPE_CHECKING:
     __version__: str

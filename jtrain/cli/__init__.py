@@ -18,6 +18,7 @@ from jtrain.io.redact import redact
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {
+    "doctor": "find what is wrong with this machine, before anything is trained",
     "init": "write a project of your own: an experiment, its config, its test",
     "run": "train a config, or resume a run that was stopped",
     "eval": "evaluate a trained run",

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jtrain.config.lookup import shipped_configs
 from jtrain.errors import UserError
 from jtrain.errors.spelling import did_you_mean
 
@@ -118,4 +117,6 @@ def _configs() -> str:
     local = [str(path) for path in sorted(Path("configs").glob("*.yaml"))]
     if local:
         return f"; configs/ has {', '.join(Path(path).name for path in local)}"
+    from jtrain.config.lookup import shipped_configs  # needs pydantic, which doctor must not
+
     return f"; these come with jtrain: {', '.join(shipped_configs())}"

@@ -23,11 +23,15 @@ def main(argv: Sequence[str]) -> int:
     dump = _make_empty(Path(args.dump)) if args.dump else None
     prepare_environment(args.topology)
     from jtrain.config.resolve import resolve
+    from jtrain.distributed.compiler_flags import apply_flags
     from jtrain.inspect.plan.plan import format_plan, make_plan
 
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
         print(note, file=sys.stderr)
+    xla = resolved.config.xla
+    for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
+        print(line, file=sys.stderr)
     found = make_plan(resolved.config, find_topology(args.topology), dump)
     print(json.dumps({"config": path, **found.plain()}) if args.json else format_plan(found))
     return 0

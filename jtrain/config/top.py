@@ -11,6 +11,7 @@ from jtrain.config.configclass import configclass
 from jtrain.config.durations import Duration, DurationField
 from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
+from jtrain.config.xla import XlaConfig, misfitting_flags
 from jtrain.io.object_store import is_address
 
 
@@ -159,6 +160,8 @@ class BaseConfig:
     """Checks before the first step, and recomputed steps."""
     guard: Guard = SkipPolicy()
     """Policy for a step that is not finite, or a spike."""
+    xla: XlaConfig = XlaConfig()
+    """Flags of the compiler."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the keys whose values are each allowed but conflict, with the conflict.
@@ -182,6 +185,7 @@ class BaseConfig:
                 "batch",
                 f"{self.batch} rows do not divide into {self.microbatches} microbatches; {near}",
             )
+        yield from misfitting_flags(self.xla)
         if self.evaluate.patience and not self.checkpoint.best:
             yield "evaluate.patience", "needs a metric; set checkpoint.best=loss"
         if self.checkpoint.store and not is_address(self.checkpoint.store):

@@ -60,8 +60,8 @@ def unused_accelerators(
     if chosen or {"gpu", "tpu"} & set(platforms):
         return []
     lines = []
-    if found := _nvidia(root):
-        driver = _driver(root)
+    if found := find_nvidia(root):
+        driver = nvidia_driver(root)
         extra = "cuda13" if driver >= CUDA_13_DRIVER else "cuda12"
         lines.append(_line("gpu", found, extra, has_package))
     if found := _tpu(root, environ):
@@ -86,7 +86,7 @@ def _line(platform: str, found: str, extra: str, has_package: Callable[[str], bo
     return f"{prefix} pip install 'jtrain[{extra}]'"
 
 
-def _nvidia(root: Path) -> str:
+def find_nvidia(root: Path) -> str:
     """Return NVIDIA's GPUs in words, according to their driver; empty without a GPU."""
     count = len(_matching(root / "dev", r"nvidia\d+")) or len(
         _matching(root / "proc/driver/nvidia/gpus", r".+")
@@ -98,7 +98,7 @@ def _nvidia(root: Path) -> str:
     return ""
 
 
-def _driver(root: Path) -> int:
+def nvidia_driver(root: Path) -> int:
     """Return the version of NVIDIA's driver; 0 if it is unknown."""
     text = _read(root / "proc/driver/nvidia/version")
     version = re.search(r"\b(\d{3,})\.\d+", text)

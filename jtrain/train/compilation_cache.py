@@ -62,10 +62,15 @@ def find_trust_problem(directory: Path) -> str:
         return f"{error.filename or directory} cannot be read ({error.strerror})"
 
 
+def usual_directory() -> Path:
+    """Return `jtrain/compiled` in the user's cache directory, where programs usually are."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "jtrain" / "compiled"
+
+
 def _own_directory() -> Path | None:
     """Return the first of two directories that is safe, created if missing; None if neither is."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    usual = home / "jtrain" / "compiled"
+    usual = usual_directory()
     other = Path(tempfile.gettempdir()) / f"jtrain-{os.getuid()}" / "compiled"
     faults = []
     for directory in (usual, other):

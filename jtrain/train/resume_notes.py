@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.train.run_dir import RunDir
 
 
@@ -31,6 +32,19 @@ def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
     return [
         f"{run_dir.path} was copied or moved from {known.get('place', 'another place')}: it is a "
         f"separate run from now on"
+    ]
+
+
+def describe_flags(run_dir: RunDir, environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable of the compiler that differs from the run's last start."""
+    known = run_dir.facts().get("flags")
+    if not isinstance(known, dict):  # a new run, or one of an older version
+        return []
+    return [
+        f"{name} was {known.get(name) or 'not set'}, and is {environ.get(name) or 'not set'}: the "
+        f"last bits of results may differ"
+        for name in VARIABLES
+        if known.get(name, "") != environ.get(name, "")
     ]
 
 

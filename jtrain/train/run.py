@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -9,6 +10,7 @@ from typing import TextIO
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import RUNS
 from jtrain.distributed.cluster.variables import program
+from jtrain.distributed.compiler_flags import apply_flags
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
@@ -22,7 +24,12 @@ from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.remote_run import RemoteRun
-from jtrain.train.resume_notes import describe_copy, describe_missing_checkpoint, resume_advice
+from jtrain.train.resume_notes import (
+    describe_copy,
+    describe_flags,
+    describe_missing_checkpoint,
+    resume_advice,
+)
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult, find_finished
@@ -60,6 +67,7 @@ def run(
         PeerError: if another process of the run does not come.
     """
     enable_compilation_cache()
+    flags = apply_flags(config.xla.preset, config.xla.flags, config.xla.tpu_flags)
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or RUNS / config.name
     again = again or ("the same call of jt.run again" if directory else "")
@@ -83,6 +91,7 @@ def run(
     several = cluster.processes > 1
     identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()
     changed += describe_copy(run_dir, identity)
+    changed += describe_flags(run_dir, os.environ)
     owner = run_dir.adopt(identity, config)
     check_installed(config.trackers)
     with (
@@ -108,6 +117,7 @@ def run(
         store.begin(started.resume)
         notices = [
             *cluster.describe(),
+            *flags,
             *fetched,
             *unfinished,
             *missing,

@@ -16,6 +16,7 @@ from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster.variables import program
+from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError, DataError
 from jtrain.io import jsonl
 from jtrain.io.atomic_write import atomic_write, check_no_links
@@ -278,6 +279,7 @@ def get_environment(devices: list[Any]) -> Mapping[str, Any]:
         "python": platform.python_version(),
         "packages": {name: installed_version(name) for name in PACKAGES},
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],
+        "flags": {name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "git": _git(),
         "argv": sys.argv,

@@ -218,6 +218,15 @@ def test_what_is_written_once_is_written(command: Command, tmp_path: Path, monke
     assert capsys.readouterr().out
 
 
+@pytest.mark.thorough
+@of("doctor")
+def test_this_machine_is_healthy(command: Command, used: Path, capsys):
+    code = main(list(command.words))
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "packages" in out
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.thorough
 @of("run")

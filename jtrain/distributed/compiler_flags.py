@@ -1,0 +1,237 @@
+"""Flags of the compiler: presets by name, their variables, and flags that it refuses.
+
+XLA reads XLA_FLAGS when JAX first needs a device, and libtpu reads LIBTPU_INIT_ARGS when it is
+loaded. Both end the process at a flag that they do not know.
+"""
+
+import contextlib
+import difflib
+import importlib.util
+import mmap
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jtrain.errors import ConfigError
+
+FLAGS, LIBTPU_FLAGS = "XLA_FLAGS", "LIBTPU_INIT_ARGS"
+VARIABLES = (FLAGS, LIBTPU_FLAGS)
+# Sentences of jaxlib (tsl/util/command_line_flags.cc, xla/parse_flags_from_env.cc) and of libtpu.
+_UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
+_UNKNOWN_TPU = re.compile(r"Unknown command line flag '(\w+)'")
+_VALUE = re.compile(r"Couldn't interpret value (.*) for flag (\w+)\.")
+_IN_LIBRARY = re.compile(rb"\0(xla_[a-z0-9_]+)(?=\0)")
+
+# Each flag exists in jaxlib 0.10.2 and 0.12.0.1, those of libtpu in 0.0.42.1 and 0.0.52.
+PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "none": {},
+    # Transfers between devices run beside the computation, at the cost of memory. GPU:
+    # https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance, without double
+    # buffering of loops, which failed with accumulated gradients (jax-ml/jax#22210). TPU: flags
+    # that MaxText sets, https://github.com/AI-Hypercomputer/maxtext/tree/main/benchmarks.
+    "overlap": {
+        FLAGS: (
+            "--xla_gpu_enable_latency_hiding_scheduler=true",
+            "--xla_gpu_enable_pipelined_all_gather=true",
+            "--xla_gpu_enable_pipelined_reduce_scatter=true",
+            "--xla_gpu_enable_pipelined_all_reduce=true",
+        ),
+        LIBTPU_FLAGS: (
+            "--xla_tpu_enable_async_collective_fusion=true",
+            "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+            "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+            "--xla_tpu_overlap_compute_collective_tc=true",
+            "--xla_enable_async_all_gather=true",
+            "--xla_enable_async_collective_permute=true",
+            "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+            "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+        ),
+    },
+    # GPUs give the same bits run after run: no kernel adds in the order of arrival.
+    "deterministic": {FLAGS: ("--xla_gpu_deterministic_ops=true",)},
+    # A CPU compiles small models faster; LLVM fuses no multiply-add at this level.
+    "fast_compile": {FLAGS: ("--xla_backend_optimization_level=0",)},
+}
+
+
+def split_flags(text: str) -> list[str]:
+    """Split a variable into its flags."""
+    try:
+        return shlex.split(text)
+    except ValueError:  # an open quote
+        return text.split()
+
+
+def flag_name(flag: str) -> str:
+    """Return the name of a flag: `xla_gpu_autotune_level` of `--xla_gpu_autotune_level=0`."""
+    return flag.lstrip("-").partition("=")[0]
+
+
+def refused_flags(errors: str) -> list[str]:
+    """Return the names of the flags that jaxlib or libtpu refused, from what it printed."""
+    names = [flag_name(each) for line in _UNKNOWN.findall(errors) for each in line.split()]
+    names += _UNKNOWN_TPU.findall(errors)
+    names += [name for _, name in _VALUE.findall(errors)]
+    return list(dict.fromkeys(names))
+
+
+def installed_flags() -> list[str]:
+    """Return the names of flags in the installed jaxlib, from its library; it is not loaded."""
+    found = importlib.util.find_spec("jaxlib")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        library = Path(folder) / "libjax_common.so"
+        with contextlib.suppress(OSError, ValueError), library.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return sorted({name.decode() for name in _IN_LIBRARY.findall(content)})
+    return []
+
+
+def without_flags(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Return the environment without some flags."""
+    result = dict(environ)
+    for variable in VARIABLES:
+        kept = [x for x in split_flags(environ.get(variable, "")) if flag_name(x) not in names]
+        if variable in environ:
+            result[variable] = shlex.join(kept)
+    return result
+
+
+def refused_values(errors: str) -> dict[str, str]:
+    """Return the values that jaxlib could not read, by flag, from what it printed."""
+    return {name: value for value, name in _VALUE.findall(errors)}
+
+
+def is_libtpu_flag(name: str) -> bool:
+    """Return whether libtpu alone knows a flag, by its name."""
+    return name.startswith("xla_tpu_")
+
+
+def merge_flags(
+    preset: str, flags: Sequence[str], tpu_flags: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables with the flags of a config.
+
+    A flag of `flags` replaces that of the preset, and one that a variable has already replaces
+    both. LIBTPU_INIT_ARGS is unchanged where libtpu is not installed.
+    """
+    chosen = PRESETS[preset]
+    result = {}
+    for variable, own in ((FLAGS, flags), (LIBTPU_FLAGS, tpu_flags)):
+        given = [*chosen.get(variable, ()), *(f"--{flag.lstrip('-')}" for flag in own)]
+        if not given or (variable == LIBTPU_FLAGS and not _has_libtpu()):
+            continue
+        words = [*given, *split_flags(environ.get(variable, ""))]
+        last = {flag_name(word): word for word in words}
+        result[variable] = shlex.join(last.values())
+    return {name: value for name, value in result.items() if value != environ.get(name)}
+
+
+def apply_flags(preset: str, flags: Sequence[str], tpu_flags: Sequence[str]) -> list[str]:
+    """Set the variables of the compiler for this process; return lines that say so.
+
+    Call it before JAX has devices.
+
+    Raises:
+        ConfigError: if the compiler does not know a flag, or JAX has devices already.
+    """
+    changed = merge_flags(preset, flags, tpu_flags, os.environ)
+    if not changed:
+        return []
+    if _has_devices():
+        words = " ".join(f"{name}={shlex.quote(value)}" for name, value in changed.items())
+        raise ConfigError(
+            f"xla: the flags must be set before JAX has devices, and it has them already. Set them "
+            f"before the process starts: {words}"
+        )
+    check_known(changed)
+    os.environ.update(changed)
+    return [f"xla: {name}={value}" for name, value in changed.items()]
+
+
+def check_known(variables: Mapping[str, str]) -> None:
+    """Let a child process read the flags, which ends at one that is unknown.
+
+    Raises:
+        ConfigError: naming the flags.
+    """
+    errors = "".join(
+        _try(code, {name: variables[name], **more})
+        for name, (code, more) in _READERS.items()
+        if name in variables
+    )
+    names = refused_flags(errors)
+    if not names:
+        return
+    values = refused_values(errors)
+    found = [f"--{n}={values[n]}" if n in values else f"--{n}" for n in names]
+    near = closest_flag(names[0]) if names[0] not in values else ""
+    raise ConfigError(
+        f"xla: the installed compiler refuses {', '.join(found)}, and would end the process{near}. "
+        f"Remove {'it' if len(found) == 1 else 'them'} from xla.flags, xla.tpu_flags or the "
+        f"variable {' or '.join(VARIABLES)}."
+    )
+
+
+def closest_flag(name: str) -> str:
+    """Return `; did you mean --xla_...?`, or nothing."""
+    near = difflib.get_close_matches(name, installed_flags(), 1, 0.8)
+    return f"; did you mean --{near[0]}?" if near else ""
+
+
+# What reads a variable, and ends at an unknown flag. libtpu is loaded for a topology, so that the
+# chips stay free.
+_READERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    FLAGS: ("from jaxlib import xla_client; xla_client.CompileOptions()", {}),
+    LIBTPU_FLAGS: (
+        "from jax.experimental import topologies as t; "
+        "t.get_topology_desc(platform='tpu', topology_name='v5e:2x2')",
+        {
+            "JAX_PLATFORMS": "cpu",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            FLAGS: "",
+        },
+    ),
+}
+
+
+def _try(code: str, environ: Mapping[str, str]) -> str:
+    """Run code in a child process; return what it printed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):  # the run itself will tell
+        return ""
+    return done.stdout + done.stderr
+
+
+def _has_libtpu() -> bool:
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def _has_devices() -> bool:
+    """Return whether JAX has started devices, after which a change of their number is refused."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    name = "jax_num_cpu_devices"
+    number = getattr(jax.config, name)
+    try:
+        jax.config.update(name, 2 if number == 1 else 1)
+    except RuntimeError:
+        return True
+    jax.config.update(name, number)
+    return False

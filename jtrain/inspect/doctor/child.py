@@ -1,0 +1,135 @@
+"""Child processes that may crash or hang; their reports arrive as they are written."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The child sees the same modules as this process, also those beside the current directory.
+_CODE = (
+    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]), sys.argv[4])"
+)
+_TAIL = 1 << 16  # bytes of the child's errors that are read
+_GRACE = 2.0  # seconds; a process that waits for a file server cannot be killed
+
+
+class ChildResult(NamedTuple):
+    """What a child process reported, and how it ended."""
+
+    reports: dict[str, Any]
+    """Values by name; those reported before a crash too."""
+    code: int | None
+    """Exit code, negative for a signal; None if the timeout ended it."""
+    errors: str
+    """The end of its stdout and stderr."""
+    seconds: float
+
+    @property
+    def ending(self) -> str:
+        """The end in words: `was killed by SIGSEGV`."""
+        if self.code is None:
+            return f"did not end within {self.seconds:.0f} s"
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with code {self.code}"
+
+
+class Child:
+    """A child process that runs `main(given, report)` of a module."""
+
+    def __init__(
+        self,
+        module: str,
+        given: Mapping[str, Any],
+        *,
+        timeout: float,
+        environ: Mapping[str, str] = os.environ,
+    ):
+        """Start the process; it ends after `timeout` seconds at the latest."""
+        self._folder = Path(tempfile.mkdtemp(prefix="jtrain-doctor-"))
+        self._begun, self._timeout = time.monotonic(), timeout
+        command = [sys.executable, "-c", _CODE, json.dumps(sys.path)]
+        command += [
+            module,
+            json.dumps({**given, "timeout": timeout, "begun": self._begun}),
+            str(self._folder / "report"),
+        ]
+        with (self._folder / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environ),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.kill()
+        for file in self._folder.iterdir():
+            file.unlink(missing_ok=True)
+        self._folder.rmdir()
+
+    def wait(self) -> ChildResult:
+        """Wait for the end, or end the process after its timeout; return its reports."""
+        left = max(self._timeout - (time.monotonic() - self._begun), 0)
+        try:
+            code: int | None = self._process.wait(left)
+        except subprocess.TimeoutExpired:
+            code = None
+            self.kill()
+        return ChildResult(
+            _read_reports(self._folder / "report"),
+            code,
+            _read_tail(self._folder / "output"),
+            time.monotonic() - self._begun,
+        )
+
+    def kill(self) -> None:
+        """End the process and those that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+
+
+class Reporter:
+    """The child's side: appends a value at a time."""
+
+    def __init__(self, file: str, timeout: float):
+        """Open the file; a child whose parent died ends by itself."""
+        self._file = open(file, "a")  # noqa: SIM115  # until the process ends
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, timeout + 5)
+
+    def __call__(self, **values: Any) -> None:
+        """Append values; they outlive a crash."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+
+def _read_reports(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        for line in file.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # a line that a kill cut
+                found.update(json.loads(line))
+    return found
+
+
+def _read_tail(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        return file.read_bytes()[-_TAIL:].decode("utf-8", "replace")
+    return ""

@@ -1,0 +1,263 @@
+"""Check of JAX's devices: which it has, and why a GPU or a TPU is not among them."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jtrain.distributed.accelerators import (
+    CUDA_13_DRIVER,
+    find_nvidia,
+    nvidia_driver,
+    unused_accelerators,
+)
+from jtrain.inspect.doctor.child import ChildResult
+from jtrain.inspect.doctor.file_lock import lock_holder
+from jtrain.inspect.doctor.finding import Finding, error, ok, warning
+from jtrain.inspect.doctor.packages import PLUGIN, PackageFacts
+
+CUDA_12_DRIVER = 525  # https://docs.jax.dev/en/latest/installation.html
+LIBTPU_LOCK = Path("tmp/libtpu_lockfile")
+CUDA_LIBRARY = re.compile(r"lib(cudart|cublas|cudnn|cusparse|cusolver|cufft|nccl)\w*\.so.*")
+# Messages of JAX about a backend that was not asked for and is not installed.
+_NOT_INSTALLED = re.compile("'tpu'.*Failed to open libtpu.so|not installed")
+PYTHON = Path(sys.executable).name
+CPU = "export JAX_PLATFORMS=cpu"
+
+
+class DeviceFacts(NamedTuple):
+    """What the machine has, and what the environment says about it."""
+
+    plugins: tuple[str, ...]
+    """Installed packages for accelerators: jax-cuda12-plugin, libtpu."""
+    unused: tuple[str, ...]
+    """Lines about unused accelerators, if JAX computes on the CPU."""
+    nvidia: str
+    """NVIDIA's GPUs in words; empty without one."""
+    driver: int
+    """Version of NVIDIA's driver; 0 if it is unknown."""
+    cuda_folders: tuple[str, ...]
+    """Folders of LD_LIBRARY_PATH with libraries of CUDA."""
+    libtpu_lock: int
+    """Process that holds libtpu's lock; 0: none, -1: an unknown one."""
+    libtpu_owner: bool
+    """Whether libtpu's lock file can be opened by this user."""
+
+
+def gather_devices(
+    environ: Mapping[str, str], packages: PackageFacts, root: Path = Path("/")
+) -> DeviceFacts:
+    """Read a few files of the machine; nothing is started."""
+    names = tuple(n for n in packages.first() if PLUGIN.fullmatch(n) or n == "libtpu")
+    lock = root / LIBTPU_LOCK
+    return DeviceFacts(
+        plugins=names,
+        unused=tuple(
+            unused_accelerators(
+                ["cpu"], None, root=root, environ=environ, has_package=names.__contains__
+            )
+        ),
+        nvidia=find_nvidia(root),
+        driver=nvidia_driver(root),
+        cuda_folders=tuple(_cuda_folders(environ.get("LD_LIBRARY_PATH", ""))),
+        libtpu_lock=lock_holder(lock),
+        libtpu_owner=_opens(lock),
+    )
+
+
+def check_devices(
+    facts: DeviceFacts, environ: Mapping[str, str], result: ChildResult
+) -> Iterator[Finding]:
+    """Return findings about the devices.
+
+    Args:
+        result: what `probe_devices` reported.
+    """
+    found = result.reports
+    static = [*_check_cuda(facts, environ), *_check_libtpu(facts)]
+    yield from static
+    if "jax" not in found:
+        yield _import_failed(result)
+    elif "devices" not in found and found.get("stage") != "join":
+        yield _start_failed(facts, environ, result)
+    elif "devices" in found:
+        yield from _check_started(facts, found, bool(static))
+
+
+def describe_devices(devices: list[dict[str, Any]]) -> str:
+    """Describe devices by kind: `8 x cpu`, `4 x NVIDIA H100 80GB HBM3 (gpu)`."""
+    kinds = [
+        each["kind"] if each["kind"] == each["platform"] else f"{each['kind']} ({each['platform']})"
+        for each in devices
+    ]
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+
+
+def _check_started(
+    facts: DeviceFacts, found: Mapping[str, Any], explained: bool
+) -> Iterator[Finding]:
+    """Check devices that JAX has, while an accelerator may be idle."""
+    devices, chosen = found["devices"], found["chosen"]
+    platforms = {each["platform"] for each in devices}
+    if not ({"gpu", "tpu"} & platforms or chosen):
+        reasons = [x for x in found.get("messages", []) if not _NOT_INSTALLED.search(x)]
+        if facts.plugins and not facts.unused and not explained:
+            yield warning(
+                "devices",
+                "plugin-without-device",
+                f"{', '.join(facts.plugins)} is installed and found no device: "
+                f"{_shorten(reasons)}. JAX computes on the CPU",
+                "nvidia-smi || export JAX_PLATFORMS=cpu"
+                if any("cuda" in name for name in facts.plugins)
+                else CPU,
+            )
+        for line in facts.unused:
+            words, _, remedy = line.rpartition(": ")
+            words = words.removesuffix(". See why")
+            why = f": {_shorten(reasons)}" if facts.plugins and reasons else ""
+            yield warning("devices", "accelerator-unused", f"{words}{why}", remedy)
+    yield ok(
+        "devices",
+        f"{describe_devices(devices)}, jax {found['jax']} (imported in "
+        f"{found['import_seconds']:.1f} s, started in {found['device_seconds']:.1f} s)",
+    )
+
+
+def _check_cuda(facts: DeviceFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
+    cuda = [name for name in facts.plugins if "cuda" in name]
+    if cuda and facts.cuda_folders:
+        yield warning(
+            "devices",
+            "cuda-library-path",
+            f"LD_LIBRARY_PATH has CUDA's libraries in {', '.join(facts.cuda_folders)}, which are "
+            f"loaded in place of those that {cuda[0]} was built for",
+            "unset LD_LIBRARY_PATH",
+        )
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")
+    if facts.nvidia and hidden is not None and hidden.strip() in {"", "-1", "NoDevFiles"}:
+        yield warning(
+            "devices",
+            "gpus-hidden",
+            f"CUDA_VISIBLE_DEVICES={hidden!r} hides {facts.nvidia}",
+            "unset CUDA_VISIBLE_DEVICES",
+        )
+    for name, least in (
+        ("jax-cuda13-plugin", CUDA_13_DRIVER),
+        ("jax-cuda12-plugin", CUDA_12_DRIVER),
+    ):
+        if name in cuda and 0 < facts.driver < least:
+            found = f"{name} needs NVIDIA's driver {least} or newer, and it is {facts.driver}"
+            remedy = "update the driver: https://www.nvidia.com/drivers"
+            if facts.driver >= CUDA_12_DRIVER:
+                remedy = f"{PYTHON} -m pip uninstall -y {name}; "
+                remedy += f"{PYTHON} -m pip install 'jtrain[cuda12]'"
+            yield error("devices", "driver-old", found, remedy)
+
+
+def _check_libtpu(facts: DeviceFacts) -> Iterator[Finding]:
+    if "libtpu" not in facts.plugins:
+        return
+    if facts.libtpu_lock:
+        pid = facts.libtpu_lock
+        who = f"process {pid}" if pid > 0 else "a process"
+        yield error(
+            "devices",
+            "libtpu-locked",
+            f"/{LIBTPU_LOCK} is locked by {who}: one process at a time may use the TPU",
+            f"ps -fp {pid}; kill {pid}" if pid > 0 else f"lsof /{LIBTPU_LOCK}",
+        )
+    elif not facts.libtpu_owner:
+        yield error(
+            "devices",
+            "libtpu-lock-owner",
+            f"/{LIBTPU_LOCK} belongs to another user, and libtpu cannot open it",
+            f"sudo rm /{LIBTPU_LOCK}",
+        )
+
+
+def _import_failed(result: ChildResult) -> Finding:
+    last = _last_line(result.errors)
+    if result.code is None:
+        words = f"import jax {result.ending}"
+        return error("devices", "jax-import", words, f"{PYTHON} -X importtime -c 'import jax'")
+    missing = re.search(r"No module named '(jax|jaxlib)'", last)
+    if missing:
+        remedy = f"{PYTHON} -m pip install jtrain"
+        return error("devices", "jax-import", f"{missing[1]} is not installed", remedy)
+    if result.code < 0 or "MemoryError" in last or "cannot allocate" in result.errors:
+        words = f"import jax {result.ending}{f' ({last})' if last else ''}"
+        return error("devices", "jax-import", words, "ulimit -a; free -m")
+    return error(
+        "devices",
+        "jax-import",
+        f"jax cannot be imported: {last}",
+        f"{PYTHON} -m pip install --force-reinstall jax jaxlib",
+    )
+
+
+def _start_failed(facts: DeviceFacts, environ: Mapping[str, str], result: ChildResult) -> Finding:
+    """Return a finding about devices that did not start."""
+    platforms = environ.get("JAX_PLATFORMS", "")
+    reasons = [x for x in result.reports.get("messages", []) if not _NOT_INSTALLED.search(x)]
+    why = _shorten(reasons) if reasons else _last_line(result.errors)
+    if "libtpu multi-process lockfile" in result.errors + " ".join(reasons):
+        found = f"another process holds /{LIBTPU_LOCK}: one process at a time may use the TPU"
+        return error("devices", "libtpu-locked", found, f"lsof /{LIBTPU_LOCK}")
+    if result.code is None:
+        tpu = "libtpu" in facts.plugins
+        remedy = "export TPU_SKIP_MDS_QUERY=1" if tpu else CPU
+        return error("devices", "devices-hang", f"the start of the devices {result.ending}", remedy)
+    if result.code < 0:
+        return error(
+            "devices",
+            "devices-crash",
+            f"the start of the devices {result.ending}: {why}",
+            CPU,
+        )
+    if platforms and platforms != "cpu":
+        if not reasons:
+            why = f"no package for {platforms} is installed"
+        # The last line of `unused` has the command that installs the package for this machine.
+        remedy = facts.unused[-1].rpartition(": ")[2] if facts.unused else CPU
+        return error(
+            "devices",
+            "platform-missing",
+            f"JAX_PLATFORMS={platforms} asks for devices that JAX does not find: {why}",
+            remedy,
+        )
+    return error("devices", "devices-fail", f"no device starts: {why}", CPU)
+
+
+def _opens(file: Path) -> bool:
+    """Return whether a file can be opened for reading and writing, or does not exist."""
+    try:
+        file.open("r+").close()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _cuda_folders(path: str) -> Iterator[str]:
+    for folder in filter(None, path.split(os.pathsep)):
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        if any(CUDA_LIBRARY.fullmatch(name) for name in names):
+            yield folder
+
+
+def _shorten(reasons: list[str]) -> str:
+    """Return the first reason on one line."""
+    text = " ".join(reasons[0].split()) if reasons else "JAX does not say why"
+    return text if len(text) <= 300 else text[:300] + " ..."
+
+
+def _last_line(errors: str) -> str:
+    """Return the last line that is no trace."""
+    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith(" ")]
+    return " ".join(lines[-1].split())[:300] if lines else "no message"

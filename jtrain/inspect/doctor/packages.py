@@ -1,0 +1,265 @@
+"""Check of the installed packages: versions that do not work together, and second copies."""
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import machinery, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jtrain.inspect.doctor.finding import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from packaging.specifiers import Specifier
+
+# What jtrain requires: the dependencies of pyproject.toml (a test compares them).
+REQUIRED = {
+    "jax": ">=0.10,<0.13",
+    "optax": ">=0.2.6",
+    "flax": ">=0.12.6",
+    "orbax-checkpoint": ">=0.12",
+    "grain": ">=0.2.16",
+    "numpy": ">=2.0",
+    "pydantic": ">=2.12",
+    "ruamel.yaml": ">=0.18.15",
+    "rich": ">=14",
+    "jaxtyping": ">=0.3.3",
+    "xxhash": ">=3.5",
+    "cloudpickle": ">=3.1",
+    "packaging": ">=24",
+}
+PLUGIN = re.compile(r"jax-(cuda\d+|rocm\d+)-plugin")
+# Of these, and of what jtrain requires, the own requirements are checked too.
+RELATED = ("jaxlib", "ml-dtypes", "scipy", "libtpu")
+# The extra of jax that installs a package.
+EXTRAS = {"libtpu": "tpu", "jax-cuda12-plugin": "cuda12", "jax-cuda13-plugin": "cuda13"}
+FEW = 3  # missing packages that are named
+SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+PIP = f"{Path(sys.executable).name} -m pip install"
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """An installed distribution."""
+
+    name: str
+    """In the normal form of PyPI: lower case, dashes."""
+    version: str
+    folder: str
+    requires: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class PackageFacts:
+    """The installed packages, in the order in which Python finds them."""
+
+    packages: tuple[Package, ...]
+    shadowed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Modules that are imported from another place than their package, with the file."""
+
+    def first(self) -> dict[str, Package]:
+        """Return the copy of each package that Python finds first."""
+        found: dict[str, Package] = {}
+        for package in self.packages:
+            found.setdefault(package.name, package)
+        return found
+
+
+def gather_packages(path: Sequence[str]) -> PackageFacts:
+    """Read the metadata of the packages that matter, from folders as in sys.path."""
+    names = {*map(_normal, REQUIRED), *RELATED}
+    found: dict[tuple[str, str], Package] = {}
+    for folder in dict.fromkeys(os.path.realpath(each or ".") for each in path):
+        for each in metadata.distributions(path=[folder]):
+            name = _normal(each.metadata["Name"] or "")
+            if name in names or PLUGIN.fullmatch(name):
+                key = (name, str(getattr(each, "_path", folder)))
+                found.setdefault(
+                    key, Package(name, each.version, folder, tuple(each.requires or ()))
+                )
+    packages = tuple(found.values())
+    return PackageFacts(packages, _shadowed(path, packages))
+
+
+def check_packages(facts: PackageFacts) -> list[Finding]:
+    """Return what is wrong with the packages; one finding that all is well if nothing is."""
+    first = facts.first()
+    findings = [
+        *_check_shadowed(facts.shadowed),
+        *_check_copies(facts.packages),
+        *_check_missing(first),
+        *_check_plugins(first),
+    ]
+    blamed = {finding.name for finding in findings if finding.status == "error"}
+    findings += _check_versions(first, blamed)
+    if findings:
+        return findings
+    versions = [f"{name} {first[name].version}" for name in SHOWN if name in first]
+    accelerators = [
+        f"{name} {package.version}"
+        for name, package in first.items()
+        if PLUGIN.fullmatch(name) or name == "libtpu"
+    ]
+    return [ok("packages", ", ".join(versions + accelerators))]
+
+
+def _check_shadowed(shadowed: Mapping[str, str]) -> Iterator[Finding]:
+    for module, file in shadowed.items():
+        yield error(
+            "packages",
+            "package-shadowed",
+            f"import {module} finds {file}, and not the installed package",
+            f"mv {file} {Path(file).with_name('my_' + Path(file).name)}",
+        )
+
+
+def _check_copies(packages: Sequence[Package]) -> Iterator[Finding]:
+    by_name: dict[str, list[Package]] = {}
+    for package in packages:
+        by_name.setdefault(package.name, []).append(package)
+    for name, copies in by_name.items():
+        if len({copy.version for copy in copies}) == 1:  # an editable install beside its wheel
+            continue
+        where = ", ".join(f"{copy.version} in {copy.folder}" for copy in copies)
+        if len({copy.folder for copy in copies}) == 1:
+            remedy = f"{PIP} --force-reinstall --no-deps '{name}=={_newest(copies).version}'"
+        else:
+            other = copies[0].folder
+            remedy = f"{PIP} --upgrade --no-deps --target {other} '{name}=={copies[1].version}'"
+            paths = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]
+            if other in map(os.path.realpath, paths):
+                rest = [x for x in paths if os.path.realpath(x) != other]
+                remedy = f"export PYTHONPATH={os.pathsep.join(rest)}"
+        yield error("packages", "package-twice", f"{name} is installed twice: {where}", remedy)
+
+
+def _check_missing(first: Mapping[str, Package]) -> Iterator[Finding]:
+    missing = [name for name in REQUIRED if _normal(name) not in first]
+    if "jax" in first and "jaxlib" not in first:
+        missing.append("jaxlib")
+    if missing:
+        words = " ".join(
+            f"'{name}{REQUIRED.get(name, '==' + first['jax'].version if 'jax' in first else '')}'"
+            for name in missing
+        )
+        yield error(
+            "packages",
+            "package-missing",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            f"{PIP} {words if len(missing) <= FEW else 'jtrain'}",
+        )
+
+
+def _check_plugins(first: Mapping[str, Package]) -> Iterator[Finding]:
+    plugins = [package for name, package in first.items() if PLUGIN.fullmatch(name)]
+    jaxlib = first.get("jaxlib")
+    for plugin in plugins:
+        # ROCm's plugins are not compared: jaxlib/plugin_support.py.
+        if jaxlib and "cuda" in plugin.name and _differ(plugin, jaxlib):
+            extra = plugin.name.split("-")[1]
+            version = first["jax"].version if "jax" in first else jaxlib.version
+            yield error(
+                "packages",
+                "plugin-version",
+                f"{plugin.name} {plugin.version} does not work with jaxlib {jaxlib.version}: JAX "
+                f"leaves its kernels out, or computes on the CPU",
+                f"{PIP} --upgrade 'jax[{extra}]=={version}'",
+            )
+    if len(plugins) > 1:
+        names = " and ".join(plugin.name for plugin in plugins)
+        older = min(plugins, key=lambda plugin: plugin.name)
+        yield warning(
+            "packages",
+            "plugins-two",
+            f"{names} are both installed, and only one of them can be used",
+            f"{Path(sys.executable).name} -m pip uninstall -y {older.name} "
+            f"{older.name.replace('plugin', 'pjrt')}",
+        )
+    if plugins and "libtpu" in first:
+        yield warning(
+            "packages",
+            "libtpu-beside-cuda",
+            f"libtpu {first['libtpu'].version} is installed beside {plugins[0].name}: each start "
+            f"looks for a TPU first, for seconds",
+            f"{Path(sys.executable).name} -m pip uninstall -y libtpu",
+        )
+
+
+def _check_versions(first: Mapping[str, Package], blamed: set[str]) -> Iterator[Finding]:
+    """Check the requirements of jtrain, and those that the packages have themselves."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # reported as missing
+        return
+    wanted = [("jtrain", f"{name}{versions}") for name, versions in REQUIRED.items()]
+    wanted += [(package.name, text) for package in first.values() for text in package.requires]
+    reported: set[str] = set()
+    for owner, text in wanted:
+        requirement = Requirement(text)
+        package = first.get(_normal(requirement.name))
+        if package is None or package.name in reported:
+            continue
+        extra = EXTRAS.get(package.name, "") if owner == "jax" else ""
+        marker = requirement.marker
+        if marker and not marker.evaluate({"extra": extra}):
+            continue
+        if requirement.specifier.contains(package.version, prereleases=True):
+            continue
+        if package.name == "libtpu" and not _is_older(package, requirement.specifier):
+            continue  # a newer libtpu serves plans, and runs what an older one runs
+        if PLUGIN.fullmatch(package.name) and "plugin-version" in blamed:
+            continue
+        reported.add(package.name)
+        versions = f"{requirement.name}{requirement.specifier}"
+        whose = owner if owner == "jtrain" else f"{owner} {first[owner].version}"
+        remedy = f"{PIP} --upgrade '{versions}'"
+        if extra:
+            remedy = f"{PIP} --upgrade 'jax[{extra}]=={first['jax'].version}'"
+        elif package.name == "jaxlib" and owner == "jax":
+            remedy = f"{PIP} --upgrade 'jaxlib=={first['jax'].version}'"
+        name = {"jaxlib": "jaxlib-version", "libtpu": "libtpu-version"}.get(package.name)
+        found = f"{whose} requires {versions}, and {package.name} {package.version} is installed"
+        yield error("packages", name or "package-version", found, remedy)
+
+
+def _is_older(package: Package, specifiers: "Iterable[Specifier]") -> bool:
+    """Return whether a package is older than each version that a requirement names."""
+    named = [_numbers(each.version) for each in specifiers]
+    return all(_numbers(package.version) < each for each in named)
+
+
+def _shadowed(path: Sequence[str], packages: Sequence[Package]) -> dict[str, str]:
+    """Return the modules that Python imports from a folder without their package."""
+    modules = {"jax": "jax", "jaxlib": "jaxlib", "numpy": "numpy", "flax": "flax", "optax": "optax"}
+    found = {}
+    for module, name in modules.items():
+        folders = {package.folder for package in packages if package.name == name}
+        spec = machinery.PathFinder.find_spec(module, list(path))
+        file = spec.origin if spec else None
+        if not file or not folders:
+            continue
+        parent = Path(file).resolve().parent
+        root = parent.parent if Path(file).name == "__init__.py" else parent
+        if str(root) not in folders and "site-packages" not in str(root):
+            found[module] = file
+    return found
+
+
+def _newest(copies: Sequence[Package]) -> Package:
+    return max(copies, key=lambda copy: _numbers(copy.version))
+
+
+def _differ(one: Package, other: Package) -> bool:
+    return _numbers(one.version) != _numbers(other.version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, as JAX compares them."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,145 @@
+"""Presets of the compiler's flags: their variables, their order, and flags that do not exist."""
+
+import json
+import os
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import jax
+import pytest
+from quick_study import write_study
+
+from jtrain.config.xla import XlaConfig, misfitting_flags
+from jtrain.distributed import compiler_flags
+from jtrain.distributed.compiler_flags import (
+    FLAGS,
+    LIBTPU_FLAGS,
+    PRESETS,
+    apply_flags,
+    check_known,
+    flag_name,
+    merge_flags,
+)
+from jtrain.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_config_has_each_preset():
+    assert list(typing.get_args(typing.get_type_hints(XlaConfig)["preset"])) == list(PRESETS)
+
+
+def test_no_preset_sets_nothing():
+    assert merge_flags("none", (), (), {FLAGS: "--xla_a=1"}) == {}
+    assert apply_flags("none", (), ()) == []
+
+
+def test_the_compiler_knows_each_flag_of_the_presets():
+    """A child process reads them, as the first device would, with their values."""
+    flags = [flag for each in PRESETS.values() for flag in each.get(FLAGS, ())]
+    check_known({FLAGS: " ".join(flags)})
+
+
+@pytest.mark.compiler
+def test_libtpu_knows_each_flag_of_the_presets():
+    flags = " ".join(flag for each in PRESETS.values() for flag in each.get(LIBTPU_FLAGS, ()))
+    check_known({LIBTPU_FLAGS: flags})
+    with pytest.raises(ConfigError, match="refuses --xla_tpu_nonsense"):
+        check_known({LIBTPU_FLAGS: "--xla_tpu_nonsense=1"})
+
+
+def test_the_nearer_flag_wins(monkeypatch):
+    """A flag of the config replaces that of the preset, one of the environment both."""
+    monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: True)
+    ours = ("--xla_backend_optimization_level=1", "xla_cpu_enable_fast_math=false")
+    merged = merge_flags("fast_compile", ours, ("--xla_tpu_a=1",), {})
+    assert merged == {FLAGS: f"{ours[0]} --{ours[1]}", LIBTPU_FLAGS: "--xla_tpu_a=1"}
+    environ = {FLAGS: "--xla_backend_optimization_level=2 --xla_b=3"}
+    merged = merge_flags("fast_compile", ours, (), environ)
+    assert merged[FLAGS].split() == [
+        "--xla_backend_optimization_level=2",
+        "--xla_cpu_enable_fast_math=false",
+        "--xla_b=3",
+    ]
+    assert merge_flags("fast_compile", (), (), merged) == {}  # the second run of a process
+
+
+def test_flags_of_libtpu_need_libtpu(monkeypatch):
+    monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: False)
+    assert list(merge_flags("overlap", (), (), {})) == [FLAGS]
+    monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: True)
+    merged = merge_flags("overlap", (), (), {})
+    assert list(merged) == [FLAGS, LIBTPU_FLAGS]
+    assert all(flag_name(each).startswith("xla_gpu_") for each in merged[FLAGS].split())
+
+
+def test_an_unknown_flag_and_a_wrong_value_are_errors_of_the_config():
+    with pytest.raises(ConfigError) as refused:
+        check_known({FLAGS: "--xla_gpu_enable_latncy_hiding_scheduler=true"})
+    assert "refuses --xla_gpu_enable_latncy_hiding_scheduler" in str(refused.value)
+    assert "did you mean --xla_gpu_enable_latency_hiding_scheduler?" in str(refused.value)
+    with pytest.raises(ConfigError, match="--xla_backend_optimization_level=high"):
+        check_known({FLAGS: "--xla_backend_optimization_level=high"})
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "words"),
+    [
+        ({"flags": ("--xla_a",)}, "xla.flags", "--xla_NAME=VALUE"),
+        ({"flags": ("--xla_a=1 --xla_b=2",)}, "xla.flags", "without spaces"),
+        ({"flags": ("--xla_tpu_a=1",)}, "xla.flags", "write xla.tpu_flags=[--xla_tpu_a=1]"),
+        ({"tpu_flags": ("1",)}, "xla.tpu_flags", "--xla_NAME=VALUE"),
+    ],
+)
+def test_flags_of_another_form(given, key, words):
+    ((found, said),) = misfitting_flags(XlaConfig(**given))
+    assert found == key
+    assert words in said
+
+
+def test_too_late_once_jax_has_devices(monkeypatch):
+    monkeypatch.setenv(FLAGS, "")
+    assert jax.devices()
+    number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="XLA_FLAGS=--xla_backend_optimization_level=0"):
+        apply_flags("fast_compile", (), ())
+    assert os.environ[FLAGS] == ""
+    assert jax.config.jax_num_cpu_devices == number  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.thorough
+def test_a_run_prints_and_records_its_flags_and_a_resume_says_what_changed(tmp_path):
+    write_study(tmp_path)
+    usual = {key: x for key, x in os.environ.items() if key not in (FLAGS, LIBTPU_FLAGS)}
+
+    def run(*settings: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "jtrain", "run", "configs/quick.yaml", *settings]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**usual, "PYTHONPATH": str(ROOT), **environ},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    refused = run("xla.flags=[--xla_cpu_nonsense=1]")
+    assert refused.returncode == 2
+    assert "refuses --xla_cpu_nonsense" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    level = "--xla_backend_optimization_level=0"
+    first = run("xla.preset=fast_compile", "steps=4")
+    assert first.returncode == 0, first.stderr
+    log = tmp_path / "runs/quick/log.txt"
+    assert f"xla: XLA_FLAGS={level}" in log.read_text()
+    record = json.loads((tmp_path / "runs/quick/run.json").read_text())
+    assert record["flags"] == {FLAGS: level}
+    second = run("xla.flags=[xla_cpu_enable_fast_math=false]", "steps=8")
+    assert second.returncode == 0, second.stderr
+    said = log.read_text()
+    assert "resumes from step 4 of 8" in said
+    other = "--xla_cpu_enable_fast_math=false"
+    assert f"XLA_FLAGS was {level}, and is {other}" in said
+    assert "xla.preset" in said

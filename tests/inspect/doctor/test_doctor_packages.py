@@ -1,0 +1,144 @@
+"""Faults of Python, of packages and of flags are found, each with the line to type."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from fakes import healthy, install, names, the
+
+from jtrain.inspect.doctor import packages, xla_flags
+from jtrain.inspect.doctor.finding import Finding
+from jtrain.inspect.doctor.python_version import check_python
+
+PYTHON = Path(sys.executable).name
+
+
+def test_python():
+    assert names(check_python((3, 11, 7), "/usr/bin/python3", {})) == ["ok"]
+    new = the(check_python((3, 14, 0), "/usr/bin/python3", {}), "python-new")
+    assert "3.14.0" in new.found
+    assert "uv venv --python 3.12" in new.remedy
+    other = {"VIRTUAL_ENV": "/home/me/.venv"}
+    finding = the(check_python((3, 12, 1), "/usr/bin/python3", other), "python-other-environment")
+    assert finding.remedy == "/home/me/.venv/bin/python -m jtrain doctor"
+    assert names(check_python((3, 12, 1), "/home/me/.venv/bin/python", other)) == ["ok"]
+
+
+def checked(folder: Path) -> list[Finding]:
+    return packages.check_packages(packages.gather_packages([str(folder)]))
+
+
+def test_a_healthy_environment_has_one_line(tmp_path):
+    (finding,) = checked(healthy(tmp_path))
+    assert finding.status == "ok"
+    assert "jax 0.10.2, jaxlib 0.10.2, flax 0.12.8" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("without", "versions", "name", "words", "remedy"),
+    [
+        ([], {"jaxlib": "0.7.2"}, "jaxlib-version", "jaxlib<=0.10.2,>=0.10.1", "'jaxlib==0.10.2'"),
+        ([], {"jaxlib": "0.11.0"}, "jaxlib-version", "jaxlib 0.11.0", "'jaxlib==0.10.2'"),
+        (
+            [],
+            {"jax__cuda12__plugin": "0.7.2"},
+            "plugin-version",
+            "jax-cuda12-plugin 0.7.2 does not work with jaxlib 0.10.2",
+            "'jax[cuda12]==0.10.2'",
+        ),
+        (
+            [],
+            {"libtpu": "0.0.21.1"},
+            "libtpu-version",
+            "jax 0.10.2 requires libtpu==0.0.42.*, and libtpu 0.0.21.1",
+            "'jax[tpu]==0.10.2'",
+        ),
+        ([], {"flax": "0.11.2"}, "package-version", "jtrain requires flax>=0.12.6", "'flax>=0.12"),
+        ([], {"numpy": "1.26.4"}, "package-version", "numpy 1.26.4", "'numpy>=2.0'"),
+        ([], {"orbax__checkpoint": "0.7"}, "package-version", "orbax-checkpoint 0.7", "'orbax-"),
+        ([], {"ml_dtypes": "0.3.0"}, "package-version", "ml_dtypes>=0.5.0", "'ml_dtypes>=0.5.0'"),
+        (
+            [],
+            {"jax": "0.7.2", "jaxlib": "0.7.2"},
+            "package-version",
+            "jax<0.13,>=0.10",
+            "'jax<0.13,>=",
+        ),
+        (["xxhash"], {}, "package-missing", "xxhash is not installed", "'xxhash>=3.5'"),
+        (["jaxlib"], {}, "package-missing", "jaxlib is not installed", "'jaxlib==0.10.2'"),
+        (
+            [],
+            {"jax__cuda12__plugin": "0.10.2", "jax__cuda13__plugin": "0.10.2"},
+            "plugins-two",
+            "both installed",
+            "uninstall -y jax-cuda12-plugin jax-cuda12-pjrt",
+        ),
+        (
+            [],
+            {"jax__cuda13__plugin": "0.10.2", "libtpu": "0.0.42.1"},
+            "libtpu-beside-cuda",
+            "libtpu 0.0.42.1 is installed beside jax-cuda13-plugin",
+            "uninstall -y libtpu",
+        ),
+    ],
+)
+def test_packages_that_do_not_fit(tmp_path, without, versions, name, words, remedy):
+    (finding,) = checked(healthy(tmp_path, *without, **versions))
+    assert finding.name == name
+    assert words in finding.found
+    assert finding.remedy.startswith(f"{PYTHON} -m pip ")
+    assert remedy in finding.remedy
+
+
+def test_a_newer_libtpu_serves_plans(tmp_path):
+    assert names(checked(healthy(tmp_path, libtpu="0.0.52"))) == ["ok"]
+
+
+def test_two_copies_of_jax(tmp_path):
+    """As an upgrade into the user's folder leaves them, or one that was interrupted."""
+    first = install(tmp_path / "user", jax="0.7.2")
+    second = healthy(tmp_path / "site")
+    found = packages.check_packages(packages.gather_packages([str(first), str(second)]))
+    finding = the(found, "package-twice")
+    assert f"0.7.2 in {first}, 0.10.2 in {second}" in finding.found
+    assert finding.remedy.endswith(f"--target {first} 'jax==0.10.2'")
+    install(second, jax="0.9.0")
+    half = the(checked(second), "package-twice")
+    assert half.remedy.endswith("--force-reinstall --no-deps 'jax==0.10.2'")
+
+
+def test_the_same_package_on_two_paths_is_one(tmp_path):
+    first, second = healthy(tmp_path / "a"), healthy(tmp_path / "b")
+    found = packages.check_packages(packages.gather_packages([str(first), str(second)]))
+    assert names(found) == ["ok"]
+
+
+def test_requirements_are_those_of_the_project(pytestconfig):
+    project = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]
+    assert [f"{name}{versions}" for name, versions in packages.REQUIRED.items()] == project[
+        "dependencies"
+    ]
+
+
+def flagged(**environ: str) -> list[Finding]:
+    return list(xla_flags.check_flags(environ))
+
+
+def test_flags():
+    assert flagged()[0].found == "no flag is set"
+    assert flagged(XLA_FLAGS="--xla_backend_optimization_level=1")[0].status == "ok"
+    bare = the(flagged(XLA_FLAGS="xla_dump_to=/tmp/a"), "flag-without-dashes")
+    assert bare.remedy == "export XLA_FLAGS=--xla_dump_to=/tmp/a"
+    twice = the(flagged(XLA_FLAGS="--xla_a=1 --xla_b=2 --xla_a=3"), "flag-twice")
+    assert twice.remedy == "export XLA_FLAGS='--xla_a=3 --xla_b=2'"
+    number = "--xla_force_host_platform_device_count=4"
+    found = flagged(XLA_FLAGS=number, JAX_NUM_CPU_DEVICES="8")
+    assert the(found, "cpu-devices-twice").remedy == "unset JAX_NUM_CPU_DEVICES"
+    assert names(flagged(XLA_FLAGS=number, JAX_NUM_CPU_DEVICES="4")) == ["ok"]
+
+
+def test_findings_are_json():
+    for finding in flagged(XLA_FLAGS="--xla_a=1 --xla_a=2"):
+        assert json.loads(json.dumps(finding.plain()))["status"] == "warning"

@@ -1,0 +1,121 @@
+"""docs/doctor.md has a row for each fault, and each fault has a test."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jtrain.cli import main
+from jtrain.inspect.doctor.examine import CHECKS
+
+ROOT = Path(__file__).parents[3]
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+
+
+def faults_in_code() -> set[str]:
+    """Return the names of findings, which are literals with a dash beside the name of a check."""
+    checks = (
+        "accelerator",
+        "cache",
+        "clock",
+        "cluster",
+        "cpu",
+        "cuda",
+        "device",
+        "devices",
+        "disk",
+    )
+    parts = ("driver", "flag", "gpus", "interconnect", "jax", "jaxlib", "libtpu", "limit", "memory")
+    others = ("package", "platform", "plugin", "plugins", "python", "shared")
+    prefixes = {*checks, *parts, *others}
+    found = set()
+    for file in (ROOT / "jtrain/inspect/doctor").glob("*.py"):
+        for literal in re.findall(r'"([a-z0-9-]+)"', file.read_text()):
+            if NAME.fullmatch(literal) and literal.split("-")[0] in prefixes:
+                found.add(literal)
+    return found - {"jax-cuda12-plugin", "jax-cuda13-plugin"}
+
+
+def faults_on_page() -> list[str]:
+    page = (ROOT / "docs/doctor.md").read_text()
+    return re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)
+
+
+def test_the_page_has_each_fault_once():
+    assert sorted(faults_on_page()) == sorted(faults_in_code() | {"python-old"})
+
+
+def test_each_fault_has_a_test():
+    text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_doctor_*.py"))
+    missing = [name for name in faults_in_code() if f'"{name}"' not in text]
+    assert missing == []
+
+
+def test_the_page_has_each_check():
+    page = (ROOT / "docs/doctor.md").read_text()
+    assert re.findall(r"^\| \*\*(\w+)\*\* \|", page, re.MULTILINE) == list(CHECKS)
+
+
+def test_one_json_object_in_base_units(tmp_path, capsys):
+    only = "python,packages,memory,disk,cache,clock,cluster"
+    code = main(["doctor", "--json", "--only", only, "--directory", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (0 if found["ok"] else 2)
+    assert {finding["check"] for finding in found["findings"]} == {*only.split(",")}
+    assert found["facts"]["memory"]["total"] > 1e8
+    assert found["facts"]["disk"]["write"]["seconds"] > 0
+    assert found["facts"]["disk"]["space"]["free"] > 0
+    assert found["seconds"] < 60
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "disc"], "--only disc is no check; the checks are python, packages, flags"),
+        (["--only", "disc"], "did you mean disk?"),
+        (["--timeout", "0"], "write --timeout 60"),
+        (["nobody"], "nobody is no config and no run; write jtrain doctor"),
+        (["no.yaml"], "no.yaml is no file"),
+        (["--directroy", "x"], "no option --directroy"),
+    ],
+)
+def test_bad_words(words, said, capsys):
+    assert main(["doctor", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_is_examined_in_its_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for place in ("runs/a", "runs/a/checkpoints/3", "configs"):
+        Path(place).mkdir(parents=True)
+    Path("runs/a/config.yaml").write_text("")
+    Path("configs/a.yaml").write_text("")
+    with Path("runs/a/checkpoints/3/state").open("wb") as file:
+        file.truncate(1 << 43)  # a hole; one disk may be that large, two rarely
+    for word in ("a", "runs/a", "configs/a.yaml", "runs/a/config.yaml"):
+        assert main(["doctor", word, "--only", "disk"]) == 2
+        out = capsys.readouterr().out
+        assert "runs/a has" in out
+        assert "two checkpoints of the run take 17.6TB" in out
+
+
+@pytest.mark.thorough
+def test_a_whole_examination(tmp_path):
+    """Eight devices, and the sum over them is exact."""
+    command = [sys.executable, "-m", "jtrain", "doctor", "--json", "--directory", str(tmp_path)]
+    environ = {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    found = json.loads(done.stdout)
+    assert done.returncode == (0 if found["ok"] else 2)
+    assert [finding["status"] for finding in found["findings"] if finding["check"] == "devices"]
+    assert len(found["facts"]["devices"]) == 8
+    assert found["facts"]["interconnect"]["devices"] == 8
+    assert found["facts"]["interconnect"]["wrong"] == []
+    assert found["facts"]["interconnect"]["bytes_per_second"] > 1e6
+    assert list(tmp_path.iterdir()) == []

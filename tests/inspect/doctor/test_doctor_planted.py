@@ -1,0 +1,355 @@
+"""Faults planted in a real machine: `jtrain doctor` finds each, and its line to type mends it.
+
+`jtrain doctor` runs in a shell with the fault, then again after the line of the finding was typed.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pip
+import pytest
+from fakes import healthy, install, names, refuse_call, the, write_files, write_wheel
+
+from jtrain.distributed.launcher.port import free_port
+from jtrain.inspect.doctor import packages
+
+ROOT = Path(__file__).parents[3]
+DOCTOR = "python -m jtrain doctor --json --only"
+PLUGIN = "jax_plugins/xla_cuda12/__init__.py"
+
+
+def shell(
+    script: str,
+    place: Path,
+    environ: Mapping[str, str],
+    preexec: Callable[[], None] | None = None,
+    code: int | None = None,
+) -> str:
+    """Run a script in a clean environment; return its stdout."""
+    usual = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(place),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=place,
+        env={**usual, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=preexec,
+        check=False,
+    )
+    assert code is None or done.returncode == code, done.stdout + done.stderr
+    return done.stdout or done.stderr
+
+
+def found(output: str) -> dict[str, dict[str, Any]]:
+    """Return the findings of the last JSON line, by name."""
+    return {each["name"]: each for each in json.loads(output.splitlines()[-1])["findings"]}
+
+
+def check_planted(
+    place: Path,
+    name: str,
+    only: str,
+    plant: str = "true",
+    *,
+    status: str = "error",
+    options: str = "",
+    preexec: Callable[[], None] | None = None,
+    **environ: str,
+) -> dict[str, Any]:
+    """Find the fault, type its line, and find it no more; return the finding."""
+    doctor = f"{DOCTOR} {only} {options}"
+    code = 2 if status == "error" else 0
+    before = found(shell(f"{plant}; {doctor}", place, environ, preexec, code))
+    assert name in before, before
+    assert before[name]["status"] == status
+    after = found(shell(f"{plant}; {before[name]['remedy']}; {doctor}", place, environ, preexec))
+    assert name not in after, (before[name], after)
+    return before[name]
+
+
+# Found from files and variables alone: a tenth of a second each.
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "plant", "status"),
+    [
+        ("limit-addresses", "memory", "ulimit -S -v 8000000", "warning"),
+        ("limit-file-size", "memory", "ulimit -S -f 100000", "error"),
+        ("limit-files", "memory", "ulimit -S -n 256", "warning"),
+        ("package-shadowed", "packages", "[ -e my_jax.py ] || echo > jax.py", "error"),
+        (
+            "cache-damaged",
+            "cache",
+            "mkdir -pm 700 .cache/jtrain/compiled; : > .cache/jtrain/compiled/jit_a-1-cache",
+            "warning",
+        ),
+    ],
+)
+@pytest.mark.thorough
+def test_limits_shadows_and_caches(tmp_path, name, only, plant, status):
+    check_planted(tmp_path, name, only, plant, status=status)
+
+
+@pytest.mark.thorough
+def test_a_second_jax_on_the_path(tmp_path):
+    other = install(tmp_path / "other", jax="0.7.2")
+    finding = check_planted(
+        tmp_path, "package-twice", "packages", PYTHONPATH=f"{ROOT}:{other.resolve()}"
+    )
+    assert finding["remedy"] == f"export PYTHONPATH={ROOT}"
+
+
+def test_a_clock_that_differs_from_the_files(tmp_path):
+    late = "import time\nreal = time.time\ntime.time = lambda: real() + 3600\n"
+    site = write_files(tmp_path / "site", {"sitecustomize.py": late})
+    before = found(shell(f"{DOCTOR} clock", tmp_path, {"PYTHONPATH": f"{ROOT}:{site}"}, code=0))
+    assert "behind this machine's clock" in before["clock-file-server"]["found"]
+    assert "clock-file-server" not in found(shell(f"{DOCTOR} clock", tmp_path, {}))
+
+
+def test_a_file_system_without_locks(tmp_path):
+    """The kernel refuses flock, as on a mount without it."""
+    report = shell(f"{DOCTOR} disk", tmp_path, {}, lambda: refuse_call("flock"), code=0)
+    assert "No locks available" in found(report)["disk-lock"]["found"]
+    assert "disk-lock" not in found(shell(f"{DOCTOR} disk", tmp_path, {}))
+
+
+def test_a_disk_that_cannot_flush(tmp_path):
+    plant = lambda: refuse_call("fsync", errno.EIO)
+    report = found(shell(f"{DOCTOR} disk", tmp_path, {}, plant, code=2))
+    assert "The device fails" in report["disk-write"]["found"]
+
+
+@pytest.mark.thorough
+def test_a_read_only_file_system(tmp_path):
+    plant = lambda: refuse_call("rename", errno.EROFS)
+    report = found(shell(f"{DOCTOR} disk", tmp_path, {}, plant, code=2))
+    assert "mounted read-only" in report["disk-rename"]["found"]
+
+
+def test_runs_in_memory(tmp_path):
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("/dev/shm is no file system of its own")
+    report = found(shell(f"{DOCTOR} disk --directory /dev/shm/runs", tmp_path, {}, code=0))
+    assert "tmpfs" in report["disk-in-memory"]["found"]
+
+
+@pytest.mark.thorough
+def test_a_full_disk(tmp_path):
+    """Mount 1 MB of memory with 20 files, in a namespace of its own."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    space = ["unshare", "--mount", *user]
+    if subprocess.run([*space, "true"], capture_output=True).returncode:
+        pytest.skip("this system allows no mounts of one's own")
+    mount = "mkdir -p runs; mount -t tmpfs -o size=1m,nr_inodes=20 tmpfs runs"
+    script = f"{' '.join(space)} bash -c '{mount}; {DOCTOR} disk'"
+    report = found(shell(script, tmp_path, {}, code=2))
+    assert "Make room" in report["disk-write"]["found"]
+    assert {"disk-full", "disk-files", "disk-in-memory"} <= report.keys()
+
+
+def test_an_old_python_gets_a_sentence(tmp_path):
+    old = "import sys\nsys.version_info = (3, 10, 12, 'final', 0)\n"
+    site = write_files(tmp_path / "site", {"sitecustomize.py": old})
+    environ = {"PYTHONPATH": f"{ROOT}:{site}"}
+    said = shell("python -m jtrain doctor", tmp_path, environ, code=2)
+    assert said.startswith("jtrain needs Python 3.11 to 3.13, and this is 3.10.12 at ")
+    assert said.count("\n") == 1
+    assert "uv venv --python 3.12" in said
+    said = shell("python -c 'import jtrain'", tmp_path, environ, code=1)
+    assert said.splitlines()[-1].startswith("ImportError: jtrain needs Python 3.11 to 3.13")
+
+
+@pytest.mark.thorough
+def test_a_real_old_python_gets_the_same_sentence(tmp_path):
+    found = [*Path.home().glob(".pyenv/versions/3.10.*/bin/python"), Path("/usr/bin/python3.10")]
+    old = next((path for path in found if path.exists()), None)
+    if old is None:
+        pytest.skip("this machine has no Python 3.10")
+    said = shell(f"{old} -m jtrain doctor", tmp_path, {}, code=2)
+    assert said.startswith("jtrain needs Python 3.11 to 3.13, and this is 3.10.")
+
+
+def test_a_python_without_any_package(tmp_path):
+    """All checks are made where neither jax nor pydantic can be imported."""
+    report = found(shell(f"python -S -m {DOCTOR[10:]} packages,devices,disk", tmp_path, {}, code=2))
+    assert "jax, optax, flax" in report["package-missing"]["found"]
+    assert report["jax-import"]["found"] == "jax is not installed"
+    assert report["package-missing"]["remedy"].endswith("pip install jtrain")
+
+
+# Found by starting JAX: a second or two each.
+
+
+@pytest.mark.thorough
+def test_flags_that_end_the_process(tmp_path):
+    """One line mends all three kinds, and the flag of libtpu moves to its own variable."""
+    flags = "--xla_backend_optimization_level=high --xla_gpu_enable_latncy_hiding_scheduler=1"
+    flags += " --xla_tpu_enable_data_parallel_all_reduce_opt=true --xla_cpu_enable_fast_math=false"
+    script = f"{DOCTOR} flags"
+    before = found(shell(script, tmp_path, {"XLA_FLAGS": flags}, code=2))
+    assert (
+        "did you mean --xla_gpu_enable_latency_hiding_scheduler?"
+        in (before["flag-unknown"]["found"])
+    )
+    assert "'high' is no value" in before["flag-value"]["found"]
+    assert "flag of libtpu" in before["flag-of-libtpu"]["found"]
+    (remedy,) = {each["remedy"] for each in before.values()}
+    after = found(shell(f"{remedy}; {script}", tmp_path, {"XLA_FLAGS": flags}, code=0))
+    assert after["ok"]["found"] == (
+        "XLA_FLAGS=--xla_cpu_enable_fast_math=false; "
+        "LIBTPU_INIT_ARGS=--xla_tpu_enable_data_parallel_all_reduce_opt=true"
+    )
+
+
+@pytest.mark.thorough
+def test_a_platform_without_its_package(tmp_path):
+    finding = check_planted(tmp_path, "platform-missing", "devices", JAX_PLATFORMS="cuda")
+    assert "no package for cuda is installed" in finding["found"]
+
+
+PLUGINS = {
+    # As jax-cuda12-plugin 0.10.2 fails on a machine without a driver.
+    "plugin-without-device": 'raise RuntimeError("Unable to load CUDA. Is it installed?")',
+    "devices-crash": "import os; os.abort()",
+    "devices-hang": "import time; time.sleep(60)",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_cuda_plugin_that_fails(tmp_path, name):
+    """A plugin whose start fails, crashes or hangs is a finding, and not the end of doctor."""
+    code = f"def initialize():\n    {PLUGINS[name]}\n"
+    site = write_files(tmp_path / "site", {PLUGIN: code})
+    install(site, jax__cuda12__plugin="0.10.2")
+    options = "--timeout 6" if name == "devices-hang" else ""
+    environ = {"PYTHONPATH": f"{ROOT}:{site}"}
+    report = found(shell(f"{DOCTOR} devices {options}", tmp_path, environ))
+    assert name in report, report
+    if name == "plugin-without-device":
+        assert "Unable to load CUDA" in report[name]["found"]
+        remedy = report[name]["remedy"]
+        assert name not in found(shell(f"{remedy} >&2; {DOCTOR} devices", tmp_path, environ))
+
+
+@pytest.mark.thorough
+def test_a_jaxlib_that_jax_refuses(tmp_path):
+    version = "__version__ = '0.7.2'\n"
+    site = write_files(tmp_path / "site", {"jaxlib/__init__.py": "", "jaxlib/version.py": version})
+    install(site, jaxlib="0.7.2")
+    environ = {"PYTHONPATH": f"{ROOT}:{site.resolve()}"}
+    finding = check_planted(tmp_path, "package-twice", "packages", **environ)
+    report = found(shell(f"{DOCTOR} devices", tmp_path, environ, code=2))
+    assert "jaxlib is version 0.7.2" in report["jax-import"]["found"]
+    after = found(shell(f"{finding['remedy']}; {DOCTOR} devices", tmp_path, environ, code=0))
+    assert "jax-import" not in after
+
+
+@pytest.mark.thorough
+def test_processes_whose_clocks_differ(tmp_path):
+    late = """
+        import os, time
+        if os.environ.get("JTRAIN_PROCESS") == "1":
+            real = time.time
+            time.time = lambda: real() + 100
+    """
+    site = write_files(tmp_path / "site", {"sitecustomize.py": textwrap.dedent(late)})
+    launch = "python -m jtrain launch --processes 2 doctor --json --only clock,cluster,interconnect"
+    report = shell(launch, tmp_path, {"PYTHONPATH": f"{ROOT}:{site}"})
+    report = found(next(line for line in report.splitlines() if line.startswith("{")))
+    assert "apart" in report["clock-processes"]["found"]
+    facts = json.loads(shell(launch, tmp_path, {}, code=0).splitlines()[0])
+    assert names_of(facts) == {"ok"}
+    assert facts["facts"]["interconnect"]["devices"] == 2
+    assert facts["facts"]["interconnect"]["wrong"] == []
+
+
+def names_of(report: dict[str, Any]) -> set[str]:
+    return {finding["name"] for finding in report["findings"]}
+
+
+@pytest.mark.thorough
+def test_a_process_that_is_missing(tmp_path):
+    environ = {
+        "JTRAIN_PROCESSES": "2",
+        "JTRAIN_PROCESS": "0",
+    }
+    environ["JTRAIN_COORDINATOR"] = f"127.0.0.1:{free_port()}"
+    report = found(shell(f"{DOCTOR} cluster --timeout 12", tmp_path, environ, code=2))
+    assert "process 1 did not" in report["cluster-join"]["found"]
+    assert report["cluster-join"]["remedy"].startswith("Start it with the same JTRAIN_")
+
+
+# Mended by pip, from wheels in a folder.
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("venv")
+    command = [sys.executable, "-m", "venv", "--without-pip", place / "venv"]
+    subprocess.run(command, check=True, timeout=100)
+    (site,) = (place / "venv/lib").glob("python*/site-packages")
+    (site / "pip").symlink_to(Path(pip.__file__).parent)  # a copy takes seconds
+    wheels = place / "wheels"
+    for name, version in {
+        "jax": "0.10.2",
+        "jaxlib": "0.10.2",
+        "flax": "0.12.8",
+        "xxhash": "3.8.0",
+        "libtpu": "0.0.42.1",
+        "jax-cuda12-plugin": "0.10.2",
+        "ml_dtypes": "0.6.0",
+        "numpy": "2.4.6",
+    }.items():
+        write_wheel(wheels, name, version)
+    return place
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "without", "versions"),
+    [
+        ("jaxlib-version", (), {"jaxlib": "0.7.2"}),
+        ("plugin-version", (), {"jax__cuda12__plugin": "0.7.2"}),
+        ("libtpu-version", (), {"libtpu": "0.0.21.1"}),
+        ("package-version", (), {"flax": "0.11.2"}),
+        ("package-missing", ("xxhash",), {}),
+        ("package-twice", (), {}),
+        ("plugins-two", (), {"jax__cuda12__plugin": "0.10.2", "jax__cuda13__plugin": "0.10.2"}),
+        ("libtpu-beside-cuda", (), {"jax__cuda13__plugin": "0.10.2", "libtpu": "0.0.42.1"}),
+    ],
+)
+def test_pip_mends_packages(venv, name, without, versions):
+    (site,) = (venv / "venv/lib").glob("python*/site-packages")
+    for old in site.glob("*.dist-info"):
+        if not old.name.startswith("pip"):
+            shutil.rmtree(old)
+    healthy(site, *without, **versions)
+    if name == "package-twice":
+        install(site, jax="0.7.2")
+    check = lambda: packages.check_packages(packages.gather_packages([str(site)]))
+    remedy = the(check(), name).remedy
+    environ = {
+        "PATH": f"{venv / 'venv/bin'}:{os.environ['PATH']}",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(venv / "wheels"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    shell(remedy, venv, environ, code=0)
+    assert name not in names(check())
