@@ -40,8 +40,10 @@ class Clock:
         self._bound, self._most_workers = bound, workers
         self._next, self._free = start + 1, []
         self._done = 0  # steps reported
-        self._admitted = 0  # gradients admitted and not withdrawn
+        self._admitted = 0  # steps of which a gradient was admitted
+        self._pending: set[int] = set()  # those of them that are not reported
         self._admissions: dict[int, int] = {}  # staleness by worker, of the lease that it has
+        self._gone: dict[int, int] = {}  # clocks of workers that are gone
 
     @property
     def newest(self) -> int:
@@ -49,18 +51,19 @@ class Clock:
         return self._next - 1
 
     def join(self, worker: int) -> None:
-        """Let a worker begin, with the clock of the slowest."""
+        """Let a worker begin, with the clock of the slowest, or its own if it had one."""
         self.leave(worker)
-        self.clocks[worker] = min(self.clocks.values(), default=0)
+        slowest = min(self.clocks.values(), default=0)
+        self.clocks[worker] = max(slowest, self._gone.pop(worker, 0))
 
     def leave(self, worker: int) -> None:
         """Take a worker out: its lease is free for another, and nobody waits for it."""
-        self.clocks.pop(worker, None)
+        clock = self.clocks.pop(worker, None)
         lease = self.leases.pop(worker, None)
         if lease is not None:
             heapq.heappush(self._free, lease.step)
-        if self._admissions.pop(worker, None) is not None:
-            self._admitted -= 1
+        if clock is not None:  # what was admitted may be applied
+            self._gone[worker] = clock + (self._admissions.pop(worker, None) is not None)
 
     def lease(self, worker: int) -> Lease | None:
         """Return the worker's lease, an open one or a new one; None: it has to wait."""
@@ -89,9 +92,11 @@ class Clock:
         if lease is None or lease.step != step:
             return None
         if worker not in self._admissions:
-            stale = self._admitted - lease.done
+            counted = step in self._pending  # for a worker that is gone
+            stale = self._admitted - lease.done - counted
             self._admissions[worker] = stale
-            self._admitted += 1
+            self._admitted += not counted
+            self._pending.add(step)
             self.staleness[stale] += 1
             if self._bound is not None:
                 most = (2 * self._bound + 1) * (self._most_workers - 1)
@@ -105,6 +110,7 @@ class Clock:
             return False
         del self.leases[worker]
         self._admissions.pop(worker, None)
+        self._pending.discard(step)
         self.clocks[worker] += 1
         self._done += 1
         return True
