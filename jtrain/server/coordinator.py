@@ -67,7 +67,7 @@ class Coordinator(abc.ABC):
     ):
         self.plan, self._shards, self._supervise, self._log = plan, shards, supervise, log
         self._changed = threading.Condition()
-        self._ended = False
+        self._ready = self._ended = False
         self._lost: set[int] = set()  # shards that were restarted and hold nothing
         self.inner: list[Any] = []
         """Optimizer state of each worker at the snapshot, where workers have their own."""
@@ -78,7 +78,9 @@ class Coordinator(abc.ABC):
         """Load a state into the shards."""
         self.snapshot = Snapshot(step, jax.device_get(state))
         self._load(range(len(self._shards)))
-        self._begin()
+        with self._changed:
+            self._begin()
+            self._ready = True
 
     def end(self) -> None:
         """Tell the workers that the run ends."""
@@ -141,7 +143,7 @@ class Coordinator(abc.ABC):
             while True:
                 if self._ended:
                     return Message("end")
-                reply = self._answer(request, worker)
+                reply = self._answer(request, worker) if self._ready else None
                 if reply is not None:
                     return reply
                 if time.monotonic() > end:

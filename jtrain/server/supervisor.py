@@ -72,7 +72,9 @@ class Supervisor:
                 f"{self._restarts[role, index]} times since step {coordinator.snapshot.step}, and "
                 f"parallel.restarts={self._plan.server.restarts}. Its last output is above."
             )
-        self._log(f"{name} {index} ended ({process.end}), and is started again")
+        last = process.output().strip().rpartition("\n")[2]
+        words = f": {last}" if last else ""
+        self._log(f"{name} {index} ended ({process.end}), and is started again{words}")
         self._start(role, index)
         if role == "worker":
             coordinator.worker_left(index)

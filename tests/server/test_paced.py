@@ -36,6 +36,7 @@ def test_several_workers_take_each_step_once_and_learn(study, mode):
     served = train_on_servers(setup, hooks=[got])
     assert [step for step, _ in got.numbers] == list(range(1, 61))
     assert int(served.state.step) == 60
-    assert setup.measure(served.state)["loss"] < 0.5 * got.numbers[0][1]["loss"]
+    one = train_on_one_device(study, SGD, "steps=60", "evaluate.every=0")
+    assert setup.measure(served.state)["loss"] < 1.1 * setup.measure(one.state)["loss"]
     if "ssp" in mode:
         assert max(numbers["staleness"] for _, numbers in got.numbers) <= 3 * 2
