@@ -72,7 +72,7 @@ class Coordinator(abc.ABC):
         self.inner: list[Any] = []
         """Optimizer state of each worker at the snapshot, where workers have their own."""
         self.epoch = 0  # starts from a snapshot
-        self.began = time.monotonic()
+        self._began = time.monotonic()
 
     def start(self, step: int, state: TrainState) -> None:
         """Load a state into the shards."""
@@ -151,12 +151,27 @@ class Coordinator(abc.ABC):
                 self._changed.wait(end - time.monotonic() + 0.01)
 
     def statistics(self) -> dict[str, Any]:
-        """Return measurements for speed.jsonl."""
-        return {"clock": self._clocks(), "staleness": self._staleness()}
+        """Return measurements for speed.jsonl: clocks, staleness, and the sums of the shards.
+
+        `received` and `sent` are bytes of arrays, `queue` pushes that wait for others.
+        """
+        with self._changed:
+            found: dict[str, Any] = {"clock": self._clocks(), "staleness": self._staleness()}
+            found |= self._counts()
+        try:
+            replies = self._call_shards("statistics", {})
+        except ShardsLostError:  # the loop restores them
+            return found
+        total = {name: sum(reply.fields[name] for reply in replies) for name in replies[0].fields}
+        seconds = time.monotonic() - self._began
+        return found | {**total, "updates_per_second": total["updates"] / seconds}
 
     @abc.abstractmethod
     def _updates(self) -> int:
         """Return the number of updates that are done."""
+
+    def _counts(self) -> dict[str, int]:
+        return {}
 
     def _clocks(self) -> dict[int, int]:
         return {}

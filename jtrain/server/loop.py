@@ -20,6 +20,7 @@ from jtrain.server.paced import PacedCoordinator
 from jtrain.server.plan import Plan
 from jtrain.server.rounds import RoundCoordinator
 from jtrain.server.supervisor import open_cluster
+from jtrain.train.hooks.speed import Speed
 from jtrain.train.setup import TrainSetup
 
 
@@ -57,6 +58,9 @@ def server_loop(
     with open_cluster(plan, LocalEngine(directory / "config.yaml"), make, log) as cluster:
         coordinator, _, _ = cluster
         coordinator.start(start, state)
+        for hook in hooks:
+            if isinstance(hook, Speed):
+                hook.also = coordinator.statistics
         return take_steps(
             coordinator, state, start=start, stop=stop, hooks=hooks, steps_per_call=steps_per_call
         )

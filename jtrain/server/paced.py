@@ -43,6 +43,9 @@ class PacedCoordinator(Coordinator):
     def _staleness(self) -> dict[int, int]:
         return dict(sorted(self._clock.staleness.items()))
 
+    def _counts(self) -> dict[str, int]:
+        return {"dropped": self.dropped, "lost": self.lost_updates}
+
     def close(self) -> int:
         """Lease no further step; return the last one that was leased."""
         with self._changed:

@@ -74,9 +74,7 @@ def _find_loop(
     loop = pkgutil.resolve_name(setup.strategy.loop)
     if loop is train_loop:
         return train_loop
-    return functools.partial(
-        loop, setup=setup, directory=directory, log=hooks.measures.lines.print
-    )
+    return functools.partial(loop, setup=setup, directory=directory, log=hooks.measures.lines.print)
 
 
 def _explain_failure(

@@ -1,4 +1,4 @@
-"""The clock of workers: leases, staleness and its bound, and what becomes of a lost worker's step."""
+"""The clock of workers: leases, staleness and its bound, and the step of a lost worker."""
 
 import random
 

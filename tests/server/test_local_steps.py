@@ -1,5 +1,7 @@
 """Modes local_sgd and diloco: equal to data parallel where they should be, and to their formula."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def study(tmp_path_factory):
     "mode",
     [
         "{kind: local_sgd, inner_steps: 1}",
-        "{kind: diloco, inner_steps: 1, lr: 1.0, momentum: 0.0}",
+        pytest.param(
+            "{kind: diloco, inner_steps: 1, lr: 1.0, momentum: 0.0}", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_one_inner_step_of_sgd_is_data_parallel(study, mode):
@@ -60,6 +64,4 @@ def test_diloco_is_its_formula(study):
 
 
 def _with_params(state, params):
-    import dataclasses
-
     return dataclasses.replace(state, params=params)

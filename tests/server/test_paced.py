@@ -13,6 +13,7 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
+@pytest.mark.thorough
 def test_one_worker_takes_the_steps_of_one_device(study):
     want, got = Losses(), Losses()
     one = train_on_one_device(study, SGD, "steps=6", hooks=[want])
@@ -28,7 +29,10 @@ def test_one_worker_takes_the_steps_of_one_device(study):
 
 @pytest.mark.parametrize(
     "mode",
-    ["{kind: async, staleness: {kind: compensate}}", "{kind: ssp, bound: 1}"],
+    [
+        "{kind: ssp, bound: 1}",
+        pytest.param("{kind: async, staleness: {kind: compensate}}", marks=pytest.mark.thorough),
+    ],
 )
 def test_several_workers_take_each_step_once_and_learn(study, mode):
     got = Losses()

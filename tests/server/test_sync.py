@@ -14,7 +14,11 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-@pytest.mark.parametrize(("workers", "shards"), [(1, 1), (2, 3), (4, 1), (4, 3)])
+THOROUGH = pytest.mark.thorough
+OTHERS = [pytest.param(*each, marks=THOROUGH) for each in [(1, 1), (1, 3), (2, 1), (4, 1), (4, 3)]]
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(2, 3), *OTHERS])
 def test_takes_the_step_of_one_device(study, workers, shards):
     want, got = Losses(), Losses()
     one = train_on_one_device(study, SGD, "steps=2", hooks=[want])
@@ -29,6 +33,7 @@ def test_takes_the_step_of_one_device(study, workers, shards):
             assert ours[name] == pytest.approx(theirs[name], rel=2e-6), name
 
 
+@THOROUGH
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 def test_is_with_one_device_after_a_hundred_steps(study, optimizer):
     one = train_on_one_device(study, optimizer, "steps=100")
