@@ -20,7 +20,7 @@ class Lease:
 
 
 class Clock:
-    """Leases of steps, and the clock of each worker: the steps that it has done.
+    """Leases of steps, and the clock of each worker: the steps that it has done or was spared.
 
     Args:
         start: the last step that is done.
@@ -71,7 +71,10 @@ class Clock:
             self.join(worker)
         if worker in self.leases:
             return self.leases[worker]
-        own = self.clocks[worker]
+        # Steps are shared, so that a slow worker has none to catch up: it begins with the slowest
+        # of the others, which therefore wait for its step, and not for all that it is behind.
+        others = [clock for other, clock in self.clocks.items() if other != worker]
+        own = self.clocks[worker] = max(self.clocks[worker], min(others, default=0))
         if self._bound is not None and own - min(self.clocks.values()) > self._bound:
             return None
         step = self._take_step()

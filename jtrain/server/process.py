@@ -62,9 +62,9 @@ def ports(environ: Mapping[str, str]) -> list[int]:
 
 
 def _slow(index: int, environ: Mapping[str, str]) -> float:
-    """Return the seconds that each step of a worker waits: `3=0.5` for worker 3."""
-    worker, _, seconds = environ.get(SLOW, "").partition("=")
-    return float(seconds) if worker == f"{index}" else 0.0
+    """Return the seconds that each step of a worker waits: `0.1,0.5` for workers 0 and 1."""
+    seconds = environ.get(SLOW, "").split(",")
+    return float(seconds[index]) if index < len(seconds) and seconds[index] else 0.0
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):
     mode = "{kind: sync, backups: 1}"
     setup = server_setup(study, mode, "steps=3", SGD, "evaluate.every=0", workers=2)
     got = Losses()
-    served = train_on_servers(setup, hooks=[got], environ={"JTRAIN_SERVER_SLOW": "1=1000"})
+    served = train_on_servers(setup, hooks=[got], environ={"JTRAIN_SERVER_SLOW": "0,1000"})
     half = server_setup(study, "{kind: sync}", "steps=3", SGD, "evaluate.every=0", "batch=8")
     state, step = half.fresh(), half._step()[0]
     rows = setup.experiment.train.shard(0, 2)
