@@ -54,9 +54,8 @@ def server_loop(
         )
     plan = Plan(setup)
     check_plan(plan)
-    make = PacedCoordinator if plan.has_clock else RoundCoordinator
-    with open_cluster(plan, LocalEngine(directory / "config.yaml"), make, log) as cluster:
-        coordinator, _, _ = cluster
+    engine = LocalEngine(directory / "config.yaml")
+    with open_cluster(plan, engine, coordinator_of(plan), log) as (coordinator, _):
         coordinator.start(start, state)
         for hook in hooks:
             if isinstance(hook, Speed):
@@ -64,6 +63,11 @@ def server_loop(
         return take_steps(
             coordinator, state, start=start, stop=stop, hooks=hooks, steps_per_call=steps_per_call
         )
+
+
+def coordinator_of(plan: Plan) -> type[Coordinator]:
+    """Return the coordinator of a mode."""
+    return PacedCoordinator if plan.has_clock else RoundCoordinator
 
 
 def take_steps(

@@ -104,19 +104,28 @@ def make_partition(params: Params, shards: int) -> Partition:
             scalar = not np.shape(leaf)
             by_shard[shard].append(Rows(at[shard], at[shard + 1], scalar))
         offset += size
-    _check_filled(by_shard, list(named), sum(map(_num_rows, named.values())))
+    filled = _num_filled(by_shard)
+    if filled < shards:
+        rows = sum(map(_num_rows, named.values()))
+        most = next(n for n in range(filled, 0, -1) if n == 1 or _fills(params, n))
+        raise ConfigError(
+            f"parallel.shards={shards}: the parameters have {len(named)} leaves of {rows} rows in "
+            f"all, and some servers would hold none of them. Set parallel.shards={most}."
+        )
     shapes = [tuple(np.shape(leaf)) for leaf in named.values()]
     return Partition(by_shard, list(named), shapes)
 
 
-def _check_filled(by_shard: Sequence[Sequence[Rows]], names: Sequence[str], rows: int) -> None:
-    filled = sum(any(rows.stop > rows.start for rows in shard) for shard in by_shard)
-    if filled < len(by_shard):
-        raise ConfigError(
-            f"parallel.shards={len(by_shard)}: the parameters have {len(names)} leaves of {rows} "
-            f"rows in all, which fill {filled} servers; the others would hold nothing. Set "
-            f"parallel.shards={filled}."
-        )
+def _num_filled(by_shard: Sequence[Sequence[Rows]]) -> int:
+    return sum(any(rows.stop > rows.start for rows in shard) for shard in by_shard)
+
+
+def _fills(params: Params, shards: int) -> bool:
+    try:
+        make_partition(params, shards)
+    except ConfigError:
+        return False
+    return True
 
 
 def _join(rows: Sequence[Rows], parts: Sequence[Any]) -> np.ndarray:

@@ -88,7 +88,7 @@ def open_cluster(
     engine: Engine,
     make: Callable[..., Coordinator],
     log: Callable[[str], None],
-) -> Iterator[tuple[Coordinator, Supervisor, list[Client]]]:
+) -> Iterator[tuple[Coordinator, Supervisor]]:
     """Start the processes of a run, in a `with` block.
 
     Args:
@@ -123,4 +123,4 @@ def open_cluster(
         stack.callback(supervisor.kill)
         stack.callback(coordinator.end)
         supervisor.start()
-        yield coordinator, supervisor, shards
+        yield coordinator, supervisor
