@@ -59,7 +59,7 @@ def copy(port: multiprocessing.Queue, size: int) -> None:
 
 def fill(peer: socket.socket, buffer: np.ndarray) -> None:
     """Receive a whole buffer."""
-    view, done = memoryview(buffer), 0
+    view, done = buffer.data, 0
     while done < len(view):
         count = peer.recv_into(view[done:])
         if not count:

@@ -12,6 +12,14 @@ from jtrain.server.wire import Message, VersionError, receive, send
 RETRY = 0.1  # seconds between two attempts to connect
 
 
+class SilentError(PeerError):
+    """A peer has the request, and does not answer."""
+
+    def __init__(self, client: "Client", seconds: float):
+        super().__init__(f"{client.name} did not answer within {seconds:g} s")
+        self.client = client
+
+
 class RefusedError(Exception):
     """The peer does not do what it was asked, and says why."""
 
@@ -91,7 +99,7 @@ class Client:
         if isinstance(error, VersionError):
             raise ConfigError(f"{self.name}: {error}") from None
         if isinstance(error, TimeoutError):  # it is there and does not answer
-            raise PeerError(f"{self.name} did not answer within {self._timeout:g} s") from None
+            raise SilentError(self, self._timeout) from None
 
     def _connect(self) -> socket.socket:
         connection = socket.create_connection((LOOPBACK, self.port), timeout=self._timeout)

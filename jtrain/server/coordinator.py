@@ -19,12 +19,14 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Metrics
 from jtrain.errors import PeerError
 from jtrain.parallel.strategies.local_steps import LocalStepsState
-from jtrain.server.client import Client, RefusedError, call_all
+from jtrain.server.client import Client, RefusedError, SilentError, call_all
 from jtrain.server.compute import Head
+from jtrain.server.engine import Role
 from jtrain.server.plan import Plan
 from jtrain.server.wire import Message
 
 POLL = 0.05  # seconds between two looks at the processes
+LATE = 10  # times the timeout: a worker may compile between two requests, a server may not
 PATIENCE = 2.0  # seconds after which a waiting worker is told to ask again
 
 
@@ -69,6 +71,8 @@ class Coordinator(abc.ABC):
         self._changed = threading.Condition()
         self._ready = self._ended = False
         self._lost: set[int] = set()  # shards that were restarted and hold nothing
+        self._silent: set[int] = set()  # shards that do not answer
+        self._heard: dict[int, float] = {}  # time of the last request, by worker
         self.inner: list[Any] = []
         """Optimizer state of each worker at the snapshot, where workers have their own."""
         self.epoch = 0  # starts from a snapshot
@@ -108,6 +112,20 @@ class Coordinator(abc.ABC):
     def _answer(self, request: Message, worker: int) -> Message | None:
         """Return the answer to a worker; None: it has to wait. Called with the lock."""
 
+    @abc.abstractmethod
+    def _working(self) -> set[int]:
+        """Return the workers that compute, of which a request is due some time."""
+
+    def silent(self) -> list[tuple[Role, int]]:
+        """Return the processes that should have been heard of, and forget what is known of them."""
+        limit = time.monotonic() - LATE * self.plan.server.timeout
+        with self._changed:
+            late = {w for w in self._working() if self._heard.get(w, limit) < limit}
+            for worker in late:
+                self._heard.pop(worker)
+        shards, self._silent = self._silent, set()
+        return [*(("worker", w) for w in late), *(("shard", s) for s in shards)]
+
     def shard_left(self, shard: int) -> None:
         """Note that a shard was started again, and holds nothing."""
         self._lost.add(shard)
@@ -140,6 +158,7 @@ class Coordinator(abc.ABC):
             raise ValueError(f"there is no worker {worker!r}")
         end = time.monotonic() + PATIENCE
         with self._changed:
+            self._heard[worker] = time.monotonic()
             while True:
                 if self._ended:
                     return Message("end")
@@ -181,6 +200,7 @@ class Coordinator(abc.ABC):
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Wait until `ready`, watching over the processes."""
+        due = time.monotonic() + self.plan.server.timeout
         while True:
             with self._changed:
                 if self._changed.wait_for(ready, POLL):
@@ -188,6 +208,9 @@ class Coordinator(abc.ABC):
             self._supervise(self)
             if self._lost:
                 raise ShardsLostError
+            if time.monotonic() > due:  # a server that hangs lets all workers hang
+                self._call_shards("statistics", {})
+                due = time.monotonic() + self.plan.server.timeout
 
     def _call_shards(self, name: str, fields: dict[str, Any]) -> list[Message]:
         """Return the replies of all shards.
@@ -203,6 +226,8 @@ class Coordinator(abc.ABC):
             try:
                 return call_all(shards, requests)
             except (PeerError, RefusedError) as error:
+                if isinstance(error, SilentError):
+                    self._silent.add(self._shards.index(error.client))
                 self._supervise(self)
                 if self._lost:
                     raise ShardsLostError from None

@@ -58,6 +58,9 @@ class PacedCoordinator(Coordinator):
             self._clock.leave(worker)
             self._changed.notify_all()
 
+    def _working(self) -> set[int]:
+        return set(self._clock.leases)
+
     def advance(self, limit: int) -> Sequence[StepResult]:
         """Return the next steps that are done, in order."""
         with self._changed:

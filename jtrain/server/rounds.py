@@ -50,6 +50,10 @@ class RoundCoordinator(Coordinator):
     def worker_left(self, worker: int) -> None:
         """Do nothing: the worker that takes its place gets the same rows of the same step."""
 
+    def _working(self) -> set[int]:
+        busy = set(range(self.plan.server.workers)) - set(self._reports)
+        return busy if self._open is not None else set()
+
     def advance(self, limit: int) -> Sequence[StepResult]:
         """Take one round."""
         while True:

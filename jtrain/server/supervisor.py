@@ -15,6 +15,8 @@ from jtrain.server.listener import Listener
 from jtrain.server.plan import Plan
 from jtrain.server.process import PORTS, TOKEN
 
+_NAMES: dict[Role, str] = {"shard": "server", "worker": "worker"}
+
 
 class Supervisor:
     """Processes of a run, and those that took their place.
@@ -50,6 +52,10 @@ class Supervisor:
         if coordinator.snapshot.step != self._snapshot:
             self._restarts.clear()
             self._snapshot = coordinator.snapshot.step
+        for role, index in coordinator.silent():
+            name = _NAMES[role]
+            self._log(f"{name} {index} has not answered for long, and is killed")
+            self.processes[role, index].kill()
         for (role, index), process in list(self.processes.items()):
             if process.end:
                 self._replace(role, index, process, coordinator)
@@ -63,7 +69,7 @@ class Supervisor:
         self.processes[role, index] = self._engine.start(role, index, self._environ)
 
     def _replace(self, role: Role, index: int, process: Process, coordinator: Coordinator) -> None:
-        name = {"shard": "server", "worker": "worker"}[role]
+        name = _NAMES[role]
         process.kill()
         self._restarts[role, index] += 1
         if self._restarts[role, index] > self._plan.server.restarts:

@@ -7,6 +7,9 @@ from comparison import bitwise, distance
 from quick_study import write_study
 from server_runs import Losses, host, server_setup, train_on_one_device, train_on_servers
 
+from jtrain.errors import PeerError
+
+pytestmark = pytest.mark.thorough
 SGD = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
 
 
@@ -45,7 +48,6 @@ def test_a_lost_server_changes_nothing_in_sync(study):
     assert any("server 1 is restored from step 4" in line for line in lines)
 
 
-@pytest.mark.thorough
 def test_lost_updates_of_a_server_are_counted_under_async(study):
     lines, kill = [], KillAt(7, "shard", 0)
     values = "steps=30", "parallel.snapshot_every=5", SGD, "evaluate.every=0"
@@ -58,10 +60,7 @@ def test_lost_updates_of_a_server_are_counted_under_async(study):
     assert "of its updates are lost, and the others go on" in said
 
 
-@pytest.mark.thorough
 def test_a_process_that_dies_again_and_again_ends_the_run(study):
-    from jtrain.errors import PeerError
-
     setup = server_setup(study, "{kind: sync}", "steps=3", SGD, workers=2, shards=1)
 
     def break_it(coordinator, supervisor):

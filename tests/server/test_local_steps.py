@@ -11,6 +11,7 @@ from server_runs import host, server_setup, train_on_one_device, train_on_server
 
 SGD = "optimizer={kind: sgd, lr: 0.3}"
 MOMENTUM = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
+pytestmark = pytest.mark.thorough
 CADENCE = ("evaluate.every=0", "checkpoint.every=0")
 
 
@@ -23,9 +24,7 @@ def study(tmp_path_factory):
     "mode",
     [
         "{kind: local_sgd, inner_steps: 1}",
-        pytest.param(
-            "{kind: diloco, inner_steps: 1, lr: 1.0, momentum: 0.0}", marks=pytest.mark.thorough
-        ),
+        "{kind: diloco, inner_steps: 1, lr: 1.0, momentum: 0.0}",
     ],
 )
 def test_one_inner_step_of_sgd_is_data_parallel(study, mode):

@@ -5,6 +5,7 @@ from comparison import distance
 from quick_study import write_study
 from server_runs import Losses, server_setup, train_on_one_device, train_on_servers
 
+pytestmark = pytest.mark.thorough
 SGD = "optimizer={kind: sgd, lr: 0.1, clip: 0.5}"
 
 
@@ -13,7 +14,6 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-@pytest.mark.thorough
 def test_one_worker_takes_the_steps_of_one_device(study):
     want, got = Losses(), Losses()
     one = train_on_one_device(study, SGD, "steps=6", hooks=[want])
@@ -31,7 +31,7 @@ def test_one_worker_takes_the_steps_of_one_device(study):
     "mode",
     [
         "{kind: ssp, bound: 1}",
-        pytest.param("{kind: async, staleness: {kind: compensate}}", marks=pytest.mark.thorough),
+        "{kind: async, staleness: {kind: compensate}}",
     ],
 )
 def test_several_workers_take_each_step_once_and_learn(study, mode):

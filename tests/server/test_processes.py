@@ -114,6 +114,16 @@ def test_async_goes_on_without_a_killed_process(study, role):
     assert ("updates are lost" in Path("run.txt").read_text()) == (role == "shard")
 
 
+@pytest.mark.parametrize(("role", "timeout"), [("worker", 2), ("shard", 5)])
+def test_a_process_that_hangs_is_killed(study, role, timeout):
+    del study
+    run = start("run", "{kind: sync}", *LONG, f"parallel.timeout={timeout}")
+    wait_for_step("run", 50, run)
+    os.kill(processes("run", role)[-1], signal.SIGSTOP)
+    check_complete("run", run)
+    assert "has not answered for long, and is killed" in Path("run.txt").read_text()
+
+
 def test_speed_has_the_clocks_and_the_bytes(study):
     del study
     run = start("run", "{kind: ssp, bound: 1}", *LONG)

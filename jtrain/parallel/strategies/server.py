@@ -78,7 +78,8 @@ class Server(BaseParallelConfig):
     """Steps between copies of the servers' state in the run's own process, from which a server
     that died is restored."""
     timeout: float = Field(default=60.0, gt=0)
-    """Seconds after which a process that does not answer counts as lost."""
+    """Seconds after which a server that does not answer is killed and started again; a worker, that
+    may have to compile, after ten times as many."""
     restarts: int = Field(default=3, ge=0)
     """Restarts of a process within one snapshot; one more failure ends the run."""
 
