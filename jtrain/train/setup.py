@@ -335,7 +335,8 @@ def _build_setup(
     """Build an experiment under a strategy, with durations in steps and the state's shapes."""
     build = lambda config: build_experiment(config, strategy.placement)
     run = resolve_durations(requested, build, seconds, unresolved)
-    config, experiment = run.config, run.experiment
+    config, rule = run.config, strategy.optimizer(run.experiment.transformation)
+    experiment = dataclasses.replace(run.experiment, optimizer=rule)
     weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
     like = jax.tree.map(

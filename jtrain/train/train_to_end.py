@@ -91,7 +91,8 @@ def train_to_end(
             with open_hooks(resume, state, store, signals, own=hooks, screen=screen) as run_hooks:
                 if isinstance(store, DirectoryStore):
                     store.write_running(resume, facts)
-                ended = run_steps(resume, step, state, run_hooks, signals, notices)
+                at = store.run_dir and store.run_dir.path
+                ended = run_steps(resume, step, state, run_hooks, signals, notices, at)
                 if isinstance(store, MemoryStore) or not isinstance(ended.stop, Rollback):
                     return _finish(store, resume.setup, run_hooks, signals, ended)
                 run_hooks.end_tracking("stopped")

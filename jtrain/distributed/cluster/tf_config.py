@@ -34,10 +34,12 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
             f"to run in one process."
         ) from None
     cluster, task = _section(found, "cluster", text), _section(found, "task", text)
+    if "ps" in cluster:
+        raise _no_servers(cluster)
     if unknown := [name for name in cluster if name not in TASKS]:
         raise ConfigError(
             f"TF_CONFIG has tasks of type {', '.join(unknown)}, and only {', '.join(TASKS)} are "
-            f"supported: there are no parameter servers here. Leave these tasks out."
+            f"supported. Leave these tasks out."
         )
     kind, index = task.get("type"), task.get("index", 0)
     addresses = cluster.get(kind, []) if isinstance(kind, str) else []
@@ -55,6 +57,17 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
         index=first + index,
         coordinator=CoordinatorAddress.parse(str(trainers[0]), "TF_CONFIG"),
         by=variables.used,
+    )
+
+
+def _no_servers(cluster: dict[str, Any]) -> ConfigError:
+    def count(*names: str) -> int:
+        return sum(len(cluster[name]) for name in names if isinstance(cluster.get(name), list)) or 1
+
+    return ConfigError(
+        f"TF_CONFIG has tasks of type ps. A run starts its own parameter servers and workers, on "
+        f"one machine. Unset TF_CONFIG, and type jtrain run CONFIG parallel.kind=server "
+        f"parallel.shards={count('ps')} parallel.workers={count('chief', 'worker')}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Sharding
 from jax.stages import Lowered
 from pydantic import Field
@@ -31,6 +32,9 @@ class Strategy(abc.ABC):
 
     schedule: PipelineSchedule | None = None
     """Schedule of the pipeline, if there is one."""
+    loop: str = "jtrain.core.loop:train_loop"
+    """Address of the loop that takes the steps of a run; others have the arguments of
+    `train_loop`, and `setup` and `directory`."""
 
     @property
     @abc.abstractmethod
@@ -87,6 +91,10 @@ class Strategy(abc.ABC):
     def psum(self) -> Callable[[Any], Any] | None:
         """Sum of a pytree over the replicas of the step; None if the compiler sums."""
         return None
+
+    def optimizer(self, rule: optax.GradientTransformation, /) -> optax.GradientTransformation:
+        """Return the transformation whose state the run has: by default the rule itself."""
+        return rule
 
     def gradient_sharding(
         self, params: Params, dims: Mapping[str, Dims] = {}, /

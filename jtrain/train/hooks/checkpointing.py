@@ -50,6 +50,10 @@ class SaveEvery(Hook):
         self._save(step, state)
         self.saved, self._last = step, self._clock()
 
+    def reads_state(self) -> bool:
+        """Return whether a save is due."""
+        return self.settles
+
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Save the state if it is due."""
         if self.settles:
@@ -88,6 +92,10 @@ class RetrySave(Hook):
 
     def __init__(self, owed: Callable[[], bool], save: SaveEvery):
         self._owed, self._save = owed, save
+
+    def reads_state(self) -> bool:
+        """Return whether the last save failed."""
+        return self._owed()
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Save again if the last save failed."""

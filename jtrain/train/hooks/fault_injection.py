@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.checkpoint import layout
-from jtrain.core.loop import Hook
+from jtrain.core.loop import Hook, StatelessHook
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.distributed.heartbeat.fault import OWN, REHEARSAL, Fault, parse_faults
@@ -20,7 +20,7 @@ class InjectedError(RuntimeError):
     """Error of a rehearsed fault."""
 
 
-class FaultInjection(Hook):
+class FaultInjection(StatelessHook):
     """Hook that raises after the step of its own fault, and waits at a fault from outside.
 
     Each fault therefore happens after exactly its step, however quick steps are. The hook comes

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.core.loop import Hook, Stop
+from jtrain.core.loop import Hook, StatelessHook, Stop
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.errors import ConfigError
@@ -99,7 +99,7 @@ class _OnResults(Hook):
         return self._function(step, {f"{name}/{key}": x for key, x in results[step].items()})
 
 
-class HeartbeatHook(Hook):
+class HeartbeatHook(StatelessHook):
     """Hook that reports the step; it comes first, so that a later hook that hangs is noticed."""
 
     def __init__(self, *, every: int = 1, pulse: Heartbeat = HEARTBEAT):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 from jax.experimental import multihost_utils
 
-from jtrain.core.loop import IN_FLIGHT, Hook, Stop, StoppedError
+from jtrain.core.loop import IN_FLIGHT, Hook, StatelessHook, Stop, StoppedError
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.early_signals import SignalGuard, handle_early_signal
@@ -89,7 +89,7 @@ _CALLS = itertools.count(1)
 _ANY = "asked to end (a signal to one of the processes)"
 
 
-class Signals(Hook):
+class Signals(StatelessHook):
     """Hook that stops the loop after the step in which SIGINT, SIGTERM, SIGUSR1 or SIGHUP came.
 
     The run stops at once while it waits for a batch, also in an evaluation. The signal handler only

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrain.core.loop import Hook, Stop
+from jtrain.core.loop import Hook, StatelessHook, Stop
 from jtrain.core.types import Metrics
 from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
 
@@ -28,7 +28,7 @@ class StepMetrics(NamedTuple):
 _NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
 
 
-class RecentSteps(Hook):
+class RecentSteps(StatelessHook):
     """Hook that keeps the steps since the last `forget`; only `read` fetches from a device.
 
     Args:

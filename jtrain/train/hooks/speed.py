@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jtrain.core.loop import Hook
 from jtrain.io.jsonl import JsonlWriter
@@ -95,6 +95,8 @@ class Speed(Hook):
         """Newest reading; None before the second measurement."""
         self.paused = 0.0
         """Seconds in pauses since the first call."""
+        self.also: Callable[[], Mapping[str, Any]] = dict
+        """Gives more measurements for a row of the file, such as those of parameter servers."""
         self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
         self._rows, self._tokens, self._work, self._waited = rows, tokens, work, waited
         self._window, self._clock = window, clock
@@ -164,9 +166,9 @@ class Speed(Hook):
             return None
         return flops / seconds / self._work.peak
 
-    def _row(self, pace: SpeedReading, trained: float) -> dict[str, float | int]:
+    def _row(self, pace: SpeedReading, trained: float) -> dict[str, Any]:
         row = {name: x for name, x in dataclasses.asdict(pace).items() if x is not None}
-        return {**row, "trained": trained, "paused": self.paused}
+        return {**row, "trained": trained, "paused": self.paused, **self.also()}
 
 
 class _Sample(NamedTuple):

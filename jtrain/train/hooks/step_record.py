@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.core.loop import IN_FLIGHT, Hook
+from jtrain.core.loop import IN_FLIGHT, StatelessHook
 from jtrain.core.types import Metrics
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.errors import CheckpointError
@@ -37,7 +37,7 @@ class StepRecord(NamedTuple):
         return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
 
 
-class StepRecorder(Hook):
+class StepRecorder(StatelessHook):
     """Hook that keeps the numbers of each call on the devices and writes them some calls later.
 
     Args:

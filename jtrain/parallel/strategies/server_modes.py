@@ -1,0 +1,124 @@
+"""Modes of a parameter server: when a worker may go on, and what is done with its result."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from jtrain.config.configclass import configclass
+
+
+@configclass
+class Sync:
+    """The step of one device: each worker takes a share of the rows, and all wait for all.
+
+    Backup workers: Chen et al. 2016, https://arxiv.org/abs/1604.00981.
+    """
+
+    kind: Literal["sync"] = "sync"
+    backups: int = Field(default=0, ge=0)
+    """Slowest workers of each step that are not waited for. Their rows are left out of the step,
+    and the gradient is divided by the weight of the others."""
+
+
+@configclass
+class Apply:
+    """Every gradient is applied as it is, however old its parameters were."""
+
+    kind: Literal["apply"] = "apply"
+
+
+@configclass
+class Scale:
+    """A gradient of staleness t is divided by 1 + t.
+
+    Source: Zhang et al. 2015, https://arxiv.org/abs/1511.05950, whose divisor is t from 1 on.
+    """
+
+    kind: Literal["scale"] = "scale"
+
+
+@configclass
+class Drop:
+    """A gradient that is too stale is dropped, and its rows with it."""
+
+    kind: Literal["drop"] = "drop"
+    limit: int = Field(ge=0)
+    """Largest staleness of a gradient that is applied."""
+
+
+@configclass
+class Compensate:
+    """A gradient g of parameters w, applied at v, becomes g + strength x g x g x (v - w).
+
+    Source: Zheng et al. 2017, https://arxiv.org/abs/1609.08326.
+    """
+
+    kind: Literal["compensate"] = "compensate"
+    strength: float = Field(default=0.04, gt=0)
+    """Factor of the second-order term, lambda in the paper."""
+
+
+Staleness: TypeAlias = Annotated[
+    Apply | Scale | Drop | Compensate,
+    Field(discriminator="kind"),
+]
+
+
+@configclass
+class Async:
+    """Each worker takes whole batches, and its gradients are applied when they come."""
+
+    kind: Literal["async"] = "async"
+    staleness: Staleness = Apply()
+    """Treatment of a gradient that was computed from older parameters."""
+
+
+@configclass
+class SSP:
+    """As async, but no worker is more than some steps ahead of the slowest.
+
+    Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
+    Parameter Server", NIPS.
+    """
+
+    kind: Literal["ssp"] = "ssp"
+    bound: int = Field(ge=0)
+    """Largest lead of a worker over the slowest one, in steps of its own: s in the paper. A
+    gradient is then at most (2s + 1)(workers - 1) updates old."""
+    staleness: Staleness = Apply()
+    """Treatment of a gradient that was computed from older parameters."""
+
+
+@configclass
+class LocalSGD:
+    """Each worker takes steps of its own, and then the parameters are averaged.
+
+    Source: Stich 2018, https://arxiv.org/abs/1805.09767.
+    """
+
+    kind: Literal["local_sgd"] = "local_sgd"
+    inner_steps: int = Field(ge=1)
+    """Steps of a worker between two averages."""
+
+
+@configclass
+class DiLoCo:
+    """As local_sgd, but the mean change is the gradient of an outer Nesterov step.
+
+    Source: Douillard et al. 2023, https://arxiv.org/abs/2311.08105: 500 steps of AdamW between two
+    outer steps at rate 0.7 and momentum 0.9.
+    """
+
+    kind: Literal["diloco"] = "diloco"
+    inner_steps: int = Field(default=500, ge=1)
+    """Steps of a worker between two outer steps."""
+    lr: float = Field(default=0.7, gt=0)
+    """Learning rate of the outer step."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Nesterov momentum of the outer step."""
+
+
+Mode: TypeAlias = Annotated[
+    Sync | Async | SSP | LocalSGD | DiLoCo,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,183 @@
+"""The loop of a run on parameter servers: it calls the hooks as `train_loop` does."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.core.loop import Hook, LoopResult, Stop
+from jtrain.core.mean import Mean
+from jtrain.core.state import TrainState
+from jtrain.core.types import Metrics
+from jtrain.errors import ConfigError
+from jtrain.server.checks import check_plan
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.engine import LocalEngine
+from jtrain.server.paced import PacedCoordinator
+from jtrain.server.plan import Plan
+from jtrain.server.rounds import RoundCoordinator
+from jtrain.server.supervisor import open_cluster
+from jtrain.train.hooks.speed import Speed
+from jtrain.train.setup import TrainSetup
+
+
+def server_loop(
+    step: Any,
+    state: TrainState,
+    feed: Iterable[Any],
+    *,
+    setup: TrainSetup,
+    directory: Path | None,
+    log: Callable[[str], None],
+    start: int,
+    stop: int,
+    hooks: Sequence[Hook] = (),
+    steps_per_call: int = 1,
+) -> LoopResult[TrainState]:
+    """Take steps `start + 1 .. stop` in processes of their own.
+
+    Args:
+        step, feed: not used: workers compile their steps, and read their rows.
+        directory: of the run, whose config.yaml the processes read.
+
+    Raises:
+        ConfigError: if the run has no directory, or its values do not suit the mode.
+    """
+    del step, feed
+    if directory is None:
+        raise ConfigError(
+            "parallel.kind=server starts processes, which read the config of a run's directory, "
+            "and this run has none. Write an experiment and a config, and type jtrain run CONFIG."
+        )
+    plan = Plan(setup)
+    check_plan(plan)
+    engine = LocalEngine(directory / "config.yaml")
+    with open_cluster(plan, engine, coordinator_of(plan), log) as (coordinator, _):
+        coordinator.start(start, state)
+        for hook in hooks:
+            if isinstance(hook, Speed):
+                hook.also = coordinator.statistics
+        return take_steps(
+            coordinator, state, start=start, stop=stop, hooks=hooks, steps_per_call=steps_per_call
+        )
+
+
+def coordinator_of(plan: Plan) -> type[Coordinator]:
+    """Return the coordinator of a mode."""
+    return PacedCoordinator if plan.has_clock else RoundCoordinator
+
+
+def take_steps(
+    coordinator: Coordinator,
+    state: TrainState,
+    *,
+    start: int,
+    stop: int,
+    hooks: Sequence[Hook],
+    steps_per_call: int = 1,
+) -> LoopResult[TrainState]:
+    """Let the workers take steps `start + 1 .. stop`, and call the hooks.
+
+    Hooks that read the state are called where all steps are done and no other is begun; the workers
+    wait there. The others get None for the state.
+    """
+    feed = _Calls(hooks, steps_per_call)
+    number, asked = start, None
+    gate = start
+    while number < gate or (number < stop and asked is None):
+        if number == gate:
+            gate = _next_gate(coordinator.plan, hooks, number, stop)
+        for result in coordinator.advance(gate):
+            if result.step <= number:  # taken again, after a server was restored
+                continue
+            number = result.step
+            asked = feed.numbers(number, result.metrics) or asked
+            if number < gate:
+                asked = feed.without_state(number) or asked
+                if feed.due or asked:
+                    gate = min(gate, max(coordinator.close(), number))
+        if number == gate:
+            state = jax.tree.map(jnp.asarray, coordinator.fetch(number))
+            asked = feed.with_state(number, state) or asked
+    return LoopResult(state, number, asked, feed.end(number, stop, asked))
+
+
+def _next_gate(plan: Plan, hooks: Sequence[Hook], number: int, stop: int) -> int:
+    """Return the next step at which a hook reads the state, or a snapshot is due."""
+    every = plan.server.snapshot_every
+    every = -(-every // plan.inner_steps) * plan.inner_steps
+    cadences = [every, *(hook.every for hook in hooks if hook.reads_state())]
+    return min([stop, *(number + each - number % each for each in cadences)])
+
+
+@dataclasses.dataclass
+class _Calls:
+    """Calls of the hooks."""
+
+    hooks: Sequence[Hook]
+    steps_per_call: int
+
+    def __post_init__(self):
+        self._metrics: list[Metrics] = []
+        self._last: dict[str, float] = {}
+        self.due = False
+        """Whether a hook needs the state of a step that is passed."""
+
+    def numbers(self, number: int, metrics: Metrics) -> Stop | None:
+        """Call `on_numbers` for a step."""
+        self._metrics = [*self._metrics, metrics][-self.steps_per_call :]
+        self._last = {name: mean.value() for name, mean in metrics.items()}
+        asked = None
+        for hook in self.hooks:
+            if number % hook.every == 0:
+                answer = hook.on_numbers(number, self._last)
+                asked = asked or answer
+        return asked
+
+    def without_state(self, number: int) -> Stop | None:
+        """Call `on_state` of the hooks that read no state; note if another is due."""
+        asked = None
+        for hook in self._at(number):
+            if hook.reads_state():
+                self.due = True
+            else:
+                answer = hook.on_state(number, None, self._stacked())
+                asked = asked or answer
+        return asked
+
+    def with_state(self, number: int, state: TrainState) -> Stop | None:
+        """Call `on_state` of all hooks."""
+        asked, self.due = None, False
+        for hook in self._at(number):
+            answer = hook.on_state(number, state, self._stacked())
+            asked = asked or answer
+        return asked
+
+    def end(self, number: int, stop: int, asked: Stop | None) -> dict[str, float]:
+        """Return the numbers of the last step, after hooks that wait for it have them."""
+        over = number >= stop or (asked is not None and asked.kind == "finished")
+        if self._last and over and (asked is None or asked.kind != "failed"):
+            for hook in self.hooks:
+                if hook.last and number % hook.every:
+                    hook.on_numbers(number, self._last)
+        return self._last
+
+    def _at(self, number: int) -> list[Hook]:
+        watches = [hook for hook in self.hooks if type(hook).on_state is not Hook.on_state]
+        return [hook for hook in watches if number % hook.every == 0]
+
+    def _stacked(self) -> Metrics:
+        """Return the metrics of a call, as a scan of several steps stacks them."""
+        if self.steps_per_call == 1:
+            return self._metrics[-1]
+        stack = lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves])
+        return {
+            name: Mean(
+                stack(*(each[name].total for each in self._metrics)),
+                stack(*(each[name].weight for each in self._metrics)),
+            )
+            for name in self._metrics[-1]
+        }

@@ -1,0 +1,62 @@
+"""Runs on parameter servers whose processes are threads of the test, and runs on one device."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from quick_study import config_of
+
+from jtrain.core.loop import Hook, LoopResult, train_loop
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.loop import take_steps
+from jtrain.server.plan import Plan
+from jtrain.server.threads import thread_cluster
+from jtrain.train.setup import TrainSetup, set_up
+
+SERVER = "parallel={kind: server, workers: %d, shards: %d, timeout: 20, mode: %s}"
+
+
+def server_setup(path: Path, mode: str, *settings: str, workers=2, shards=1) -> TrainSetup:
+    return set_up(config_of(path, [SERVER % (workers, shards, mode), *settings]))
+
+
+def train_on_servers(
+    setup: TrainSetup,
+    *,
+    hooks: Sequence[Hook] = (),
+    meddle: Callable[[Coordinator, Any], None] | None = None,
+    log: Callable[[str], None] = print,
+    environ=None,
+) -> LoopResult:
+    """Train in threads."""
+    state = setup.fresh()
+    with thread_cluster(Plan(setup), log=log, environ=environ) as (coordinator, supervisor):
+        coordinator.start(0, state)
+        if meddle is not None:
+            meddle(coordinator, supervisor)
+        stop = setup.config.steps
+        return take_steps(coordinator, state, start=0, stop=stop, hooks=hooks)
+
+
+def train_on_one_device(path: Path, *settings: str, hooks: Sequence[Hook] = ()) -> LoopResult:
+    """Train with the loop of one program."""
+    setup = set_up(config_of(path, settings))
+    batches = (setup.place(setup.train[step]) for step in range(setup.config.steps))
+    step, stop = setup.compile_step(), setup.config.steps
+    return train_loop(step, setup.fresh(), batches, start=0, stop=stop, hooks=hooks)
+
+
+def host(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+class Losses(Hook):
+    """Hook that keeps the numbers of each step."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def on_numbers(self, step, numbers):
+        self.numbers.append((step, dict(numbers)))

@@ -1,0 +1,100 @@
+"""What dies is started again: in threads, where a test says when."""
+
+import threading
+
+import pytest
+from comparison import bitwise, distance
+from quick_study import write_study
+from server_runs import Losses, host, server_setup, train_on_one_device, train_on_servers
+
+from jtrain.errors import PeerError
+
+pytestmark = pytest.mark.thorough
+SGD = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+class KillAt(Losses):
+    """Hook that takes a process away after a step."""
+
+    def __init__(self, step, role, index):
+        super().__init__()
+        self.step, self.who, self.supervisor = step, (role, index), None
+
+    def meddle(self, coordinator, supervisor):
+        self.supervisor = supervisor
+
+    def on_numbers(self, step, numbers):
+        super().on_numbers(step, numbers)
+        if step == self.step:
+            self.supervisor.processes[self.who].kill()
+            self.supervisor.processes[self.who].end = "SIGKILL"
+
+
+def test_a_lost_server_changes_nothing_in_sync(study):
+    lines, kill = [], KillAt(7, "shard", 1)
+    values = "steps=12", "parallel.snapshot_every=4", SGD, "evaluate.every=0"
+    setup = server_setup(study, "{kind: sync}", *values, workers=2, shards=2)
+    got = train_on_servers(setup, hooks=[kill], meddle=kill.meddle, log=lines.append)
+    want = Losses()
+    one = train_on_one_device(study, "steps=12", SGD, "evaluate.every=0", hooks=[want])
+    assert distance(got.state.params, one.state.params) <= 1e-5
+    assert [step for step, _ in kill.numbers] == list(range(1, 13)), "no step twice"
+    assert "server 1 ended (SIGKILL), and is started again" in lines
+    assert any("server 1 is restored from step 4" in line for line in lines)
+
+
+def test_lost_updates_of_a_server_are_counted_under_async(study):
+    lines, kill = [], KillAt(7, "shard", 0)
+    values = "steps=30", "parallel.snapshot_every=5", SGD, "evaluate.every=0"
+    setup = server_setup(study, "{kind: async}", *values, workers=2, shards=2)
+    got = train_on_servers(setup, hooks=[kill], meddle=kill.meddle, log=lines.append)
+    assert int(got.state.step) == 30
+    assert [step for step, _ in kill.numbers] == list(range(1, 31))
+    said = next(line for line in lines if "restored" in line)
+    assert "server 0 is restored from step 5: " in said
+    assert "of its updates are lost, and the others go on" in said
+
+
+def test_a_process_that_dies_again_and_again_ends_the_run(study):
+    setup = server_setup(study, "{kind: sync}", "steps=3", SGD, workers=2, shards=1)
+
+    def break_it(coordinator, supervisor):
+        start = supervisor._engine.start
+
+        def fail(role, index, environ):
+            process = start(role, index, environ)
+            if (role, index) == ("worker", 1):
+                process.end, process.error = "exit code 70", "no such data\n"
+            return process
+
+        supervisor._engine.start = fail
+        supervisor.processes["worker", 1].end = "exit code 70"
+
+    with pytest.raises(PeerError, match=r"no such data\nworker 1 ended .*parallel.restarts=3"):
+        train_on_servers(setup, meddle=break_it)
+
+
+def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):
+    """With one of two workers slow, a step is that of the rows of the other."""
+    mode = "{kind: sync, backups: 1}"
+    setup = server_setup(study, mode, "steps=3", SGD, "evaluate.every=0", workers=2)
+    got = Losses()
+    served = train_on_servers(setup, hooks=[got], environ={"JTRAIN_SERVER_SLOW": "0,1000"})
+    half = server_setup(study, "{kind: sync}", "steps=3", SGD, "evaluate.every=0", "batch=8")
+    state, step = half.fresh(), half._step()[0]
+    rows = setup.experiment.train.shard(0, 2)
+    for number in range(3):
+        state, metrics = step(state, rows[number])
+        assert got.numbers[number][1]["loss"] == pytest.approx(metrics["loss"].value(), rel=1e-6)
+    assert distance(served.state.params, state.params) <= 1e-6
+
+
+def test_two_runs_are_equal_to_the_bit(study):
+    setup = server_setup(study, "{kind: sync}", "steps=4", "batch=12", SGD, workers=3, shards=2)
+    assert bitwise(host(train_on_servers(setup).state), host(train_on_servers(setup).state))
+    assert threading.active_count() < 100

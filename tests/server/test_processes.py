@@ -1,0 +1,137 @@
+"""Parameter servers in processes of their own: the commands, and SIGKILL of each of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from comparison import distance
+from quick_study import config_of, write_study
+
+from jtrain.checkpoint import CheckpointManager
+from jtrain.train.setup import set_up
+
+pytestmark = pytest.mark.slow  # each starts five processes
+SERVER = "parallel={kind: server, workers: 2, shards: 2, snapshot_every: 20, mode: %s}"
+LONG = ("steps=300", "evaluate.every=0", "checkpoint.every=100", "log.every=1")
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    write_study(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    return tmp_path
+
+
+def start(name: str, mode: str, *settings: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jtrain", "run", "configs/quick.yaml", f"name={name}"]
+    with open(f"{name}.txt", "a") as output:
+        return subprocess.Popen(
+            [*command, SERVER % mode, *settings], stdout=output, stderr=subprocess.STDOUT
+        )
+
+
+def rows(name: str) -> list[dict]:
+    path = Path("runs", name, "metrics.jsonl")
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_for_step(name: str, step: int, run: subprocess.Popen) -> None:
+    end = time.monotonic() + 200
+    while not any(row["step"] >= step for row in rows(name)):
+        assert run.poll() is None, Path(f"{name}.txt").read_text()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def processes(name: str, role: str) -> list[int]:
+    """Process ids of the workers or servers of a run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if words[1:4] == ["-m", "jtrain.server.process", role] and f"runs/{name}/" in words[5]:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def state_of(name: str):
+    like = set_up(config_of(f"runs/{name}/config.yaml")).like
+    with CheckpointManager(Path("runs", name, "checkpoints")) as checkpoints:
+        newest = checkpoints.newest()
+        assert newest is not None
+        return checkpoints.restore(newest, like)
+
+
+def check_complete(name: str, run: subprocess.Popen) -> None:
+    assert run.wait(timeout=250) == 0, Path(f"{name}.txt").read_text()
+    steps = [row["step"] for row in rows(name) if "loss" in row]
+    assert steps == list(range(1, 301)), "each step once"
+    assert processes(name, "worker") + processes(name, "shard") == []
+
+
+@pytest.mark.parametrize("role", ["worker", "shard"])
+def test_a_killed_process_of_sync_changes_nothing(study, role):
+    del study
+    runs = {name: start(name, "{kind: sync}", *LONG) for name in ("calm", "killed")}
+    wait_for_step("killed", 50, runs["killed"])
+    os.kill(processes("killed", role)[-1], signal.SIGKILL)
+    for name, run in runs.items():
+        check_complete(name, run)
+    assert "SIGKILL), and is started again" in Path("killed.txt").read_text()
+    assert distance(state_of("killed"), state_of("calm")) == 0
+
+
+@pytest.mark.parametrize("mode", ["{kind: sync}", "{kind: async}"])
+def test_a_killed_run_goes_on_by_the_same_command(study, mode):
+    del study
+    run = start("run", mode, *LONG)
+    wait_for_step("run", 150, run)
+    run.kill()
+    run.wait()
+    end = time.monotonic() + 10
+    while processes("run", "worker") + processes("run", "shard"):
+        assert time.monotonic() < end, "workers and servers end with the run"
+        time.sleep(0.05)
+    check_complete("run", start("run", mode, *LONG))
+
+
+@pytest.mark.parametrize("role", ["worker", "shard"])
+def test_async_goes_on_without_a_killed_process(study, role):
+    del study
+    run = start("run", "{kind: async}", *LONG)
+    wait_for_step("run", 50, run)
+    os.kill(processes("run", role)[-1], signal.SIGKILL)
+    check_complete("run", run)
+    assert ("updates are lost" in Path("run.txt").read_text()) == (role == "shard")
+
+
+@pytest.mark.parametrize(("role", "timeout"), [("worker", 2), ("shard", 5)])
+def test_a_process_that_hangs_is_killed(study, role, timeout):
+    del study
+    run = start("run", "{kind: sync}", *LONG, f"parallel.timeout={timeout}")
+    wait_for_step("run", 50, run)
+    os.kill(processes("run", role)[-1], signal.SIGSTOP)
+    check_complete("run", run)
+    assert "has not answered for long, and is killed" in Path("run.txt").read_text()
+
+
+def test_speed_has_the_clocks_and_the_bytes(study):
+    del study
+    run = start("run", "{kind: ssp, bound: 1}", *LONG)
+    check_complete("run", run)
+    last = json.loads(Path("runs/run/speed.jsonl").read_text().splitlines()[-1])
+    assert sum(last["clock"].values()) >= 290
+    assert sum(last["staleness"].values()) >= 290
+    assert max(map(int, last["staleness"])) <= 3
+    assert last["received"] > 0
+    assert last["sent"] > 0
+    assert last["updates_per_second"] > 0
