@@ -1,6 +1,7 @@
 """Launch of a command in several processes that end together."""
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
@@ -15,6 +16,7 @@ from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
 from jtrain.distributed.launcher.process_group import ProcessGroup
 from jtrain.distributed.launcher.rehearsal import FaultRehearsal
 from jtrain.distributed.launcher.supervise import supervise
+from jtrain.distributed.launcher.worker import WorkerProcess
 
 
 def launch(
@@ -58,13 +60,16 @@ def launch(
         shared = rehearsal.environment() | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
-            environs = [
-                worker_environment(os.environ, address, index, processes, devices) | shared
+            starts = [
+                functools.partial(
+                    WorkerProcess,
+                    index,
+                    command,
+                    worker_environment(os.environ, address, index, processes, devices) | shared,
+                )
                 for index in range(processes)
             ]
-            with ProcessGroup(
-                command, environs, patience=patience or Patience(), beats=beats
-            ) as group:
+            with ProcessGroup(starts, patience=patience or Patience(), beats=beats) as group:
                 yield group
 
     with claimed_port(port) if port else contextlib.nullcontext():
