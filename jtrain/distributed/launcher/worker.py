@@ -125,8 +125,8 @@ class WorkerProcess(Worker):
     case they fail.
 
     Args:
-        stdout: open file that gets the standard output of process 0; None: that of this process.
-        stderr: stream that gets the errors of process 0; None: `sys.stderr`.
+        stdout: open file that gets the standard output of the process, whatever its index.
+        stderr: stream that gets its errors then.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class WorkerProcess(Worker):
         stderr: SupportsWrite | None = None,
     ):
         super().__init__(index)
-        shown = index == 0
+        shown = index == 0 or stdout is not None
         self._channel = Channel()
         self._process = subprocess.Popen(
             [*_TIED, *command],
@@ -208,6 +208,14 @@ class WorkerProcess(Worker):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._waiter.join()
         self._reader.join(timeout=1.0)
+
+    def drain(self, seconds: float) -> None:
+        """Wait until the last output of a process that ended was read; a child may have the pipe.
+
+        Args:
+            seconds: at most.
+        """
+        self._reader.join(timeout=seconds)
 
     def _wait(self) -> None:
         self._process.wait()
