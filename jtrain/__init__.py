@@ -99,6 +99,7 @@ _PACKAGES = {
     "optim": "optim",
     "parallel": "parallel",
     "precision": "config.precision",
+    "ray": "train.ray",
     "testing": "testing",
     "trackers": "train.trackers",
 }

@@ -35,7 +35,9 @@ ENGINES: Mapping[str, ManifestEngine] = {
     "trainjob": ManifestEngine("TrainJob", train_job, "kubectl apply --server-side -f {name}.yaml"),
     "skypilot": ManifestEngine("SkyPilot task", sky_task, "sky jobs launch {name}.yaml"),
 }
-_LOCAL = ("processes", "devices", "port", "chaos", "patience")  # options of processes here
+# Options of engines that start the processes.
+_STARTS = ("processes", "devices", "port", "chaos", "patience")
+_STARTS += ("address", "resources", "env", "wait")
 _RESTARTS = 10
 
 
@@ -66,8 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--spot", action="store_true", help=words)
 
 
-def check_local(words: Sequence[str]) -> None:
-    """Raise UserError if an option of manifests was typed for processes on this machine."""
+def check_no_options(words: Sequence[str], engine: str) -> None:
+    """Raise UserError if an option of manifests was typed for an engine that prints none."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser)
     typed = {word.partition("=")[0] for word in words}
@@ -75,8 +77,8 @@ def check_local(words: Sequence[str]) -> None:
         option = f"--{name.replace('_', '-')}"
         if option in typed:
             raise UserError(
-                f"jtrain launch: {option} is for a manifest, found --engine local. Leave it out, "
-                f"or name the engine: {', '.join(f'--engine {engine}' for engine in ENGINES)}."
+                f"jtrain launch: {option} is for a manifest, found --engine {engine}. Leave it "
+                f"out, or name the engine: {', '.join(f'--engine {name}' for name in ENGINES)}."
             )
 
 
@@ -116,10 +118,10 @@ def print_manifest(args: argparse.Namespace, words: Sequence[str], command: Sequ
 def _check_options(args: argparse.Namespace, words: Sequence[str], verb: str) -> None:
     engine = f"jtrain launch --engine {args.engine}"
     typed = {word.partition("=")[0] for word in words}
-    for name in _LOCAL:
+    for name in _STARTS:
         if f"--{name}" in typed:
             raise UserError(
-                f"{engine}: --{name} is for processes on this machine. The manifest has a process "
+                f"{engine}: --{name} is for processes that jtrain starts. The manifest has a process "
                 f"for each host of the topology: leave --{name} out, and write --topology v5e:4x4 "
                 f"or 2*h100:8."
             )

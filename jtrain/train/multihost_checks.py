@@ -15,8 +15,10 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import flatten, to_plain
 from jtrain.config.wording import format_value
 from jtrain.distributed.cluster import Cluster, detect, start
+from jtrain.distributed.cluster.rendezvous import difference
 from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
+from jtrain.distributed.multihost import all_gather
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.train.experiment import RunConfig
@@ -88,6 +90,21 @@ def join_run(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cl
         start(cluster, process_facts(config, path), timeout=config.parallel.start_timeout)
         check_devices()
     return cluster
+
+
+def check_joined(config: RunConfig, path: Path) -> None:
+    """Compare the processes of a run that JAX has joined already, as `join_run` does beforehand.
+
+    Every process calls this at the same time.
+
+    Raises:
+        ConfigError: in all processes, with the differences.
+    """
+    facts = all_gather(process_facts(config, path))
+    for index, other in enumerate(facts):
+        if error := difference(facts[0], other, index):
+            raise error
+    check_devices()
 
 
 def process_facts(config: RunConfig, path: Path | None) -> dict[str, str]:

@@ -254,24 +254,34 @@ def _missing(
 def _differing(facts: Facts, visitors: Mapping[int, _Visitor]) -> ConfigError | None:
     """Return the facts in which the first differing process differs."""
     for index, visitor in sorted(visitors.items()):
-        names = [
-            name
-            for name in {**facts, **visitor.facts}
-            if facts.get(name) != visitor.facts.get(name)
-        ]
-        if names:
-            rows = [
-                f"  {name}: {facts.get(name, 'none')} in process 0, "
-                f"{visitor.facts.get(name, 'none')} in process {index}"
-                for name in names[:SHOWN]
-            ]
-            rows += [f"  and {len(names) - SHOWN} more"] * (len(names) > SHOWN)
-            return ConfigError(
-                f"process {index} (from {visitor.host}) differs from process 0:\n"
-                + "\n".join(rows)
-                + "\nStart all of them by the same command, from the same files and packages."
-            )
+        if error := difference(facts, visitor.facts, index, f" (from {visitor.host})"):
+            return error
     return None
+
+
+def difference(facts: Facts, other: Facts, index: int, where: str = "") -> ConfigError | None:
+    """Return the facts in which a process differs from process 0; None if they are equal.
+
+    Args:
+        facts: those of process 0.
+        other: those of the other process.
+        index: its number.
+        where: its place, for the message.
+    """
+    names = [name for name in {**facts, **other} if facts.get(name) != other.get(name)]
+    if not names:
+        return None
+    rows = [
+        f"  {name}: {facts.get(name, 'none')} in process 0, {other.get(name, 'none')} in process "
+        f"{index}"
+        for name in names[:SHOWN]
+    ]
+    rows += [f"  and {len(names) - SHOWN} more"] * (len(names) > SHOWN)
+    return ConfigError(
+        f"process {index}{where} differs from process 0:\n"
+        + "\n".join(rows)
+        + "\nStart all of them by the same command, from the same files and packages."
+    )
 
 
 def _address(cluster: Cluster) -> CoordinatorAddress:

@@ -1,6 +1,7 @@
 """Launch of a command in several processes that end together."""
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
@@ -15,7 +16,8 @@ from jtrain.distributed.launcher.certificate import throwaway_certificate
 from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
 from jtrain.distributed.launcher.process_group import ProcessGroup
 from jtrain.distributed.launcher.rehearsal import FaultRehearsal
-from jtrain.distributed.launcher.supervise import supervise
+from jtrain.distributed.launcher.supervise import ReceivedSignals, supervise
+from jtrain.distributed.launcher.worker import WorkerProcess
 
 
 def launch(
@@ -51,23 +53,27 @@ def launch(
         ConfigError: if the port is in use, or another launch has it.
     """
     if processes > 1:
-        _warn_about_hostname()
+        warn_about_hostname()
 
     rehearsal = FaultRehearsal(faults)
     certificate: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def begin() -> Iterator[ProcessGroup]:
+    def begin(signals: ReceivedSignals) -> Iterator[ProcessGroup]:
+        del signals  # the processes start at once
         shared = rehearsal.environment() | certificate | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
-            environs = [
-                worker_environment(os.environ, address, index, processes, devices) | shared
+            starts = [
+                functools.partial(
+                    WorkerProcess,
+                    index,
+                    command,
+                    worker_environment(os.environ, address, index, processes, devices) | shared,
+                )
                 for index in range(processes)
             ]
-            with ProcessGroup(
-                command, environs, patience=patience or Patience(), beats=beats
-            ) as group:
+            with ProcessGroup(starts, patience=patience or Patience(), beats=beats) as group:
                 yield group
 
     with contextlib.ExitStack() as stack:
@@ -85,6 +91,13 @@ def worker_environment(
     return {
         **({"JAX_PLATFORMS": "cpu"} if processes > 1 else {}),
         **environ,
+        **cluster_variables(coordinator, index, processes, devices),
+    }
+
+
+def cluster_variables(coordinator: str, index: int, processes: int, devices: int) -> dict[str, str]:
+    """Return the variables by which a process finds its cluster."""
+    return {
         "JTRAIN_COORDINATOR": coordinator,
         "JTRAIN_PROCESSES": f"{processes}",
         "JTRAIN_PROCESS": f"{index}",
@@ -92,7 +105,7 @@ def worker_environment(
     }
 
 
-def _warn_about_hostname() -> None:
+def warn_about_hostname() -> None:
     """Print a note if gloo will listen beyond the loopback.
 
     Gloo, by which JAX's CPU processes exchange arrays, listens at the address of the machine's

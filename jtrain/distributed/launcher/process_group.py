@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jtrain.distributed.heartbeat import Beat, Patience, WatchedProcess
 from jtrain.distributed.heartbeat.heartbeat import ALONE, PHASES
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
-from jtrain.distributed.launcher.worker import WorkerProcess
+from jtrain.distributed.launcher.worker import Worker
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.atomic_write import create_private
 
@@ -19,11 +19,11 @@ from jtrain.io.atomic_write import create_private
 class Culprit(NamedTuple):
     """The culprit, and the status of all processes as evidence."""
 
-    worker: WorkerProcess
+    worker: Worker
     text: str
 
 
-def find_culprit(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
+def find_culprit(workers: Sequence[Worker], watched: Sequence[WatchedProcess]) -> Culprit:
     """Return the process that is stopped; else furthest behind; else in a phase without peers.
 
     Args:
@@ -41,7 +41,7 @@ def find_culprit(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProc
     return Culprit(workers[first], text)
 
 
-def _status(worker: WorkerProcess, watched: WatchedProcess) -> str:
+def _status(worker: Worker, watched: WatchedProcess) -> str:
     beat = watched.beat
     assert beat is not None, "the process was observed"
     activity = {
@@ -59,7 +59,6 @@ FAREWELL = 1.0  # seconds for the others to report their own errors after one fa
 OTHERS = 2.0  # seconds after one ended on a shutdown signal until the others get one
 # Seconds after which the others are killed: they wait for it in a collective. All checkpoints were
 # written before the first one ended.
-# the first one ended.
 QUIT = 20.0
 # Ends that no peer's exit can cause: JAX ends a process by SIGABRT if a peer is gone.
 KILLED = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS}
@@ -76,7 +75,7 @@ class GroupExit:
     code: int
     time: float
     """The time at which the end was noticed, by the monotonic clock."""
-    worker: WorkerProcess | None = None
+    worker: Worker | None = None
     """The process that failed first, or is stuck."""
     hang: str = ""
     """The status of the stuck processes; empty if none was stuck."""
@@ -95,8 +94,7 @@ class ProcessGroup:
     """Running worker processes, in a `with` block; none is left after the block.
 
     Args:
-        command: the command of each process.
-        environs: the environment of each process.
+        starts: functions that start a process each, in the order of their indexes.
         patience: limits of each phase.
         beats: whether the processes have a heartbeat from the start; a process without a heartbeat
             is watched only for a signal that stops it.
@@ -104,8 +102,7 @@ class ProcessGroup:
 
     def __init__(
         self,
-        command: Sequence[str],
-        environs: Sequence[Mapping[str, str]],
+        starts: Sequence[Callable[[], Worker]],
         *,
         patience: Patience,
         beats: bool = False,
@@ -113,16 +110,14 @@ class ProcessGroup:
         self._beats = beats
         self._stack = contextlib.ExitStack()
         self.began = time.monotonic()
-        self.workers: list[WorkerProcess] = []
+        self.workers: list[Worker] = []
         self._watched: list[WatchedProcess] = []
         self._polled = self.began
         self.signalled = False
         """True once the processes got a shutdown signal."""
         with self._stack:
-            for index, environ in enumerate(environs):
-                self.workers.append(
-                    self._stack.enter_context(WorkerProcess(index, command, environ))
-                )
+            for start in starts:
+                self.workers.append(self._stack.enter_context(start()))
                 self._watched.append(WatchedProcess(patience))
             self._stack = self._stack.pop_all()
 
@@ -188,15 +183,13 @@ class ProcessGroup:
         run = next((Path(run) for run in (worker.beat().run for worker in running) if run), None)
         return GroupExit(code, now, found.worker, found.text, _write_stacks(running, run))
 
-    def _late(self, worker: WorkerProcess, seconds: float) -> bool:
+    def _late(self, worker: Worker, seconds: float) -> bool:
         beat, watched = worker.beat(), self._watched[worker.index]
         stopped = watched.still > BEATS_WITHIN and worker.stopped
         late = watched.update(beat, seconds, stopped=stopped)
         return late and (beat.number > 0 or self._beats or watched.stopped_too_long)
 
-    def _waited_for_stopped(
-        self, failed: WorkerProcess, running: Sequence[WorkerProcess]
-    ) -> GroupExit | None:
+    def _waited_for_stopped(self, failed: Worker, running: Sequence[Worker]) -> GroupExit | None:
         """Return a hang if a process failed only because another one was stopped by a signal.
 
         JAX, gloo and the rendezvous have limits of their own, which may expire before `patience`;
@@ -209,12 +202,12 @@ class ProcessGroup:
         waited = f"; process {failed.index} waited for it, and failed ({failed.exit_reason})"
         return dataclasses.replace(exit, hang=exit.hang + waited)
 
-    def _code(self, worker: WorkerProcess) -> int:
+    def _code(self, worker: Worker) -> int:
         """Return its exit code; `STOPPED` too if a signal came before anything could be lost."""
         by_signal = worker.code is not None and -worker.code in ASKS
         return STOPPED if self.signalled and by_signal else worker.exit_code
 
-    def _first_failed(self) -> WorkerProcess | None:
+    def _first_failed(self) -> Worker | None:
         ended = [worker for worker in self.workers if worker.code is not None]
         failed = [worker for worker in ended if self._code(worker) not in {DONE, STOPPED}]
         if not failed:
@@ -224,12 +217,12 @@ class ProcessGroup:
         # its own failure.
         failures = {worker.index: worker.beat().failed for worker in ended}
 
-        def when(worker: WorkerProcess) -> tuple[bool, float]:
+        def when(worker: Worker) -> tuple[bool, float]:
             return worker.code not in KILLED, failures[worker.index] or worker.ended
 
         return min(failed, key=when)
 
-    def _dump(self, workers: Sequence[WorkerProcess]) -> None:
+    def _dump(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
             worker.dump()
         deadline = time.monotonic() + DUMP
@@ -240,7 +233,7 @@ class ProcessGroup:
                 time.sleep(POLL)
 
 
-def _write_stacks(workers: Sequence[WorkerProcess], run: Path | None) -> str:
+def _write_stacks(workers: Sequence[Worker], run: Path | None) -> str:
     """Write the stacks into a run's directory and return the path; else return the stacks."""
     stacks = {worker.index: text for worker in workers if (text := worker.stacks())}
     if run is None or not run.is_dir():

@@ -14,11 +14,15 @@ from jtrain.distributed.heartbeat.shutdown_request import REPEATS, ShutdownReque
 from jtrain.distributed.launcher.attempts import Attempt, AttemptHistory
 from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGroup
 from jtrain.distributed.launcher.rehearsal import FaultRehearsal
-from jtrain.errors import DONE, MISTAKE, STOPPED
+from jtrain.errors import DONE, MISTAKE, STOPPED, PeerError, UserError
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first restart, and at most before a later one
 LATE = 5.0  # seconds beyond the grace period after which a signalled group is killed
 QUIT = 128 + signal.SIGQUIT  # the exit code that a shell gives to a process ended by SIGQUIT
+
+
+class StoppedBeforeStartError(Exception):
+    """A signal came while a group was about to start, and nothing was started."""
 
 
 class ReceivedSignals:
@@ -67,7 +71,7 @@ class ReceivedSignals:
 
 
 def supervise(
-    begin: Callable[[], AbstractContextManager[ProcessGroup]],
+    begin: Callable[[ReceivedSignals], AbstractContextManager[ProcessGroup]],
     *,
     restarts: int = 0,
     rehearsal: FaultRehearsal | None = None,
@@ -79,7 +83,8 @@ def supervise(
     stops at, or the third failure at the same place.
 
     Args:
-        begin: starts a group, which exists in a `with` block.
+        begin: starts a group, which exists in a `with` block. If that takes a while, it looks at
+            the signals meanwhile, and raises `StoppedBeforeStartError` once one came.
         rehearsal: faults to inject; an attempt that an injected fault ended is always restarted.
         program: the words before the verb that start the same processes again.
     """
@@ -87,12 +92,19 @@ def supervise(
     rehearsal = rehearsal or FaultRehearsal()
     with forward_signals() as signals:
         while True:
-            with begin() as group:
-                signals.forward_to(group)
-                exit = watch(group, signals, rehearsal)
-                attempt = Attempt.from_exit(exit, group.beats())
-                rehearsed = rehearsal.finish(group, exit)
-            signals.forward_to(None)
+            try:
+                with begin(signals) as group:
+                    signals.forward_to(group)
+                    exit = watch(group, signals, rehearsal)
+                    attempt = Attempt.from_exit(exit, group.beats())
+                    rehearsed = rehearsal.finish(group, exit)
+            except StoppedBeforeStartError:
+                return QUIT if signals.quit else STOPPED
+            except (PeerError, UserError):  # no group can be started any more
+                write_error(_exit_note(history.last.exit) if history.last else "")
+                raise
+            finally:
+                signals.forward_to(None)
             if rehearsed and not signals.time:
                 write_error(_restart_note(attempt, "The fault was injected. Restarted"))
                 continue

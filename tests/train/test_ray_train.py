@@ -1,0 +1,103 @@
+"""The loop of a JaxTrainer, without Ray: its arguments, its directory, its errors."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from quick_study import at_home, write_study
+
+import jtrain as jt
+from jtrain.errors import ConfigError
+from jtrain.train.ray import raise_mistake, working_directory
+
+
+class WrappedError(Exception):
+    """An error of a worker as Ray Train passes it on."""
+
+    def __init__(self, error: Exception):
+        super().__init__("a traceback")
+        self._base_exc = error
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"confg": "configs/quick.yaml"}, "no key confg; its keys are config, overrides, direc"),
+        ({"overrides": []}, "config is the path of a YAML file, found None"),
+        ({"config": "configs/quick.yaml", "overrides": "steps=3"}, "overrides is a list of texts"),
+        ({"config": "configs/quick.yaml", "directory": "/nowhere"}, "/nowhere does not exist"),
+        ({"config": "configs/none.yaml"}, "configs/none.yaml was not found; the run is in runs/"),
+    ],
+)
+def test_arguments_are_checked_before_anything_starts(config: dict, says: str):
+    with pytest.raises(ConfigError, match="train_loop_config") as error:
+        jt.ray.train_loop(config)
+    assert says in str(error.value)
+
+
+def test_a_run_is_in_the_directory_of_its_driver(tmp_path: Path):
+    path = write_study(tmp_path / "project")
+    search = ["", str(tmp_path), str(tmp_path / "project")]
+    assert working_directory("configs/quick.yaml", "", search) == tmp_path / "project"
+    assert working_directory("configs/quick.yaml", str(tmp_path), search) == tmp_path
+    with pytest.raises(ConfigError, match='Write "directory": "/shared/project" beside "config"'):
+        working_directory(str(path), "", search)
+    assert working_directory(str(path), str(tmp_path), search) == tmp_path
+
+
+def test_the_first_user_error_of_the_workers_is_raised_and_no_other():
+    mistake = ConfigError("steps is 0")
+    raise_mistake({0: WrappedError(RuntimeError("killed")), 1: KeyError("x")})
+    with pytest.raises(ConfigError, match="steps is 0"):
+        raise_mistake({1: WrappedError(mistake), 0: WrappedError(RuntimeError("its peer ended"))})
+
+
+def _ray_train(workers: int, reports: list) -> ModuleType:
+    module = ModuleType("ray.train")
+    context = SimpleNamespace(get_world_size=lambda: workers)
+    vars(module).update(get_context=lambda: context, report=reports.append)
+    return module
+
+
+def test_a_worker_trains_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
+):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reports: list[dict] = []
+    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(1, reports))
+    jt.ray.train_loop({"config": "configs/quick.yaml", "overrides": ["steps=4", "log.every=2"]})
+    trained = [report for report in reports if "loss" in report]
+    assert [report["step"] for report in trained] == [2, 4]
+    evaluated = [report for report in reports if "valid/loss" in report]
+    assert evaluated[-1]["step"] == 4
+    assert all(type(value) in {int, float} for report in reports for value in report.values())
+    assert (tmp_path / "runs" / "quick" / "metrics.jsonl").exists()
+
+
+def test_a_run_that_was_stopped_is_an_error_that_ray_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
+):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reports: list[dict] = []
+    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(1, reports))
+    ends = SimpleNamespace(status="stopped", step=3, why="asked to end (SIGTERM)")
+    monkeypatch.setattr("jtrain.train.ray.run", lambda *_, **__: ends)
+    expected = r"stopped at step 3 \(exit code 75 of jtrain run\): asked to end"
+    with pytest.raises(jt.ray.RunEndedError, match=expected):
+        jt.ray.train_loop({"config": "configs/quick.yaml"})
+
+
+def test_several_workers_that_nobody_joined_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
+):
+    write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(2, []))
+    with pytest.raises(ConfigError, match=r"started 2 workers and did not join them.*use_gpu=True"):
+        jt.ray.train_loop({"config": "configs/quick.yaml"})
