@@ -1,7 +1,6 @@
-"""The notebooks: run from top to bottom by a kernel, stored without outputs, with one first cell."""
+"""The notebooks: run from top to bottom by a kernel, and stored without outputs."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ def ran(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "folder"
     folder.mkdir()
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(book, timeout=300, resources=resources).execute()
+    nbclient.NotebookClient(book, timeout=600, resources=resources).execute()
     return book
 
 
