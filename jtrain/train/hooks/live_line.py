@@ -40,6 +40,8 @@ def live_line_for(
     if any(cls.__module__.startswith("ipykernel.") for cls in type(stream).__mro__):
         # A stream that is no tty, but follows carriage returns.
         return LiveCell if has_rich_output() else NotebookLine
+    if "JPY_PARENT_PID" in os.environ:
+        return None  # `!jtrain run` in a cell, which does not follow the cursor of its terminal
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
         return TerminalLine
     return None

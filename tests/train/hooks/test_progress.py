@@ -293,6 +293,15 @@ def test_a_kernel_with_rich_output_has_one_display_that_is_replaced(cell):
     assert cell.shown() == ["a warning", ""], "the text of the cell has what is printed, alone"
 
 
+def test_a_command_of_a_cell_has_lines_although_it_has_a_terminal(monkeypatch):
+    parent, child = pty.openpty()
+    with os.fdopen(parent), os.fdopen(child, "w") as stream:
+        monkeypatch.setenv("TERM", "xterm-color")
+        assert ProgressBar(stop=9, stream=stream).live
+        monkeypatch.setenv("JPY_PARENT_PID", "1")
+        assert not ProgressBar(stop=9, stream=stream).live
+
+
 def test_a_curve_has_at_most_its_points_and_both_ends():
     curve = LossCurve(every=10)
     step = 0
