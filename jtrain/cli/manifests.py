@@ -121,9 +121,9 @@ def _check_options(args: argparse.Namespace, words: Sequence[str], verb: str) ->
     for name in _STARTS:
         if f"--{name}" in typed:
             raise UserError(
-                f"{engine}: --{name} is for processes that jtrain starts. The manifest has a process "
-                f"for each host of the topology: leave --{name} out, and write --topology v5e:4x4 "
-                f"or 2*h100:8."
+                f"{engine}: --{name} is for processes that jtrain starts. The manifest has a "
+                f"process for each host of the topology: leave --{name} out, and write --topology "
+                f"v5e:4x4 or 2*h100:8."
             )
     if verb != "run":
         raise UserError(

@@ -92,7 +92,8 @@ def describe_available(config: Path) -> str:
     own = ", ".join(name for name in _local(shipped_folder(PACKAGE)) if name not in others)
     if not others:
         return f"there is none but those that come with jtrain: {own}"
-    return f"there is {', '.join(others)}; these come with jtrain: {own}"
+    listed = f"there is {', '.join(others)}"
+    return f"{listed}; these come with jtrain: {own}" if own else listed
 
 
 def load_experiment(found: FoundExperiment) -> type[BaseConfig]:

@@ -61,9 +61,7 @@ def unused_accelerators(
         return []
     lines = []
     if found := find_nvidia(root):
-        driver = nvidia_driver(root)
-        extra = "cuda13" if driver >= CUDA_13_DRIVER else "cuda12"
-        lines.append(_line("gpu", found, extra, has_package))
+        lines.append(_line("gpu", found, _cuda(root), has_package))
     if found := _tpu(root, environ):
         lines.append(_line("tpu", found, "tpu", has_package))
     return lines
@@ -72,6 +70,26 @@ def unused_accelerators(
 def has_tpu_chips(root: Path) -> bool:
     """Return whether a TPU is on the PCI bus."""
     return any(True for _ in _google_chips(root))
+
+
+def install_extra(
+    *,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] = os.environ,
+    has_package: Callable[[str], bool] = is_installed,
+) -> str:
+    """Return the extra of jtrain for the accelerator of this machine; empty for the CPU.
+
+    An installed plugin decides between CUDA 12 and 13, since it is upgraded with JAX; two of them
+    would be loaded side by side. `JAX_PLATFORMS=cpu` chooses the CPU.
+    """
+    if environ.get("JAX_PLATFORMS") == "cpu":
+        return ""
+    if find_nvidia(root):
+        installed = (p for p in PLUGINS["gpu"] if has_package(p))
+        plugin = next(installed, "")
+        return plugin.split("-")[1] if plugin else _cuda(root)
+    return "tpu" if _tpu(root, environ) else ""
 
 
 def _line(platform: str, found: str, extra: str, has_package: Callable[[str], bool]) -> str:
@@ -96,6 +114,11 @@ def find_nvidia(root: Path) -> str:
     if count or (root / "dev/nvidiactl").exists() or (root / WSL_DRIVER).exists():
         return "an NVIDIA GPU"
     return ""
+
+
+def _cuda(root: Path) -> str:
+    """Return the extra for the newest CUDA that the driver runs."""
+    return "cuda13" if nvidia_driver(root) >= CUDA_13_DRIVER else "cuda12"
 
 
 def nvidia_driver(root: Path) -> int:

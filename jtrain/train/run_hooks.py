@@ -18,7 +18,6 @@ from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
 from jtrain.train.hooks.fault_injection import fault_hooks
 from jtrain.train.hooks.function_hooks import HeartbeatHook, Observer, to_hook
 from jtrain.train.hooks.leaf_log import LeafLog
-from jtrain.train.hooks.metrics import read_results
 from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.time_rows import TimeRows
@@ -26,7 +25,7 @@ from jtrain.train.leaf_statistics import build_leaf_log
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks, guard
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_measures import Measures, measure
+from jtrain.train.run_measures import Measures, earlier_results, measure
 from jtrain.train.run_saving import Saving, save, watch_grace_period
 from jtrain.train.run_store import RunStore
 from jtrain.train.setup import TrainSetup
@@ -99,9 +98,7 @@ def open_hooks(
     """
     config, run_dir = resume.setup.config, store.run_dir
     with contextlib.ExitStack() as stack:
-        results = {
-            name: _earlier_results(run_dir, name, resume.start) for name in resume.setup.sets
-        }
+        results = {name: earlier_results(run_dir, name, resume.start) for name in resume.setup.sets}
         checks = guard(resume, run_dir, stack)
         measures = measure(resume, run_dir, checks.feed, results, screen, stack)
         leaf_log = _log_leaves(resume, run_dir, measures, stack)
@@ -122,7 +119,7 @@ def open_hooks(
             HeartbeatHook(every=config.steps_per_call),
             time_rows,
             *fault_hooks(),
-            *(measures.speed, measures.log, measures.progress, measures.metrics),
+            *(measures.speed, measures.log, measures.curve, measures.progress, measures.metrics),
             *(checks.record, checks.recompute, measures.tracking, grace),
             *guards,
             leaf_log,
@@ -238,14 +235,3 @@ def _best_evaluation(
         return None
     name, _, _ = goal.name.rpartition("/")
     return evaluations.get(name) or next(iter(evaluations.values()))
-
-
-def _earlier_results(
-    run_dir: RunDir | None, name: str, start: int | None
-) -> dict[int, Mapping[str, float]]:
-    """Return the results of a set up to the step that a run resumes from, by step, in order."""
-    if run_dir is None or start is None:
-        return {}
-    # Another process may not yet have cut off what came after the checkpoint.
-    results = read_results(run_dir.metrics, name)
-    return {step: results[step] for step in sorted(results) if step <= start}

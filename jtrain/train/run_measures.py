@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
@@ -13,8 +14,10 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.io.lost_files import LostFiles
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
+from jtrain.train.hooks.live_cell import LiveCell, LossCurve
+from jtrain.train.hooks.live_line import live_line_for
 from jtrain.train.hooks.log import LogHook, LogLines
-from jtrain.train.hooks.metrics import MetricHistory, MetricsFile
+from jtrain.train.hooks.metrics import MetricHistory, MetricsFile, read_results
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking, build_tracking
@@ -35,6 +38,8 @@ class Measures:
     """Metrics file, or the metrics in memory where this process writes no file."""
     history: MetricHistory
     """Metrics in memory."""
+    curve: LossCurve | None
+    """Losses, where a notebook shows them."""
     progress: ProgressBar
     log: LogHook
     lines: LogLines
@@ -91,13 +96,22 @@ def measure(
     if writes is not None:
         metrics = MetricsFile(writes.metrics, every=every, resumed_at=start, lost=lost)
         stack.callback(metrics.close)
+    shown = screen if run_dir is None or run_dir.first else io.StringIO()
+    curve = None
+    if live_line_for(shown or sys.stdout) is LiveCell:
+        curve = LossCurve(
+            every=every,
+            earlier=_losses(earlier_results(run_dir, "", start)),
+            valid=lambda: _losses(next(iter(results.values()), {})),
+        )
     progress = ProgressBar(
         start=start or 0,
         stop=config.steps,
         speed=speed,
         valid=validation_loss if results else None,
+        curves=curve.curves if curve else dict,
         steps_per_call=config.steps_per_call,
-        stream=screen if run_dir is None or run_dir.first else io.StringIO(),
+        stream=shown,
     )
     lines = LogLines(run_dir and run_dir.log, screen=progress.print, live=progress.live)
     log = LogHook(
@@ -118,11 +132,31 @@ def measure(
         speed=speed,
         metrics=metrics,
         history=history,
+        curve=curve,
         progress=progress,
         log=log,
         lines=lines,
         tracking=tracking,
     )
+
+
+def earlier_results(
+    run_dir: RunDir | None, name: str, start: int | None
+) -> dict[int, Mapping[str, float]]:
+    """Return the results of a set up to the step that a run resumes from, by step, in order.
+
+    Args:
+        name: of the set; empty for the numbers of the training.
+    """
+    if run_dir is None or start is None:
+        return {}
+    # Another process may not yet have cut off what came after the checkpoint.
+    results = read_results(run_dir.metrics, name)
+    return {step: results[step] for step in sorted(results) if step <= start}
+
+
+def _losses(results: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+    return {step: numbers["loss"] for step, numbers in results.items() if "loss" in numbers}
 
 
 def log_cadence(config: RunConfig) -> int:

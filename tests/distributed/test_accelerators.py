@@ -9,7 +9,7 @@ import jax
 import pytest
 from quick_study import config_of, write_study
 
-from jtrain.distributed.accelerators import unused_accelerators
+from jtrain.distributed.accelerators import install_extra, unused_accelerators
 from jtrain.train.banner import banner_lines
 from jtrain.train.setup import set_up
 
@@ -113,6 +113,27 @@ def test_an_installed_plugin_that_did_not_start_is_reported(tmp_path):
     gpu, tpu = lines_for(root, packages="libtpu jax-cuda12-plugin")
     assert "jax-cuda12-plugin is installed and did not start. See why: JAX_PLATFORMS=cuda" in gpu
     assert "libtpu is installed and did not start. See why: JAX_PLATFORMS=tpu python3 -c" in tpu
+
+
+@pytest.mark.parametrize(
+    ("files", "contents", "packages", "environ", "extra"),
+    [
+        ([], {}, "", {}, ""),
+        (["dev/accel0"], {}, "", {}, "tpu"),
+        ([], {}, "libtpu", {"TPU_ACCELERATOR_TYPE": "v5litepod-8"}, "tpu"),
+        (["dev/nvidia0"], {"proc/driver/nvidia/version": OLD}, "", {}, "cuda12"),
+        (["dev/nvidia0"], {"proc/driver/nvidia/version": NEW}, "", {}, "cuda13"),
+        (["dev/nvidia0"], {"proc/driver/nvidia/version": NEW}, "jax-cuda12-plugin", {}, "cuda12"),
+        (["dev/nvidia0"], {}, "jax-cuda13-plugin", {}, "cuda13"),
+        (["dev/accel0", "dev/nvidia0"], {}, "", {"JAX_PLATFORMS": "cpu"}, ""),
+    ],
+)
+def test_the_extra_to_install_is_that_of_the_machine_and_its_plugin(
+    tmp_path, files, contents, packages, environ, extra
+):
+    root = machine(tmp_path, *files, **contents)
+    has_package = packages.split().__contains__
+    assert install_extra(root=root, environ=environ, has_package=has_package) == extra
 
 
 def test_every_extra_that_is_named_exists(tmp_path, pytestconfig):

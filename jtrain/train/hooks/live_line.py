@@ -1,7 +1,11 @@
 """Live line: one line that is redrawn in place, on a terminal or in a notebook."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
+
+from jtrain.train.hooks.live_cell import LiveCell, has_rich_output
+from jtrain.train.svg_chart import Points
 
 BAR = 20  # characters, in a notebook
 
@@ -12,8 +16,12 @@ class LiveLine(Protocol):
     period: float
     """Seconds between two drawings."""
 
-    def draw(self, done: int, of: int, text: str) -> None:
-        """Redraw the line: a bar for `done` of `of`, and the text."""
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
+        """Redraw the line: a bar for `done` of `of`, the text, and where there is room the curves.
+
+        Args:
+            curves: loss by step, for each set.
+        """
         ...
 
     def print(self, line: str) -> None:
@@ -25,10 +33,15 @@ class LiveLine(Protocol):
         ...
 
 
-def live_line_for(stream: TextIO) -> type["TerminalLine"] | type["NotebookLine"] | None:
+def live_line_for(
+    stream: TextIO,
+) -> type["TerminalLine"] | type["NotebookLine"] | type[LiveCell] | None:
     """Return the class that draws on `stream`; None for a file, a pipe or a dumb terminal."""
     if any(cls.__module__.startswith("ipykernel.") for cls in type(stream).__mro__):
-        return NotebookLine  # its stream is no tty, but follows carriage returns
+        # A stream that is no tty, but follows carriage returns.
+        return LiveCell if has_rich_output() else NotebookLine
+    if "JPY_PARENT_PID" in os.environ:
+        return None  # `!jtrain run` in a cell, which does not follow the cursor of its terminal
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
         return TerminalLine
     return None
@@ -48,8 +61,9 @@ class TerminalLine:
         self._live.start()
         self._console.show_cursor(True)
 
-    def draw(self, done: int, of: int, text: str) -> None:
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
         """Redraw the line; the bar fills the width that the text leaves."""
+        del curves
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -71,7 +85,7 @@ class TerminalLine:
 
 
 class NotebookLine:
-    """Line drawn with carriage returns, which the output of a cell follows.
+    """Line drawn with carriage returns, in a kernel whose cells show text alone.
 
     Drawings are half a second apart, because they add up in the notebook's file until it is saved.
     """
@@ -81,8 +95,9 @@ class NotebookLine:
     def __init__(self, stream: TextIO):
         self._stream, self._drawn = stream, ""
 
-    def draw(self, done: int, of: int, text: str) -> None:
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
         """Redraw the line, padded to cover a longer one."""
+        del curves
         full = min(BAR, BAR * done // max(of, 1))
         self._show("━" * full + "─" * (BAR - full) + "  " + text)
 

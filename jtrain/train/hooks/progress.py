@@ -10,6 +10,7 @@ from jtrain.core.loop import Hook
 from jtrain.io.formatting import format_count, format_duration, format_number
 from jtrain.train.hooks.live_line import LiveLine, live_line_for
 from jtrain.train.hooks.speed import Speed
+from jtrain.train.svg_chart import Points
 
 
 class ProgressBar(Hook):
@@ -24,6 +25,7 @@ class ProgressBar(Hook):
         stop: the last step of the run.
         speed: gives the speed and the time left.
         valid: gives the newest validation loss, None before the first.
+        curves: gives the losses by set and step, for a display that has room for them.
         steps_per_call: steps that the loop takes at once.
         stream: of the terminal or the cell; stdout by default.
         clock: gives seconds.
@@ -36,6 +38,7 @@ class ProgressBar(Hook):
         start: int = 0,
         speed: Speed | None = None,
         valid: Callable[[], float | None] | None = None,
+        curves: Callable[[], Mapping[str, Points]] = dict,
         steps_per_call: int = 1,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -47,6 +50,7 @@ class ProgressBar(Hook):
         self.every = steps_per_call if self.live else max(stop, 1)
         self._stop, self._step, self._least = stop, start, steps_per_call
         self._speed, self._valid, self._clock = speed, valid, clock
+        self._curves = curves
         self._numbers: Mapping[str, float] = {}
         self._drawn, self._drawn_step = clock(), start
         self._doing = "starting"
@@ -106,7 +110,7 @@ class ProgressBar(Hook):
 
     def _draw(self) -> None:
         if self._display is not None:
-            self._display.draw(self._step, self._stop, self._text())
+            self._display.draw(self._step, self._stop, self._text(), self._curves())
 
     def _text(self) -> str:
         cells = [f"{self._step}/{self._stop}"]

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from xml.etree import ElementTree
 
 import pytest
 
 from jtrain.train.hooks import ProgressBar
+from jtrain.train.hooks.live_cell import LossCurve
 
 _SCRIPT = """
 import itertools, signal, sys, time
@@ -252,3 +254,61 @@ def test_an_error_in_a_notebook_leaves_the_line(cell):
     with pytest.raises(RuntimeError), ProgressBar(stop=9, stream=cell):
         fail()
     assert cell.shown() == ["─" * 20 + "  0/9", ""]
+
+
+def test_a_kernel_with_rich_output_has_one_display_that_is_replaced(cell):
+    shell_module = pytest.importorskip(
+        "IPython.core.interactiveshell", reason="pip install ipykernel"
+    )
+    from IPython.core.displaypub import CapturingDisplayPublisher
+
+    shell = shell_module.InteractiveShell.instance()
+    clock, published = [0.0], CapturingDisplayPublisher(parent=shell)
+    before, shell.display_pub = shell.display_pub, published
+    try:
+        curve = LossCurve(every=1, earlier={-5: 3.0}, valid=lambda: {500: 2.0})
+        with ProgressBar(
+            stop=1000, stream=cell, clock=lambda: clock[0], curves=curve.curves
+        ) as progress:
+            for step in range(1, 1001):
+                curve.on_numbers(step, {"loss": 1 / step})
+            progress.print("a warning")
+            look_at(progress, clock, 1000, seconds=0.01)
+    finally:
+        shell.display_pub = before
+        type(shell).clear_instance()
+    first, *later = published.outputs
+    assert not first.get("update")
+    assert later
+    assert all(output["update"] for output in later)
+    assert {output["transient"]["display_id"] for output in later} == {
+        first["transient"]["display_id"]
+    }
+    page = later[-1]["data"]["text/html"]
+    root = ElementTree.fromstring(f"<p>{page}</p>")
+    assert "1000/1000  loss 1.0000" in "".join(root.itertext())
+    assert "width:100.0%" in page
+    assert page.count("<polyline") == page.count("<circle") == 1, "train has a line, valid a dot"
+    assert len(page) < 20_000
+    assert cell.shown() == ["a warning", ""], "the text of the cell has what is printed, alone"
+
+
+def test_a_command_of_a_cell_has_lines_although_it_has_a_terminal(monkeypatch):
+    parent, child = pty.openpty()
+    with os.fdopen(parent), os.fdopen(child, "w") as stream:
+        monkeypatch.setenv("TERM", "xterm-color")
+        assert ProgressBar(stop=9, stream=stream).live
+        monkeypatch.setenv("JPY_PARENT_PID", "1")
+        assert not ProgressBar(stop=9, stream=stream).live
+
+
+def test_a_curve_has_at_most_its_points_and_both_ends():
+    curve = LossCurve(every=10)
+    step = 0
+    while step < 100_000:
+        step += curve.every
+        curve.on_numbers(step, {"loss": 1.0, "accuracy": 0.5})
+    points = curve.curves()["train"]
+    assert LossCurve.most / 2 <= len(points) <= LossCurve.most
+    assert min(points) == 10
+    assert max(points) >= 100_000 - curve.every
