@@ -147,8 +147,14 @@ def test_without_ray_the_command_that_installs_it_is_named(capsys, monkeypatch: 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--engine", "rai"], "no engine rai; the engines are local, ray, k8s, trainjob, skypilot; did you mean ray?"),
-        (["--engine", "docker"], "no engine docker; the engines are local, ray, k8s, trainjob, skypilot."),
+        (
+            ["--engine", "rai"],
+            "no engine rai; the engines are local, ray, k8s, trainjob, skypilot; did you mean ray?",
+        ),
+        (
+            ["--engine", "docker"],
+            "no engine docker; the engines are local, ray, k8s, trainjob, skypilot.",
+        ),
         (["--address", "auto"], "local takes no --address; leave it out, or type --engine ray"),
         (["--resources", "GPU=1"], "local takes no --resources"),
         (["--wait", "5"], "local takes no --wait"),
