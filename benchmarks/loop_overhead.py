@@ -123,7 +123,7 @@ class Ours:
         directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         directory.begin(config)
         kept = stack.enter_context(CheckpointManager(directory.checkpoints))
-        store = DirectoryStore(config, directory, kept, "")
+        store = DirectoryStore(config, directory, kept, None, "")
         signals = stack.enter_context(Signals(every=config.steps_per_call))
         self.step, self.state = parts.compile_step(), parts.fresh()
         resume, screen = ResumePoint(None, parts), io.StringIO()

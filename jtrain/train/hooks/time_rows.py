@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jtrain.core.loop import Hook
+from jtrain.core.loop import StatelessHook
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.io.jsonl import JsonlWriter
@@ -13,7 +13,7 @@ from jtrain.io.jsonl import JsonlWriter
 LEAST, SHARE = 5.0, 0.01  # a row each 5 s, later each time that 1 % of the attempt has passed
 
 
-class TimeRows(Hook):
+class TimeRows(StatelessHook):
     """Hook that writes a row where training begins, at a cadence in time, and at the end.
 
     The rows of killed attempts stay, also those of steps that a later attempt repeats: they say
