@@ -91,8 +91,8 @@ CODES = {
     ("exit 0", "exit 75", "--kill-on-bad-exit=1"): 75,
     ("kill -KILL $$", "exit 0", ""): 137,
     ("kill -ABRT $$", "exit 70", ""): 134,
-    ("sleep 1; kill -KILL $$", "sleep 9", "--kill-on-bad-exit=1"): 143,
-    ("sleep 1; exit 2", "sleep 9", "--kill-on-bad-exit=1"): 143,
+    ("sleep 1; kill -KILL $$", "exec sleep 9", "--kill-on-bad-exit=1"): 143,
+    ("sleep 1; exit 2", "exec sleep 9", "--kill-on-bad-exit=1"): 143,
     ("sleep 1; exit 2", "trap 'exit 75' TERM; sleep 9 & wait", "--kill-on-bad-exit=1"): 75,
     ("sleep 1; kill -KILL $$", "trap 'exit 70' TERM; sleep 9 & wait", "--kill-on-bad-exit=1"): 137,
 }
