@@ -120,7 +120,8 @@ class Coordinator(abc.ABC):
         """Return the processes that should have been heard of, and forget what is known of them."""
         limit = time.monotonic() - LATE * self.plan.server.timeout
         with self._changed:
-            late = {w for w in self._working() if self._heard.get(w, limit) < limit}
+            working = self._working() if self._ready else set()
+            late = {w for w in working if self._heard.get(w, limit) < limit}
             for worker in late:
                 self._heard.pop(worker)
         shards, self._silent = self._silent, set()

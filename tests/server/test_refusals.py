@@ -11,7 +11,7 @@ import jtrain as jt
 from jtrain.errors import ConfigError, LossError, UserError
 from jtrain.parallel import Server
 from jtrain.server.checks import check_plan
-from jtrain.server.loop import server_loop
+from jtrain.server.loop import coordinator_of, server_loop
 from jtrain.server.plan import Plan
 from jtrain.train.setup import set_up
 
@@ -122,3 +122,9 @@ def test_values_that_exclude_each_other(study):
     with pytest.raises(UserError, match=r"engine=ray is not supported yet.*engine=local"):
         config_of(study, ["parallel={kind: server, engine: ray}"])
     assert config_of(study, ["parallel={kind: server, engine: local}"])
+
+
+@pytest.mark.parametrize("mode", ["{kind: sync}", "{kind: async}"])
+def test_nobody_is_late_before_the_run_begins(study, mode):
+    found = plan(study, mode)
+    assert coordinator_of(found)(found, []).silent() == []

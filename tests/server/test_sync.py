@@ -33,8 +33,10 @@ def test_takes_the_step_of_one_device(study, workers, shards):
             assert ours[name] == pytest.approx(theirs[name], rel=2e-6), name
 
 
-@THOROUGH
-@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(SGD, marks=THOROUGH), pytest.param(ADAM, marks=pytest.mark.slow)],
+)
 def test_is_with_one_device_after_a_hundred_steps(study, optimizer):
     one = train_on_one_device(study, optimizer, "steps=100")
     setup = server_setup(study, "{kind: sync}", optimizer, "steps=100", workers=4, shards=3)
