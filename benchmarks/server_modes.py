@@ -18,8 +18,8 @@ import jax
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import Hook, train_loop
 from jtrain.core.state import TrainState
-from jtrain.server.loop import take_steps
-from jtrain.server.plan import Plan
+from jtrain.server.server_loop import take_steps
+from jtrain.server.server_plan import Plan
 from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 

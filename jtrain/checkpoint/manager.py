@@ -305,9 +305,7 @@ class CheckpointManager:
         self._preparing.start()
 
     def acquire(self) -> None:
-        """Lock the directory unless this manager holds it; before any expensive work.
-
-        A second call checks that no process of another machine has taken the directory since.
+        """Lock the directory before any expensive work, or check that no other machine has it now.
 
         Raises:
             CheckpointError: as `prepare`.

@@ -14,7 +14,7 @@ from jtrain.parallel import check_divides
 from jtrain.parallel.strategies.server_modes import Sync
 from jtrain.server.compute import splits_rows
 from jtrain.server.partition import Partition
-from jtrain.server.plan import Plan, shapes_of
+from jtrain.server.server_plan import Plan, shapes_of
 
 APART = 1e-5  # relative difference of an update that is computed in parts, from rounding alone
 

@@ -22,7 +22,7 @@ from jtrain.parallel.strategies.local_steps import LocalStepsState
 from jtrain.server.client import Client, RefusedError, SilentError, call_all
 from jtrain.server.compute import Head
 from jtrain.server.engine import Role
-from jtrain.server.plan import Plan
+from jtrain.server.server_plan import Plan
 from jtrain.server.wire import Message
 
 POLL = 0.05  # seconds between two looks at the processes

@@ -11,7 +11,7 @@ from jtrain.errors import DONE, FAULT, UserError
 from jtrain.io.redact import redact
 from jtrain.server.client import Client, closing
 from jtrain.server.listener import Listener
-from jtrain.server.plan import Plan, make_plan
+from jtrain.server.server_plan import Plan, make_plan
 from jtrain.server.shard_service import ShardService
 from jtrain.server.worker import Worker
 from jtrain.train.compilation_cache import enable_compilation_cache

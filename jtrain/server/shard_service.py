@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.server.plan import Plan
+from jtrain.server.server_plan import Plan
 from jtrain.server.shard import Facts, Shard
 from jtrain.server.wire import Message
 

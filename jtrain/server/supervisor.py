@@ -12,8 +12,8 @@ from jtrain.server.client import Client, closing
 from jtrain.server.coordinator import Coordinator
 from jtrain.server.engine import Engine, Process, Role
 from jtrain.server.listener import Listener
-from jtrain.server.plan import Plan
 from jtrain.server.process import PORTS, TOKEN
+from jtrain.server.server_plan import Plan
 
 _NAMES: dict[Role, str] = {"shard": "server", "worker": "worker"}
 

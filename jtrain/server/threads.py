@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from jtrain.server.checks import check_plan
 from jtrain.server.coordinator import Coordinator
 from jtrain.server.engine import Role
-from jtrain.server.loop import coordinator_of
-from jtrain.server.plan import Plan
 from jtrain.server.process import serve, work
+from jtrain.server.server_loop import coordinator_of
+from jtrain.server.server_plan import Plan
 from jtrain.server.supervisor import Supervisor, open_cluster
 
 

@@ -13,7 +13,7 @@ from jtrain.core.types import Batch, Params
 from jtrain.data.batches.skip import SkipBatches
 from jtrain.server.client import Client, call_all
 from jtrain.server.compute import Head, splits_rows
-from jtrain.server.plan import Plan
+from jtrain.server.server_plan import Plan
 from jtrain.server.wire import Message
 
 

@@ -65,7 +65,7 @@ def test_the_name_follows_from_the_run(capsys):
         (["--select", "a"], "--select a is not KEY=VALUE"),
         (["--engine", "skypilot", "--select", "a=b"], "nodes of Kubernetes; leave it out"),
         (["--engine", "trainjob", "--in-place", "a"], "--in-place is for --engine k8s"),
-        (["--engine", "skypilt"], "no engine skypilt; the engines are local, k8s.* mean skypilot"),
+        (["--engine", "skypilt"], "no engine skypilt; the engines are local.* mean skypilot"),
         (["--engine", "local"], "--topology is for a manifest, found --engine local. Leave it out"),
         (["--topology", "h100:3"], "Write h100:2"),
         # The config has 480 rows in 30 microbatches.

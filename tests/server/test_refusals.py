@@ -11,8 +11,8 @@ import jtrain as jt
 from jtrain.errors import ConfigError, LossError, UserError
 from jtrain.parallel import Server
 from jtrain.server.checks import check_plan
-from jtrain.server.loop import coordinator_of, server_loop
-from jtrain.server.plan import Plan
+from jtrain.server.server_loop import coordinator_of, server_loop
+from jtrain.server.server_plan import Plan
 from jtrain.train.setup import set_up
 
 DILOCO = "{kind: diloco, inner_steps: 4}"

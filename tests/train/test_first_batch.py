@@ -432,7 +432,7 @@ def test_fit_refuses_it_and_its_advice_works():
 SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
     "a mean of pairs": (
         lambda: jt.Mean.of(jnp.zeros((8, 8)), jnp.ones(8, bool)),
-        r"values of shape \(8, 8\) was asked for, with a mask of shape \(8,\)",
+        r"values of shape \(8, 8\) and a mask of shape \(8,\)",
     ),
     "a mean of a column": (
         lambda: jt.Mean.of(jnp.zeros((8, 1)), jnp.ones(8, bool)),
@@ -440,7 +440,7 @@ SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "weights of pairs": (
         lambda: jt.Mean.of(jnp.zeros(8), jnp.ones(8, bool), jnp.ones((8, 1))),
-        r"with weights of shape \(8, 1\)",
+        r"and weights of shape \(8, 1\)",
     ),
     "squared_error": (
         lambda: squared_error(jnp.zeros((8, 1)), jnp.zeros(8), jnp.ones(8, bool)),

@@ -57,13 +57,13 @@ def check_cluster(
         yield error("cluster", "cluster-variables", *_split(facts.trouble))
         return
     if cluster.processes == 1:
-        if cluster.note and "srun" in cluster.note:
-            yield warning(
-                "cluster",
-                "cluster-without-srun",
-                cluster.note.partition(": ")[0] + ": a run would be one process of them all",
-                "srun jtrain doctor",
-            )
+        if "srun" in cluster.warning:
+            found = cluster.warning.partition(", so that")[0]
+            words = f"{found}: a run would be one process of them all"
+            yield warning("cluster", "cluster-without-srun", words, "srun jtrain doctor")
+        elif cluster.warning:
+            found, _, advice = cluster.warning.rpartition(": ")
+            yield warning("cluster", "cluster-alone", found, advice)
         else:
             yield ok("cluster", f"{cluster.kind}; {cluster.note or 'no variable of a cluster'}")
         return

@@ -4,6 +4,8 @@ import contextlib
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +14,14 @@ from typing import Any
 
 from jtrain.inspect.doctor.child import Reporter
 
+_LOCKED = 3  # exit code of a second process that a lock keeps out
+_SECOND_LOCK = f"""
+import fcntl, sys
+try:
+    fcntl.flock(open(sys.argv[1], "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    sys.exit({_LOCKED})
+"""
 CHUNK, MOST, SECONDS = 1 << 20, 1 << 25, 0.7  # bytes and seconds of the write that is timed
 
 
@@ -112,12 +122,5 @@ def _exclude(folder: Path) -> bool:
     """Return whether a lock keeps another process out."""
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        child = os.fork()
-        if child == 0:
-            try:
-                with (folder / "lock").open("r+") as same:
-                    fcntl.flock(same, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os._exit(1)
-            except OSError:
-                os._exit(0)
-        return os.waitpid(child, 0)[1] == 0
+        command = [sys.executable, "-S", "-c", _SECOND_LOCK, str(folder / "lock")]
+        return subprocess.run(command, check=False).returncode == _LOCKED

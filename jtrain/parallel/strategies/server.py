@@ -1,6 +1,6 @@
 """Parameter server: workers and servers are processes of their own, beside that of the run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
 import optax
@@ -19,7 +19,7 @@ from jtrain.parallel.strategies.strategy import BaseParallelConfig
 class ParameterServer(OneDevice):
     """The strategy of the run's own process: it evaluates and saves, and others take the steps."""
 
-    loop = "jtrain.server.loop:server_loop"
+    loop = "jtrain.server.server_loop:server_loop"
 
     def __init__(self, device: Device, config: "Server"):
         super().__init__(device)
@@ -96,6 +96,12 @@ class Server(BaseParallelConfig):
                 "Set parallel.engine=local."
             )
         return self
+
+    @classmethod
+    def list_variants(cls, counts: Sequence[int], dims: Set[str]) -> dict[str, BaseParallelConfig]:
+        """Return none: the processes of a server are not the devices of a check."""
+        del counts, dims
+        return {}
 
     def build(self, among: Sequence[Device] | None = None) -> ParameterServer:
         """Build the strategy of the run's own process.

@@ -35,7 +35,7 @@ def test_a_replayed_step_has_the_same_bits(study, capsys):
     code, found = replayed(capsys, 9, "--only-again")
     assert code == 0
     assert (found["start"], found["compared"], found["other"]) == (5, 4, None)
-    assert found["here"] == found["there"]
+    assert found["replayed"] == found["recorded"]
     assert found["checkpoint"] is None
     code, found = replayed(capsys, 10, "--only-again")
     assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
@@ -63,8 +63,8 @@ def test_it_also_runs_without_jit_and_with_checks(study, capsys):
     code, found = replayed(capsys, 3)
     looked = found["dissected"]
     assert (code, found["start"]) == (0, 0)
-    assert looked["eager_loss"] == pytest.approx(found["here"][0], rel=1e-6)
-    assert looked["eager_grad_norm"] == pytest.approx(found["here"][1], rel=1e-6)
+    assert looked["eager_loss"] == pytest.approx(found["replayed"][0], rel=1e-6)
+    assert looked["eager_grad_norm"] == pytest.approx(found["replayed"][1], rel=1e-6)
     assert looked["checks"] == ""
     assert set(looked["leaves"]["ratio"]) == {"up", "bias", "down"}
     capsys.readouterr()
@@ -79,8 +79,8 @@ def test_steps_of_one_call_are_replayed_in_one_call(study, capsys):
     trained(study, *SETTINGS, "steps_per_call=4", "checkpoint.every=4", "evaluate.every=4")
     code, found = replayed(capsys, 7)
     assert (code, found["start"], found["compared"]) == (0, 4, 4)
-    assert found["here"] == found["there"]
-    assert found["dissected"]["eager_loss"] == pytest.approx(found["here"][0], rel=1e-5)
+    assert found["replayed"] == found["recorded"]
+    assert found["dissected"]["eager_loss"] == pytest.approx(found["replayed"][0], rel=1e-5)
 
 
 @pytest.mark.thorough

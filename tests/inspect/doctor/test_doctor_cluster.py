@@ -120,6 +120,11 @@ def test_a_slurm_job_without_srun():
     assert finding.remedy == "srun jtrain doctor"
 
 
+def test_a_process_beside_the_launcher_of_a_job():
+    finding = the(clustered(K_MPI_JOB_ROLE="launcher"), "cluster-alone")
+    assert finding.remedy == "type mpirun before it"
+
+
 def two(port: int, **more: str) -> dict[str, str]:
     address = f"127.0.0.1:{port}"
     return {

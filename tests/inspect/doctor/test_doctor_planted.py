@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[3]
 DOCTOR = "python -m jtrain doctor --json --only"
 PLUGIN = "jax_plugins/xla_cuda12/__init__.py"
 
+# `preexec_fn` forks, of which JAX warns once a test before has imported it; the child only execs.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 
 def shell(
     script: str,

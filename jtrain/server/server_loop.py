@@ -17,8 +17,8 @@ from jtrain.server.checks import check_plan
 from jtrain.server.coordinator import Coordinator
 from jtrain.server.engine import LocalEngine
 from jtrain.server.paced import PacedCoordinator
-from jtrain.server.plan import Plan
 from jtrain.server.rounds import RoundCoordinator
+from jtrain.server.server_plan import Plan
 from jtrain.server.supervisor import open_cluster
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.setup import TrainSetup
