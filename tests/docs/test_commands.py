@@ -58,7 +58,7 @@ def of(*verbs: str) -> pytest.MarkDecorator:
 
 def _compiles(command: Command) -> bool:
     """Return whether the command needs the TPU compiler; a manifest does not."""
-    return "v5e" in command.line and command.verb == "plan"
+    return "v5e" in command.line and command.verb != "launch"
 
 
 def test_every_line_is_run_or_its_block_says_why_not():

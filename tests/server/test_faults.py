@@ -76,7 +76,8 @@ def test_a_process_that_dies_again_and_again_ends_the_run(study):
         supervisor.processes["worker", 1].end = "exit code 70"
 
     with pytest.raises(PeerError, match=r"no such data\nworker 1 ended .*parallel.restarts=3"):
-        train_on_servers(setup, meddle=break_it)
+        # The other worker never ends a step alone, so that the run waits for this one.
+        train_on_servers(setup, meddle=break_it, environ={"JTRAIN_SERVER_SLOW": "0,1000"})
 
 
 def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):

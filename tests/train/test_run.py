@@ -94,8 +94,8 @@ def test_leaves_the_files_that_it_names():
     directory = outcome.directory
     assert str(directory.path) == "runs/quick"
     assert {path.name for path in directory.path.iterdir()} == {
-        "config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "steps.jsonl", "log.txt",
-        "checkpoints"
+        "config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "time.jsonl", "steps.jsonl",
+        "log.txt", "checkpoints"
     }  # fmt: skip
     assert config_of(directory.config) == config_of(CONFIG)
     said = stands(outcome)

@@ -83,7 +83,8 @@ def _tpu(name: str, slices: int, kind: str, shape: str) -> Sequence[Any]:
             )
     except Exception as error:  # libtpu raises several types
         message = str(error).splitlines()[0]
-        if "libtpu" in message and "not" in message.lower():
+        said = message.lower()
+        if "not installed" in said or ("libtpu" in said and "not" in said):
             raise ConfigError(
                 f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
             ) from error

@@ -1,5 +1,6 @@
 """A plan of a run on virtual CPU devices, and the errors of invalid plans."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -77,6 +78,12 @@ def test_a_missing_compiler_raises_with_advice(monkeypatch):
 def test_missing_arguments_are_named(words, said, capsys):
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
+def test_without_the_compiler_the_line_that_installs_it_is_named(capsys):
+    assert main(["plan", "configs/digits.yaml", "--topology", "v5e:4x4"]) == 2
+    assert "is not installed: pip install 'jtrain[plan]'" in capsys.readouterr().err
 
 
 def test_memory_limits_are_below_the_nominal_memory():
