@@ -70,15 +70,13 @@ def read_mpich(env: ClusterVariables) -> Cluster:
     """Read the processes that MPICH's or Intel MPI's `mpiexec` (Hydra) started."""
     processes, local_processes = env.number("PMI_SIZE"), env.number("MPI_LOCALNRANKS")
     where = env.coordinator()
-    if where is None and local_processes == processes:
-        where = CoordinatorAddress("127.0.0.1", PORT)
-    if where is None:
+    if where is None and local_processes != processes:
         raise _no_address("MPICH", processes, env, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
     return Cluster(
         kind="MPICH",
         processes=processes,
         index=env.number("PMI_RANK"),
-        coordinator=where,
+        coordinator=where or CoordinatorAddress("127.0.0.1", PORT),
         devices=env.local_gpus(env.number("MPI_LOCALRANKID", 0), local_processes),
         by=env.used,
     )
@@ -90,15 +88,13 @@ def read_pmi(env: ClusterVariables) -> Cluster:
     local = env.number("PMI_LOCAL_RANK", 0)
     local_processes = env.number("PMI_LOCAL_SIZE", 1)
     where = env.coordinator()
-    if where is None and local_processes == processes:
-        where = CoordinatorAddress("127.0.0.1", PORT)
-    if where is None:
+    if where is None and local_processes != processes:
         raise _no_address("PMI", processes, env, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")
     return Cluster(
         kind="PMI",
         processes=processes,
         index=env.number("PMI_RANK"),
-        coordinator=where,
+        coordinator=where or CoordinatorAddress("127.0.0.1", PORT),
         devices=env.local_gpus(local, local_processes),
         by=env.used,
     )
