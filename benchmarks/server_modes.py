@@ -2,6 +2,7 @@
 
     python benchmarks/server_modes.py accuracy
     python benchmarks/server_modes.py straggler
+    python benchmarks/server_modes.py communication
 
 Four workers and two servers, in threads of one process, so that two processors suffice. The
 accuracy is that of the held-out digits after as many rows as one device sees. A slow worker
@@ -9,29 +10,32 @@ waits ten times as long as the others in each step; waiting stands for computing
 """
 
 import argparse
+import json
 import statistics
 import time
 from pathlib import Path
 
 import jax
+from server_communication import communication
 
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import Hook, train_loop
 from jtrain.core.state import TrainState
+from jtrain.server.plan.server_plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.server_plan import Plan
 from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 
 SERVER = "parallel={kind: server, workers: 4, shards: 2, snapshot_every: 1000, mode: %s}"
-MODES = {
-    "sync": "{kind: sync}",
-    "ssp, bound 2": "{kind: ssp, bound: 2}",
-    "async": "{kind: async}",
-    "async, scale": "{kind: async, staleness: {kind: scale}}",
-    "async, compensate": "{kind: async, staleness: {kind: compensate}}",
-    "local_sgd, 5 inner steps": "{kind: local_sgd, inner_steps: 5}",
-    "diloco, 10 inner steps": "{kind: diloco, inner_steps: 10}",
+STALE = ("optimizer.lr=1.5e-3", "optimizer.b1=0.6")  # staleness adds momentum of its own
+MODES = {  # each with its own best values of benchmarks/server_simulation.py; others: the config's
+    "sync": ("{kind: sync}",),
+    "ssp, bound 2": ("{kind: ssp, bound: 2}", *STALE),
+    "async": ("{kind: async}", *STALE),
+    "async, scale": ("{kind: async, staleness: {kind: scale}}", *STALE),
+    "async, compensate": ("{kind: async, staleness: {kind: compensate}}", *STALE),
+    "local_sgd, 5 inner steps": ("{kind: local_sgd, inner_steps: 5}",),
+    "diloco, 10 inner steps": ("{kind: diloco, inner_steps: 10, momentum: 0.6}",),
 }
 STRAGGLER = {  # each with a slow worker, beside the same mode with even ones
     "sync": ("{kind: sync}", 1.0),
@@ -55,7 +59,8 @@ class Times(Hook):
 def set_up_digits(parallel: str, *settings: str) -> TrainSetup:
     """Return the setup of configs/digits.yaml."""
 
-    values = ["steps_per_call=1", "evaluate.every=0", "checkpoint.every=0", parallel, *settings]
+    values = ["steps_per_call=1", "evaluate.every=0", "checkpoint.every=0", "steps=600"]
+    values += [parallel, *settings]
     return set_up(resolve(Path("configs/digits.yaml"), values).config)
 
 
@@ -75,27 +80,53 @@ def on_one_device(setup: TrainSetup) -> TrainState:
     return train_loop(setup.compile_step(), setup.fresh(), batches, start=0, stop=stop).state
 
 
-def accuracy(seeds: int) -> None:
-    """Print the accuracy of each mode."""
-    rows: dict[str, list[float]] = {}
-    for seed in range(seeds):
+def accuracy(seeds: range, settings: list[str], results: Path) -> None:
+    """Print the accuracy of each mode and its difference from one device, with standard errors.
+
+    Args:
+        settings: more values of the config.
+        results: a line for each seed of a mode; a run that was stopped resumes from it.
+    """
+    rows = _read(results)
+    for seed in seeds:
         for name in ("one device", *MODES):
-            parallel = SERVER % MODES[name] if name in MODES else "parallel.kind=single"
-            setup = set_up_digits(parallel, f"seed={seed}")
-            state = on_servers(setup) if name in MODES else on_one_device(setup)
-            rows.setdefault(name, []).append(setup.measure(state)["accuracy"])
-            print(f"# {name}, seed {seed}: {rows[name][-1]:.4f}", flush=True)
-    base = statistics.mean(rows["one device"])
-    print("| | accuracy | against one device |\n|---|---|---|")
+            if seed in rows.get(name, {}):
+                continue
+            mode, *own = MODES.get(name, ("",))
+            parallel = SERVER % mode if mode else "parallel.kind=single"
+            setup = set_up_digits(parallel, f"seed={seed}", *own, *settings)
+            state = on_servers(setup) if mode else on_one_device(setup)
+            found = setup.measure(state)["accuracy"]
+            with results.open("a") as file:
+                file.write(json.dumps([name, seed, found]) + "\n")
+    rows = _read(results)
+    print("| | accuracy | standard error | against one device | its standard error |")
+    print("|---|---|---|---|---|")
     for name, found in rows.items():
-        mean = statistics.mean(found)
-        print(f"| {name} | {mean:.2%} | {100 * (mean - base):+.2f} |")
+        apart = [100 * (found[seed] - rows["one device"][seed]) for seed in found]
+        mean, error = statistics.mean(found.values()), _error([*found.values()])
+        print(f"| {name} | {mean:.2%} | {error:.2%} | {statistics.mean(apart):+.2f} | ", end="")
+        print(f"{_error(apart):.2f} |")
 
 
-def straggler(seconds: float, steps: int) -> None:
+def _read(results: Path) -> dict[str, dict[int, float]]:
+    rows: dict[str, dict[int, float]] = {}
+    for line in results.read_text().splitlines() if results.exists() else []:
+        name, seed, found = json.loads(line)
+        rows.setdefault(name, {})[seed] = found
+    return rows
+
+
+def _error(values: list[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+
+
+def straggler(seconds: float, steps: int, only: str) -> None:
     """Print the rows a second with a slow worker, of those with even workers."""
     print("| | rows/s, even | one ten times slower | kept |\n|---|---|---|---|")
     for name, (mode, share) in STRAGGLER.items():
+        if only not in ("", name):
+            continue
         speeds = []
         for factor in (1, 10):
             times = Times()
@@ -113,16 +144,25 @@ def straggler(seconds: float, steps: int) -> None:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["accuracy", "straggler"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("what", choices=["accuracy", "straggler", "communication"])
+    parser.add_argument("--seeds", type=int, default=5, help="of accuracy")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, help="file of finished runs, from which to resume")
     parser.add_argument("--seconds", type=float, default=0.25)
     parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument(
+        "--only", default="", help="rows of one mode; of communication: of those that begin so"
+    )
+    parser.add_argument("--set", nargs="*", default=[], help="more values of the config")
     args = parser.parse_args()
     print(f"JAX {jax.__version__}, {jax.devices()[0].platform}")
     if args.what == "accuracy":
-        accuracy(args.seeds)
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        accuracy(seeds, args.set, args.results or Path("accuracy.jsonl"))
+    elif args.what == "communication":
+        communication(args.only, args.set, args.results or Path("communication.jsonl"))
     else:
-        straggler(args.seconds, args.steps)
+        straggler(args.seconds, args.steps, args.only)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 import optax
 
-from jtrain.server.client import Client, call_all, closing
-from jtrain.server.listener import LOOPBACK, Listener
-from jtrain.server.shard import Facts, Shard
-from jtrain.server.wire import Message
+from jtrain.server.shards.shard import Facts, Shard
+from jtrain.server.transport.client import Client, call_all, closing
+from jtrain.server.transport.listener import LOOPBACK, Listener
+from jtrain.server.transport.memory import with_huge_pages
+from jtrain.server.transport.wire import Message
 
 GOOD = Facts(finite=True, value=1.0, grad_norm=1.0)
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     args = parser.parse_args()
     size, token = args.megabytes << 20, secrets.token_hex(16)
+    os.environ.update(with_huge_pages(os.environ))  # as the supervisor sets it for servers
     context = multiprocessing.get_context("spawn")
     started = []
 

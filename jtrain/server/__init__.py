@@ -1,5 +1,6 @@
 """Parameter servers: shards of the state, workers, and the coordinator that the run's process is.
 
-`loop` takes the steps of a run, `coordinator` decides who computes what, `worker` computes, `shard`
-holds a part of the state, and `wire`, `client` and `listener` connect them.
+`server_loop` takes the steps of a run. `coordination` says who computes what, `processes` are the
+programs of workers and servers, `engines` start them, `shards` are parts of the state, `plan` is
+what all derive from the config, and `transport` connects them. `pool` is for loops of one's own.
 """

@@ -1,7 +1,9 @@
 """The loop of a run on parameter servers: it calls the hooks as `train_loop` does."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,24 @@ from jtrain.core.loop import Hook, LoopResult, Stop
 from jtrain.core.mean import Mean
 from jtrain.core.state import TrainState
 from jtrain.core.types import Metrics
+from jtrain.distributed.cluster import detect
 from jtrain.errors import ConfigError
-from jtrain.server.checks import check_plan
-from jtrain.server.coordinator import Coordinator
-from jtrain.server.engine import LocalEngine
-from jtrain.server.paced import PacedCoordinator
-from jtrain.server.rounds import RoundCoordinator
-from jtrain.server.server_plan import Plan
-from jtrain.server.supervisor import open_cluster
+from jtrain.io.jsonl import JsonlWriter
+from jtrain.parallel import Server
+from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
+from jtrain.server.coordination.async_diloco import AsyncDiLoCoCoordinator
+from jtrain.server.coordination.attendance import FILE
+from jtrain.server.coordination.coordinator import Coordinator
+from jtrain.server.coordination.paced import PacedCoordinator
+from jtrain.server.coordination.rounds import RoundCoordinator
+from jtrain.server.coordination.streaming import StreamingCoordinator
+from jtrain.server.coordination.supervisor import open_cluster
+from jtrain.server.engines.cluster_engine import ClusterEngine
+from jtrain.server.engines.engine import Engine, LocalEngine
+from jtrain.server.plan.checks import check_plan
+from jtrain.server.plan.server_plan import Plan
+from jtrain.server.processes.announcement import announced
+from jtrain.server.processes.registry import Registry
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.setup import TrainSetup
 
@@ -54,8 +66,17 @@ def server_loop(
         )
     plan = Plan(setup)
     check_plan(plan)
-    engine = LocalEngine(directory / "config.yaml")
-    with open_cluster(plan, engine, coordinator_of(plan), log) as (coordinator, _):
+    registry = Registry(plan.server.shards)
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(_open_engine(plan.server, directory, registry))
+        rows = JsonlWriter(directory / FILE, retain=lambda row: True, lost=log)
+        stack.callback(rows.close)
+        coordinator, supervisor = stack.enter_context(
+            open_cluster(
+                plan, engine, coordinator_of(plan), log, record=rows.append, registry=registry
+            )
+        )
+        stack.enter_context(announced(directory, supervisor.environ))  # also the servers look there
         coordinator.start(start, state)
         for hook in hooks:
             if isinstance(hook, Speed):
@@ -65,8 +86,27 @@ def server_loop(
         )
 
 
+@contextlib.contextmanager
+def _open_engine(server: Server, directory: Path, registry: Registry) -> Iterator[Engine]:
+    """Yield the engine of a run."""
+    config = directory / "config.yaml"
+    if server.engine == "ray":
+        from jtrain.server.engines.ray_engine import open_ray_engine
+
+        with open_ray_engine(config, server) as engine:
+            yield engine
+    elif server.engine == "cluster":
+        yield ClusterEngine(detect(os.environ), registry)
+    else:
+        yield LocalEngine(config, server.workers)
+
+
 def coordinator_of(plan: Plan) -> type[Coordinator]:
     """Return the coordinator of a mode."""
+    if isinstance(plan.server.mode, StreamingDiLoCo):
+        return StreamingCoordinator
+    if isinstance(plan.server.mode, AsyncDiLoCo):
+        return AsyncDiLoCoCoordinator
     return PacedCoordinator if plan.has_clock else RoundCoordinator
 
 
@@ -127,11 +167,13 @@ class _Calls:
         """Whether a hook needs the state of a step that is passed."""
 
     def numbers(self, number: int, metrics: Metrics) -> Stop | None:
-        """Call `on_numbers` for a step."""
+        """Call `on_done` and `on_numbers` for a step."""
         self._metrics = [*self._metrics, metrics][-self.steps_per_call :]
         self._last = {name: mean.value() for name, mean in metrics.items()}
         asked = None
         for hook in self.hooks:
+            if number % self.steps_per_call == 0:
+                hook.on_done(number)
             if number % hook.every == 0:
                 answer = hook.on_numbers(number, self._last)
                 asked = asked or answer

@@ -4,13 +4,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from jtrain.server.checks import check_plan
-from jtrain.server.coordinator import Coordinator
-from jtrain.server.engine import Role
-from jtrain.server.process import serve, work
+from jtrain.errors import STOPPED
+from jtrain.parallel import Server
+from jtrain.server.coordination.coordinator import Coordinator
+from jtrain.server.coordination.supervisor import Supervisor, open_cluster
+from jtrain.server.engines.engine import Listening, Role
+from jtrain.server.plan.checks import check_plan
+from jtrain.server.plan.server_plan import Plan
+from jtrain.server.processes.process import serve, work
 from jtrain.server.server_loop import coordinator_of
-from jtrain.server.server_plan import Plan
-from jtrain.server.supervisor import Supervisor, open_cluster
 
 
 class ThreadProcess:
@@ -18,6 +20,8 @@ class ThreadProcess:
 
     def __init__(self, role: Role, index: int, plan: Plan, environ: Mapping[str, str]):
         self.end, self.error = "", ""
+        self.leaving = threading.Event()
+        """Set to let a worker leave."""
         self._listener = serve(plan, index, environ) if role == "shard" else None
         if role == "worker":
             arguments = plan, index, environ
@@ -25,7 +29,8 @@ class ThreadProcess:
 
     def _work(self, plan: Plan, index: int, environ: Mapping[str, str]) -> None:
         try:
-            work(plan, index, environ)
+            if not work(plan, index, environ, leaving=self.leaving):
+                self.end = f"exit code {STOPPED}"
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}\n"
             self.end = "exit code 1"
@@ -46,6 +51,11 @@ class ThreadEngine:
 
     def __init__(self, plan: Plan, environ: Mapping[str, str]):
         self._plan, self._environ = plan, environ
+        self.workers = plan.server.workers
+
+    def listening(self, server: Server) -> Listening:
+        """Return the address in the config: the loopback by default."""
+        return Listening(server.host, server.host, server.port)
 
     def start(self, role: Role, index: int, environ: Mapping[str, str]) -> ThreadProcess:
         """Start a thread."""

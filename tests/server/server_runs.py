@@ -9,9 +9,9 @@ import numpy as np
 from quick_study import config_of
 
 from jtrain.core.loop import Hook, LoopResult, train_loop
-from jtrain.server.coordinator import Coordinator
+from jtrain.server.coordination.coordinator import Coordinator
+from jtrain.server.plan.server_plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.server_plan import Plan
 from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 
@@ -42,7 +42,7 @@ def train_on_servers(
 
 def train_on_one_device(path: Path, *settings: str, hooks: Sequence[Hook] = ()) -> LoopResult:
     """Train with the loop of one program."""
-    setup = set_up(config_of(path, settings))
+    setup = set_up(config_of(path, ("steps_per_call=1", *settings)))
     batches = (setup.place(setup.train[step]) for step in range(setup.config.steps))
     step, stop = setup.compile_step(), setup.config.steps
     return train_loop(step, setup.fresh(), batches, start=0, stop=stop, hooks=hooks)
@@ -60,3 +60,21 @@ class Losses(Hook):
 
     def on_numbers(self, step, numbers):
         self.numbers.append((step, dict(numbers)))
+
+
+class KillAt(Losses):
+    """Hook that takes a process away after a step."""
+
+    def __init__(self, step, role, index):
+        super().__init__()
+        self.step, self.who = step, (role, index)
+        self.supervisor: Any = None
+
+    def meddle(self, coordinator, supervisor):
+        self.supervisor = supervisor
+
+    def on_numbers(self, step, numbers):
+        super().on_numbers(step, numbers)
+        if step == self.step:
+            self.supervisor.processes[self.who].kill()
+            self.supervisor.processes[self.who].end = "SIGKILL"

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from jtrain.parallel.strategies.server_modes import Apply, Compensate, Drop, Scale
-from jtrain.server.clock import Clock
-from jtrain.server.sequence import Applied
-from jtrain.server.staleness import treat
+from jtrain.server.coordination.clock import Clock
+from jtrain.server.shards.sequence import Applied
+from jtrain.server.shards.staleness import treat
 
 
 class Simulation:

@@ -5,9 +5,10 @@ import threading
 import pytest
 from comparison import bitwise, distance
 from quick_study import write_study
-from server_runs import Losses, host, server_setup, train_on_one_device, train_on_servers
+from server_runs import KillAt, Losses, host, server_setup, train_on_one_device, train_on_servers
 
 from jtrain.errors import PeerError
+from jtrain.server.threads import ThreadEngine
 
 pytestmark = pytest.mark.thorough
 SGD = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
@@ -16,23 +17,6 @@ SGD = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
-
-
-class KillAt(Losses):
-    """Hook that takes a process away after a step."""
-
-    def __init__(self, step, role, index):
-        super().__init__()
-        self.step, self.who, self.supervisor = step, (role, index), None
-
-    def meddle(self, coordinator, supervisor):
-        self.supervisor = supervisor
-
-    def on_numbers(self, step, numbers):
-        super().on_numbers(step, numbers)
-        if step == self.step:
-            self.supervisor.processes[self.who].kill()
-            self.supervisor.processes[self.who].end = "SIGKILL"
 
 
 def test_a_lost_server_changes_nothing_in_sync(study):
@@ -55,9 +39,10 @@ def test_lost_updates_of_a_server_are_counted_under_async(study):
     got = train_on_servers(setup, hooks=[kill], meddle=kill.meddle, log=lines.append)
     assert int(got.state.step) == 30
     assert [step for step, _ in kill.numbers] == list(range(1, 31))
-    said = next(line for line in lines if "restored" in line)
-    assert "server 0 is restored from step 5: " in said
-    assert "of its updates are lost, and the others go on" in said
+    assert any("server 0 is restored from step 5: its updates since then" in line for line in lines)
+    counted = [line for line in lines if "server 0 has lost" in line]
+    assert len(counted) == 1
+    assert 2 <= int(counted[0].split()[4]) <= 5, "those of steps 6 and 7, and what was in the air"
 
 
 def test_a_process_that_dies_again_and_again_ends_the_run(study):
@@ -78,6 +63,38 @@ def test_a_process_that_dies_again_and_again_ends_the_run(study):
     with pytest.raises(PeerError, match=r"no such data\nworker 1 ended .*parallel.restarts=3"):
         # The other worker never ends a step alone, so that the run waits for this one.
         train_on_servers(setup, meddle=break_it, environ={"JTRAIN_SERVER_SLOW": "0,1000"})
+
+
+class Hung:
+    """A process that does nothing."""
+
+    end = ""
+
+    def output(self):
+        return ""
+
+    def kill(self):
+        self.end = "SIGKILL"
+
+
+@pytest.mark.parametrize(("role", "name"), [("worker", "worker 1"), ("shard", "server 1")])
+def test_a_process_that_hangs_before_its_first_word_is_replaced(study, monkeypatch, role, name):
+    lines, hung, start = [], [], ThreadEngine.start
+
+    def hang_once(self, *args):
+        if args[:2] == (role, 1) and not hung:
+            hung.append(Hung())
+            return hung[0]
+        return start(self, *args)
+
+    monkeypatch.setattr(ThreadEngine, "start", hang_once)
+    values = SGD, "evaluate.every=0", "parallel.start_timeout=1"
+    setup = server_setup(study, "{kind: async}", *values, "steps=40", workers=2, shards=2)
+    environ = {"JTRAIN_SERVER_SLOW": "0.1,0.1"}  # so that the run lasts until the other is there
+    got = train_on_servers(setup, log=lines.append, environ=environ)
+    assert int(got.state.step) == 40
+    assert f"{name} has not answered for long, and is killed" in lines
+    assert f"{name} ended (SIGKILL), and is started again" in lines
 
 
 def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):

@@ -6,12 +6,40 @@ import jax
 import numpy as np
 import pytest
 from comparison import distance
-from quick_study import write_study
-from server_runs import host, server_setup, train_on_one_device, train_on_servers
+from quick_study import CODE, write_study
+from server_runs import Losses, host, server_setup, train_on_one_device, train_on_servers
 
 SGD = "optimizer={kind: sgd, lr: 0.3}"
 MOMENTUM = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
 pytestmark = pytest.mark.thorough
+STREAM = """
+
+from jtrain.data import Streamed
+
+
+class Counter:
+    def __init__(self):
+        self.at = 0
+
+    def next(self):
+        self.at += 1
+        return self.at
+
+    def state(self):
+        return {"at": self.at}
+
+    def restore(self, state):
+        self.at = state["at"]
+
+
+def stream(config):
+    rows = points(config.data.rows, 0)
+    return Streamed(
+        Counter,
+        lambda item: {name: x[0] for name, x in rows[[item * 7 % 200]].items()},
+        size=config.batch,
+    )
+"""
 CADENCE = ("evaluate.every=0", "checkpoint.every=0")
 
 
@@ -32,6 +60,30 @@ def test_one_inner_step_of_sgd_is_data_parallel(study, mode):
     setup = server_setup(study, mode, SGD, "steps=5", *CADENCE, workers=4, shards=2)
     served = train_on_servers(setup)
     assert distance(served.state.params, one.state.params) <= 1e-6
+
+
+@pytest.mark.parametrize("mode", ["{kind: local_sgd, inner_steps: 1}"])
+def test_masked_rows_count_nothing(tmp_path, mode):
+    """The 13th batch has 8 rows of 16, so that two of the four workers have none."""
+    code = CODE.replace("seed=self.seed)", 'seed=self.seed, end="pad")')
+    study, got, want = write_study(tmp_path, code), Losses(), Losses()
+    values = SGD, "steps=14", *CADENCE
+    one = train_on_one_device(study, *values, hooks=[want])
+    setup = server_setup(study, mode, *values, workers=4, shards=2)
+    served = train_on_servers(setup, hooks=[got])
+    assert distance(served.state.params, one.state.params) <= 1e-6
+    assert int(served.state.skipped) == 0
+    for (_, ours), (_, theirs) in zip(got.numbers, want.numbers, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_a_stream_gives_each_worker_its_rows(tmp_path):
+    code = CODE.replace("Shuffled(train, size=self.batch, seed=self.seed)", "stream(self)") + STREAM
+    study = write_study(tmp_path, code)
+    one = train_on_one_device(study, SGD, "steps=8", *CADENCE)
+    for mode, workers in (("{kind: local_sgd, inner_steps: 1}", 4), ("{kind: async}", 1)):
+        setup = server_setup(study, mode, SGD, "steps=8", *CADENCE, workers=workers, shards=2)
+        assert distance(train_on_servers(setup).state.params, one.state.params) <= 1e-6
 
 
 def test_diloco_is_its_formula(study):

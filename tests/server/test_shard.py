@@ -10,9 +10,9 @@ from comparison import bitwise, distance
 from jtrain.core.pytree import norm
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.optim import LBFGS, SGD, AdamW, Lamb, Muon
-from jtrain.server.checks import check_splits
-from jtrain.server.partition import make_partition
-from jtrain.server.shard import Facts, Shard
+from jtrain.server.plan.checks import check_splits
+from jtrain.server.shards.partition import make_partition
+from jtrain.server.shards.shard import Facts, Shard
 
 DRAW = np.random.default_rng(0)
 
@@ -166,3 +166,23 @@ def test_delay_compensation_is_its_formula():
     server.push_and_apply(1, 0, ones(), GOOD)
     server.push_and_apply(2, 7, ones(3.0), GOOD, compensate=0.1)
     assert value(server) == pytest.approx(-1 - (3 + 0.1 * 9 * (-1 - 0)))
+
+
+def test_an_update_is_made_in_place_and_never_below_a_reply():
+    server = shard()
+    server.push_and_apply(1, 0, ones(), GOOD)
+    place = server.params["w"].unsafe_buffer_pointer()
+    server.pull(0)
+    server.push_and_apply(2, 0, ones(), GOOD)
+    assert server.params["w"].unsafe_buffer_pointer() == place, "no new memory"
+    (reply,) = server.pull(0)
+    server.push_and_apply(3, 0, ones(), GOOD)
+    assert reply.tolist() == [-2, -2], "what is being sent is what was pulled"
+    assert value(server) == -3
+
+
+def test_the_arrays_that_a_shard_is_loaded_with_stay_as_they_are():
+    params = {"w": jnp.zeros(2)}
+    server = Shard(optax.sgd(1.0), params, optax.sgd(1.0).init(params))
+    server.push_and_apply(1, 0, ones(), GOOD)
+    assert params["w"].tolist() == [0, 0]

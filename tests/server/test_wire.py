@@ -1,5 +1,6 @@
 """Frames, listeners and clients: what arrives is what was sent, and strangers get nothing."""
 
+import contextlib
 import json
 import socket
 import struct
@@ -12,10 +13,10 @@ import pytest
 from comparison import bitwise
 
 from jtrain.errors import ConfigError, PeerError
-from jtrain.server import wire
-from jtrain.server.client import Client, RefusedError, call_all
-from jtrain.server.listener import LOOPBACK, Listener
-from jtrain.server.wire import Message, VersionError, WireError, receive, send
+from jtrain.server.transport import wire
+from jtrain.server.transport.client import Client, RefusedError, call_all
+from jtrain.server.transport.listener import LOOPBACK, Listener
+from jtrain.server.transport.wire import Message, VersionError, WireError, receive, send
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3).T,
@@ -109,6 +110,23 @@ def test_a_request_is_sent_again_over_a_new_connection(listener):
     one.close()
 
 
+def test_traffic_is_the_bytes_of_the_frames(listener):
+    one = client(listener)
+    one.call(Message("first"))
+    one.call(Message("push", {"number": 3}, ARRAYS))
+    here, there = socket.socketpair()
+    with here, there:
+        asked = send(here, Message("push", {"number": 3}, ARRAYS))
+        here.shutdown(socket.SHUT_WR)
+        arrived = b"".join(iter(lambda: there.recv(1 << 16), b""))
+    assert asked == len(arrived)
+    assert through(arrived).frame_bytes == asked
+    echoed = asked  # of the same length: push and echo have four letters
+    assert listener.traffic("push").named == asked + echoed
+    assert listener.traffic().received > asked
+    one.close()
+
+
 def test_a_wrong_token_is_refused_with_what_to_type(listener):
     with pytest.raises(ConfigError, match=r"token is not that of this run.*parallel.port=0"):
         client(listener, token="b" * 32).call(Message("hello"))
@@ -139,6 +157,111 @@ def test_a_server_that_does_not_answer_is_given_up(listener):
     gone = Client("server 3", port, token="", most=0, timeout=5, patience=0.2)
     with pytest.raises(PeerError, match=r"server 3 is not there"):
         gone.call(Message("hello"))
+
+
+def test_a_late_answer_is_asked_for_again_while_there_is_patience():
+    seconds = [1.0, 0.0]
+    with Listener(
+        lambda request: echo(Message("sleep", {"seconds": seconds.pop(0)})), token="", most=0
+    ) as slow:
+        one = client(slow, token="", timeout=0.3, patience=5.0)
+        assert one.call(Message("ask")).fields == {"seconds": 0.0}
+        one.close()
+
+
+def test_a_reply_is_that_of_its_own_request_after_an_error_elsewhere(listener):
+    """The reply to the first request of the pair was due when the other failed."""
+    one, stranger = client(listener), client(listener, token="b" * 32)
+    with pytest.raises(ConfigError):
+        call_all([one, stranger], [Message("a", {"x": 1}), Message("b")])
+    assert one.call(Message("a", {"x": 2})).fields == {"x": 2}
+    one._send(Message("a", {"x": 3}))  # a call that a signal interrupts before it reads
+    assert one.call(Message("a", {"x": 4})).fields == {"x": 4}
+    one.close()
+
+
+class StallingProxy:
+    """A network between a client and a listener, in a `with` block: it stops after some bytes.
+
+    Args:
+        forth, back: bytes that it lets through in each direction, by connection; then all.
+    """
+
+    def __init__(self, port, forth=(), back=()):
+        self._port, self._limits = port, (list(forth), list(back))
+        self._open = [socket.create_server((LOOPBACK, 0))]
+        self._threads = [threading.Thread(target=self._accept)]
+        self.port = self._open[0].getsockname()[1]
+
+    def __enter__(self):
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_):
+        for each in list(self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join()
+        for each in self._open:
+            each.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):  # shut down
+            while True:
+                near, _ = self._open[0].accept()
+                self._open.append(near)
+                far = socket.create_connection((LOOPBACK, self._port))
+                self._open.append(far)
+                for pair, limits in zip(((near, far), (far, near)), self._limits, strict=True):
+                    limit = limits.pop(0) if limits else 1 << 60
+                    self._threads.append(threading.Thread(target=self._carry, args=(*pair, limit)))
+                    self._threads[-1].start()
+
+    def _carry(self, source, to, limit):
+        with contextlib.suppress(OSError):
+            while limit and (data := source.recv(min(limit, 4096))):
+                to.sendall(data)
+                limit -= len(data)
+            if limit:
+                to.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("stalls", [{"forth": [300]}, {"back": [60]}, {"forth": [5]}])
+def test_a_network_that_stalls_delays_a_push_and_does_not_double_it(stalls):
+    taken, pushes = [], []
+
+    def handle(request: Message) -> Message:
+        pushes.append(request.fields["number"])
+        if request.fields["number"] not in taken:
+            taken.append(request.fields["number"])
+        return Message("applied", {"sum": float(request.arrays[0].sum())})
+
+    array = np.ones(200, np.float32)
+    with (
+        Listener(handle, token="t", most=1000, timeout=0.5) as listener,
+        StallingProxy(listener.port, **stalls) as proxy,
+    ):
+        one = Client("server", proxy.port, token="t", most=1000, timeout=0.5, patience=10.0)
+        for number in (1, 2):
+            assert one.call(Message("push", {"number": number}, [array])).fields == {"sum": 200.0}
+        one.close()
+    assert taken == [1, 2]
+    assert pushes == ([1, 1, 2] if "back" in stalls else [1, 2]), "sent again where no answer came"
+
+
+def test_a_peer_that_stalls_in_the_middle_of_a_frame_is_let_go():
+    with (
+        Listener(echo, token="t", most=1000, timeout=0.3) as listener,
+        socket.create_connection((LOOPBACK, listener.port), timeout=5) as peer,
+    ):
+        send(peer, Message("hello", {"token": "t"}))
+        assert receive(peer, 0).name == "welcome"
+        time.sleep(0.5)  # between two frames it may compute for as long as it likes
+        send(peer, Message("echo"))
+        assert receive(peer, 0).name == "echo"
+        peer.sendall(b"JTPS")
+        assert peer.recv(1) == b""
 
 
 def test_several_servers_work_at_the_same_time(listener):

@@ -1,0 +1,142 @@
+"""Members of a run: the workers that are there, and a row for each that comes or goes."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+LOST = 3.0  # seconds in which a worker whose connection broke has to ask again
+
+
+@dataclasses.dataclass
+class Member:
+    """A worker that has joined.
+
+    Its number is the smallest that is free, so that a newcomer takes the place of one that left;
+    `key` distinguishes the two.
+    """
+
+    worker: int
+    key: int
+    process: int | None
+    """Number of the process that the run has started; None: the worker came by itself."""
+    about: Mapping[str, Any]
+    """Its machine and process."""
+    leases: int = 0
+    """Leases that it has done."""
+    broken: float | None = None
+    """Time at which its connection broke."""
+
+    @property
+    def name(self) -> str:
+        """Name for the log: `worker 3 (node2, process 4711)`."""
+        place = f" ({self.about.get('host')}, process {self.about.get('pid')})"
+        return f"worker {self.worker}" + (place if self.process is None else "")
+
+
+class Members:
+    """Workers of a run by their numbers. Called with the coordinator's lock.
+
+    Args:
+        record: takes a row for workers.jsonl.
+        log: takes a line.
+        most: workers that compute at the same time; those with higher numbers stand by.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[Mapping[str, Any]], None] = lambda row: None,
+        log: Callable[[str], None] = lambda line: None,
+        *,
+        most: int = 1 << 30,
+    ):
+        self._record, self._log, self._most = record, log, most
+        self._present: dict[int, Member] = {}
+        self._keys = itertools.count(1)
+        self.reserved: set[int] = set()
+        """Numbers of processes that the run has started, for which they are kept."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._present)
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def __getitem__(self, worker: int) -> Member:
+        return self._present[worker]
+
+    def find(self, fields: Mapping[str, Any]) -> Member | None:
+        """Return the member that has sent a request; None if it is none any more."""
+        worker = fields.get("worker")
+        found = self._present.get(worker) if isinstance(worker, int) else None
+        if found is None or found.key != fields.get("key"):
+            return None
+        found.broken = None
+        return found
+
+    def of_process(self, process: int) -> Member | None:
+        """Return the member that is a process of the run's own."""
+        mine = (member for member in self._present.values() if member.process == process)
+        return next(mine, None)
+
+    def join(self, fields: Mapping[str, Any], step: int) -> Member:
+        """Let a worker join; a process of the run's own has its number where it can.
+
+        That is not so if another has taken it, or if a number that computes is free.
+        """
+        process: int | None = fields.get("process")
+        number = self.free_number()
+        if process is not None and process not in self._present:
+            number = number if number < self._most <= process else process
+        about = {name: fields.get(name) for name in ("host", "pid")}
+        member = Member(number, next(self._keys), process, about)
+        self._present[number] = member
+        self._record({"step": step, "event": "joined", **self._row(member)})
+        if process is None:
+            self._log(f"{member.name} joined at step {step}: {len(self)} are there")
+        return member
+
+    def leave(self, member: Member, why: str, step: int) -> bool:
+        """Take a worker out; return False if it was taken out before."""
+        if self._present.get(member.worker) is not member:
+            return False
+        del self._present[member.worker]
+        row = {"step": step, "event": "left", **self._row(member), "why": why}
+        self._record({**row, "leases": member.leases})
+        self._log(
+            f"{member.name} left at step {step} ({why}), after {member.leases} leases: "
+            f"{len(self)} are there"
+        )
+        return True
+
+    def dismiss(self, fields: Mapping[str, Any]) -> None:
+        """Take out a worker that knows that the run has ended."""
+        if self.find(fields) is not None:
+            del self._present[fields["worker"]]
+
+    def has_guests(self) -> bool:
+        """Return whether workers are there that the run has not started."""
+        members = self._present.values()
+        return any(member.process is None and member.broken is None for member in members)
+
+    def broken(self, fields: Mapping[str, Any]) -> None:
+        """Note that the connection of a worker broke."""
+        found = self.find(fields)
+        if found is not None:
+            found.broken = time.monotonic()
+
+    def gone(self) -> list[Member]:
+        """Return the members that have not come back after their connection broke."""
+        limit = time.monotonic() - LOST
+        return [m for m in self._present.values() if m.broken is not None and m.broken < limit]
+
+    def free_number(self) -> int:
+        """Return the smallest number that is free."""
+        taken = self._present.keys() | self.reserved
+        return next(number for number in itertools.count() if number not in taken)
+
+    def _row(self, member: Member) -> dict[str, Any]:
+        by = "itself" if member.process is None else "the run"
+        row = {"time": round(time.time(), 3), "worker": member.worker, "started_by": by}
+        return {**row, **member.about}

@@ -1,0 +1,121 @@
+"""Workers that go at their own pace: asynchronous, or with bounded staleness."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.parallel.strategies.server_modes import SSP, Compensate
+from jtrain.server.coordination.clock import Clock
+from jtrain.server.coordination.coordinator import StepResult
+from jtrain.server.coordination.leases import LeasesCoordinator
+from jtrain.server.coordination.shard_calls import ShardsLostError
+from jtrain.server.plan.compute import Head, finish, step_metrics
+from jtrain.server.shards.staleness import treat
+from jtrain.server.transport.wire import Message
+
+
+class PacedCoordinator(LeasesCoordinator):
+    """Coordinator of async and ssp: each step is a lease of one worker.
+
+    State beside the parameters, such as the statistics of batch norm, is that of the gradient that
+    was reported last: what others computed from older statistics is replaced.
+    """
+
+    def _begin(self) -> None:
+        mode = self.plan.server.mode
+        bound = mode.bound if isinstance(mode, SSP) else None
+        self._policy = getattr(mode, "staleness")  # noqa: B009
+        workers = self.plan.server.most_workers
+        self._begin_leases(Clock(self.snapshot.step, workers=workers, bound=bound))
+        self._results: dict[int, StepResult] = {}
+        self._next = self.snapshot.step + 1
+        self.dropped = 0
+        """Gradients that were too old."""
+
+    def _updates(self) -> int:
+        return self._next - 1
+
+    def _counts(self) -> dict[str, int]:
+        return {"dropped": self.dropped, **super()._counts()}
+
+    def close(self) -> int:
+        """Lease no further step; return the last one that was leased."""
+        with self._changed:
+            self._clock.limit = self._clock.newest
+            return self._clock.limit
+
+    @property
+    def _step(self) -> int:
+        return self._next - 1
+
+    def _complete(self) -> None:
+        """Do nothing: workers have no state of their own."""
+
+    def advance(self, limit: int) -> Sequence[StepResult]:
+        """Return the next steps that are done, in order."""
+        with self._changed:
+            self._clock.limit = max(limit, self._clock.limit)
+            self._changed.notify_all()
+        while True:
+            try:
+                self._wait(lambda: self._next in self._results)
+                break
+            except ShardsLostError:
+                self._recover()
+        with self._changed:
+            found = []
+            while self._next in self._results:
+                found.append(self._results.pop(self._next))
+                self._next += 1
+            return found
+
+    def _answer(self, request: Message, worker: int) -> Message | None:
+        match request.name:
+            case "lease":
+                if worker >= self.plan.server.most_workers:  # it stands by
+                    return None
+                lease = self._clock.lease(worker)
+                if lease is None:
+                    return None
+                keep = isinstance(self._policy, Compensate)
+                fields = {"first": lease.step, "number": lease.step, "keep": keep}
+                head = self._head_at(lease.step)
+                return self._send_head(head, fields)
+            case "admit":
+                return self._admit(request, worker)
+            case "report":
+                self._report(request, worker)
+                return Message("thanks")
+        raise ValueError(f"unknown request {request.name!r}")
+
+    def _head_at(self, step: int) -> Head:
+        """Return the head for a step, whose random key and loss scale it has."""
+        return dataclasses.replace(self.head, step=jnp.int32(step - 1))
+
+    def _admit(self, request: Message, worker: int) -> Message:
+        staleness = self._clock.admit(worker, request.fields["step"])
+        if staleness is None:
+            return Message("late")
+        factor, compensate = treat(self._policy, staleness)
+        self.dropped += factor == 0
+        return Message("admitted", {"factor": factor, "compensate": compensate})
+
+    def _report(self, request: Message, worker: int) -> None:
+        step = request.fields["step"]
+        staleness = self._clock.admit(worker, step)
+        if not self._clock.report(worker, step):
+            return
+        self.members[worker].leases += 1
+        *leaves, grad_norm = request.arrays
+        sums = jax.tree.structure(self.plan.sums).unflatten(leaves)
+        before = self.head
+        self.head, _ = finish(before, sums, grad_norm)
+        norms = float(grad_norm), float(np.sqrt(request.fields["update"]))
+        metrics = step_metrics(before, self.head, sums, norms)
+        one = jnp.float32(1)
+        metrics["staleness"] = type(metrics["loss"])(jnp.float32(staleness), one)
+        self._results[step] = StepResult(step, metrics)
+        self._changed.notify_all()

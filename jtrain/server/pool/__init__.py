@@ -1,0 +1,1 @@
+"""Workers and servers for loops of one's own: `ClusterCoordinator` and `ParameterServers`."""

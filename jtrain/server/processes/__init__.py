@@ -1,0 +1,1 @@
+"""Programs of the servers and workers, and how they find the run."""

@@ -1,0 +1,209 @@
+"""Codecs of pushes: arrays of few bytes for the leaves of a gradient, and back.
+
+The leaves of a part are one run of float32 numbers, cut into blocks. A number that is not finite
+makes its whole block NaN, so that it is not hidden.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jtrain.parallel.strategies.compression import (
+    E3M0,
+    BFloat16,
+    Compression,
+    Int4,
+    Int8,
+    TopK,
+)
+
+Arrays = Sequence[np.ndarray]
+
+
+class Codec(abc.ABC):
+    """Codec of the leaves of a part."""
+
+    @abc.abstractmethod
+    def encode(self, leaves: Arrays) -> list[np.ndarray]:
+        """Return the arrays to send."""
+
+    @abc.abstractmethod
+    def decode(self, arrays: Arrays, like: Sequence[Any]) -> list[np.ndarray]:
+        """Return the leaves, with the shapes and dtypes of `like`."""
+
+
+def make_codec(compress: Compression) -> Codec:
+    """Return the codec of a config."""
+    if isinstance(compress, BFloat16):
+        return BFloat16Codec()
+    if isinstance(compress, Int8):
+        return LevelsCodec(127, compress.block, packed=False)
+    if isinstance(compress, Int4):
+        return LevelsCodec(7, compress.block, packed=True)
+    if isinstance(compress, E3M0):
+        return PowersCodec(compress.block)
+    if isinstance(compress, TopK):
+        return TopKCodec(compress.share)
+    return PlainCodec()
+
+
+class PlainCodec(Codec):
+    """The leaves as they are."""
+
+    def encode(self, leaves: Arrays) -> list[np.ndarray]:
+        """Return the leaves."""
+        return list(leaves)
+
+    def decode(self, arrays: Arrays, like: Sequence[Any]) -> list[np.ndarray]:
+        """Return the leaves."""
+        del like
+        return list(arrays)
+
+
+class FlatCodec(Codec):
+    """Codec of one run of float32 numbers."""
+
+    def encode(self, leaves: Arrays) -> list[np.ndarray]:
+        """Return the arrays to send."""
+        runs = [np.asarray(leaf, np.float32).reshape(-1) for leaf in leaves]
+        return self.encode_flat(np.concatenate(runs) if runs else np.zeros(0, np.float32))
+
+    def decode(self, arrays: Arrays, like: Sequence[Any]) -> list[np.ndarray]:
+        """Return the leaves, with the shapes and dtypes of `like`."""
+        sizes = [int(np.prod(np.shape(leaf))) for leaf in like]
+        flat = self.decode_flat(arrays, sum(sizes))
+        runs = np.split(flat, np.cumsum(sizes)[:-1])
+        return [
+            run.reshape(np.shape(leaf)).astype(leaf.dtype, copy=False)
+            for run, leaf in zip(runs, like, strict=True)
+        ]
+
+    @abc.abstractmethod
+    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return the arrays to send."""
+
+    @abc.abstractmethod
+    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
+        """Return `size` numbers."""
+
+
+class BFloat16Codec(FlatCodec):
+    """Numbers in bfloat16, rounded to the nearest."""
+
+    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return one array."""
+        return [flat.astype(ml_dtypes.bfloat16)]
+
+    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
+        """Return the numbers."""
+        del size
+        return arrays[0].astype(np.float32)
+
+
+class LevelsCodec(FlatCodec):
+    """Whole multiples of a block's largest magnitude / `levels`, rounded to the nearest."""
+
+    def __init__(self, levels: int, block: int, *, packed: bool):
+        self._levels, self._block, self._packed = levels, block, packed
+
+    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return codes, one or two a byte, and scales."""
+        blocks = _blocks(flat, self._block)
+        units, scales = _normalize(blocks)
+        codes = np.rint(units * self._levels).astype(np.int8).reshape(-1)[: flat.size]
+        scales = scales / np.float32(self._levels)
+        return [_pack(codes + self._levels + 1) if self._packed else codes, scales]
+
+    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
+        """Return the numbers."""
+        codes, scales = arrays
+        if self._packed:
+            codes = _unpack(codes, size).astype(np.int8) - (self._levels + 1)
+        blocks = _blocks(codes.astype(np.float32), self._block)
+        return (blocks * scales[:, None]).reshape(-1)[:size]
+
+
+class PowersCodec(FlatCodec):
+    """Powers of two: E3M0, of which code 0 is 0 and code c is scale x 2^(c - 7)."""
+
+    def __init__(self, block: int):
+        self._block = block
+
+    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return codes, two a byte, and scales."""
+        blocks = _blocks(flat, self._block)
+        units, scales = _normalize(blocks)
+        sizes = np.abs(units)
+        fraction, exponent = np.frexp(sizes)  # fraction in 1/2 .. 1
+        nearest = exponent - 1 + (fraction >= 0.75)  # between 2^k and 2^(k + 1), half way up
+        codes = np.clip(nearest + 7, 1, 7) * (sizes >= 2**-7)
+        signs = (units < 0) * (codes > 0)
+        codes = (codes + 8 * signs).astype(np.uint8).reshape(-1)[: flat.size]
+        return [_pack(codes), scales]
+
+    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
+        """Return the numbers."""
+        packed, scales = arrays
+        powers = np.ldexp(np.float32(1), np.arange(8) - 7)
+        powers[0] = 0
+        table = np.concatenate([powers, -powers]).astype(np.float32)
+        blocks = _blocks(table[_unpack(packed, size)], self._block)
+        return (blocks * scales[:, None]).reshape(-1)[:size]
+
+
+class TopKCodec(FlatCodec):
+    """The largest magnitudes, with their places."""
+
+    def __init__(self, share: float):
+        self._share = share
+
+    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Return places, from the first on, and numbers."""
+        count = min(flat.size, max(1, round(self._share * flat.size)))
+        if not count:
+            return [np.zeros(0, np.uint32), flat]
+        places = np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :]
+        places = np.sort(places)
+        return [places.astype(np.uint32), flat[places]]
+
+    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
+        """Return the numbers, 0 where none was sent."""
+        places, values = arrays
+        flat = np.zeros(size, np.float32)
+        flat[places] = values
+        return flat
+
+
+def _blocks(flat: np.ndarray, block: int) -> np.ndarray:
+    """Return rows of `block` numbers, the last one filled up with zeros."""
+    padded = np.zeros(-(-flat.size // block) * block, flat.dtype)
+    padded[: flat.size] = flat
+    return padded.reshape(-1, block)
+
+
+def _normalize(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks by their largest magnitudes, and those; NaN with zeros if not finite."""
+    scales = np.abs(blocks).max(axis=1, initial=0)
+    finite = np.isfinite(scales)
+    scales = np.where(finite, scales, np.float32(np.nan)).astype(np.float32)
+    usable = finite & (scales > 0)
+    divisors = np.where(usable, scales, np.float32(1))[:, None]
+    units = np.where(usable[:, None], blocks, np.float32(0)) / divisors
+    return units.astype(np.float32, copy=False), scales
+
+
+def _pack(codes: np.ndarray) -> np.ndarray:
+    """Return two codes of four bits a byte, the first one low."""
+    even = np.zeros(codes.size + codes.size % 2, np.uint8)
+    even[: codes.size] = codes
+    return even[0::2] | (even[1::2] << 4)
+
+
+def _unpack(packed: np.ndarray, size: int) -> np.ndarray:
+    """Return codes of four bits."""
+    codes = np.empty(2 * packed.size, np.uint8)
+    codes[0::2], codes[1::2] = packed & 15, packed >> 4
+    return codes[:size]

@@ -1,0 +1,1 @@
+"""Frames over sockets between the processes of a run: sent, answered, sent again."""

@@ -1,0 +1,244 @@
+"""Workers that come and go: every row once, and the state of workers that stay."""
+
+import contextlib
+import random
+import threading
+
+import numpy as np
+import pytest
+from comparison import bitwise
+from quick_study import write_study
+from server_runs import Losses, host, server_setup, train_on_servers
+
+from jtrain.errors import ConfigError, PeerError
+from jtrain.server.plan.server_plan import Plan
+from jtrain.server.processes.process import work
+from jtrain.server.server_loop import coordinator_of
+from jtrain.server.transport.wire import Message
+from jtrain.train.multihost_checks import code_facts
+
+ROWS, BATCH = 96, 16
+CADENCE = ("evaluate.every=0", "checkpoint.every=0", "parallel.snapshot_every=8")
+SLOW = "0.01," * 8  # seconds a step, so that others come and go while one is computed
+
+
+# The parameters count how often each row was trained on: the gradient of a row's loss is 1 for its
+# parameter, and 0 for the others.
+COUNTING = """\
+import jax.numpy as jnp
+import numpy as np
+
+import jtrain as jt
+from jtrain.data import Arrays, InOrder, Shuffled
+
+
+@jt.configclass
+class Config(jt.RunConfig):
+    \"\"\"Counts.\"\"\"
+
+    rows: int = 96
+
+    def build(self, place):
+        one_hot = Arrays(x=np.eye(self.rows, dtype=np.float32))
+
+        def loss(params, batch, rng):
+            del rng
+            return jt.Mean.of(-batch["x"] @ params["count"], batch["mask"])
+
+        return jt.Experiment(
+            init=lambda key: ({"count": jnp.zeros(self.rows)}, ()),
+            loss=loss,
+            train=Shuffled(one_hot, size=self.batch, seed=self.seed),
+            valid=InOrder(one_hot, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer.build(self.steps),
+        )
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"), COUNTING)
+
+
+def counts(state) -> np.ndarray:
+    return np.round(np.asarray(state.params["count"]) * BATCH).astype(int)
+
+
+class Crowd:
+    """Workers that come and go, as a seed draws it; those of the run leave at once but for one.
+
+    Args:
+        crash: share of those that go without a word.
+    """
+
+    def __init__(self, seed: int, *, crash: float = 0.0):
+        self._draw, self._crash = random.Random(seed), crash
+        self._over = threading.Event()
+        self.came = self.went = self.guests_leases = 0
+
+    def meddle(self, coordinator, supervisor):
+        self._coordinator, self._supervisor = coordinator, supervisor
+        coordinator.members._record = self._note
+        for worker in (1, 2, 3):
+            supervisor.processes["worker", worker].leaving.set()
+        self._guests: list[threading.Event] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _note(self, row) -> None:
+        if row["event"] == "left" and row["started_by"] == "itself":
+            self.guests_leases += row["leases"]
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._draw.uniform(0.01, 0.1)):
+            if len(self._guests) < 5 and (len(self._guests) < 1 or self._draw.random() < 0.5):
+                leaving = threading.Event()
+                threading.Thread(target=self._work, args=(leaving,), daemon=True).start()
+                self._guests.append(leaving)
+                self.came += 1
+            elif self._draw.random() < self._crash:
+                self._take_one_out()
+            else:
+                self._guests.pop(self._draw.randrange(len(self._guests))).set()
+                self.went += 1
+
+    def _work(self, leaving: threading.Event) -> None:
+        environ = {"JTRAIN_SERVER_SLOW": SLOW, **self._supervisor.environ}
+        with contextlib.suppress(PeerError, ConfigError):  # the run has ended
+            work(self._coordinator.plan, None, environ, leaving=leaving)
+
+    def _take_one_out(self) -> None:
+        """Treat a worker as dead; it is not, and comes again, as after a broken network."""
+        coordinator = self._coordinator
+        with coordinator._changed:
+            guests = [w for w in coordinator.members if coordinator.members[w].process is None]
+            if guests:
+                member = coordinator.members[self._draw.choice(guests)]
+                coordinator._remove(member, "its connection broke")
+                self.went += 1
+
+
+def train_with_a_crowd(setup, seed, *, crash=0.0, hooks=(), log=print):
+    crowd = Crowd(seed, crash=crash)
+    try:
+        found = train_on_servers(
+            setup, hooks=hooks, meddle=crowd.meddle, log=log, environ={"JTRAIN_SERVER_SLOW": SLOW}
+        )
+    finally:
+        crowd.end()
+    assert crowd.came >= 2, "workers came"
+    assert crowd.guests_leases, "and worked"
+    assert crowd.went >= 1, "workers went"
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "{kind: async}",
+        "{kind: ssp, bound: 1}",
+        "{kind: local_sgd, inner_steps: 4}",
+        "{kind: diloco, inner_steps: 4, lr: 1.0, momentum: 0.0}",
+        "{kind: async_diloco, inner_steps: 4, lr: 1.0, momentum: 0.0}",
+    ],
+)
+def test_every_row_of_an_epoch_is_trained_on_once(study, mode):
+    local = "inner_steps" in mode
+    steps, epochs = (48, 8) if local else (240, 40)
+    most = f"parallel.max_workers={0 if local else 6}"
+    values = f"steps={steps}", f"batch={BATCH}", most, "optimizer={kind: sgd, lr: 1.0}", *CADENCE
+    setup = server_setup(study, mode, *values, workers=4, shards=2)
+    numbers = Losses()
+    found = train_with_a_crowd(setup, 1, crash=0.4, hooks=[numbers])
+    assert [step for step, _ in numbers.numbers] == list(range(1, steps + 1))
+    assert counts(found.state).tolist() == [epochs] * ROWS, "each row once in each epoch"
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("blobs"))
+
+
+DILOCO = "{kind: diloco, inner_steps: 4, lr: 0.5}"
+HALVES = "steps=32", "parallel.snapshot_every=16", "evaluate.every=0", "checkpoint.every=0"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("compress", ["none", "int4"])
+def test_diloco_has_the_state_of_workers_that_stay_to_the_bit(blobs, compress):
+    more = f"parallel.compress.kind={compress}"
+    setup = server_setup(blobs, DILOCO, *HALVES, more, workers=4, shards=2)
+    calm, changing = Losses(), Losses()
+    want = train_on_servers(setup, hooks=[calm])
+    got = train_with_a_crowd(setup, 3, hooks=[changing])
+    assert bitwise(host(got.state), host(want.state)), "inner optimizer states included"
+    assert changing.numbers == calm.numbers
+
+
+class Drop(Losses):
+    """Hook that treats a worker as dead after a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self._step = step
+
+    def meddle(self, coordinator, supervisor):
+        del supervisor
+        self._coordinator = coordinator
+
+    def on_numbers(self, step, numbers):
+        super().on_numbers(step, numbers)
+        if step == self._step:
+            self._coordinator.process_left(1, "SIGKILL")
+
+
+STREAMING = "{kind: streaming_diloco, inner_steps: 4, fragments: 2, overlap: 1}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("mode", "compress"), [(DILOCO, "none"), (STREAMING, "e3m0")])
+def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
+    more = f"parallel.compress.kind={compress}"
+    setup = server_setup(blobs, mode, *HALVES, more, workers=4, shards=2)
+    calm, drop, lines = Losses(), Drop(24), []
+    want = train_on_servers(setup, hooks=[calm])
+    got = train_on_servers(setup, hooks=[drop], meddle=drop.meddle, log=lines.append)
+    assert bitwise(host(got.state), host(want.state))
+    assert drop.numbers == calm.numbers, "no step twice"
+    said = "the optimizer state of share 1 is restored from step 16: the steps since then are taken"
+    assert any(said in line for line in lines)
+
+
+def test_one_worker_takes_the_shares_of_those_that_left(blobs):
+    values = "steps=8", "parallel.snapshot_every=8", "evaluate.every=0", "checkpoint.every=0"
+    mode, rows = "{kind: local_sgd, inner_steps: 2}", []
+    setup = server_setup(blobs, mode, *values, workers=4, shards=1)
+    want = train_on_servers(setup)
+
+    def leave(coordinator, supervisor):
+        coordinator.members._record = rows.append
+        for worker in (1, 2, 3):
+            supervisor.processes["worker", worker].leaving.set()
+
+    got = train_on_servers(setup, meddle=leave)
+    assert bitwise(host(got.state), host(want.state))
+    left = [row for row in rows if row["event"] == "left"]
+    assert sorted(row["worker"] for row in left) == [1, 2, 3]
+    assert {row["why"] for row in left} == {"was asked to"}
+
+
+def test_a_worker_with_other_packages_is_refused(blobs):
+    plan = Plan(server_setup(blobs, "{kind: async}", workers=2))
+    coordinator = coordinator_of(plan)(plan, [])
+    facts = code_facts(plan.setup.config)
+    assert coordinator.handle(Message("join", {"facts": facts})).name == "joined"
+    other = {**facts, "package jax": "0.1.0"}
+    with pytest.raises(
+        ConfigError, match=r"this worker differs .*\n  package jax: .* in the run, 0"
+    ):
+        coordinator.handle(Message("join", {"facts": other}))

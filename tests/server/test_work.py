@@ -1,0 +1,150 @@
+"""`jtrain work`: real processes that join a run, leave it, and outlive its own process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from comparison import distance
+from quick_study import write_study
+from test_server_processes import processes, rows, start, state_of, wait_for_step
+
+pytestmark = pytest.mark.slow
+DILOCO = "{kind: diloco, inner_steps: 10}"
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    write_study(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    # Seconds of a step, so that the run lasts until others have started.
+    monkeypatch.setenv("JTRAIN_SERVER_SLOW", "0.03,0.03")
+    return tmp_path
+
+
+def work(run: str, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jtrain", "work", run, *options]
+    with open("work.txt", "a") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+def events(run: str) -> list[dict]:
+    path = Path("runs", run, "workers.jsonl")
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_for(condition, run: subprocess.Popen) -> None:
+    end = time.monotonic() + 150
+    while not condition():
+        assert run.poll() is None, "the run has ended"
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def joined(run: str, pid: int) -> bool:
+    return any(row["event"] == "joined" and row["pid"] == pid for row in events(run))
+
+
+def left(run: str, pid: int) -> dict | None:
+    return next((r for r in events(run) if r["event"] == "left" and r["pid"] == pid), None)
+
+
+def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(study):
+    del study
+    slow = ("steps=3000", "evaluate.every=0", "checkpoint.every=1000", "log.every=1")
+    run = start("run", "{kind: async}", *slow, "parallel.max_workers=4")
+    wait_for_step("run", 10, run)
+    assert os.stat("runs/run/.server.json").st_mode & 0o077 == 0, "the token is the owner's"
+    polite, killed = work("run"), work("runs/run")
+    wait_for(lambda: joined("run", polite.pid) and joined("run", killed.pid), run)
+    at = rows("run")[-1]["step"]
+    wait_for_step("run", at + 200, run)
+    polite.send_signal(signal.SIGTERM)
+    killed.kill()
+    assert polite.wait(timeout=60) == 75
+    killed.wait()
+    wait_for(lambda: left("run", polite.pid) and left("run", killed.pid), run)
+    asked, broken = left("run", polite.pid), left("run", killed.pid)
+    assert asked is not None
+    assert asked["why"] == "was asked to"
+    assert asked["leases"] > 0
+    assert broken is not None
+    assert broken["why"] == "its connection broke"
+    last = work("run")
+    assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
+    assert last.wait(timeout=30) == 0, Path("work.txt").read_text()
+    steps = [row["step"] for row in rows("run") if "loss" in row]
+    assert steps == list(range(1, 3001)), "each step once"
+    assert not Path("runs/run/.server.json").exists()
+    shown = subprocess.run(
+        [sys.executable, "-m", "jtrain", "show", "run", "--workers"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert f"{polite.pid}" in shown
+    assert "was asked to" in shown
+
+
+def test_another_worker_takes_the_shares_of_one_that_leaves(study, monkeypatch):
+    """The state is that of an undisturbed run, to the bit."""
+    del study
+    values = "steps=1500", "evaluate.every=0", "checkpoint.every=500", "log.every=1"
+    monkeypatch.setenv("JTRAIN_SERVER_SLOW", "")
+    calm = start("calm", DILOCO, *values)
+    assert calm.wait(timeout=250) == 0, Path("calm.txt").read_text()
+    monkeypatch.setenv("JTRAIN_SERVER_SLOW", "0.03,0.03")
+    run = start("run", DILOCO, *values)
+    wait_for_step("run", 20, run)
+    guests = []
+    for pid in processes("run", "worker"):
+        os.kill(pid, signal.SIGTERM)
+        guests.append(work("run"))
+        wait_for(lambda pid=guests[-1].pid: joined("run", pid), run)
+    assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
+    assert [guest.wait(timeout=30) for guest in guests] == [0, 0], Path("work.txt").read_text()
+    assert distance(state_of("run"), state_of("calm")) == 0
+
+
+def test_a_killed_run_is_started_again_and_its_guest_waits_for_it(study):
+    """No process is left of the killed one, and the launcher starts it again by itself."""
+    del study
+    server = "parallel={kind: server, workers: 2, shards: 2, max_workers: 3, mode: {kind: async}}"
+    command = ["launch", "--processes", "1", "--restarts", "2", "run", "configs/quick.yaml"]
+    values = [server, "name=run", "steps=3000", "evaluate.every=0", "checkpoint.every=50"]
+    with open("run.txt", "a") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "jtrain", *command, *values, "log.every=1"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    wait_for_step("run", 60, launcher)
+    guest = work("run")
+    wait_for(lambda: joined("run", guest.pid), launcher)
+    before = processes("run", "worker") + processes("run", "shard")
+    os.kill(_own_process(), signal.SIGKILL)
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in before):
+        assert time.monotonic() < end, "workers and servers end with the run"
+        time.sleep(0.05)
+    count = len(events("run"))
+    wait_for(lambda: any(r["pid"] == guest.pid for r in events("run")[count:]), launcher)
+    assert launcher.wait(timeout=300) == 0, Path("run.txt").read_text()
+    assert guest.wait(timeout=30) == 0, Path("work.txt").read_text()
+    steps = [row["step"] for row in rows("run") if "loss" in row]
+    assert steps == list(range(1, 3001))
+
+
+def _own_process() -> int:
+    """Return the number of the run's own process, a child of the launcher."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes().decode().split("\0")
+        if words[1:4] == ["-m", "jtrain", "run"] and "name=run" in words:
+            return int(path.parent.name)
+    raise AssertionError("the run is there")
