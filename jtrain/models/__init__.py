@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jtrain.models.adapters.linen import from_linen as from_linen
     from jtrain.models.adapters.nnx import from_nnx as from_nnx
     from jtrain.models.cnn import CNN as CNN
+    from jtrain.models.efficientnet_lite import EfficientNetLite as EfficientNetLite
     from jtrain.models.mlp import MLP as MLP
     from jtrain.models.resnet import ResNet as ResNet
     from jtrain.models.transformer import Transformer as Transformer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CNN": "cnn",
+    "EfficientNetLite": "efficientnet_lite",
     "MLP": "mlp",
     "ResNet": "resnet",
     "Transformer": "transformer",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.core.types import Key, Params
+from jtrain.core.types import Keys, Params
 from jtrain.errors import ConfigError
 
 
@@ -73,7 +73,7 @@ def generate(
     model: IncrementalModel,
     params: Params,
     prompt: Int[Array, "b p"],
-    key: Key,
+    key: Keys,
     *,
     steps: int,
     temperature: float | Float[Array, ""] = 1.0,
@@ -86,6 +86,10 @@ def generate(
     with a key for each row and position. When the text fills the context, the model reads the last
     half of the context again and continues: a token sees between half the context and all of it.
     Compiles once for a model, a shape, a number of steps and a `top_k`.
+
+    Args:
+        key: one, from which each row gets its own by its place; or those of the rows, so that a
+            row's draws are the same in any batch.
 
     Raises:
         ConfigError: if the prompt is empty, or a number is out of its range.
@@ -108,7 +112,6 @@ def generate(
 def _generate(model, params, prompt, key, *, steps, top_k, sampling):
     (rows, start), context = prompt.shape, model.context
     half = context - context // 2
-    row_index = jnp.arange(rows)
     text = jnp.zeros((rows, start + steps), prompt.dtype).at[:, :start].set(prompt)
 
     def read(text, first, count):
@@ -118,8 +121,9 @@ def _generate(model, params, prompt, key, *, steps, top_k, sampling):
 
     def grow(present, carry):
         text, logits, cache, first = carry
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, present), row_index)
-        token = draw(logits, keys, top_k=top_k, **sampling).astype(text.dtype)[:, None]
+        token = draw(logits, _keys_at(key, present, rows), top_k=top_k, **sampling).astype(
+            text.dtype
+        )[:, None]
         text = jax.lax.dynamic_update_slice_in_dim(text, token, present, axis=1)
 
         def extend(_):
@@ -134,6 +138,14 @@ def _generate(model, params, prompt, key, *, steps, top_k, sampling):
     length = min(start, context)
     logits, cache, first = read(text, jnp.int32(start - length), length)
     return jax.lax.fori_loop(start, start + steps, grow, (text, logits, cache, first))[0]
+
+
+def _keys_at(key: Keys, position: Int[Array, ""] | int, rows: int) -> Shaped[Array, "b"]:
+    if key.ndim:
+        return jax.vmap(jax.random.fold_in, (0, None))(key, position)
+    return jax.vmap(jax.random.fold_in, (None, 0))(
+        jax.random.fold_in(key, position), jnp.arange(rows)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The config of residual networks; importing it imports no flax."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +12,9 @@ from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
 from jtrain.models.layers.image_classes import check_sizes
+from jtrain.models.pixels import Pixels
 from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset, with_preset
+from jtrain.models.pretrained.config_values import with_pretrained
 
 
 @configclass
@@ -27,8 +30,13 @@ class ResNet:
     kind: Literal["resnet"] = "resnet"
     preset: ResNetPreset = "none"
     """A published model whose values are the defaults; values given beside it win."""
+    pretrained: str = Field(default="", validation_alias="from")
+    """A folder as Hugging Face lays it out: a new run takes its weights, and its values where none
+    are given beside it. In Python: pretrained=PATH. Empty: none."""
     image: tuple[int, int, int] = (0, 0, 0)
     """Height, width and channels of the images; 0: those of the data."""
+    pixels: Pixels = Pixels()
+    """Size, channels and range of what the network gets of an image."""
     blocks: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(2, 2, 2, 2), min_length=1)
     """Blocks in each stage; a stage is twice as wide as the one before."""
     bottleneck: bool = False
@@ -41,6 +49,9 @@ class ResNet:
     """The norm: `batch` couples the rows of a batch, `group` does not."""
     groups: int = Field(default=32, gt=0)
     """Groups of channels of a group norm; no meaning for batch norm."""
+    statistics: Literal["batch", "running"] = "batch"
+    """Statistics of a batch norm in training: those of the batch, which couples its rows, or the
+    running ones, which then stay as they are."""
     quiet: bool = False
     """Start each block as the identity, the last norm's scale at 0 (arXiv 1706.02677)."""
     classes: int = Field(default=0, ge=0)
@@ -51,7 +62,7 @@ class ResNet:
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(given, RESNET_PRESETS)
+        return with_preset(with_pretrained(given, cls), RESNET_PRESETS)
 
     @model_validator(mode="after")
     def _check_groups(self) -> "ResNet":
@@ -62,12 +73,38 @@ class ResNet:
                 f"the {self.width} channels of the first stage do not divide into {self.groups} "
                 f"groups. Nearest: groups={nearest}."
             )
+        self.pixels.shape(self.image)
         return self
+
+    @classmethod
+    def read_values(cls, path: str) -> Mapping[str, Any]:
+        """Return the values of a published model; see `jtrain.models.pretrained`.
+
+        Raises:
+            CheckpointError: if the path has no model of this kind.
+        """
+        from jtrain.models.pretrained.source import read_values
+
+        return read_values(path, "resnet")
+
+    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ResNet":
+        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
+
+        Height and width, on which no parameter depends, are those of ImageNet if they are 0.
+        """
+        image = self.image if 0 not in self.image else (224, 224, shape("stem/kernel")[2])
+        return dataclasses.replace(self, image=image, classes=shape("head/bias")[0])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what the network gets."""
+        return self.pixels.shape(self.image)
 
     @property
     def couples(self) -> Couples:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
-        return "batch" if self.norm == "batch" else "nothing"
+        coupled = self.norm == "batch" and self.statistics == "batch"
+        return "batch" if coupled else "nothing"
 
     def build(self, placement: Placement = Unplaced()) -> Model:
         """Build the model: `apply(params, extra, image, mask=mask, rng=keys)`.
@@ -88,12 +125,14 @@ class ResNet:
         return from_nnx(
             lambda rngs: ResNetModule(
                 image=self.image,
+                pixels=self.pixels,
                 blocks=self.blocks,
                 bottleneck=self.bottleneck,
                 width=self.width,
                 stem=self.stem,
                 norm=self.norm,
                 groups=self.groups,
+                statistics=self.statistics,
                 quiet=self.quiet,
                 classes=self.classes,
                 dropout=self.dropout,

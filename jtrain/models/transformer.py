@@ -11,8 +11,10 @@ from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.attention.positions import LearnedPositions, Positions
 from jtrain.models.experts.experts import Experts, NoExperts
+from jtrain.models.layers.feed_forward import Activation
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
 from jtrain.models.presets.vision import with_preset
+from jtrain.models.pretrained.config_values import with_pretrained
 
 if TYPE_CHECKING:
     from jtrain.models.language_model import LanguageModel
@@ -33,6 +35,9 @@ class Transformer:
     kind: Literal["transformer"] = "transformer"
     preset: LanguagePreset = "none"
     """A published model whose values are the defaults; values given beside it win."""
+    pretrained: str = Field(default="", validation_alias="from")
+    """A folder as Hugging Face lays it out, or a GGUF file: a new run takes its weights, and its
+    values where none are given beside it. In Python: pretrained=PATH. Empty: none."""
     vocab: int = Field(default=0, ge=0)
     """Number of different tokens; 0: those of the data."""
     context: int = Field(default=64, gt=0)
@@ -55,16 +60,25 @@ class Transformer:
     """LayerNorm, or RMSNorm, which subtracts no mean and has no bias."""
     epsilon: float = Field(default=1e-5, gt=0)
     """Number added to the variance or the mean square in a norm."""
-    activation: Literal["gelu", "gelu_exact", "swiglu"] = "gelu"
-    """Activation of the MLPs: GELU by tanh as in GPT-2, GELU, or SwiGLU with a third kernel."""
+    activation: Activation = "gelu"
+    """Activation of the MLPs: GELU by tanh as in GPT-2, GELU, or with a third kernel SwiGLU, or
+    GeGLU by tanh as in Gemma."""
     experts: Experts = NoExperts()
     """Mixture of experts instead of each MLP: dropless, with a capacity, or none."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate after the embedding, each attention and each MLP."""
     bias: bool = True
     """Biases in linear maps and norms."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, also where `bias` is false (Qwen2)."""
     tied: bool = True
     """Use the token embedding as the head that gives the logits."""
+    post_norm: bool = False
+    """Normalise also the outputs of attention and MLP, before they are added (Gemma 2)."""
+    zero_centered: bool = False
+    """Norms multiply by 1 + scale, and scales begin at 0 (Gemma)."""
+    embedding_scale: float = Field(default=1.0, gt=0)
+    """Factor of the token embeddings; Gemma's is the square root of `width`."""
     qk_norm: bool = False
     """Normalise queries and keys head by head, before rotary positions."""
     window: int | None = Field(default=None, gt=0)
@@ -73,6 +87,8 @@ class Transformer:
     """With a window, every so many layers one layer sees all before it; 0: none does."""
     attention_cap: float | None = Field(default=None, gt=0)
     """Soft cap of attention scores, cap x tanh(score / cap); null: no cap."""
+    attention_scale: float | None = Field(default=None, gt=0)
+    """Factor of attention scores; null: 1 / square root of the size of a head."""
     logit_cap: float | None = Field(default=None, gt=0)
     """Soft cap of the logits; null: no cap."""
     attention: Literal["xla", "cudnn", "splash"] = "xla"
@@ -88,7 +104,18 @@ class Transformer:
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(given, cls.presets)
+        return with_preset(with_pretrained(given, cls), cls.presets)
+
+    @classmethod
+    def read_values(cls, path: str) -> Mapping[str, Any]:
+        """Return the values of a published model; see `jtrain.models.pretrained`.
+
+        Raises:
+            CheckpointError: if the path has no model that a transformer computes.
+        """
+        from jtrain.models.pretrained.source import read_values
+
+        return read_values(path, "transformer")
 
     @model_validator(mode="after")
     def _check_fields(self) -> "Transformer":
@@ -148,6 +175,15 @@ class Transformer:
         """Return the positions that layer number `layer`, from 0, sees; None: all before it."""
         return None if self.global_every and (layer + 1) % self.global_every == 0 else self.window
 
+    def context_misfits(self, tokens: int) -> Iterator[tuple[str, str]]:
+        """Yield the conflict with rows of `tokens` tokens, `data.context`, if there is one."""
+        if tokens > self.context:
+            yield (
+                "data.context",
+                f"{tokens} tokens are more than the model's context of {self.context}; set "
+                f"model.context={tokens} or data.context={self.context}",
+            )
+
     def for_tokens(self, count: int) -> "Transformer":
         """Return the config for data with `count` different tokens; a larger `vocab` stays.
 
@@ -195,10 +231,15 @@ class Transformer:
                 experts=self.experts,
                 dropout=self.dropout,
                 bias=self.bias,
+                qkv_bias=self.qkv_bias,
                 tied=self.tied,
                 qk_norm=self.qk_norm,
+                post_norm=self.post_norm,
+                zero_centered=self.zero_centered,
+                embedding_scale=self.embedding_scale,
                 windows=tuple(self.window_of(layer) for layer in range(self.layers)),
                 attention_cap=self.attention_cap,
+                attention_scale=self.attention_scale,
                 logit_cap=self.logit_cap,
                 attention=self.attention,
                 scan=self.scan,

@@ -1,6 +1,8 @@
 """The config of a vision transformer; importing it imports no flax."""
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +12,9 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.layers.image_classes import check_sizes
+from jtrain.models.pixels import Pixels
 from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset, with_preset
+from jtrain.models.pretrained.config_values import with_pretrained
 
 
 @configclass
@@ -25,8 +29,13 @@ class ViT:
     kind: Literal["vit"] = "vit"
     preset: ViTPreset = "none"
     """A published model whose values are the defaults; values given beside it win."""
+    pretrained: str = Field(default="", validation_alias="from")
+    """A folder as Hugging Face lays it out: a new run takes its weights, and its values where none
+    are given beside it. In Python: pretrained=PATH. Empty: none."""
     image: tuple[int, int, int] = (0, 0, 0)
     """Height, width and channels of the images; 0: those of the data."""
+    pixels: Pixels = Pixels()
+    """Size, channels and range of what the network gets of an image."""
     patch: int = Field(default=4, gt=0)
     """Height and width of a patch; must divide those of the image."""
     layers: int = Field(default=6, gt=0)
@@ -34,7 +43,11 @@ class ViT:
     heads: int = Field(default=4, gt=0)
     """Attention heads a block; must divide `width`."""
     width: int = Field(default=128, gt=0)
-    """Width of a position between blocks; the MLPs are 4 times as wide."""
+    """Width of a position between blocks."""
+    hidden: int = Field(default=0, ge=0)
+    """Hidden width of the MLPs; 0: 4 x width."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Number added to the variance in a norm."""
     pool: Literal["class", "mean"] = "class"
     """Input of the head: a class token put before the patches, or the mean of the patches."""
     classes: int = Field(default=0, ge=0)
@@ -47,11 +60,11 @@ class ViT:
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(given, VIT_PRESETS)
+        return with_preset(with_pretrained(given, cls), VIT_PRESETS)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "ViT":
-        height, width, _ = self.image
+        height, width, _ = self.shape
         if self.width % self.heads:
             nearest = _nearest(self.heads, lambda n: self.width % n == 0, self.width)
             raise ConfigError(
@@ -67,10 +80,53 @@ class ViT:
             )
         return self
 
+    @classmethod
+    def read_values(cls, path: str) -> Mapping[str, Any]:
+        """Return the values of a published model; see `jtrain.models.pretrained`.
+
+        Raises:
+            CheckpointError: if the path has no model of this kind.
+        """
+        from jtrain.models.pretrained.source import read_values
+
+        return read_values(path, "vit")
+
+    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ViT":
+        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
+
+        Images of which the config has no size are squares.
+
+        Raises:
+            ConfigError: if their positions are those of no square.
+        """
+        image, classes = self.image, shape("head/bias")[0]
+        if 0 in image:
+            patches = shape("positions")[0] - (self.pool == "class")
+            side = self.patch * math.isqrt(patches)
+            narrow, wide = sorted(shape("patches/kernel"))
+            inputs = narrow if wide == self.width else wide
+            image = (side, side, inputs // self.patch**2)
+            if math.isqrt(patches) ** 2 != patches and not self.pixels.height:
+                raise ConfigError(
+                    f"a vit of {patches} patches was trained on images that are no squares, and "
+                    f"its config does not say which: set model.image=[height,width,channels]."
+                )
+        return dataclasses.replace(self, image=image, classes=classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what the network gets."""
+        return self.pixels.shape(self.image)
+
+    @property
+    def size_of_hidden(self) -> int:
+        """Hidden width of the MLPs."""
+        return self.hidden or 4 * self.width
+
     @property
     def positions(self) -> int:
         """Number of patches, plus 1 for a class token."""
-        height, width, _ = self.image
+        height, width, _ = self.shape
         return (height // self.patch) * (width // self.patch) + (self.pool == "class")
 
     def build(self, placement: Placement = Unplaced()) -> Model:
@@ -89,10 +145,13 @@ class ViT:
         return from_nnx(
             lambda rngs: ViTModule(
                 image=self.image,
+                pixels=self.pixels,
                 patch=self.patch,
                 layers=self.layers,
                 heads=self.heads,
                 width=self.width,
+                hidden=self.size_of_hidden,
+                epsilon=self.epsilon,
                 pool=self.pool,
                 classes=self.classes,
                 dropout=self.dropout,

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from comparison import assert_close
 
 from jtrain.models.attention.attention import attention, attention_where, visible
-from jtrain.models.attention.cudnn import check_kernel_exists, check_nvidia
+from jtrain.models.attention.cudnn import check_gpu, check_kernel_exists
 from jtrain.models.attention.splash import check_tpu, splash
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -194,7 +195,6 @@ def test_what_cannot_be_is_refused_with_advice_that_works(sizes, options, said, 
 def test_what_cudnn_has_no_kernel_for_is_refused():
     plain = {"soft_cap": None, "segments": None}
     half = draw(dtype=jnp.bfloat16)
-    check_nvidia(True, "an H100")
     check_kernel_exists(*half[:2], **plain)
     for (q, k, _), options, said in [
         (draw(), plain, "q is float32: compute in bfloat16"),
@@ -209,6 +209,32 @@ def test_what_cudnn_has_no_kernel_for_is_refused():
     ]:
         with pytest.raises(ValueError, match=f'{said}.*or take implementation="xla"'):
             check_kernel_exists(q, k, **options)
+
+
+def gpu(kind, capability):
+    return types.SimpleNamespace(platform="gpu", device_kind=kind, compute_capability=capability)
+
+
+def test_heads_of_256_need_a_hopper():
+    wide, plain = draw(size=256, dtype=jnp.bfloat16)[:2], {"soft_cap": None, "segments": None}
+    for capability in (None, (9, 0), (10, 0)):
+        check_kernel_exists(*wide, **plain, capability=capability)
+    with pytest.raises(ValueError, match=r"up to 128 \(256 from Hopper on\).*it is 256"):
+        check_kernel_exists(*wide, **plain, capability=(8, 0))
+
+
+def test_cudnn_is_for_nvidia_gpus_from_ampere_on():
+    assert check_gpu(gpu("NVIDIA H100 80GB HBM3", "9.0")) == (9, 0)
+    assert check_gpu(gpu("NVIDIA A100-SXM4-80GB", "8.0"), "gpu") == (8, 0)
+    assert check_gpu(jax.devices()[0], "gpu") is None  # compiled here for a GPU elsewhere
+    for device, platform, said in [
+        (gpu("Tesla V100-SXM2-16GB", "7.0"), None, r"8.0 or newer.*Tesla V100-SXM2-16GB of 7.0"),
+        (gpu("Tesla T4", "7.5"), "gpu", r"8.0 or newer.*Tesla T4 of 7.5"),
+        (gpu("AMD Instinct MI300X", "gfx942"), None, "needs an NVIDIA GPU"),
+        (jax.devices()[0], "cpu", "needs an NVIDIA GPU"),
+    ]:
+        with pytest.raises(ValueError, match=f'{said}.*ake implementation="xla"'):
+            check_gpu(device, platform)
 
 
 def test_splash_is_for_tpus():

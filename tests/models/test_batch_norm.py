@@ -99,3 +99,23 @@ def test_half_precision_is_summed_in_full():
     y, mean, _ = standardize_rows(half, real)
     assert (y.dtype, mean.dtype) == (jnp.bfloat16, jnp.float32)
     assert_close(mean, np.asarray(half, np.float64).mean((0, 1, 2)), 1e-6)
+
+
+def test_frozen_statistics_stay_and_couple_no_rows():
+    """Training with frozen statistics is the evaluation of a norm with the same statistics."""
+    frozen = from_nnx(lambda rngs: BatchNorm(3, epsilon=0.5, frozen=True))
+    params, extra = frozen.init(jax.random.key(0))
+    extra = {"mean": jnp.array([1.0, 2.0, 3.0]), "var": jnp.array([4.0, 1.0, 0.25])}
+    y, after = frozen.apply(params, extra, jnp.asarray(X), train=True)
+    want = (X - np.array([1.0, 2.0, 3.0])) / np.sqrt(np.array([4.0, 1.0, 0.25]) + 0.5)
+    assert_close(y, want, 2e-6)
+    jax.tree.map(np.testing.assert_array_equal, after, extra)
+    assert (frozen.couples, from_nnx(lambda rngs: BatchNorm(3)).couples) == ("nothing", "batch")
+
+
+def test_epsilon_is_added_to_the_variance():
+    real = jnp.ones(len(X))
+    y, *_ = standardize_rows(jnp.asarray(X), real, 2.0)
+    wide = X.astype(np.float64)
+    want = (wide - wide.mean((0, 1, 2))) / np.sqrt(wide.var((0, 1, 2)) + 2.0)
+    assert_close(y, want, 2e-6)

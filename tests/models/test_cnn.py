@@ -10,6 +10,8 @@ from flax import nnx
 from jtrain.core.jaxpr import operations
 from jtrain.errors import ConfigError, DataError
 from jtrain.models.cnn import CNN
+from jtrain.models.layers.convolution import Convolution
+from jtrain.models.layers.pooling import max_pool
 
 VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 9, 8, 1)).astype(np.uint8)
@@ -30,6 +32,7 @@ def by_flax(params, x):
     for i, (before, after) in enumerate([(1, 4), (4, 6)]):
         layer = nnx.Conv(before, after, (3, 3), rngs=nnx.Rngs(0))
         layer.kernel[...] = params["convolutions"][str(i)]["kernel"]
+        assert layer.bias is not None
         layer.bias[...] = params["convolutions"][str(i)]["bias"]
         x = nnx.max_pool(nnx.relu(layer(x)), (2, 2), (2, 2))
     x = x.reshape(len(x), -1)
@@ -96,3 +99,12 @@ def test_more_pools_than_the_image_has_room_for_are_refused():
     with pytest.raises(ValueError, match=r"3 convolutions halve.*4 x 9.*model\.channels=\[1, 2\]"):
         CNN(image=(4, 9, 1), channels=(1, 2, 3))
     assert CNN(image=(4, 9, 1), channels=(1, 2))
+
+
+def test_a_bias_after_the_pool_gives_the_same_bits():
+    layer = Convolution(3, 4, 3, bias=True, rngs=nnx.Rngs(0))
+    draw = np.random.default_rng(0)
+    assert layer.bias is not None
+    layer.bias[...] = jnp.asarray(draw.standard_normal(4), jnp.float32)
+    x = jnp.asarray(draw.standard_normal((2, 7, 6, 3)), jnp.float32)
+    np.testing.assert_array_equal(layer(x, pool=2), max_pool(layer(x), 2))

@@ -109,6 +109,18 @@ def built(name):
     return model, jax.tree.map(drawn, shapes)
 
 
+def test_keys_of_rows_draw_the_same_in_any_batch():
+    uniform = lambda params, window: jnp.zeros((*window.shape, 7))
+    model, prompt = UncachedModel(uniform, 6), jnp.array([[1, 2], [3, 4], [5, 6], [1, 2]])
+    keys = jax.random.split(jax.random.key(3), 4)
+    text = generate(model, 0, prompt, keys, steps=6)
+    order = np.array([2, 0])
+    np.testing.assert_array_equal(
+        generate(model, 0, prompt[order], keys[order], steps=6), text[order]
+    )
+    assert (text[0] != text[3]).any(), "one prompt, two keys"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cache_gives_the_logits_that_reading_all_once_more_gives(name):
     model, params = built(name)

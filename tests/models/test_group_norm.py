@@ -18,6 +18,7 @@ def plain(x, groups):
     return ((split - mean) / jnp.sqrt(var + EPSILON)).reshape(x.shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_gives_the_numbers_and_the_gradient_of_the_formula(groups):
     norm, x, way = GroupNorm(6, groups=groups), jnp.asarray(X), jnp.asarray(np.sin(X))

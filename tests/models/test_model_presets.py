@@ -35,7 +35,7 @@ def test_a_written_out_model_has_as_many_as_a_stacked_one():
 
 
 def test_all_that_makes_a_model_is_said_so_that_nothing_else_is_left_standing():
-    free = {"kind", "preset", "dropout", "attention", "scan", "remat", "saved"}
+    free = {"kind", "preset", "pretrained", "dropout", "attention", "scan", "remat", "saved"}
     keys = set(Transformer.__pydantic_fields__) - free
     for name, values in LANGUAGE_PRESETS.items():
         assert set(values) == keys, name

@@ -53,3 +53,24 @@ def test_equal_numbers_share_the_gradient():
 
 def test_keeps_half_precision():
     assert max_pool(jnp.ones((1, 4, 4, 1), jnp.bfloat16), 3, 2, 1).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_whole_tiles_are_differentiated_as_a_maximum_is(dtype):
+    draw = np.random.default_rng(1)
+    # Few values: many tiles have two, three or four equal maxima.
+    x, t, u = (jnp.asarray(draw.integers(0, 3, (2, 6, 8, 3)), dtype) for _ in range(3))
+    by_max = lambda x: x.reshape(2, 3, 2, 4, 2, 3).max((2, 4))
+    of = lambda pool: lambda x: jnp.square(pool(x).astype(jnp.float32)).sum()
+
+    def results(pool):
+        forward = jax.jvp(pool, (x,), (t,))
+        second = jax.jvp(jax.grad(of(pool)), (x,), (u,))
+        rows = jax.vmap(jax.grad(lambda x: of(pool)(x)))(jnp.stack([x, t]))
+        return forward, second, rows
+
+    got = results(lambda x: max_pool(x, 2))
+    assert jax.tree.leaves(got)[1].dtype == dtype
+    within = 4 * float(jnp.finfo(dtype).eps)
+    for one, other in zip(*map(jax.tree.leaves, (got, results(by_max))), strict=True):
+        assert_close(one, other, within)

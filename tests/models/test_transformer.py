@@ -57,7 +57,8 @@ def spread(params):
     return jax.tree.map(lambda x: x + 0.3 * draw.standard_normal(x.shape, np.float32), params)
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": False, "bias": False}], ids=str)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", [{"tied": False, "bias": False}, {}], ids=str)
 def test_gives_the_logits_of_the_formulas(options):
     model = Transformer(**SIZES, **options).build()
     params = spread(jax.jit(model.init)(jax.random.key(0))[0])

@@ -149,6 +149,7 @@ def built(name):
     return values, model, jax.tree.map(drawn, shapes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_gives_the_logits_of_the_formulas_and_its_pieces_do_too(name):
     values, model, params = built(name)

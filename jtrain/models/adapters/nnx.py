@@ -15,6 +15,7 @@ from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import CARRY_EXTRA
 from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, keys_argument
+from jtrain.models.adapters.nnx_scopes import name_scopes
 from jtrain.models.layers.batch_norm import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
@@ -81,16 +82,17 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
-    return Model(init, apply, _dims(split.params), named, split.couples)
+    return Model(init, apply, _dims(split.params), named, split.couples, _linear(split.params))
 
 
 class SplitModule:
     """A module split into its graph, its parameters, its random streams and its other arrays."""
 
     def __init__(self, module: nnx.Module):
+        module = nnx.merge(*nnx.split(module))  # whose module stays as it is
+        name_scopes(module)
         self._graph, self.params, self._streams, self._extra = nnx.split(module, *PARTS)
-        norms = (nnx.BatchNorm, BatchNorm)
-        coupled = any(isinstance(part, norms) for _, part in nnx.iter_modules(module))
+        coupled = any(_couples(part) for _, part in nnx.iter_modules(module))
         self.couples: Couples = "batch" if coupled else "nothing"
         """The coupling of a batch's rows by the layers in training."""
 
@@ -118,6 +120,11 @@ class SplitModule:
         return _plain(nnx.state(module, *PARTS)[2])
 
 
+def _couples(part: Any) -> bool:
+    """Return whether a layer takes statistics over the rows of a batch in training."""
+    return isinstance(part, nnx.BatchNorm) or (isinstance(part, BatchNorm) and not part.frozen)
+
+
 def _dims(state: State) -> dict[str, Dims]:
     """Return the named dims of each variable that was made with `dims=`, by its name.
 
@@ -129,6 +136,16 @@ def _dims(state: State) -> dict[str, Dims]:
             before = variable.get_value().ndim - len(named)
             found["/".join(map(str, path))] = ("layers",) * before + tuple(named)
     return found
+
+
+def _linear(state: State) -> dict[str, bool]:
+    """Return the kernels of `Linear` layers: whether each is stored as (outputs, inputs)."""
+    found = ((path, variable.get_metadata()) for path, variable in _variables(state))
+    return {
+        "/".join(map(str, path)): about["transposed"]
+        for path, about in found
+        if "transposed" in about
+    }
 
 
 def _plain(state: State) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def attention(
     if implementation == "cudnn":
         from jtrain.models.attention.cudnn import cudnn
 
-        return cudnn(q, k, v, window=window, soft_cap=soft_cap, scale=scale, segments=segments)
+        options = {"window": window, "soft_cap": soft_cap, "scale": scale, "segments": segments}
+        return cudnn(q, k, v, platform=platform, **options)
     if implementation == "splash":
         from jtrain.models.attention.splash import check_tpu, splash  # pallas: 0.4 s
 

@@ -5,6 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrain.errors import ConfigError
+from jtrain.parallel.devices import Device, compute_capability
+
+OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities
 
 
 def cudnn(
@@ -16,40 +19,69 @@ def cudnn(
     soft_cap: float | None,
     scale: float,
     segments: Int[Array, "b t"] | None,
+    platform: str | None = None,
 ) -> Float[Array, "b t h k"]:
     """Return `jtrain.models.attention.attention`, in float16 or bfloat16, summed in float32.
 
     With `segments` the mask is an array b t t, whose memory is that of the scores of one head.
 
     Raises:
-        ConfigError: if there is no NVIDIA GPU, or cuDNN has no kernel for the arguments.
+        ConfigError: if there is no NVIDIA GPU, it is older than Ampere, or cuDNN is not installed
+            or has no kernel for the arguments.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html.
     """
-    device = jax.devices()[0]
-    check_nvidia(device.platform == "gpu" and "nvidia" in device.device_kind.lower(), device)
-    check_kernel_exists(q, k, soft_cap=soft_cap, segments=segments)
+    capability = check_gpu(jax.devices()[0], platform)
+    check_kernel_exists(q, k, soft_cap=soft_cap, segments=segments, capability=capability)
     same = None if segments is None else segments[:, :, None] == segments[:, None]
-    return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        mask=None if same is None else same[:, None],
-        is_causal=True,
-        scale=scale,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation="cudnn",
-    )
+    try:
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            mask=None if same is None else same[:, None],
+            is_causal=True,
+            scale=scale,
+            local_window_size=None if window is None else (window - 1, 0),
+            implementation="cudnn",
+        )
+    except RuntimeError as error:
+        if "cudnn" not in str(error).lower():
+            raise
+        raise ConfigError(
+            f"attention by cuDNN needs its library, also to compile for a GPU of another machine, "
+            f"and JAX says: {str(error).splitlines()[0]} "
+            f"Install it (pip install 'jtrain[cuda13]'), "
+            f'or take implementation="xla".'
+        ) from error
 
 
-def check_nvidia(nvidia: bool, device: object) -> None:
-    """Raise ConfigError unless the device is an NVIDIA GPU."""
-    if not nvidia:
+def check_gpu(device: Device, platform: str | None = None) -> tuple[int, int] | None:
+    """Return the compute capability of an NVIDIA GPU; None for that of another machine.
+
+    Args:
+        device: the first of this machine.
+        platform: of the compiled program, if it is not that of this machine.
+
+    Raises:
+        ConfigError: if the program is for no GPU, or for one that cuDNN has no attention for.
+    """
+    if device.platform == "cpu" and platform in {"gpu", "cuda"}:
+        return None
+    capability = compute_capability(device)
+    if capability is None:
         raise ConfigError(
             f"attention by cuDNN needs an NVIDIA GPU, and the first device is {device!r}. "
-            f"Install JAX for GPUs (pip install 'jax[cuda13]') if the machine has one, or take "
+            f"Install JAX for GPUs (pip install 'jtrain[cuda13]') if the machine has one, or take "
             f'implementation="xla".'
         )
+    if capability < OLDEST:
+        raise ConfigError(
+            f"attention by cuDNN needs an NVIDIA GPU of compute capability 8.0 or newer (Ampere), "
+            f"and the first device is {device.device_kind} of {capability[0]}.{capability[1]}. "
+            f'Take implementation="xla".'
+        )
+    return capability
 
 
 def check_kernel_exists(
@@ -58,14 +90,16 @@ def check_kernel_exists(
     *,
     soft_cap: float | None,
     segments: Int[Array, "b s"] | None,
+    capability: tuple[int, int] | None = None,
 ) -> None:
-    """Raise ConfigError for arguments that cuDNN has no kernel for."""
+    """Raise ConfigError for arguments that cuDNN has no kernel for; None is a GPU not at hand."""
     (_, t, _, size), s = q.shape, k.shape[1]
+    largest = 256 if capability is None or capability >= HOPPER else 128
     half = {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
     wrong = None
     if {q.dtype, k.dtype} - half:
         wrong = f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16"
-    elif size % 8 or size > 256:
+    elif size % 8 or size > largest:
         wrong = (
             f"a head size that is a multiple of 8 up to 128 (256 from Hopper on), and it is {size}"
         )

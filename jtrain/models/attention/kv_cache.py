@@ -18,7 +18,12 @@ class KVCache(NamedTuple):
 
 
 def remembering(
-    cache: KVCache, at: Int[Array, ""], *, window: int | None = None, soft_cap: float | None = None
+    cache: KVCache,
+    at: Int[Array, ""],
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
 ) -> Any:
     """Return `attend(q, k, v)` for new tokens at `at`, `at` + 1, ...; it also returns the cache.
 
@@ -32,7 +37,7 @@ def remembering(
         positions = at + jnp.arange(q.shape[1], dtype=at.dtype)
         back = positions[:, None] - jnp.arange(cache.k.shape[1], dtype=at.dtype)[None]  # t s
         mask = back >= 0 if window is None else (back >= 0) & (back < window)
-        scale = 1 / math.sqrt(q.shape[-1])
-        return attention_where(q, *new_cache, mask, scale=scale, soft_cap=soft_cap), new_cache
+        factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        return attention_where(q, *new_cache, mask, scale=factor, soft_cap=soft_cap), new_cache
 
     return attend

@@ -86,6 +86,8 @@ class Rotary:
     """Reciprocal of the slowest pair's angle a token, about; the fastest pair's angle is 1."""
     scaling: Scaling = NoScaling()
     """Scaling of the angles for a longer context."""
+    local_base: float | None = Field(default=None, gt=1)
+    """Base in layers with a window, whose angles are then not scaled (Gemma 3); null: `base`."""
 
 
 Positions: TypeAlias = Annotated[

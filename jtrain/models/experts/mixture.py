@@ -15,7 +15,7 @@ from jtrain.core.pytree import at_least_f32
 from jtrain.models.experts.dispatch import dropless, sum_weighted, within_capacity
 from jtrain.models.experts.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
-from jtrain.models.layers.feed_forward import Activation, bend
+from jtrain.models.layers.feed_forward import GATED, Activation, bend
 
 UP, DOWN = ("experts", "width", "hidden"), ("experts", "hidden", "width")
 
@@ -48,7 +48,7 @@ class MixtureOfExperts(nnx.Module):
             return nnx.Param(std * jax.random.normal(rngs.params(), shape), dims=dims)
 
         self.router = normal(std, (width, count), ("width", "choices"))
-        self.gate = normal(std, (count, width, hidden), UP) if activation == "swiglu" else None
+        self.gate = normal(std, (count, width, hidden), UP) if activation in GATED else None
         self.up = normal(std, (count, width, hidden), UP)
         self.down = normal(std_out, (count, hidden, width), DOWN)
 

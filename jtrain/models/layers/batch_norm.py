@@ -20,14 +20,23 @@ class BatchNorm(nnx.Module):
     In training the statistics are those of the batch's rows that the mask shows, which couples the
     rows: the model declares `couples="batch"`. Statistics are computed in at least float32, and the
     running ones, `mean` and `var`, are returned as Means of those rows, by the contract of `extra`.
-    Evaluation uses the running statistics and leaves them unchanged.
+    Evaluation uses the running statistics and leaves them unchanged; so does training where they
+    are `frozen`, and then no row depends on another.
 
     Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167; the running variance is the
     unbiased one, as there.
     """
 
-    def __init__(self, channels: int, *, scale: float = 1.0):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        scale: float = 1.0,
+        epsilon: float = EPSILON,
+        frozen: bool = False,
+    ):
         self.use_running_average = False  # switched by `train()` and `eval()` of a module
+        self.epsilon, self.frozen = epsilon, frozen
         self.scale = nnx.Param(jnp.full(channels, scale))
         self.bias = nnx.Param(jnp.zeros(channels))
         self.mean = nnx.BatchStat(jnp.zeros(channels))
@@ -39,13 +48,13 @@ class BatchNorm(nnx.Module):
         """Normalise `x`; without a mask every row counts."""
         leading = (0, 1, 2)
         scale, bias = (at_least_f32(p[...]) for p in (self.scale, self.bias))
-        if self.use_running_average:
-            rate = scale * jax.lax.rsqrt(self.var[...] + EPSILON)
+        if self.use_running_average or self.frozen:
+            rate = scale * jax.lax.rsqrt(self.var[...] + self.epsilon)
             shift = bias - self.mean[...] * rate
             y = at_least_f32(x) * jnp.expand_dims(rate, leading) + jnp.expand_dims(shift, leading)
             return y.astype(x.dtype)
         real = jnp.ones(x.shape[0]) if mask is None else mask.astype(jnp.float32)
-        y, mean, var = standardize_rows(x, real)
+        y, mean, var = standardize_rows(x, real, self.epsilon)
         self._update(mean, var, real.sum(), x.shape[1] * x.shape[2])
         y = at_least_f32(y) * jnp.expand_dims(scale, leading) + jnp.expand_dims(bias, leading)
         return y.astype(x.dtype)
@@ -60,9 +69,8 @@ class BatchNorm(nnx.Module):
             running.set_value(value)
 
 
-@jax.custom_vjp
 def standardize_rows(
-    x: Float[Array, "b h w c"], real: Float[Array, "b"]
+    x: Float[Array, "b h w c"], real: Float[Array, "b"], epsilon: float = EPSILON
 ) -> tuple[Float[Array, "b h w c"], Float[Array, "c"], Float[Array, "c"]]:
     """Give `x` mean 0 and variance 1 in each channel over the rows where `real` is 1, not 0.
 
@@ -70,7 +78,7 @@ def standardize_rows(
     `jax.jvp` raises. A row that is not real is normalised too and is in no statistic, but its
     gradient counts: mask its loss.
     """
-    return _forward(x, real)[0]
+    return _standardize(x, real, epsilon)
 
 
 def _mean(x: Array, real: Array) -> Array:
@@ -84,17 +92,18 @@ def _mean(x: Array, real: Array) -> Array:
     return (total / (jnp.maximum(real.sum(), 1) * x.shape[1] * x.shape[2]))[None, None, None]
 
 
-def _forward(x, real):
+def _forward(x, real, epsilon):
     wide = at_least_f32(x)
     mean = _mean(wide, real)
     centred = wide - mean
     var = _mean(jnp.square(centred), real)
-    rate = jax.lax.rsqrt(var + EPSILON)
+    rate = jax.lax.rsqrt(var + epsilon)
     y = (centred * rate).astype(x.dtype)
     return (y, mean.reshape(-1), var.reshape(-1)), (y, rate, real)
 
 
-def _backward(saved, grads):
+def _backward(epsilon, saved, grads):
+    del epsilon  # part of the rate
     y, rate, real = saved
     wide, g = at_least_f32(y), at_least_f32(grads[0])
     # The statistics affect every row, and only real rows affect the statistics.
@@ -106,4 +115,5 @@ def _backward(saved, grads):
     return (rate * (g - shows * (level + wide * slope))).astype(y.dtype), jnp.zeros_like(real)
 
 
-standardize_rows.defvjp(_forward, _backward)
+_standardize = jax.custom_vjp(lambda *given: _forward(*given)[0], nondiff_argnums=(2,))
+_standardize.defvjp(_forward, _backward)

@@ -43,13 +43,14 @@ def _backward(x, grad):
 gelu.defvjp(_forward, _backward)
 
 
-Activation: TypeAlias = Literal["gelu", "gelu_exact", "swiglu"]
+Activation: TypeAlias = Literal["gelu", "gelu_exact", "swiglu", "geglu"]
+GATED = ("swiglu", "geglu")  # their MLPs have a third kernel
 
 
 def bend(
     activation: Activation, wide: Float[Array, "*b f"], gate: Float[Array, "*b f"] | None
 ) -> Float[Array, "*b f"]:
-    """Return GELU of `wide`, by tanh or exact, or SwiGLU: `wide` times SiLU of `gate`.
+    """Return GELU of `wide`, by tanh or exact, or `wide` times SiLU or GELU (tanh) of `gate`.
 
     The computation is in at least float32.
 
@@ -60,5 +61,7 @@ def bend(
         return gelu(wide)
     if activation == "gelu_exact":
         return jax.nn.gelu(at_least_f32(wide), approximate=False).astype(wide.dtype)
-    assert gate is not None, "SwiGLU has a gate"
+    assert gate is not None, f"{activation} has a gate"
+    if activation == "geglu":
+        return gelu(gate) * wide
     return (jax.nn.silu(at_least_f32(gate)) * at_least_f32(wide)).astype(wide.dtype)

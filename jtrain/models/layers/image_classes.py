@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from jtrain.errors import ConfigError, DataError
+from jtrain.models.pixels import Pixels
 
 
 def classes(logits: Float[Array, "b c"]) -> dict[str, Array]:
@@ -21,10 +22,11 @@ def as_images(
     shape: tuple[int, int, int],
     dtype: jnp.dtype,
     mask: Bool[Array, "b"] | None = None,
-) -> Float[Array, "b h w c"]:
+    pixels: Pixels = Pixels(),
+) -> Float[Array, "b y x i"]:
     """Return `x` in `dtype`, uint8 scaled to 0 .. 1, zero in the rows that `mask` hides.
 
-    Images b h w have one channel.
+    Images b h w have one channel. Size, channels and range become those of `pixels`.
 
     Raises:
         DataError: if the shape of an image is not `shape`: height, width, channels.
@@ -39,9 +41,25 @@ def as_images(
             f"width, channels, in that order. {advice}, or change the images."
         )
     x = x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x.astype(dtype)
+    x = _change(x, pixels, pixels.shape(shape))
     if mask is None:
         return x
     return jnp.where(jnp.expand_dims(mask, (1, 2, 3)), x, jnp.zeros((), dtype))
+
+
+def _change(
+    x: Float[Array, "b h w c"], pixels: Pixels, shape: tuple[int, int, int]
+) -> Float[Array, "b y x i"]:
+    """Resize images, repeat a grey channel, and move the range of each channel."""
+    height, width, channels = shape
+    if x.shape[1:3] != (height, width):
+        x = jax.image.resize(x, (len(x), height, width, x.shape[3]), "linear")
+    if x.shape[3] != channels:
+        x = jnp.broadcast_to(x, (*x.shape[:3], channels))
+    if pixels.mean:
+        mean, std = (jnp.array(numbers, x.dtype) for numbers in (pixels.mean, pixels.std))
+        x = (x - jnp.expand_dims(mean, (0, 1, 2))) / jnp.expand_dims(std, (0, 1, 2))
+    return x
 
 
 def check_sizes(kind: str, image: tuple[int, int, int], classes: int) -> None:

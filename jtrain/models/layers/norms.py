@@ -79,19 +79,35 @@ standardize.defvjp(_forward, _backward)
 
 
 class Norm(nnx.Module):
-    """LayerNorm with its scale and bias, or RMSNorm with its scale."""
+    """LayerNorm with its scale and bias, or RMSNorm with its scale.
 
-    def __init__(self, width: int, *, kind: Literal["layer", "rms"], epsilon: float, bias: bool):
-        self.kind, self.epsilon = kind, epsilon
+    Args:
+        zero_centered: multiply by 1 + scale, in at least float32, with scales that begin at 0.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        kind: Literal["layer", "rms"],
+        epsilon: float,
+        bias: bool,
+        zero_centered: bool = False,
+    ):
+        self.kind, self.epsilon, self.zero_centered = kind, epsilon, zero_centered
         # The dim has no mesh axis; its name is there so that a stack of layers can be recognised.
         no_name: Any = {"dims": (None,)}
-        self.scale = nnx.Param(jnp.ones(width), **no_name)
+        scale = jnp.zeros(width) if zero_centered else jnp.ones(width)
+        self.scale = nnx.Param(scale, **no_name)
         biased = bias and kind == "layer"
         self.bias = nnx.Param(jnp.zeros(width), **no_name) if biased else None
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         """Normalise `x` over its last dim."""
+        scale, bias = self.scale[...], None if self.bias is None else self.bias[...]
+        if self.zero_centered:  # 1 + a small bfloat16 would round the scale away
+            scale, bias = 1 + at_least_f32(scale), None if bias is None else at_least_f32(bias)
+        wide = at_least_f32(x) if self.zero_centered else x
         if self.kind == "rms":
-            return rms_norm(x, self.scale[...], epsilon=self.epsilon)
-        bias = None if self.bias is None else self.bias[...]
-        return layer_norm(x, self.scale[...], bias, epsilon=self.epsilon)
+            return rms_norm(wide, scale, epsilon=self.epsilon).astype(x.dtype)
+        return layer_norm(wide, scale, bias, epsilon=self.epsilon).astype(x.dtype)

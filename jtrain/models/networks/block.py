@@ -16,7 +16,7 @@ from jtrain.models.attention.rotary import RotaryAngles, rotate
 from jtrain.models.experts.experts import Experts, NoExperts
 from jtrain.models.experts.mixture import MixtureOfExperts
 from jtrain.models.layers.dropout import KeySequence, drop
-from jtrain.models.layers.feed_forward import Activation, bend
+from jtrain.models.layers.feed_forward import GATED, Activation, bend
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
 
@@ -35,6 +35,8 @@ class BlockOutput(NamedTuple):
 
 class TransformerBlock(nnx.Module):
     """Attention, then an MLP or a mixture of experts, each added to its input.
+
+    With `post_norm` the output of each is normalised before it is added.
 
     The arguments are the fields of `jtrain.models.transformer.Transformer`, with `kv_heads`,
     `head_size` and `hidden` greater than 0.
@@ -55,7 +57,10 @@ class TransformerBlock(nnx.Module):
         experts: Experts,
         dropout: float,
         bias: bool,
+        qkv_bias: bool,
         qk_norm: bool,
+        post_norm: bool,
+        zero_centered: bool,
         placement: Placement,
         rngs: KeySequence,
     ):
@@ -64,19 +69,26 @@ class TransformerBlock(nnx.Module):
         self.dropout, self.placement = dropout, placement
         std_out = STD / math.sqrt(2 * layers)  # the sum over 2 x layers keeps its size
 
-        def linear(inputs: int, outputs: int, *dims: str, std: float = STD) -> Linear:
+        def linear(
+            inputs: int, outputs: int, *dims: str, std: float = STD, bias: bool = bias
+        ) -> Linear:
             flat = placement.times == 1
             return Linear(
                 inputs, outputs, bias=bias, std=std, dims=(dims[0], dims[1]), flat=flat, rngs=rngs
             )
 
-        make_norm = functools.partial(Norm, kind=norm, epsilon=epsilon, bias=bias)
+        make_norm = functools.partial(
+            Norm, kind=norm, epsilon=epsilon, bias=bias, zero_centered=zero_centered
+        )
         self.norm_attention = make_norm(width)
-        self.qkv = linear(width, (heads + 2 * kv_heads) * head_size, "width", "kv_heads")
+        columns = (heads + 2 * kv_heads) * head_size
+        self.qkv = linear(width, columns, "width", "kv_heads", bias=bias or qkv_bias)
         self.norm_q = make_norm(head_size) if qk_norm else None
         self.norm_k = make_norm(head_size) if qk_norm else None
         self.out = linear(heads * head_size, width, "heads", "width", std=std_out)
         self.norm_mlp = make_norm(width)
+        self.norm_attention_out = make_norm(width) if post_norm else None
+        self.norm_mlp_out = make_norm(width) if post_norm else None
         self.mixture = (
             None
             if isinstance(experts, NoExperts)
@@ -93,7 +105,7 @@ class TransformerBlock(nnx.Module):
         )
         if self.mixture is not None:
             return
-        self.gate = linear(width, hidden, "width", "hidden") if activation == "swiglu" else None
+        self.gate = linear(width, hidden, "width", "hidden") if activation in GATED else None
         self.up = linear(width, hidden, "width", "hidden")
         self.down = linear(hidden, width, "hidden", "width", std=std_out)
 
@@ -122,6 +134,9 @@ class TransformerBlock(nnx.Module):
         drop_rows = functools.partial(drop, rate=self.dropout, keys=keys, order=order)
         site = 2 * index + 1
         attended, cache = self.attention(self.norm_attention(x), angles, attend)
+        attended = (
+            attended if self.norm_attention_out is None else self.norm_attention_out(attended)
+        )
         x = x + drop_rows(attended, site=site)
         x = self.placement.constrain(x, "batch", "time", "width")
         x_mlp, router_logits = self.norm_mlp(x), None
@@ -129,6 +144,7 @@ class TransformerBlock(nnx.Module):
             y = self.mlp(x_mlp)
         else:
             y, router_logits = self.mixture(x_mlp, complete_rows=complete_rows, order=order)
+        y = y if self.norm_mlp_out is None else self.norm_mlp_out(y)
         x = x + drop_rows(y, site=site + 1)
         x = self.placement.constrain(x, "batch", "time", "width")
         return BlockOutput(x, cache, router_logits)

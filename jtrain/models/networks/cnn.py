@@ -12,7 +12,6 @@ from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
-from jtrain.models.layers.pooling import max_pool
 
 
 class CNNModule(nnx.Module):
@@ -61,7 +60,7 @@ class CNNModule(nnx.Module):
         x = as_images(x, self.image, self.layers[0].kernel[...].dtype, mask)
         for layer in self.convolutions:
             # ReLU changes no order, so it can come after the pool, on a quarter of the numbers.
-            x = jax.nn.relu(max_pool(layer(x), 2))
+            x = jax.nn.relu(layer(x, pool=2))
             x = self.placement.constrain(x, "batch", "height", "width", "channels")
         x = drop(x.reshape(x.shape[0], -1), self.dropout, keys)
         for site, layer in enumerate(self.layers[:-1], 1):

@@ -14,7 +14,7 @@ from jtrain.models.attention.attention import Implementation
 from jtrain.models.attention.causal import Causal
 from jtrain.models.attention.kv_cache import remembering
 from jtrain.models.attention.positions import LearnedPositions, Positions, Rotary
-from jtrain.models.attention.rotary import RotaryAngles, turn_at
+from jtrain.models.attention.rotary import RotaryAngles, local_rotary, turn_at
 from jtrain.models.attention.scores import places_within, soft_cap
 from jtrain.models.experts.experts import Experts
 from jtrain.models.layers.block_stack import Remat, stack_modules, through
@@ -53,10 +53,15 @@ class Decoder(nnx.Module):
         experts: Experts,
         dropout: float,
         bias: bool,
+        qkv_bias: bool,
         tied: bool,
         qk_norm: bool,
+        post_norm: bool,
+        zero_centered: bool,
+        embedding_scale: float,
         windows: tuple[int | None, ...],
         attention_cap: float | None,
+        attention_scale: float | None,
         logit_cap: float | None,
         attention: Implementation,
         scan: bool,
@@ -68,7 +73,8 @@ class Decoder(nnx.Module):
         self.context, self.dropout, self.placement = context, dropout, placement
         self.rotary = positions if isinstance(positions, Rotary) else None
         self.head_size, self.windows, self.implementation = head_size, windows, attention
-        self.attention_cap, self.logit_cap = attention_cap, logit_cap
+        self.attention_cap, self.attention_scale = attention_cap, attention_scale
+        self.logit_cap, self.embedding_scale = logit_cap, embedding_scale
         self.scan, self.saved = scan, saved
         self.remat: Remat = remat
         self.deterministic = True
@@ -95,7 +101,10 @@ class Decoder(nnx.Module):
                 experts=experts,
                 dropout=dropout,
                 bias=bias,
+                qkv_bias=qkv_bias,
                 qk_norm=qk_norm,
+                post_norm=post_norm,
+                zero_centered=zero_centered,
                 placement=placement,
                 rngs=rngs,
             )
@@ -104,7 +113,7 @@ class Decoder(nnx.Module):
             self.blocks = stack_modules(make_block, layers, draws)
         else:
             self.blocks = nnx.List(make_block(draws) for _ in range(layers))
-        self.norm = Norm(width, kind=norm, epsilon=epsilon, bias=bias)
+        self.norm = Norm(width, kind=norm, epsilon=epsilon, bias=bias, zero_centered=zero_centered)
         self.head = None if tied else normal(vocab, width, dims=("vocab", "width"))
 
     def __call__(
@@ -162,7 +171,7 @@ class Decoder(nnx.Module):
         def call_block(block, x, rows, index, _):
             keys, segments, row_angles = rows
             attend = functools.partial(self._attend, index, segments)
-            turn = angles if row_angles is None else row_angles
+            turn = self._layer_angles(index, angles if row_angles is None else row_angles)
             output = block(x, keys, index, turn, attend, order=order)
             return output.x, output.router_logits
 
@@ -195,8 +204,11 @@ class Decoder(nnx.Module):
 
         def call_block(block, x, _, index, cache):
             window = self._window(index)
-            attend = remembering(cache, at, window=window, soft_cap=self.attention_cap)
-            output = block(x, None, index, angles, attend, complete_rows=False)
+            attend = remembering(
+                cache, at, window=window, soft_cap=self.attention_cap, scale=self.attention_scale
+            )
+            turn = self._layer_angles(index, angles)
+            output = block(x, None, index, turn, attend, complete_rows=False)
             return output.x, output.cache
 
         x, cache = through(self.blocks, x, call_block, state=cache)
@@ -220,17 +232,28 @@ class Decoder(nnx.Module):
         # exchanges.
         single = self.placement.rows * self.placement.times == 1
         x = look_up(self.tokens[...], tokens) if single else self.tokens[...][tokens]
+        x = x if self.embedding_scale == 1 else x * jnp.asarray(self.embedding_scale, x.dtype)
         x = self.placement.constrain(x, "group", "time", "split")
         return self.placement.constrain(x, "rows", "time", "width")
 
-    def _angles(self, positions: Int[Array, "*b t"]) -> RotaryAngles | None:
-        return None if self.rotary is None else turn_at(self.rotary, self.head_size, positions)
+    def _angles(self, positions: Int[Array, "*b t"]) -> tuple[RotaryAngles, ...]:
+        """Return the angles of layers without a window, then of those with one if they differ."""
+        if self.rotary is None:
+            return ()
+        kinds = (self.rotary, *local_rotary(self.rotary))
+        return tuple(turn_at(kind, self.head_size, positions) for kind in kinds)
+
+    def _layer_angles(self, index, angles: tuple[RotaryAngles, ...]) -> RotaryAngles | None:
+        if not angles:
+            return None
+        return angles[0] if self._window(index) is None else angles[-1]
 
     def _attend(self, index, segments, q, k, v):
         """Attend where the placement has the shards of q, k and v; no cache."""
         attention = Causal(
             window=self._window(index),
             soft_cap=self.attention_cap,
+            scale=self.attention_scale,
             implementation=self.implementation,
         )
         return self.placement.attend(attention, q, k, v, segments), None

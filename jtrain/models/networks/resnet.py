@@ -17,6 +17,7 @@ from jtrain.models.layers.group_norm import GroupNorm
 from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.pooling import max_pool
+from jtrain.models.pixels import Pixels
 
 DIMS = ("batch", "height", "width", "channels")
 Mask: TypeAlias = Bool[Array, "b"] | None
@@ -30,25 +31,32 @@ class ResNetModule(nnx.Module):
         self,
         *,
         image: tuple[int, int, int],
+        pixels: Pixels,
         blocks: tuple[int, ...],
         bottleneck: bool,
         width: int,
         stem: Literal["imagenet", "cifar"],
         norm: Literal["batch", "group"],
         groups: int,
+        statistics: Literal["batch", "running"],
         quiet: bool,
         classes: int,
         dropout: float,
         placement: Placement,
         rngs: nnx.Rngs,
     ):
-        self.image, self.dropout, self.placement = image, dropout, placement
+        self.image, self.pixels = image, pixels
+        self.dropout, self.placement = dropout, placement
         self.deterministic = True
         self.pools = stem == "imagenet"
-        make_norm = BatchNorm if norm == "batch" else functools.partial(GroupNorm, groups=groups)
+        make_norm = (
+            functools.partial(BatchNorm, frozen=statistics == "running")
+            if norm == "batch"
+            else functools.partial(GroupNorm, groups=groups)
+        )
         kernel, stride = (7, 2) if self.pools else (3, 1)
         channels = width
-        self.stem = Convolution(image[2], channels, kernel, stride=stride, rngs=rngs)
+        self.stem = Convolution(pixels.shape(image)[2], channels, kernel, stride=stride, rngs=rngs)
         self.norm = make_norm(channels)
         self.blocks = nnx.List()
         for stage, count in enumerate(blocks):
@@ -80,7 +88,7 @@ class ResNetModule(nnx.Module):
             LossError: if the network trains with dropout and `keys` is None.
         """
         keys = drawn_from(keys, self.dropout, train=not self.deterministic)
-        x = as_images(x, self.image, self.stem.kernel[...].dtype, mask)
+        x = as_images(x, self.image, self.stem.kernel[...].dtype, mask, self.pixels)
         x = self.norm(self.stem(x), mask)
         if self.pools:
             x = max_pool(x, 3, 2, 1)

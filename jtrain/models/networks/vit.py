@@ -1,25 +1,24 @@
 """The network of a vision transformer."""
 
 import functools
-import math
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Num, Shaped
+from jaxtyping import Array, Bool, Float, Num, Shaped
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.models.attention.attention import attention_where
+from jtrain.models.attention.full import FullAttention
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.feed_forward import bend
 from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
+from jtrain.models.pixels import Pixels
 
 STD = 0.02  # of every kernel and embedding
-EPSILON = 1e-6  # of every norm, as published
 
 
 class ViTModule(nnx.Module):
@@ -33,10 +32,13 @@ class ViTModule(nnx.Module):
         self,
         *,
         image: tuple[int, int, int],
+        pixels: Pixels,
         patch: int,
         layers: int,
         heads: int,
         width: int,
+        hidden: int,
+        epsilon: float,
         pool: Literal["class", "mean"],
         classes: int,
         dropout: float,
@@ -44,22 +46,31 @@ class ViTModule(nnx.Module):
         placement: Placement,
         rngs: nnx.Rngs,
     ):
-        self.image, self.patch, self.dropout, self.placement = image, patch, dropout, placement
+        self.image, self.pixels, self.patch = image, pixels, patch
+        self.dropout, self.placement = dropout, placement
         self.deterministic = True
 
         def normal(*shape: int) -> nnx.Param:
             return nnx.Param(STD * jax.random.normal(rngs.params(), shape))
 
-        self.patches = Linear(patch**2 * image[2], width, std=STD, dims=(None, "width"), rngs=rngs)
+        numbers = patch**2 * pixels.shape(image)[2]
+        self.patches = Linear(numbers, width, std=STD, dims=(None, "width"), rngs=rngs)
         self.token = normal(width) if pool == "class" else None
         self.positions = normal(positions, width)
         self.blocks = nnx.List(
             EncoderBlock(
-                index, width=width, heads=heads, dropout=dropout, placement=placement, rngs=rngs
+                index,
+                width=width,
+                heads=heads,
+                hidden=hidden,
+                epsilon=epsilon,
+                dropout=dropout,
+                placement=placement,
+                rngs=rngs,
             )
             for index in range(layers)
         )
-        self.norm = _norm(width)
+        self.norm = _norm(width, epsilon)
         self.head = Linear(width, classes, std=STD, dims=("width", "classes"), rngs=rngs)
 
     def __call__(
@@ -75,7 +86,7 @@ class ViTModule(nnx.Module):
             LossError: if the network trains with dropout and `keys` is None.
         """
         keys = drawn_from(keys, self.dropout, train=not self.deterministic)
-        x = as_images(x, self.image, self.positions[...].dtype, mask)
+        x = as_images(x, self.image, self.positions[...].dtype, mask, self.pixels)
         x = self.patches(cut(x, self.patch))  # b t d
         if self.token is not None:
             first = jnp.broadcast_to(self.token[...][None, None], (len(x), 1, x.shape[-1]))
@@ -99,18 +110,20 @@ class EncoderBlock(nnx.Module):
         *,
         width: int,
         heads: int,
+        hidden: int,
+        epsilon: float,
         dropout: float,
         placement: Placement,
         rngs: nnx.Rngs,
     ):
         self.index, self.heads, self.dropout, self.placement = index, heads, dropout, placement
-        self.norm_attention = _norm(width)
+        self.norm_attention = _norm(width, epsilon)
         linear = functools.partial(Linear, std=STD, rngs=rngs)
         self.qkv = linear(width, 3 * width, dims=("width", "heads"))
         self.out = linear(width, width, dims=("heads", "width"))
-        self.norm_mlp = _norm(width)
-        self.up = linear(width, 4 * width, dims=("width", "hidden"))
-        self.down = linear(4 * width, width, dims=("hidden", "width"))
+        self.norm_mlp = _norm(width, epsilon)
+        self.up = linear(width, hidden, dims=("width", "hidden"))
+        self.down = linear(hidden, width, dims=("hidden", "width"))
 
     def __call__(
         self, x: Float[Array, "b t d"], keys: Shaped[Array, "b"] | None
@@ -140,27 +153,6 @@ class EncoderBlock(nnx.Module):
         return self.down(bend("gelu_exact", wide, None))
 
 
-class FullAttention:
-    """Attention of each position to all."""
-
-    kernel = False
-
-    def __call__(
-        self,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s h k"],
-        v: Float[Array, "b s h k"],
-        segments: Int[Array, "b s"] | None = None,
-        *,
-        platform: str | None = None,
-    ) -> Float[Array, "b t h k"]:
-        """Return softmax(q k / sqrt(head size)) v over all positions; `segments` must be None."""
-        assert segments is None, "an image is one sequence"
-        del platform
-        visible = jnp.ones((q.shape[1], k.shape[1]), bool)
-        return attention_where(q, k, v, visible, scale=1 / math.sqrt(q.shape[-1]))
-
-
 def cut(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b t p"]:
     """Return the patches of each image, row by row; p runs over rows, columns, channels.
 
@@ -171,5 +163,5 @@ def cut(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b t p"]:
     return x.reshape(b, -1, patch * patch * c)
 
 
-def _norm(width: int) -> Norm:
-    return Norm(width, kind="layer", epsilon=EPSILON, bias=True)
+def _norm(width: int, epsilon: float) -> Norm:
+    return Norm(width, kind="layer", epsilon=epsilon, bias=True)

@@ -13,6 +13,7 @@ from jtrain.errors import ConfigError
 
 ResNetPreset: TypeAlias = Literal["none", "resnet18", "resnet34", "resnet50"]
 ViTPreset: TypeAlias = Literal["none", "vit-s16", "vit-b16"]
+LitePreset: TypeAlias = Literal["none", "lite0", "lite1", "lite2", "lite3", "lite4"]
 
 _IMAGENET = {"image": (224, 224, 3), "classes": 1000}
 # He et al. 2016, https://arxiv.org/abs/1512.03385, table 1
@@ -26,6 +27,27 @@ RESNET_PRESETS: Mapping[str, Mapping[str, Any]] = {
 VIT_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "vit-s16": {**_IMAGENET, "patch": 16, "layers": 12, "heads": 6, "width": 384},
     "vit-b16": {**_IMAGENET, "patch": 16, "layers": 12, "heads": 12, "width": 768},
+}
+
+# The published variants, with the images of timm's `tf_efficientnet_lite0` and the others.
+LITE_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    f"lite{i}": {
+        "image": (side, side, 3),
+        "classes": 1000,
+        "stem": 32,
+        "widths": widths,
+        "blocks": blocks,
+        "features": 1280,
+    }
+    for i, (side, widths, blocks) in enumerate(
+        (
+            (224, (16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
+            (240, (16, 24, 40, 80, 112, 192, 320), (1, 3, 3, 4, 4, 5, 1)),
+            (260, (16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
+            (300, (24, 32, 48, 96, 136, 232, 384), (1, 3, 3, 5, 5, 6, 1)),
+            (380, (24, 32, 56, 112, 160, 272, 448), (1, 4, 4, 6, 6, 8, 1)),
+        )
+    )
 }
 
 
@@ -43,7 +65,7 @@ def with_preset(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
     if not isinstance(values, Mapping):
         return given
     # JSON has only lists, and the check of a tuple field is strict.
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    values = _with_tuples(values)
     name = values.get("preset", "none")
     if called and isinstance(name, str) and name not in {"none", *presets}:
         near = difflib.get_close_matches(name.lower(), presets, 1, cutoff=0.3)
@@ -51,3 +73,14 @@ def with_preset(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:
         raise ConfigError(f"there is no preset {name!r}, only {', '.join(presets)}.{hint}")
     merged = {**(presets.get(name, {}) if isinstance(name, str) else {}), **values}
     return ArgsKwargs(given.args, merged) if called else merged
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with tuples for lists, those of the configs in it too."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _with_tuples(value)
+        return tuple(value) if isinstance(value, list) else value
+
+    return {key: change(value) for key, value in values.items()}

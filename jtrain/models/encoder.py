@@ -1,0 +1,105 @@
+"""The config of a text encoder; importing it imports no flax."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from jtrain.config.configclass import configclass
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement, Unplaced
+from jtrain.errors import ConfigError
+from jtrain.models.pretrained.config_values import with_pretrained
+
+
+@configclass
+class Encoder:
+    """A text encoder as BERT: learned positions, token types, a norm after each residual.
+
+    Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
+    """
+
+    kind: Literal["encoder"] = "encoder"
+    pretrained: str = Field(default="", validation_alias="from")
+    """A folder as Hugging Face lays it out: a new run takes its weights, and its values where none
+    are given beside it. In Python: pretrained=PATH. Empty: none."""
+    vocab: int = Field(default=30522, gt=0)
+    """Number of different tokens."""
+    context: int = Field(default=512, gt=0)
+    """Most tokens that the model reads at once."""
+    token_types: int = Field(default=2, gt=0)
+    """Parts of a text that tokens are marked to belong to."""
+    layers: int = Field(default=12, gt=0)
+    """Blocks of attention and MLP."""
+    heads: int = Field(default=12, gt=0)
+    """Attention heads a block; must divide `width`."""
+    width: int = Field(default=768, gt=0)
+    """Width of a position between blocks."""
+    hidden: int = Field(default=0, ge=0)
+    """Hidden width of the MLPs; 0: 4 x width."""
+    epsilon: float = Field(default=1e-12, gt=0)
+    """Number added to the variance in a norm."""
+    activation: Literal["gelu", "gelu_exact"] = "gelu_exact"
+    """Activation of the MLPs: GELU by tanh, or GELU."""
+    pooler: bool = False
+    """Have the linear map of the first position's vector, for `method="pooled"`."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout rate after the embedding, each attention and each MLP."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_pretrained(cls, given: Any) -> Any:
+        return with_pretrained(given, cls)
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "Encoder":
+        if self.width % self.heads:
+            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            near = min(divisors, key=lambda n: abs(n - self.heads))
+            raise ConfigError(
+                f"{self.heads} heads do not divide width {self.width}. Nearest: heads={near}."
+            )
+        return self
+
+    @classmethod
+    def read_values(cls, path: str) -> Mapping[str, Any]:
+        """Return the values of a published model; see `jtrain.models.pretrained`.
+
+        Raises:
+            CheckpointError: if the path has no model that an encoder computes.
+        """
+        from jtrain.models.pretrained.source import read_values
+
+        return read_values(path, "encoder")
+
+    @property
+    def size_of_hidden(self) -> int:
+        """Hidden width of the MLPs."""
+        return self.hidden or 4 * self.width
+
+    def build(self, placement: Placement = Unplaced()) -> Model:
+        """Build the model: `apply(params, {}, tokens, visible, types, rng=keys)` returns b t d.
+
+        `visible` (b t) is false for padding and `types` (b t) the part of the text; both may be
+        left out. `method="pooled"` returns b d. `jtrain.models.embeddings` pools and compares.
+        """
+        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
+        from jtrain.models.networks.encoder import TextEncoder
+
+        return from_nnx(
+            lambda rngs: TextEncoder(
+                vocab=self.vocab,
+                context=self.context,
+                token_types=self.token_types,
+                layers=self.layers,
+                heads=self.heads,
+                width=self.width,
+                hidden=self.size_of_hidden,
+                epsilon=self.epsilon,
+                activation=self.activation,
+                pooler=self.pooler,
+                dropout=self.dropout,
+                placement=placement,
+                rngs=rngs,
+            )
+        )

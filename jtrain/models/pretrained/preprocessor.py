@@ -1,0 +1,116 @@
+"""What is done to images before a published model: its file beside config.json, in and out."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jtrain.errors import CheckpointError
+from jtrain.io.regular_files import read_json
+from jtrain.models.pixels import Pixels
+from jtrain.models.pretrained.family import Family, HFConfig, Values
+
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Values:
+    """Return the fields of `Pixels` for a published image classifier.
+
+    They are those of preprocessor_config.json, or of timm's `pretrained_cfg`. Where neither gives a
+    size, it is that of the images for a model whose parameters depend on it, and else the data's.
+
+    Args:
+        model: our config for config.json.
+
+    Raises:
+        CheckpointError: if the file is broken, or changes pixels in a way that `Pixels` has not.
+    """
+    height, width, channels = model.image
+    found: Values = {"channels": channels, **_default_range(family, channels)}
+    if hasattr(model, "positions"):
+        found |= {"height": height, "width": width}
+    if family.timm:
+        return {**found, **_from_timm(hf.get("pretrained_cfg") or {})}
+    path = folder / PREPROCESSOR
+    return {**found, **_from_file(path)} if path.is_file() else found
+
+
+def _default_range(family: Family, channels: int) -> Values:
+    if family.mean is None:
+        return {}
+    return {"mean": (family.mean,) * channels, "std": (family.mean,) * channels}
+
+
+def _from_timm(cfg: Mapping[str, Any]) -> Values:
+    found: Values = {key: tuple(cfg[key]) for key in ("mean", "std") if key in cfg}
+    if "input_size" in cfg:
+        _, found["height"], found["width"] = cfg["input_size"]
+    return found
+
+
+def _from_file(path: Path) -> Values:
+    hf = _read(path)
+    rescale, factor = hf.get("do_rescale", True), hf.get("rescale_factor", 1 / 255)
+    if not rescale or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
+        raise CheckpointError(
+            f"{path} has do_rescale={rescale} and rescale_factor={factor}, and jtrain scales bytes "
+            f"to 0 .. 1: true and {1 / 255:.6f}. Fold another factor into image_mean and image_std."
+        )
+    found: Values = {}
+    if hf.get("do_normalize", True) and "image_mean" in hf:
+        found = {"mean": tuple(hf["image_mean"]), "std": tuple(hf["image_std"])}
+    if hf.get("do_resize", True) and (size := _size(hf)):
+        found["height"], found["width"] = size
+    return found
+
+
+def _read(path: Path) -> HFConfig:
+    try:
+        hf = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is no JSON ({error}). Download it again.") from None
+    if not isinstance(hf, dict):
+        raise CheckpointError(f"{path} holds a {type(hf).__name__}, not a JSON object. "
+                              f"Download it again.")  # fmt: skip
+    return hf
+
+
+def _size(hf: HFConfig) -> tuple[int, int] | None:
+    """Return the height and the width of what is left of an image."""
+    size = hf.get("crop_size") if hf.get("do_center_crop") else None
+    size = size or hf.get("size")
+    if isinstance(size, int):
+        return size, size
+    if not isinstance(size, dict):
+        return None
+    if "shortest_edge" in size:
+        return size["shortest_edge"], size["shortest_edge"]
+    return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
+
+
+def write_preprocessor(directory: Path, model: Any, beside: Path | None) -> None:
+    """Write preprocessor_config.json for a model, over the entries of the folder it came from."""
+    source = beside / PREPROCESSOR if beside else None
+    base = _read(source) if source and source.is_file() else {}
+    sized = model.pixels.height > 0 or hasattr(model, "positions")
+    entries = _entries(model.pixels, model.shape if sized else None, base)
+    (directory / PREPROCESSOR).write_text(json.dumps(entries, indent=2) + "\n")
+
+
+def _entries(pixels: Pixels, shape: tuple[int, int, int] | None, base: HFConfig) -> Values:
+    """Return the entries; without a shape, images keep their size."""
+    entries: Values = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": shape is not None,
+        "resample": 2,  # bilinear
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        **base,
+        "do_normalize": bool(pixels.mean),
+    }
+    if pixels.mean:
+        entries |= {"image_mean": list(pixels.mean), "image_std": list(pixels.std)}
+    if shape and _size(entries) != shape[:2]:
+        entries |= {"do_resize": True, "size": {"height": shape[0], "width": shape[1]}}
+    return entries

@@ -1,0 +1,174 @@
+"""Published weights as a source of a new state's parameters, read one at a time."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtrain.core.types import Leaf as Array
+from jtrain.errors import CheckpointError, DataError
+from jtrain.models.pretrained.family import Family, HFConfig
+from jtrain.models.pretrained.folder import check_no_pickle, is_folder, read_config, read_folder
+from jtrain.models.pretrained.gguf_file import GGUF, read_gguf
+from jtrain.models.pretrained.preprocessor import read_pixels
+from jtrain.models.pretrained.registry import build_model, find_family, model_values
+from jtrain.models.pretrained.slices import put_slices, release_host_memory
+from jtrain.models.pretrained.tensors_table import Tensors, make_table
+
+TOKENIZER = "tokenizer.json"
+RELEASED = 1 << 20
+"""Bytes of a parameter after which freed memory is returned: less is not worth the call."""
+
+
+def is_pretrained(path: Path) -> bool:
+    """Return whether a path is a folder with config.json, or a GGUF file."""
+    return path.suffix == GGUF or is_folder(path)
+
+
+def read_hf_config(path: Path) -> HFConfig:
+    """Return the config.json of a folder, or the same entries of a GGUF file.
+
+    Raises:
+        CheckpointError: if the path is neither.
+    """
+    if path.suffix == GGUF:
+        return read_gguf(path).config
+    check_no_pickle(path)
+    if not is_folder(path):
+        raise CheckpointError(
+            f"{path} is no folder with a config.json and no {GGUF} file. Name a folder as Hugging "
+            f"Face lays it out (config.json, model.safetensors, tokenizer.json), or a {GGUF} file."
+        )
+    return read_config(path)
+
+
+def read_values(path: str, kind: str) -> Mapping[str, Any]:
+    """Return the fields of our config of a kind for a folder or a GGUF file.
+
+    Raises:
+        CheckpointError: if the path is neither, or the model is none that jtrain computes, or one
+            of another kind.
+    """
+    hf = read_hf_config(Path(path))
+    family = find_family(hf, path)
+    if family.kind != kind:
+        raise CheckpointError(
+            f"model.from={path} is a {family.name}, which jtrain has as kind={family.kind}, and "
+            f"the model of this experiment is a {kind}. Use an experiment with such a model."
+        )
+    values = model_values(family, hf)
+    if "pixels" in values:
+        pixels = read_pixels(Path(path), family, hf, build_model(family, hf))
+        values["pixels"] = {**values["pixels"], **pixels}
+    return values
+
+
+class PretrainedWeights:
+    """Parameters of a published model, under our names.
+
+    Args:
+        path: a folder, or a GGUF file.
+        stacked: give the parameters of all blocks as one array each, as a model with `scan` has.
+
+    Raises:
+        CheckpointError: if the path is neither, or a tensor is missing, surplus or misshapen.
+    """
+
+    def __init__(self, path: Path, *, stacked: bool = False):
+        self.where = str(path)
+        self.hf = read_hf_config(path)
+        self.family: Family = find_family(self.hf, self.where)
+        self.model = build_model(self.family, self.hf)
+        tensors: Tensors = read_gguf(path).tensors if path.suffix == GGUF else read_folder(path)
+        self._table = make_table(self.family, self.model, tensors, self.where)
+        self._layers = self.model.layers if stacked and hasattr(self.model, "layers") else 0
+        self.found: Mapping[str, jax.ShapeDtypeStruct] = dict(self._found())
+
+    def _found(self):
+        for name, leaf in self._table.found.items():
+            _, index, rest = (*name.split("/", 2), "", "")[:3]
+            if not (self._layers and name.startswith("blocks/")):
+                yield name, leaf
+            elif index == "0":
+                shape = (self._layers, *leaf.shape)
+                yield f"blocks/{rest}", jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    def read(self, wanted: Mapping[str, Array], /) -> dict[str, Array]:
+        """Read these parameters with the requested shardings and dtypes; numpy without a sharding.
+
+        One slice of one parameter, that of one device, is on the host at a time.
+        """
+        found = {}
+        for name, like in wanted.items():
+            found[name] = self._place(name, like)
+            if found[name].nbytes > RELEASED:
+                release_host_memory()
+        return found
+
+    def _place(self, name: str, like: Array) -> Array:
+        stacked = self._layers and name.startswith("blocks/")
+        part = self._stacked(name, like) if stacked else self._single(name, like)
+        sharding = getattr(like, "sharding", None)
+        if sharding is None:
+            return part((slice(None),) * len(like.shape))
+        return put_slices(like.shape, sharding, part)
+
+    def _single(self, name: str, like: Array):
+        view = self._table.read(name)
+
+        def part(index):
+            array = np.empty(_shape_of(index, like.shape), like.dtype)
+            view.copy(index, array)
+            return array
+
+        return part
+
+    def _stacked(self, name: str, like: Array):
+        rest = name.removeprefix("blocks/")
+
+        def part(index):
+            layers = range(self._layers)[index[0]]
+            array = np.empty((len(layers), *_shape_of(index[1:], like.shape[1:])), like.dtype)
+            for i, layer in enumerate(layers):
+                self._table.read(f"blocks/{layer}/{rest}").copy(index[1:], array[i, ...])
+            return array
+
+        return part
+
+
+def _shape_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a slice of an array."""
+    return tuple(len(range(n)[one]) for one, n in zip(index, shape, strict=True))
+
+
+def vocabulary_of(path: Path) -> Mapping[str, int] | None:
+    """Return the number of each token of a published model's tokenizer; None if it has none.
+
+    Raises:
+        DataError: if the file is no tokenizer.
+    """
+    if path.suffix == GGUF:
+        tokens = read_gguf(path).tokens()
+        return {token: i for i, token in enumerate(tokens)} or None
+    file = path / TOKENIZER
+    if not file.is_file():
+        return None
+    try:
+        return vocabulary_of_parsed(json.loads(file.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
+
+
+def vocabulary_of_parsed(parsed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of each token of a tokenizer.json; raise KeyError if it is none."""
+    vocab = parsed["model"]["vocab"]
+    pairs = vocab.items() if isinstance(vocab, dict) else _unigram(vocab)
+    added = {token["content"]: token["id"] for token in parsed.get("added_tokens") or []}
+    return {**dict(pairs), **added}
+
+
+def _unigram(vocab: Any) -> Iterator[tuple[str, int]]:
+    return ((token, i) for i, (token, _) in enumerate(vocab))

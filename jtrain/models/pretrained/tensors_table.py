@@ -1,0 +1,123 @@
+"""Published tensors as parameters: which tensor gives which, checked before any byte is read."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from jtrain.errors import CheckpointError
+from jtrain.models.pretrained.family import Family, Leaf
+from jtrain.models.pretrained.slices import ParameterView
+
+SHOWN = 20  # rows of a table of errors
+
+
+# Arrays over a mapped file, or what has their shape and dtype and is computed by np.asarray.
+Tensors: TypeAlias = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorTable:
+    """The parameters that published tensors give."""
+
+    leaves: Mapping[str, Leaf]
+    """Row of each parameter, by our name; `theirs` are the names in the file."""
+    found: Mapping[str, jax.ShapeDtypeStruct]
+    """Shape and dtype of each parameter."""
+    tensors: Tensors
+
+    def read(self, name: str) -> "ParameterView":
+        """Return a parameter, of which slices are read."""
+        leaf = self.leaves[name]
+        arrays = tuple(np.asarray(self.tensors[theirs]) for theirs in leaf.theirs)
+        view = ParameterView(leaf.transform.join(arrays), arrays)
+        view.let_go()
+        return view
+
+
+def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> TensorTable:
+    """Match the tensors of a file with the table of a family.
+
+    Args:
+        family: the family.
+        model: the config of ours that belongs to the file.
+        tensors: what the file has.
+        where: its name, for the message.
+
+    Raises:
+        CheckpointError: with each tensor that is missing, not known, or of another shape.
+    """
+    bare = lambda name: name.removeprefix(family.prefix)  # some files leave it out
+    names = {family.rename(model, bare(name)): name for name in tensors}
+    shapes = expected_shapes(family, model)
+    rows, leaves, used = [], {}, set()
+    for leaf in family.leaves(model):
+        used |= set(map(bare, leaf.theirs))
+        for theirs, shape in zip(leaf.theirs, shapes[leaf.ours], strict=True):
+            if bare(theirs) not in names:
+                rows.append((theirs, "is missing"))
+            elif (found := tensors[names[bare(theirs)]].shape) != shape:
+                rows.append((theirs, f"is {_text(found)}, and config.json says {_text(shape)}"))
+        leaves[leaf.ours] = leaf._replace(
+            theirs=tuple(names.get(bare(theirs), theirs) for theirs in leaf.theirs)
+        )
+    tied = ("lm_head.weight",) if getattr(model, "tied", False) else ()  # repeats the embedding
+    surplus = family.surplus(model)
+    unknown = [
+        name
+        for name in names
+        if name not in used
+        and not name.endswith((*family.ignored, *tied))
+        and not name.startswith(surplus)
+    ]
+    rows += [(names[name], "is surplus: the model has no place for it") for name in unknown]
+    if rows:
+        raise CheckpointError(_message(family, where, rows))
+    found = {name: _shape(leaf, tensors) for name, leaf in leaves.items()}
+    return TensorTable(leaves, found, tensors)
+
+
+def expected_shapes(family: Family, model: Any) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the shapes of the published tensors of each parameter, by our name."""
+    like = model_shapes(model)
+    return {
+        leaf.ours: tuple(x.shape for x in jax.eval_shape(leaf.transform.split, like[leaf.ours]))
+        for leaf in family.leaves(model)
+    }
+
+
+def model_shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the parameters of a model by name, block by block; other arrays as extra/NAME."""
+    from jtrain.core.pytree import named_leaves
+    from jtrain.models.layers.block_stack import unstack_layers
+
+    params, extra = jax.eval_shape(model.build().init, jax.random.key(0))
+    params = jax.eval_shape(unstack_layers, params) if getattr(model, "scan", False) else params
+    extras = {f"extra/{name}": leaf for name, leaf in named_leaves(extra).items()}
+    return {**named_leaves(params), **extras}
+
+
+def _shape(leaf: Leaf, tensors: Tensors) -> jax.ShapeDtypeStruct:
+    arrays = (tensors[theirs] for theirs in leaf.theirs)
+    structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    return jax.eval_shape(leaf.transform.join, structs)
+
+
+def _message(family: Family, where: str, rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows[:SHOWN])
+    lines = [f"  {name:{width}}  {words}" for name, words in rows[:SHOWN]]
+    more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return "\n".join(
+        [
+            f"{where} has {len(rows)} tensors that do not fit the {family.name} of config.json:",
+            *lines,
+            *more,
+            "Download the folder again, or correct config.json if it belongs to another model.",
+        ]
+    )
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"

@@ -1,0 +1,171 @@
+"""A model of ours as a folder that Hugging Face's `transformers` loads."""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.errors import CheckpointError
+from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX
+from jtrain.io.write_safetensors import write_safetensors
+from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
+from jtrain.models.pretrained.folder import CONFIG
+from jtrain.models.pretrained.preprocessor import write_preprocessor
+from jtrain.models.pretrained.tensors_table import model_shapes
+
+DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
+SHARD = 5_000_000_000  # bytes of a file, as transformers has it
+# Files of a tokenizer, and how to generate; they are copied.
+BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+
+
+class Export(NamedTuple):
+    """What was written."""
+
+    directory: Path
+    family: str
+    dtype: str
+    tensors: int
+    bytes: int
+    copied: tuple[str, ...]
+    of_images: bool
+
+
+def write_folder(
+    directory: Path,
+    family: Family,
+    model: Any,
+    read: Callable[[str], np.ndarray],
+    *,
+    dtype: DType = "float32",
+    base: HFConfig | None = None,
+    beside: Path | None = None,
+    shard: int = SHARD,
+) -> Export:
+    """Write config.json and safetensors, a tensor at a time.
+
+    Args:
+        directory: is made; must be empty.
+        family: the family that computes the function of `model`.
+        model: our config.
+        read: returns a parameter by our name, of blocks one by one.
+        dtype: of the tensors with floating numbers.
+        base: entries of the config.json that the model came from, which are kept.
+        beside: the folder whose tokenizer is copied.
+        shard: most bytes of a file.
+
+    Raises:
+        CheckpointError: if the directory has files, or cannot be written.
+    """
+    check_empty(directory)
+    shapes = model_shapes(model)
+    ordered = _ordered_leaves(family, model)
+    leaves = {their: leaf for leaf in ordered for their in leaf.theirs}
+    tensors = _tensors(ordered, shapes, dtype)
+    pieces = functools.lru_cache(maxsize=1)(lambda leaf: leaf.transform.split(read(leaf.ours)))
+
+    def tensor(name: str) -> np.ndarray:
+        leaf: Leaf = leaves[name]
+        return np.asarray(pieces(leaf)[leaf.theirs.index(name)]).astype(tensors[name].dtype)
+
+    size = 0
+    files = _files(tensors, shard)
+    for file, names in files.items():
+        described = {name: tensors[name] for name in names}
+        size += write_safetensors(directory / file, described, {"format": "pt"}, tensor)
+    if len(files) > 1:
+        weight_map = {name: file for file, names in files.items() for name in names}
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (directory / f"model{INDEX_SUFFIX}").write_text(json.dumps(index, indent=2) + "\n")
+    config = hf_config(family, model, dtype, base or {})
+    (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    if hasattr(model, "pixels") and not family.timm:
+        write_preprocessor(directory, model, beside)
+    copied = [name for name in BESIDE if beside and (beside / name).is_file()]
+    for name in copied:
+        assert beside is not None, "nothing was copied from nowhere"
+        shutil.copyfile(beside / name, directory / name)
+    return Export(
+        directory, family.name, dtype, len(tensors), size, tuple(copied), hasattr(model, "pixels")
+    )
+
+
+def hf_config(family: Family, model: Any, dtype: DType, base: HFConfig) -> Values:
+    """Return config.json for our config, over the entries of `base`."""
+    entries = family.hf(model)
+    if family.timm:
+        about = {**base.get("pretrained_cfg", {}), **entries["pretrained_cfg"]}
+        return {**base, **entries, "pretrained_cfg": about}
+    # Rotary positions are written as rope_theta and rope_scaling, which every reader knows.
+    kept = {key: x for key, x in base.items() if key not in {"rope_parameters", "dtype"}}
+    if len(kept.get("id2label", ())) == len(entries.get("id2label", ())):  # these have names
+        entries = {key: x for key, x in entries.items() if key not in {"id2label", "label2id"}}
+    return {
+        **kept,
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        "torch_dtype": dtype,
+        **entries,
+    }
+
+
+def check_empty(directory: Path) -> None:
+    """Raise CheckpointError if a directory has files, or is a file."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CheckpointError(
+            f"{directory} exists and is no empty directory: nothing is written over other files. "
+            f"Name another directory."
+        )
+
+
+def _ordered_leaves(family: Family, model: Any) -> list[Leaf]:
+    """Return the table in the order in which a parameter, or a stack of blocks, is read once."""
+    leaves = list(family.leaves(model))
+    if not getattr(model, "scan", False):
+        return leaves
+    stacks: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        kind, *rest = leaf.ours.split("/")
+        stack = "/".join((kind, *rest[1:])) if kind == "blocks" else leaf.ours
+        stacks.setdefault(stack, []).append(leaf)
+    return [leaf for stack in stacks.values() for leaf in stack]
+
+
+def _tensors(
+    leaves: Iterable[Leaf], shapes: Mapping[str, jax.ShapeDtypeStruct], dtype: DType
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and dtype of each published tensor."""
+    found = {}
+    for leaf in leaves:
+        parts = jax.eval_shape(leaf.transform.split, shapes[leaf.ours])
+        for name, part in zip(leaf.theirs, parts, strict=True):
+            floating = jnp.issubdtype(part.dtype, jnp.floating)
+            kind = jnp.dtype(dtype) if floating else part.dtype
+            found[name] = jax.ShapeDtypeStruct(part.shape, kind)
+    return found
+
+
+def _files(tensors: Mapping[str, jax.ShapeDtypeStruct], shard: int) -> dict[str, list[str]]:
+    """Return the tensors of each file, by its name."""
+    groups: list[list[str]] = [[]]
+    room = shard
+    for name, like in tensors.items():
+        size = like.size * like.dtype.itemsize
+        if groups[-1] and size > room:
+            groups.append([])
+            room = shard
+        groups[-1].append(name)
+        room -= size
+    if len(groups) == 1:
+        return {f"model{SUFFIX}": groups[0]}
+    count = len(groups)
+    return {f"model-{i:05}-of-{count:05}{SUFFIX}": group for i, group in enumerate(groups, 1)}
