@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jtrain.core.index_marks import in_range
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
+from jtrain.losses.index_marks import in_range
 from jtrain.losses.shapes import check_labels_shape
 
 

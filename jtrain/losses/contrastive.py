@@ -36,7 +36,7 @@ def contrastive(
     Source: Radford et al. 2021 (CLIP), arXiv 2103.00020, figure 3.
     """
     check_same_shape(left, right, mask, ("left", "right"))
-    left, right = _normalize(left, mask), _normalize(right, mask)
+    left, right = normalize_rows(left, mask), normalize_rows(right, mask)
     scale = jnp.minimum(jnp.exp(at_least_f32(log_scale)), MAX_SCALE)
     exact = jax.lax.Precision.HIGHEST  # at a scale of 100, products in bfloat16 are 0.2 off
     similarity = scale * jnp.einsum("ld,rd->lr", left, right, precision=exact)
@@ -51,6 +51,7 @@ def contrastive(
     return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
 
 
-def _normalize(x: Float[Array, "b d"], mask: Bool[Array, "b"]) -> Float[Array, "b d"]:
-    x = jnp.where(mask[:, None], at_least_f32(x), 1)  # masked rows may be NaN
+def normalize_rows(x: Float[Array, "b d"], mask: Bool[Array, "b"]) -> Float[Array, "b d"]:
+    """Return rows of length 1, in at least float32; masked rows, which may be NaN, are ones."""
+    x = jnp.where(mask[:, None], at_least_f32(x), 1)
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-12))

@@ -1,0 +1,1 @@
+"""Fine-tuning: frozen weights with a small trained part."""

@@ -1,0 +1,153 @@
+"""The loss of answers under every split, and what means of means would give."""
+
+import functools
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import published_models as published
+import pytest
+from comparison import assert_close, distance
+from layouts import keep_gradient
+from tiny_configs import TINY, write_conversations
+
+import jtrain as jt
+from jtrain.config.resolve import resolve
+from jtrain.core.placement import Unplaced
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.errors import DataError
+from jtrain.parallel import Mirrored
+
+ROOT = Path(__file__).parents[2]
+OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))
+SPLITS = list(itertools.product([1, 2, 4], [1, 2, 4]))
+COUNTS = [0, 0, 1, 2, 20, 24, 5, 9]  # answer tokens to keep of each row
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """Return the loss, its parameters and a batch, of which two rows have no answer."""
+    folder = tmp_path_factory.mktemp("chat")
+    path = write_conversations(folder / "chat.jsonl", 40)
+    settings = [*TINY["chat"], f"data.path={path}", "model.heads=2", "model.width=16"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        x = resolve(ROOT / "configs" / "chat.yaml", settings).config.build(Unplaced())
+    batch = dict(x.train[0])
+    seen = np.cumsum(batch["answer"], axis=1) <= np.array(COUNTS)[:, None]
+    batch["answer"] = batch["answer"] & seen
+    params, _ = jax.jit(x.init)(jax.random.key(0))
+    params = jax.device_get(jax.tree.map(lambda leaf: 3 * leaf, params))  # steps donate copies
+    return x.loss, params, batch
+
+
+def step_of(chat, devices: int, microbatches: int):
+    """Return the loss and the gradient of a step."""
+    loss, params, batch = chat
+    where = Mirrored(devices=devices).build()
+    state = new_state(params, OPTIMIZER, jax.random.key(1))
+    step = make_step(loss, OPTIMIZER, microbatches=microbatches, psum=where.psum, ragged=True)
+    state = jax.device_put(state, where.shardings(state))
+    placed = where.place(batch)
+    state, metrics = where.compile(step, state, placed, keeps=True)(state, placed)
+    return metrics["loss"].value(), jax.device_get(state.opt_state[0])
+
+
+@functools.cache
+def gradient_of_rows(loss):
+    def mean(params, batch):
+        value, _ = loss(params, batch, None)
+        return value.total / jnp.maximum(value.weight, 1)
+
+    return jax.jit(jax.value_and_grad(mean))
+
+
+def mean_of_means(chat, groups: int):
+    """Return the loss and the gradient as a mean over groups of the mean over their tokens."""
+    loss, params, batch = chat
+    call, size = gradient_of_rows(loss), len(COUNTS) // groups
+    parts = [{n: a[i * size : (i + 1) * size] for n, a in batch.items()} for i in range(groups)]
+    found = [call(params, {n: jnp.asarray(a) for n, a in part.items()}) for part in parts]
+    return jax.tree.map(lambda *leaves: sum(leaves) / groups, *found)
+
+
+@pytest.mark.parametrize(
+    ("devices", "microbatches"),
+    [
+        pytest.param(d, m, marks=() if (d, m) in {(4, 2)} else pytest.mark.thorough)
+        for d, m in SPLITS
+    ],
+)
+def test_loss_and_gradient_are_those_of_the_whole_batch(chat, devices, microbatches):
+    want, gradient = mean_of_means(chat, 1)
+    loss, found = step_of(chat, devices, microbatches)
+    assert_close(loss, want, 1e-6)
+    assert distance(found, gradient) <= 1e-6
+
+
+def test_means_of_means_are_of_another_loss(chat):
+    """What docs/chat.md says of them."""
+    _, gradient = mean_of_means(chat, 1)
+    for groups in (2, 4, 8):
+        assert distance(mean_of_means(chat, groups)[1], gradient) > 0.05
+
+
+def test_hidden_answers_have_no_gradient(chat):
+    loss, params, batch = chat
+    none = {**batch, "answer": np.zeros_like(batch["answer"])}
+    value, _ = jax.jit(loss)(params, {n: jnp.asarray(a) for n, a in none.items()}, None)
+    assert (value.total, value.weight) == (0, 0)
+
+
+def table(chat) -> str:
+    """Return the rows of docs/chat.md."""
+    want, gradient = mean_of_means(chat, 1)
+    lines = []
+    for groups in (1, 2, 4, 8):
+        value, found = mean_of_means(chat, groups)
+        apart = distance(found, gradient) if groups > 1 else 0
+        lines.append(f"| {groups} | {100 * (value / want - 1):+.1f} % | {100 * apart:.0f} % |")
+    return "\n".join(lines)
+
+
+@pytest.mark.thorough
+def test_the_page_has_the_table(chat):
+    assert table(chat) in (ROOT / "docs" / "chat.md").read_text()
+
+
+def test_a_published_model_of_another_vocabulary_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_conversations(tmp_path / "chat.jsonl", 8)
+    published.write_model(tmp_path / "hf", published.golden("llama31"))
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    text = json.dumps({"version": "1.0", "model": model, "added_tokens": []})
+    (tmp_path / "hf" / "tokenizer.json").write_text(text)
+    (tmp_path / "short.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    settings = [f"data.path={path}", "data.template=short.jinja", "data.context=32"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        config = resolve(ROOT / "configs" / "chat.yaml", [*settings, "model={from: hf}"]).config
+        with pytest.raises(DataError, match=r"another kind.*Set data.tokenizer=hf/tokenizer.json"):
+            config.build(Unplaced())
+
+
+@pytest.mark.thorough
+def test_a_run_trains_and_answers(tmp_path, monkeypatch, chat):
+    monkeypatch.chdir(tmp_path)
+    path = write_conversations(tmp_path / "chat.jsonl", 40)
+    words = [*TINY["chat"], f"data.path={path}", "steps=3", "parallel={kind: single}"]
+    config = resolve(ROOT / "configs" / "chat.yaml", words).config
+    outcome = jt.run(config)
+    assert outcome.status == "done"
+    run = jt.load(outcome.directory.path)
+    prompt = jt.Prompt(text="1+1", tokens=5)
+    assert run.experiment is not None
+    assert run.experiment.complete is not None
+    text = run.experiment.complete(run.params, run.extra, jax.random.key(0), prompt)
+    assert text.startswith("<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n")

@@ -1,0 +1,284 @@
+"""LoRA: the terms' steps, what stays frozen, and one result under every split."""
+
+import functools
+import itertools
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from comparison import assert_close, bitwise, distance
+from layouts import keep_gradient
+from tiny_configs import TINY
+
+import jtrain as jt
+from jtrain.config.resolve import resolve
+from jtrain.core.placement import Unplaced
+from jtrain.core.pytree import named_leaves
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.errors import ConfigError
+from jtrain.finetune.adapted import adapted_loss
+from jtrain.finetune.adapter_file import merge, read_adapter
+from jtrain.finetune.lora import Lora, build_adapter
+from jtrain.models.transformer import Transformer
+from jtrain.parallel import FSDP, Mirrored, Single
+from jtrain.testing import assert_invariant
+from jtrain.train.experiment import build_experiment
+from jtrain.train.setup import set_up
+
+CONFIG = Path(__file__).parents[2] / "configs" / "shakespeare.yaml"
+LORA = "lora={rank: 3, alpha: 6, on: ['*/qkv/*', '*/down/*', tokens]}"
+SMALL = [*TINY["shakespeare"], "model.heads=2", "model.width=16", "evaluate.every=0"]
+
+
+def config(*settings: str):
+    return resolve(CONFIG, [*SMALL, LORA, *settings]).config
+
+
+@functools.cache
+def started(*settings: str):
+    """Return an experiment and the state of a step, with terms that are not zero."""
+    x = build_experiment(config(*settings), Unplaced())
+    params, extra = x.adapter.attach(x.init(jax.random.key(0)), jax.random.key(1))
+    draw = np.random.default_rng(0)
+    fill = lambda leaf: jnp.asarray(draw.normal(size=leaf.shape), jnp.float32) / 8
+    return x, jax.tree.map(fill, params), extra
+
+
+def dense_gradient(x, params, extra, batch):
+    """Return the loss, and its gradient by every weight of the model that the terms add up to."""
+    plain = config().build(Unplaced())
+    full = x.adapter.join(params, extra, merged=True)
+    state = new_state(full, optax.chain(keep_gradient(), optax.sgd(1.0)), jax.random.key(2))
+    step = jax.jit(make_step(plain.loss, optax.chain(keep_gradient(), optax.sgd(1.0))))
+    state, metrics = step(state, batch)
+    return metrics["loss"].value(), named_leaves(state.opt_state[0])
+
+
+def test_the_terms_take_the_dense_step_restricted_to_them():
+    """dA = s G B', dB = s A' G for the dense gradient G of each weight."""
+    x, params, extra = started()
+    batch = {name: jnp.asarray(array) for name, array in x.train[0].items()}
+    optimizer = optax.chain(keep_gradient(), optax.sgd(1.0))
+    state = new_state(params, optimizer, jax.random.key(2), extra)
+    state, metrics = jax.jit(make_step(x.loss, optimizer))(state, batch)
+    loss, dense = dense_gradient(x, params, extra, batch)
+    assert_close(metrics["loss"].value(), loss, 1e-6)
+    assert set(params) == {"blocks/0/qkv/kernel", "blocks/0/down/kernel", "tokens"}
+    for name, term in params.items():
+        g, a, b = (np.asarray(leaf, np.float64) for leaf in (dense[name], term["a"], term["b"]))
+        g = g.T if x.adapter.leaves[name].transposed else g
+        want = {"a": 2 * g @ b.T, "b": 2 * a.T @ g}
+        got = state.opt_state[0][name]
+        assert distance(got, want) <= 1e-6, name
+
+
+@pytest.mark.thorough
+def test_frozen_leaves_are_bitwise_as_before_after_100_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open(os.devnull, "w") as screen:
+        outcome = jt.run(config("steps=100", "parallel={kind: single}"), screen=screen)
+    run = jt.load(outcome.directory.path)
+    before = run._setup.fresh().extra["base"]
+    assert bitwise(run.extra["base"], before)
+    assert all(np.abs(term["b"]).max() > 0 for term in run.params.values())
+    leaves = named_leaves(run._setup.like.opt_state)
+    assert {n.split("/mu/")[1] for n in leaves if "/mu/" in n} == set(named_leaves(run.params))
+    one = {name: array[:1] for name, array in run.experiment.train[0].items()}
+    logits, _ = run.model.apply(run.params, run.extra, jnp.asarray(one["tokens"][:, :-1]))
+    assert logits.shape[-1] == len(before["tokens"])
+
+
+@pytest.mark.thorough
+def test_a_run_starts_from_the_weights_of_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ("steps=3", "parallel={kind: single}")
+    plain = (*short, "lora={}", "name=plain", "seed=3")
+    terms = (*short, "init_from.path=plain", "name=terms")
+    with open(os.devnull, "w") as screen:
+        jt.run(config(*plain), screen=screen)
+        jt.run(config(*terms, LORA.replace("}", ", frozen: nf4}")), screen=screen)
+    start, run = jt.load("plain"), jt.load("terms")
+    assert bitwise(run.extra["base"], run.experiment.adapter.freeze(start.params))
+    run.save_adapter("terms.safetensors")
+    merged = merge(start.params, read_adapter("terms.safetensors"))
+    for name, leaf in named_leaves(run.merged).items():
+        assert_close(named_leaves(merged)[name], leaf, 1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scan", [False, True])
+def test_every_split_takes_the_same_step_with_dropout_by_row(scan):
+    settings = (
+        f"model.scan={str(scan).lower()}",
+        "model.layers=2",
+        "lora={rank: 2, on: ['*kernel'], dropout: 0.3}",
+    )
+    x, params, extra = started(*settings)
+    params = jax.tree.map(lambda leaf: leaf / 6, params)  # large ones amplify rounding by layer
+    batch = {name: array[:8] for name, array in x.train[0].items()}
+    want = step_under(Single(), 1, x, params, extra, batch)
+    for where in (FSDP(devices=4, min_size=0), Mirrored(devices=2, impl="shard_map")):
+        assert distance(step_under(where, 2, x, params, extra, batch), want) <= 1e-6
+
+
+def step_under(layout, microbatches, x, params, extra, batch):
+    """Return the gradient of a step."""
+    where, optimizer = layout.build(), optax.chain(keep_gradient(), optax.sgd(0.1))
+    state = jax.device_get(new_state(params, optimizer, jax.random.key(2), extra))
+    step = make_step(
+        x.loss, optimizer, microbatches=microbatches, psum=where.psum, ragged=x.train.ragged
+    )
+    state, placed = jax.device_put(state, where.shardings(state, x.dims)), where.place(batch)
+    state, _ = where.compile(step, state, placed, keeps=True)(state, placed)
+    return jax.device_get(state.opt_state[0])
+
+
+@pytest.mark.thorough
+def test_the_check_of_losses_covers_an_adapter():
+    draw = np.random.default_rng(0)
+    params = {n: jnp.asarray(draw.normal(size=(6, 6)), jnp.float32) for n in ("up", "down")}
+    adapter = build_adapter(Lora(rank=2, on=("*",), frozen="nf4"), params, {})
+    terms, extra = adapter.attach((params, ()), jax.random.key(0))
+    terms = jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), jnp.float32), terms)
+    batch = {"x": draw.normal(size=(8, 6)).astype(np.float32)}
+
+    def loss(p, batch, rng):
+        del rng
+        return jt.Mean.of(
+            jnp.square(jnp.tanh(batch["x"] @ p["up"]) @ p["down"]).sum(-1), batch["mask"]
+        )
+
+    layouts = {"parts": FSDP(devices=4, min_size=0)}
+    assert_invariant(adapted_loss(adapter, loss), terms, batch, extra=extra, strategies=layouts)
+
+
+def test_dropout_draws_by_row_and_only_in_training():
+    x, params, extra = started("lora={rank: 2, on: ['*kernel'], dropout: 0.5}")
+    batch = {name: jnp.asarray(array[:4]) for name, array in x.train[0].items()}
+    ratio = lambda mean: mean.total / mean.weight
+    loss = jax.jit(lambda batch, rng: ratio(x.loss.loss(params, extra, batch, rng)[0]))
+    key = jax.random.key(3)
+    assert loss(batch, key) != loss(batch, jax.random.key(4))
+    some = {name: array[2:3] for name, array in batch.items()}
+    rows = [loss({n: v[i : i + 1] for n, v in batch.items()}, key) for i in range(4)]
+    assert_close(np.mean(rows), loss(batch, key), 1e-6)  # rows of one length
+    merged = x.adapter.join(params, extra, merged=True)
+    plain = config("lora={}").build(Unplaced())
+    assert_close(loss(some, None), ratio(jax.jit(plain.loss)(merged, some, None)[0]), 1e-6)
+
+
+def test_frozen_weights_are_sharded_as_the_model_is():
+    setup = set_up(config("parallel={kind: fsdp, devices: 8, min_size: 0}"))
+    leaves = named_leaves(setup.like)
+    base = {n: x for n, x in leaves.items() if n.startswith("extra/base/") and x.ndim == 2}
+    assert len(base) == 6
+    for name, leaf in base.items():
+        assert np.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size, name
+
+
+WIDE = (
+    "model.width=64",
+    "model.scan=true",
+    "lora={rank: 2, on: ['*/up/*', '*/down/*', '*/qkv/*'], frozen: nf4}",
+)
+
+
+@pytest.mark.thorough
+def test_codes_and_scales_are_sharded_as_the_kernel_is():
+    """Blocks of the hidden dim over tensor, and the width over fsdp."""
+    settings = (*WIDE, "parallel={kind: sharded, devices: 8, fsdp: 2, tensor: 4, min_size: 0}")
+    leaves = named_leaves(set_up(config(*settings)).like)
+    spec = lambda name: tuple(leaves[f"extra/base/blocks/{name}"].sharding.spec)
+    assert spec("up/kernel/codes") == (None, "fsdp", "tensor")  # l d f/64 32
+    assert spec("up/kernel/scales") == (None, "fsdp", "tensor")
+    stored = [n for n in leaves if n.endswith(("/codes", "/scales"))]
+    assert len(stored) == 6
+    for name in stored:
+        leaf = leaves[name]
+        assert np.prod(leaf.sharding.shard_shape(leaf.shape)) * 2 <= leaf.size, name
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_step_with_shards_of_codes_is_that_of_one_device(tensor):
+    x, params, extra = started(*WIDE)
+    params = jax.tree.map(lambda leaf: leaf / 6, params)
+    batch = {name: array[:8] for name, array in x.train[0].items()}
+    want = step_under(Single(), 1, x, params, extra, batch)
+    layout = config(
+        *WIDE, f"parallel={{kind: sharded, devices: {2 * tensor}, fsdp: 2, tensor: {tensor}}}"
+    )
+    assert distance(step_under(layout.parallel, 1, x, params, extra, batch), want) <= 1e-6
+
+
+def test_a_model_of_plain_functions_has_its_terms_merged():
+    params = {"w": jnp.eye(4), "conv": jnp.ones((2, 2, 3, 5)), "bias": jnp.zeros(4)}
+    adapter = build_adapter(Lora(rank=2, on=("*",)), params, {})
+    terms, extra = adapter.attach((params, ()), jax.random.key(0))
+    assert {n: (t["a"].shape, t["b"].shape) for n, t in terms.items()} == {
+        "conv": ((12, 2), (2, 5)),
+        "w": ((4, 2), (2, 4)),
+    }
+    loss = lambda p, batch, rng: ((batch["x"] @ p["w"] + p["bias"][None]) ** 2).mean()
+    call = adapted_loss(adapter, loss).loss
+    value, _, after = call(terms, extra, {"x": jnp.ones((3, 4))}, None)
+    assert value == 1
+    assert after["base"] is extra["base"]
+
+
+MODEL = Transformer(context=8, layers=1, heads=2, width=16, vocab=7)
+
+
+@functools.cache
+def shapes():
+    model = MODEL.build()
+    return jax.eval_shape(model.init, jax.random.key(0))[0], model
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"on": ("*/atention/*",), "rank": 2}, "which matches none of the"),
+        ({"on": ("*/norm_mlp/*",), "rank": 2}, "matches no matrix"),
+        ({"on": ("*/qkv/*",), "rank": 17}, "lora.rank=16 or less"),
+        ({"on": ("tokens",), "rank": 2, "dropout": 0.1}, "lora.dropout=0"),
+    ],
+)
+def test_refuses_settings_that_do_not_suit_the_model(settings, words):
+    params, model = shapes()
+    with pytest.raises(ConfigError) as caught:
+        build_adapter(Lora(**settings), params, model.dims, model.linear)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("lora={rank: 4}", "lora.on"), ("lora={on: ['*']}", "lora.rank")],
+)
+def test_refuses_half_of_a_setting(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(CONFIG, [*SMALL, setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("precision={kind: fp8}", "set precision.kind=bf16, or leave lora out"),
+        ("evaluate.int8=['*/kernel']", r"set evaluate.int8=\[\], or leave lora out"),
+    ],
+)
+def test_refuses_products_in_8_bits(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        config(setting)
+    assert resolve(CONFIG, [*SMALL, setting]).config
+
+
+def test_several_patterns_name_each_leaf_once():
+    params, model = shapes()
+    adapter = build_adapter(Lora(rank=2, on=("*/up/*", "*kernel")), params, model.dims, {})
+    assert len(adapter.leaves) == len(set(itertools.chain(adapter.leaves))) == 4

@@ -1,0 +1,81 @@
+"""int8 and NF4 weights against numpy, and the published table."""
+
+from statistics import NormalDist
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import assert_close
+
+from jtrain.models.layers.quantized import NF4, dequantize, quantize
+
+DRAW = np.random.default_rng(0)
+
+
+def in_numpy(x, bits):
+    """Return codes and the values they stand for, block by block and number by number."""
+    flat = np.concatenate([x.ravel(), np.zeros(-x.size % 64, np.float32)])
+    codes, values = [], []
+    for block in flat.reshape(-1, 64):
+        scale = np.abs(block).max() * (np.float32(1 / 127) if bits == "int8" else np.float32(1))
+        for number in block:
+            ratio = number / scale if scale else np.float32(0)
+            if bits == "int8":
+                code = int(np.rint(ratio))
+                value = np.float32(code) * scale
+            else:
+                code = int(np.abs(NF4.astype(np.float64) - ratio).argmin())
+                value = NF4[code] * scale
+            codes.append(code)
+            values.append(value)
+    return codes, np.float32(values)[: x.size].reshape(x.shape)
+
+
+@pytest.mark.parametrize("bits", ["int8", "nf4"])
+@pytest.mark.parametrize("shape", [(16, 24), (5, 13)])
+def test_codes_and_values_are_those_of_a_loop_in_numpy(bits, shape):
+    x = DRAW.normal(size=shape).astype(np.float32)
+    x[0] = 0
+    stored = jax.jit(lambda x: quantize(x, bits))(x)
+    codes, values = in_numpy(x, bits)
+    found = np.asarray(stored.codes)
+    if bits == "nf4":
+        found = np.stack([found >> 4, found & 15], -1)
+    np.testing.assert_array_equal(found.ravel(), codes)
+    np.testing.assert_array_equal(jax.jit(dequantize)(stored), values)
+
+
+def test_a_stack_is_quantized_layer_by_layer():
+    x = jnp.asarray(DRAW.normal(size=(3, 10, 7)), jnp.float32)
+    stored = quantize(x, "nf4", stack=1)
+    assert stored.codes.shape == (3, 2, 32)
+    for i in range(3):
+        np.testing.assert_array_equal(dequantize(stored)[i], dequantize(quantize(x[i], "nf4")))
+
+
+@pytest.mark.parametrize("bits", ["int8", "nf4"])
+def test_blocks_of_the_last_dim_are_those_of_the_flat_array(bits):
+    """Dims stay where 64 divides the last one, and the numbers are those of any other shape."""
+    x = jnp.asarray(DRAW.normal(size=(2, 6, 128)), jnp.float32)
+    stored, flat = quantize(x, bits, stack=1), quantize(x.reshape(-1), bits)
+    assert stored.scales.shape == (2, 6, 2)
+    assert stored.codes.shape == (2, 6, 2, 64 if bits == "int8" else 32)
+    np.testing.assert_array_equal(stored.codes.ravel(), flat.codes.ravel())
+    np.testing.assert_array_equal(dequantize(stored).ravel(), dequantize(flat))
+
+
+def test_the_table_is_the_published_one():
+    """Quantiles of a normal as bitsandbytes' create_normal_map makes them: offset 0.9677083."""
+    quantile, offset = NormalDist().inv_cdf, 0.9677083
+    upper = [quantile(p) for p in np.linspace(offset, 0.5, 9)[:-1]]
+    lower = [-quantile(p) for p in np.linspace(offset, 0.5, 8)[:-1]]
+    table = np.sort([*upper, 0.0, *lower])
+    assert_close(NF4, table / table.max(), 1e-6)
+    assert list(NF4).count(0) == 1
+
+
+@pytest.mark.parametrize(("bits", "each"), [("int8", 1), ("nf4", 0.5)])
+def test_a_number_takes_its_bits_and_a_scale_for_64(bits, each):
+    stored = quantize(jnp.ones((64, 64)), bits)
+    assert sum(x.nbytes for x in jax.tree.leaves(stored)) == 64 * 64 * (each + 4 / 64)

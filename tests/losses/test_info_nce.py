@@ -1,0 +1,184 @@
+"""InfoNCE with hard negatives: the formula, hidden rows, and one gradient under every split."""
+
+import functools
+import itertools
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from comparison import assert_close, distance
+from jaxtyping import config as jaxtyping_config
+from layouts import keep_gradient
+from tiny_configs import TINY, write_pairs
+
+from jtrain.config.resolve import resolve
+from jtrain.core.placement import Unplaced
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.errors import ConfigError, LossError
+from jtrain.losses.info_nce import info_nce
+from jtrain.models.row_chunks import map_rows
+from jtrain.parallel import FSDP, Mirrored
+
+ROOT = Path(__file__).parents[2]
+DRAW = np.random.default_rng(0)
+ANCHORS, POSITIVES = jnp.asarray(DRAW.standard_normal((2, 10, 6)), jnp.float32)
+NEGATIVES = jnp.asarray(DRAW.standard_normal((10, 3, 6)), jnp.float32)
+MASK = jnp.arange(10) % 5 != 3
+OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))
+
+
+def in_numpy(anchors, positives, negatives, temperature):
+    """Compute the loss and the accuracy row by row."""
+    unit = lambda x: np.asarray(x, np.float64) / np.linalg.norm(np.float64(x), axis=-1)[..., None]
+    candidates = [*unit(positives), *unit(negatives).reshape(-1, 6)]
+    losses, hits = [], []
+    for i, anchor in enumerate(unit(anchors)):
+        scores = np.array([anchor @ candidate for candidate in candidates]) / temperature
+        losses.append(np.log(np.exp(scores).sum()) - scores[i])
+        hits.append(scores.argmax() == i)
+    return np.mean(losses), np.mean(hits)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_gives_the_formula_over_the_rows_that_count(count):
+    spoil = lambda x: jnp.where(MASK.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.nan)
+    given = (ANCHORS, POSITIVES, NEGATIVES[:, :count])
+    spoilt = [spoil(x) for x in given]
+    value, metrics = jax.jit(functools.partial(info_nce, temperature=0.3))(*spoilt, MASK)
+    want, hits = in_numpy(ANCHORS[MASK], POSITIVES[MASK], NEGATIVES[MASK, :count], 0.3)
+    assert_close(value.value(), want, 1e-6)
+    assert_close(metrics["accuracy"].value(), hits, 1e-6)
+    assert value.weight == MASK.sum()
+
+
+def test_hidden_rows_have_no_gradient():
+    total = lambda *x: info_nce(*x, MASK)[0].total
+    for grad in jax.jit(jax.grad(total, (0, 1, 2)))(ANCHORS, POSITIVES, NEGATIVES):
+        assert not grad[~MASK].any()
+        assert np.abs(grad[MASK]).max() > 1e-3
+
+
+@pytest.fixture(name="unchecked")
+def _unchecked():
+    """Leave shapes to the loss: outside of tests nothing checks the signature."""
+    before = jaxtyping_config.jaxtyping_disable
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", before)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"negatives": NEGATIVES[:9]}, r"Give n vectors .*\(10, n, 6\)"),
+        ({"negatives": NEGATIVES[..., :5]}, r"\(10, 0, 6\)"),
+        ({"positives": POSITIVES[:9]}, "Give both one shape"),
+        ({"temperature": 0.0}, "temperature=0.05 is usual"),
+    ],
+)
+def test_refuses_what_does_not_fit(change, words):
+    given = {"anchors": ANCHORS, "positives": POSITIVES, "negatives": NEGATIVES, "mask": MASK}
+    with pytest.raises(LossError, match=words):
+        info_nce(**{**given, **change})
+
+
+@pytest.fixture(scope="module", name="pairs")
+def _pairs(tmp_path_factory):
+    """Return the loss by chunks, its parameters and a batch of 8 rows."""
+    path = write_pairs(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", 40)
+
+    def build(chunks):
+        # Cosines are rounded to 6e-8 and divided by the temperature: 3e-7 in the scores.
+        words = ["model.dropout=0.2", "temperature=0.2"]
+        settings = [*TINY["embeddings"], f"data.path={path}", *words]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", list(sys.path))
+            found = resolve(ROOT / "configs" / "embeddings.yaml", [*settings, f"chunks={chunks}"])
+        return found.config.build(Unplaced())
+
+    x = build(1)
+    params, _ = jax.jit(x.init)(jax.random.key(0))
+    params = jax.device_get(jax.tree.map(lambda leaf: 4 * leaf, params))
+    return lambda chunks: build(chunks).loss, params, dict(x.train[0])
+
+
+@pytest.fixture(scope="module", name="whole")
+def _whole(pairs):
+    """Return the loss and the gradient of all rows at once on one device."""
+    return step_of(pairs, Mirrored(devices=1), 1)
+
+
+def step_of(pairs, layout, chunks):
+    """Return the loss and the gradient of a step; dropout is drawn."""
+    loss, params, batch = pairs
+    where = layout.build()
+    state = new_state(params, OPTIMIZER, jax.random.key(1))
+    step = make_step(loss(chunks), OPTIMIZER, couples="batch", psum=where.psum)
+    state, placed = jax.device_put(state, where.shardings(state)), where.place(batch)
+    state, metrics = where.compile(step, state, placed, keeps=True)(state, placed)
+    return metrics["loss"].value(), jax.device_get(state.opt_state[0])
+
+
+SPLITS = [pair for pair in itertools.product([1, 2, 4], [1, 2, 4]) if pair != (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "chunks"),
+    [pytest.param(d, c, marks=() if (d, c) == (4, 2) else pytest.mark.thorough) for d, c in SPLITS],
+)
+def test_loss_and_gradient_are_those_of_the_whole_batch(pairs, whole, devices, chunks):
+    want, gradient = whole
+    loss, found = step_of(pairs, Mirrored(devices=devices), chunks)
+    assert_close(loss, want, 1e-6)
+    assert distance(found, gradient) <= 1e-6
+
+
+@pytest.mark.thorough
+def test_shards_of_the_parameters_change_nothing(pairs, whole):
+    want, gradient = whole
+    loss, found = step_of(pairs, FSDP(devices=4, min_size=0), 2)
+    assert_close(loss, want, 1e-6)
+    assert distance(found, gradient) <= 1e-6
+
+
+@pytest.mark.thorough
+def test_chunks_compared_alone_are_of_another_loss(pairs):
+    """What microbatches would give, and why they are refused."""
+    loss, params, batch = pairs
+    mean = lambda value: value.total / value.weight
+    call = jax.jit(jax.grad(lambda p, rows: mean(loss(1)(p, rows, None)[0])))
+    parts = [{n: a[i : i + 4] for n, a in batch.items()} for i in (0, 4)]
+    halves = [call(params, {**part, "row": np.arange(4, dtype=np.int32)}) for part in parts]
+    both = jax.tree.map(lambda *leaves: sum(leaves) / 2, *halves)
+    assert distance(both, call(params, batch)) > 0.05
+
+
+def test_map_rows_gives_the_rows_in_their_order():
+    rows = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12.0)}
+    call = lambda some: some["x"] * some["y"][:, None]
+    for chunks in (1, 3, 12):
+        np.testing.assert_array_equal(map_rows(call, rows, chunks), call(rows))
+
+
+@pytest.mark.parametrize("chunks", [5, 0])
+def test_map_rows_refuses_chunks_that_do_not_divide(chunks):
+    with pytest.raises(LossError, match="12 rows do not divide into chunks=") as caught:
+        map_rows(lambda x: x, jnp.zeros((12, 2)), chunks)
+    advice = int(str(caught.value).split("chunks of ")[1].split(",")[0])
+    assert 12 % advice == 0
+
+
+def test_the_config_refuses_chunks_and_contexts_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = ROOT / "configs" / "embeddings.yaml"
+    with pytest.raises(ConfigError, match=r"chunks.*set chunks=1, or\s+batch=66"):
+        resolve(file, ["chunks=3"])
+    with pytest.raises(ConfigError, match=r"set\s+data.context=64 or less"):
+        resolve(file, ["data.context=65"])
+    assert resolve(file, ["chunks=3", "batch=66", "evaluate.batch=66"]).config
