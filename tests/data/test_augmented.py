@@ -221,7 +221,11 @@ PINNED = "d8a305b1b705ad1a"
     [
         (Augment(flip=0.5), {"image": np.zeros((9, 784))}, r"shape \(4, 784\).*augment\.flip=0"),
         (Augment(flip=0.5), {"image": np.zeros((9, 4, 4), int)}, r"int64.*astype\('float32'\)"),
-        (Augment(flip=0.5), {"picture": np.zeros((9, 4, 4))}, r"has mask, picture, row.*image="),
+        (
+            Augment(flip=0.5),
+            {"picture": np.zeros((9, 4, 4))},
+            r"a row has picture.*image='picture'",
+        ),
         (Augment(crop=4), {"image": np.zeros((9, 8, 4))}, r"8 x 4 have.*Set augment\.crop=1"),
         (Augment(mixup=0.2), {"image": np.zeros((9, 4, 4))}, r"as `label`.*augment\.mixup=0"),
         (

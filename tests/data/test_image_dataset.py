@@ -10,7 +10,7 @@ from jtrain.data.images.digits import Digits, read_digits
 from jtrain.data.images.idx_images import CLASSES, FashionMnist, IdxImages
 from jtrain.data.images.image_dataset import FILES
 from jtrain.data.sources.arrays import Arrays
-from jtrain.data.sources.subset import Subset, hold_out
+from jtrain.data.sources.subset import Subset, hold_out, some_rows
 from jtrain.errors import DataError
 
 
@@ -149,3 +149,14 @@ def test_a_share_of_no_or_all_rows_is_reported():
     assert len(hold_out(rows, 0.1)[1]) == 2
     with pytest.raises(DataError, match="Give at least 2 rows"):
         hold_out(Arrays(x=np.arange(1)), 0.5)
+
+
+def test_some_rows_are_drawn_the_same_each_time_and_keep_their_order():
+    source = Arrays(x=np.arange(50))
+    some = some_rows(source, 12)
+    drawn = some[np.arange(12)]["x"]
+    assert (np.diff(drawn) > 0).all()
+    assert drawn[-1] > 12, "they are not the first ones"
+    np.testing.assert_array_equal(some_rows(source, 12).indices, some.indices)
+    with pytest.raises(DataError, match=r"data.rows=51 .* of 50. Set data.rows=50, or 0 for all"):
+        some_rows(source, 51)

@@ -6,7 +6,7 @@ from PIL import Image
 
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.transforms import draw_windows, zoom
+from jtrain.data.images.windows import WindowDraws, zoom
 
 SMOOTH = np.asarray(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 6, 3), np.uint8)).resize(
@@ -37,7 +37,7 @@ def test_a_window_is_resized_as_by_pillow():
 
 def test_windows_are_within_the_image_and_have_the_configured_share_and_shape():
     draws = np.random.default_rng(2).random((4, 20_000))
-    top, left, high, wide = draw_windows((40, 60), 0.2, *draws).T
+    top, left, high, wide = WindowDraws(0.2, draws).windows(40, 60, 60 / 40).T
     assert (top >= 0).all()
     assert (left >= 0).all()
     assert (top + high <= 40 + 1e-9).all()
@@ -49,6 +49,20 @@ def test_windows_are_within_the_image_and_have_the_configured_share_and_shape():
     assert shape.max() <= 4 / 3 + 1e-9
     # Uniform in 0.2 .. 1, except for windows above 0.75, which are cut to the image.
     assert np.mean(share < 0.4) == pytest.approx(0.25, abs=0.02)  # 6 sigma of 20,000 draws
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 60), (60, 40), (30, 300), (50, 50)])
+def test_windows_for_a_square_have_nearly_its_shape(height: int, width: int):
+    draws = np.random.default_rng(3).random((4, 5_000))
+    top, left, high, wide = WindowDraws(0.08, draws).windows(height, width, 1.0).T
+    assert np.all((top >= 0) & (left >= 0) & (top + high <= height + 1e-9))
+    assert np.all(left + wide <= width + 1e-9)
+    assert np.all((wide / high >= 0.75 - 1e-9) & (wide / high <= 4 / 3 + 1e-9))
+    share = high * wide / (height * width)
+    most = min(height, width) ** 2 * 0.75 / (height * width)  # of a window of any shape
+    assert share.max() <= 1
+    # Below the share that fits in every shape, shares are uniform in 0.08 .. 1.
+    assert np.mean(share < most) == pytest.approx(max(most - 0.08, 0) / 0.92, abs=0.03)
 
 
 def test_no_zoom_changes_nothing_and_one_changes_most():

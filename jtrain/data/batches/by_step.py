@@ -82,11 +82,15 @@ class Shuffled:
         self._indices = Blocks(self._shard.row, size, self._rows_at)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
+        places = self.places(step)
+        return self.source[self._indices[operator.index(step)]] | places
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        """Return `row` and `mask` of a step's batch."""
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        mask = self._shard.mask(self._real_rows(step))
-        return self.source[self._indices[step]] | {"row": self._shard.row, "mask": mask}
+        return {"row": self._shard.row, "mask": self._shard.mask(self._real_rows(step))}
 
     def read_stacked(self, step: int, count: int) -> dict[str, np.ndarray]:
         """Return the batches of `count` steps from `step` on, stacked, k b ...: one read."""
@@ -192,7 +196,7 @@ class RowShard:
         """Return `array` (`row` or a mask) `count` times; the same object every time."""
         key = id(array), count
         if key not in self._stacks:
-            self._stacks[key] = _read_only(np.tile(array, (count, 1)))
+            self._stacks[key] = _read_only(np.repeat(array[None], count, axis=0))
         return self._stacks[key]
 
 

@@ -37,13 +37,16 @@ class ReadAhead(Generic[T]):
         stop: int | None,
         depth: int = 2,
         slow: float = 200e-6,
+        after: Callable[[int], int] = lambda step: step + 1,
         close: Callable[[], None] = lambda: None,
     ):
-        """Call `close` once, after the last read, to close what `get` reads from."""
+        """Read `start`, `after(start)`, ... below `stop`.
+
+        Call `close` once, after the last read, to close what `get` reads from."""
         assert depth > 0, "a prefetch queue holds at least one batch"
         self.waited = 0.0
         """Total seconds in which the caller waited for data."""
-        self._get, self._step, self._stop = get, start, stop
+        self._get, self._step, self._stop, self._after = get, start, stop, after
         self._depth, self._slow = depth, slow
         self._reads = self._slow_reads = 0
         self._thread: _Reader[T] | None = None
@@ -70,7 +73,7 @@ class ReadAhead(Generic[T]):
             raise
         seconds = time.perf_counter() - began
         self.waited += seconds
-        self._step += 1
+        self._step = self._after(self._step)
         if self._thread is None:
             self._start_if_slow(seconds)
         return value
@@ -102,7 +105,7 @@ class ReadAhead(Generic[T]):
         self._slow_reads += seconds > self._slow
         if self._reads == TRIAL:
             if self._slow_reads > TRIAL // 2:
-                self._thread = _Reader(self._get, self._step, self._stop, self._depth)
+                self._thread = _Reader(self._get, self._step, self._stop, self._after, self._depth)
             self._reads = self._slow_reads = 0
 
 
@@ -113,10 +116,17 @@ class _Reader(Generic[T]):
     collected, and its `__del__` ends the thread.
     """
 
-    def __init__(self, get: Callable[[int], T], start: int, stop: int | None, depth: int):
+    def __init__(
+        self,
+        get: Callable[[int], T],
+        start: int,
+        stop: int | None,
+        after: Callable[[int], int],
+        depth: int,
+    ):
         self.free, self.closed = threading.Semaphore(depth), threading.Event()
         self._ready: SimpleQueue[T | _Failed] = SimpleQueue()
-        work = (get, start, stop, self.free, self.closed, self._ready)
+        work = (get, start, stop, after, self.free, self.closed, self._ready)
         self._thread = threading.Thread(target=_read, args=work, name="read-ahead", daemon=True)
         self._thread.start()
 
@@ -137,6 +147,7 @@ def _read(
     get: Callable[[int], T],
     step: int,
     stop: int | None,
+    after: Callable[[int], int],
     free: threading.Semaphore,
     closed: threading.Event,
     ready: "SimpleQueue[T | _Failed]",
@@ -151,4 +162,4 @@ def _read(
         except BaseException as error:  # raised again in the loop, at its step
             ready.put(_Failed(error))
             return
-        step += 1
+        step = after(step)

@@ -37,22 +37,26 @@ class ResumableBatches(Protocol):
 class StackedBatches:
     """`calls[i]`: the batch of step i, or the batches of `steps` steps from `i * steps` on: k b ...
 
-    Arrays that are the same read-only object in every batch (`row`, `mask`) stay one object, so
-    that they are put on the devices once.
+    With `stacked` the batch of one step has the leading dim, too. Arrays that are the same
+    read-only object in every batch (`row`, `mask`) stay one object, so that they are put on the
+    devices once.
     """
 
-    def __init__(self, batches: StepBatches, steps: int = 1):
-        self._batches, self._steps = batches, steps
+    def __init__(self, batches: StepBatches, steps: int = 1, *, stacked: bool = False):
+        self._batches, self._steps, self._stacked = batches, steps, stacked or steps > 1
         self._same: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __getitem__(self, call: int, /) -> Mapping[str, Any]:
-        if self._steps == 1:
+        if not self._stacked:
             return self._batches[call]
-        first = call * self._steps
+        return self.read(call * self._steps, self._steps)
+
+    def read(self, first: int, count: int) -> Mapping[str, Any]:
+        """Return the batches of `count` steps from step `first` on, stacked: k b ..."""
         read_stacked = getattr(self._batches, "read_stacked", lambda first, count: None)
-        if (stacked := read_stacked(first, self._steps)) is not None:
+        if (stacked := read_stacked(first, count)) is not None:
             return stacked
-        batches = [self._batches[first + i] for i in range(self._steps)]
+        batches = [self._batches[first + i] for i in range(count)]
         return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
 
     def state(self, step: int) -> Mapping[str, Any]:
@@ -73,7 +77,7 @@ class StackedBatches:
         if any(array is not first_array for array in arrays) or first_array.flags.writeable:
             return np.stack(arrays)
         cached = self._same.get(name)
-        if cached is None or cached[0] is not first_array:
+        if cached is None or cached[0] is not first_array or len(cached[1]) != len(arrays):
             stacked = np.stack(arrays)
             stacked.setflags(write=False)
             self._same[name] = cached = first_array, stacked

@@ -12,13 +12,12 @@ from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.images.transforms import (
     blend,
     check_images,
-    draw_windows,
     mirror,
     paste,
     shift,
     to_float,
-    zoom,
 )
+from jtrain.data.images.windows import WindowDraws, read_windows
 from jtrain.errors import DataError
 
 # The lanes of the draws. A partner is flipped and cropped by separate draws.
@@ -39,13 +38,14 @@ class Augmentation(NamedTuple):
     cutmix: float = 0.0
     """The alpha of the share of an image that the box of another does not cover; in 0 .. 1."""
     zoom: float = 0.0
-    """The smallest share of an image in a random window, which is resized to the image."""
+    """The smallest share of an image in a random window, which is resized to the full size."""
 
 
 class Augmented:
     """Augmented batches; the draws of a row depend on the seed, the step and the row only.
 
-    Each image is zoomed into, cropped, flipped, and mixed with a partner. The partner is drawn from
+    Each image is zoomed into, cropped, flipped, and mixed with a partner. A source of files zooms
+    as it decodes (`jtrain.data.images.windows`). The partner is drawn from
     the complete set and not from the batch, so no row depends on how a batch is sharded. The
     partner is zoomed into, cropped and flipped too. With both mixup and cutmix, half of the rows
     take each.
@@ -55,7 +55,7 @@ class Augmented:
     0 .. 1; all other changes keep the type.
 
     Args:
-        batches: batches with `source`, `rows`, `seed` and `end`, as `Shuffled`.
+        batches: batches with a `source`, as `Shuffled`.
         classes: classes of the labels; needed if rows are mixed.
 
     Raises:
@@ -78,17 +78,14 @@ class Augmented:
         self._image, self._label = image, label
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        batch = self._batches[step]
-        self._check(batch)
-        row = batch["row"]
-        image = self._transform(batch[self._image], step, row, 0)
+        places = self._batches.places(step)
+        row = places["row"]
+        batch = self._read(self._batches.indices(step), step, row, 0) | places
         if not (self.changes.mixup or self.changes.cutmix):
-            return batch | {self._image: image}
+            return batch
         place = integers(self._batches.seed, step, row, PARTNER, self.rows)
-        partner = self._batches.source[place]
-        self._check_labels(partner)
-        partner_image = self._transform(partner[self._image], step, row, PARTNER_LANE)
-        image, share = self._mix(image, partner_image, step, row)
+        partner = self._read(place, step, row, PARTNER_LANE)
+        image, share = self._mix(batch[self._image], partner[self._image], step, row)
         chances = self._chances(batch[self._label], share) + self._chances(
             partner[self._label], 1 - share
         )
@@ -108,12 +105,23 @@ class Augmented:
         """Return the epoch, from 0, of the first row of a step's batch."""
         return self._batches.epoch_of(step)
 
-    def _transform(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
-        """Zoom into, crop and flip each image by its draws."""
-        seed, changes = self._batches.seed, self.changes
+    def _read(
+        self, indices: np.ndarray, step: int, row: np.ndarray, lane: int
+    ) -> dict[str, np.ndarray]:
+        """Read rows of the source; zoom into, crop and flip each image by its draws."""
+        seed, source, changes = self._batches.seed, self._batches.source, self.changes
         if changes.zoom:
             draws = [uniform(seed, step, row, lane + each) for each in (AREA, SHAPE, TOP, LEFT)]
-            image = zoom(image, draw_windows(image.shape[1:3], changes.zoom, *draws))
+            windows = WindowDraws(changes.zoom, np.stack(draws))
+            rows = read_windows(source, indices, windows, self._image)
+        else:
+            rows = source[indices]
+        self._check(rows)
+        return rows | {self._image: self._transform(rows[self._image], step, row, lane)}
+
+    def _transform(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
+        """Crop and flip each image by its draws."""
+        seed, changes = self._batches.seed, self.changes
         if changes.crop:
             down, right = (
                 integers(seed, step, row, lane + side, 2 * changes.crop + 1)
@@ -168,15 +176,10 @@ class Augmented:
         chances[np.arange(len(label)), label] = share
         return chances
 
-    def _check(self, batch: dict[str, np.ndarray]) -> None:
-        """Raise DataError if a batch lacks images that can be augmented."""
-        if self._image not in batch:
-            raise DataError(
-                f"Augmentation of `{self._image}` was configured, and a batch has "
-                f"{', '.join(sorted(batch))}. Name the images: image={sorted(batch)[0]!r}."
-            )
-        image, changes = batch[self._image], self.changes
-        check_images(self._image, image)
+    def _check(self, rows: dict[str, np.ndarray]) -> None:
+        """Raise DataError if rows lack images that can be augmented, or labels to mix."""
+        check_images(rows, self._image)
+        image, changes = rows[self._image], self.changes
         if changes.crop >= min(image.shape[1:3]):
             raise DataError(
                 f"augment.crop={changes.crop} pads with more pixels than images of "
@@ -184,17 +187,17 @@ class Augmented:
                 f"Set augment.crop={max(min(image.shape[1:3]) // 8, 1)}."
             )
         if changes.mixup or changes.cutmix:
-            self._check_labels(batch)
+            self._check_labels(rows)
 
-    def _check_labels(self, batch: dict[str, np.ndarray]) -> None:
+    def _check_labels(self, rows: dict[str, np.ndarray]) -> None:
         """Raise DataError unless the labels are classes."""
-        if self._label not in batch:
+        if self._label not in rows:
             raise DataError(
-                f"Mixing needs a class for each row as `{self._label}`, and a batch has "
-                f"{', '.join(sorted(batch))}. Name the classes {self._label!r}, or set "
+                f"Mixing needs a class for each row as `{self._label}`, and a row has "
+                f"{', '.join(sorted(rows))}. Name the classes {self._label!r}, or set "
                 f"augment.mixup=0 and augment.cutmix=0."
             )
-        label = batch[self._label]
+        label = rows[self._label]
         if label.ndim != 1 or label.dtype.kind not in "iu":
             raise DataError(
                 f"Mixing needs a class for each row; `{self._label}` holds {label.dtype} of shape "

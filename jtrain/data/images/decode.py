@@ -1,17 +1,22 @@
 """Decoding of image files; needs `pip install 'jtrain[images]'`."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits or fewer
-BICUBIC = 3  # Image.Resampling.BICUBIC, without importing Pillow
+BILINEAR, BICUBIC = 2, 3  # of Image.Resampling, without importing Pillow
+ORIENTATION = 0x0112  # of EXIF
+TURNED = (5, 6, 7, 8)  # orientations whose rows are columns of the upright image
+MIRRORED, FLIPPED = (2, 3, 6, 7), (3, 4, 7, 8)  # those of which right is left, and bottom is top
 FORMATS = ("JPEG", "PNG")
 PIXELS = 1 << 26  # most pixels of an image: 64 times 1024 x 1024
 MOST_PIXELS = 89_478_485  # above, Pillow warns of a decompression bomb
@@ -42,12 +47,34 @@ def decode_image(path: Path, size: ImageSize) -> np.ndarray:  # uint8, h w c
         DataError: a file that cannot be opened, is cut off, damaged or of another kind, has more
             than `size.pixels`, or more than 8 bits a channel; or Pillow is not installed.
     """
+    return _decode(path, size, lambda image: _pixels(image, size))
+
+
+def decode_window(path: Path, size: ImageSize, draws: WindowDraws) -> np.ndarray:  # uint8, h w c
+    """Return a random window of the image in a JPEG or PNG file, upright, resized to `size`.
+
+    The window is of the complete image, so `size.fit` does not matter; its shape is that of `size`
+    by 3:4 to 4:3. The resize is bilinear and antialiased. A JPEG is decoded at 1/2, 1/4 or 1/8, if
+    the window has then at least twice the size; every pixel is within a few levels of that of a
+    full decode (measured in tests/data/test_windows_of_files.py).
+
+    Args:
+        draws: of one row.
+
+    Raises:
+        DataError: see `decode_image`.
+    """
+    return _decode(path, size, lambda image: _window_pixels(image, size, draws))
+
+
+def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> np.ndarray:
+    """Return what `read` makes of the open image; raise a DataError that names the file."""
     pillow = import_optional("PIL.Image", "images", "An image file")
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
         with path.open("rb") as file, pillow.open(file, formats=FORMATS) as image:
             _check(path, image, size)
-            return _pixels(image, size)
+            return read(image)
     except DataError:
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
@@ -84,14 +111,10 @@ def _check(path: Path, image: Any, size: ImageSize) -> None:
 
 def _pixels(image: Any, size: ImageSize) -> np.ndarray:  # uint8, h w c
     operations = import_optional("PIL.ImageOps", "images", "An image file")
-    mode, wanted = ("L" if size.channels == 1 else "RGB"), (size.width, size.height)
+    mode, wanted = _mode(size), (size.width, size.height)
     # A JPEG can be decoded at 1/2, 1/4 or 1/8: take the smallest of at least twice the size.
     image.draft(mode, (2 * max(wanted), 2 * max(wanted)))
-    image = operations.exif_transpose(image)
-    if image.mode in ("P", "PA") and "transparency" in image.info:
-        image = image.convert("RGBA")  # a direct conversion to RGB warns
-    if image.mode != mode:
-        image = image.convert(mode)
+    image = _turn_and_convert(image, mode)
     if image.size != wanted:
         if size.fit == "squash":
             image = image.resize(wanted, resample=BICUBIC)
@@ -100,6 +123,39 @@ def _pixels(image: Any, size: ImageSize) -> np.ndarray:  # uint8, h w c
         else:
             image = operations.fit(image, wanted, method=BICUBIC)
     return np.asarray(image, np.uint8).reshape(size.height, size.width, size.channels)
+
+
+def _window_pixels(image: Any, size: ImageSize, draws: WindowDraws) -> np.ndarray:  # uint8, h w c
+    orientation, mode = image.getexif().get(ORIENTATION, 1), _mode(size)
+    turned = orientation in TURNED
+    width, height = image.size[::-1] if turned else image.size
+    window = draws.windows(height, width, size.width / size.height)
+    [[top, left, high, wide]] = window.tolist()
+    # The size of an image whose window has twice the size: a draft is no smaller.
+    twice = (2 * size.width * width / wide, 2 * size.height * height / high)
+    stored_width = image.size[0]
+    draft = image.draft(mode, twice[::-1] if turned else twice)  # None for a PNG
+    scale = draft[1][2] / stored_width if draft else 1
+    image = _turn_and_convert(image, mode)
+    # The last column and row of a draft are a part of a pixel, and may come first after a turn.
+    left = scale * left + (image.width - scale * width) * (orientation in MIRRORED)
+    top = scale * top + (image.height - scale * height) * (orientation in FLIPPED)
+    box = (left, top, min(left + scale * wide, image.width), min(top + scale * high, image.height))
+    image = image.resize((size.width, size.height), resample=BILINEAR, box=box)
+    return np.asarray(image, np.uint8).reshape(size.height, size.width, size.channels)
+
+
+def _turn_and_convert(image: Any, mode: str) -> Any:
+    """Turn an image upright by its EXIF, in place, and convert it to grey or colours."""
+    operations = import_optional("PIL.ImageOps", "images", "An image file")
+    operations.exif_transpose(image, in_place=True)
+    if image.mode in ("P", "PA") and "transparency" in image.info:
+        image = image.convert("RGBA")  # a direct conversion to RGB warns
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _mode(size: ImageSize) -> str:
+    return "L" if size.channels == 1 else "RGB"
 
 
 def _too_large(path: Path, found: str, size: ImageSize) -> DataError:

@@ -2,13 +2,14 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jtrain.data.batches.fingerprint import FILE_BLOCK
-from jtrain.data.images.decode import ImageSize, decode_image
+from jtrain.data.images.decode import ImageSize, decode_image, decode_window
+from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.records import Damaged
 from jtrain.errors import DataError
 
@@ -51,12 +52,13 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        size = self.size
-        image = np.empty((len(indices), size.height, size.width, size.channels), np.uint8)
-        label = np.empty(len(indices), np.int32)
-        for row, index in enumerate(indices.tolist()):
-            label[row] = self._read(index, image[row])
-        return {"image": image, "label": label}
+        return self._read_rows(indices, lambda path, row: decode_image(path, self.size))
+
+    def read_windows(self, indices: np.ndarray, draws: WindowDraws, /) -> dict[str, np.ndarray]:
+        """Return the rows at `indices`, of each image a random window; see `decode_window`."""
+        return self._read_rows(
+            indices, lambda path, row: decode_window(path, self.size, draws.row(row))
+        )
 
     def fingerprint(self) -> str:
         """Return the fingerprint: names, sizes, labels, and the first bytes of some files."""
@@ -66,13 +68,24 @@ class ImageFiles:
         """Return the version for a cache: the fingerprint with the dates of all files."""
         return self._digest(dates=True)
 
-    def _read(self, index: int, out: np.ndarray) -> int:
-        """Decode the image of a row into `out`; return its label."""
+    def _read_rows(
+        self, indices: np.ndarray, decode: Callable[[Path, int], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Return the rows at `indices`; `decode` is given the file and its place in the batch."""
+        size = self.size
+        image = np.empty((len(indices), size.height, size.width, size.channels), np.uint8)
+        label = np.empty(len(indices), np.int32)
+        for place, index in enumerate(indices.tolist()):
+            row, image[place] = self._read(index, lambda path, place=place: decode(path, place))
+            label[place] = self.label[row]
+        return {"image": image, "label": label}
+
+    def _read(self, index: int, decode: Callable[[Path], np.ndarray]) -> tuple[int, np.ndarray]:
+        """Return the first row from `index` on that can be decoded, and its image."""
         for row in (*range(index, len(self)), *range(index)):
             if row not in self.skipped:
                 try:
-                    out[...] = decode_image(self.root / self.paths[row], self.size)
-                    return int(self.label[row])
+                    return row, decode(self.root / self.paths[row])
                 except DataError as error:
                     if self.damaged == "stop":
                         raise

@@ -1,5 +1,6 @@
 """Byte pair encoding by the `tokenizers` package: trained here, or read from a tokenizer.json."""
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ SMALLEST = 257  # every byte, and the end-of-document token
 class BPE:
     """The tokenizer of a tokenizer.json (its parsed JSON), with any model.
 
-    A special token that is spelled out in a text is encoded as plain text.
+    A special token that is spelled out in a text is encoded as plain text, unless asked for.
 
     Args:
         parsed: the content of the file.
@@ -48,9 +49,12 @@ class BPE:
     def __len__(self) -> int:
         return self._length
 
-    def encode(self, text: str) -> np.ndarray:  # n
-        """Return the numbers of the pieces of `text`."""
-        return self.encode_all([text])[0]
+    def encode(self, text: str, *, special: bool = False) -> np.ndarray:  # n
+        """Return the numbers of the pieces of `text`; with `special`, special tokens are theirs."""
+        if not special:
+            return self.encode_all([text])[0]
+        found = self._with_special.encode(text, add_special_tokens=False)
+        return np.asarray(found.ids, self._smallest)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the numbers of each text, on all cores."""
@@ -61,6 +65,11 @@ class BPE:
         """Return the text of these numbers without the ends of documents."""
         known = [number for number in np.asarray(numbers).tolist() if number != self.end]
         return self._tokenizer.decode(known, skip_special_tokens=False)
+
+    @functools.cached_property
+    def _with_special(self) -> Any:
+        """The tokenizer that reads special tokens; the other one may be at work on a thread."""
+        return _import_tokenizers().Tokenizer.from_str(json.dumps(self._parsed))
 
     def description(self) -> dict[str, Any]:
         """Return the kind, the content of the file, and the end-of-document token."""

@@ -60,12 +60,13 @@ class Vocabulary:
     def __hash__(self) -> int:
         return hash(self.characters)
 
-    def encode(self, text: str) -> np.ndarray:  # n
+    def encode(self, text: str, *, special: bool = False) -> np.ndarray:  # n
         """Return the numbers of the characters of `text`, in the smallest unsigned type.
 
         Raises:
             DataError: a character that is not in the vocabulary, by its line and column.
         """
+        del special  # there are none
         codes = _codes(text)
         numbers = self._numbers[np.minimum(codes, len(self._numbers) - 1)]
         unknown = (numbers < 0) | (codes >= len(self._numbers))

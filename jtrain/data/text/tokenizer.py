@@ -19,8 +19,11 @@ class Tokenizer(Protocol):
 
     def __len__(self) -> int: ...
 
-    def encode(self, text: str) -> np.ndarray:
-        """Return the numbers of a text, n: unsigned, in 0 .. len - 1, without an end token."""
+    def encode(self, text: str, *, special: bool = False) -> np.ndarray:
+        """Return the numbers of a text, n: unsigned, in 0 .. len - 1, without an end token.
+
+        A special token that is spelled out in the text is plain text, or with `special` that token.
+        """
         ...
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -73,8 +76,9 @@ class ByteTokenizer:
     def __len__(self) -> int:
         return 257
 
-    def encode(self, text: str) -> np.ndarray:  # n
+    def encode(self, text: str, *, special: bool = False) -> np.ndarray:  # n
         """Return the bytes of `text`, as uint16."""
+        del special  # there are none
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:

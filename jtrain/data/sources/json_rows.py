@@ -1,0 +1,60 @@
+"""Rows of JSON lines and Parquet files one after the other, each with where it stands."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jtrain.data.sources.files import find_files
+from jtrain.data.sources.parquet import ParquetRows
+from jtrain.errors import DataError
+
+
+def read_rows(
+    paths: str | list[str], columns: Sequence[str], *, noun: str, form: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield where each row stands, `FILE:LINE`, and its values.
+
+    Args:
+        columns: of Parquet files.
+        noun: name of a row, for errors: `conversation`.
+        form: what a row is, for errors: `a list of messages`.
+
+    Raises:
+        DataError: if a file is missing, or a line is not UTF-8 or not JSON.
+    """
+    for file in find_files(paths):
+        if file.suffix == ".parquet":
+            rows = ParquetRows([file], columns=list(columns))
+            yield from ((f"{file}:{i + 1}", rows[i]) for i in range(len(rows)))
+        else:
+            yield from _lines(file, noun, form)
+
+
+def _lines(file: Path, noun: str, form: str) -> Iterator[tuple[str, Any]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                where = f"{file}:{number}"
+                yield where, _parsed(where, line, noun, form)
+
+
+def _parsed(where: str, line: bytes, noun: str, form: str) -> Any:
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} is no text in UTF-8: byte {error.start + 1} of the line is "
+            f"0x{line[error.start]:02x}. Convert the file: iconv -f LATIN1 -t UTF-8 FILE > NEW, if "
+            f"it is Latin-1."
+        ) from None
+    except RecursionError:
+        raise DataError(
+            f"{where} has JSON that is nested too deeply. A {noun} is {form}: remove the line, or "
+            f"what is nested in it."
+        ) from None
+    except ValueError as error:
+        raise DataError(
+            f"{where} is no JSON: {error}. Write each {noun} as one line of JSON, or remove the "
+            f"line."
+        ) from None

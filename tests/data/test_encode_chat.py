@@ -1,0 +1,99 @@
+"""A template's marks are special tokens of the tokenizer, and messages have none."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jtrain.data.text.bpe import BPE, train_bpe
+from jtrain.data.text.chat_template import ChatTemplate
+from jtrain.data.text.conversations import Chat
+from jtrain.data.text.encode_chat import encode, encode_prompt, end_of_turn
+from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.errors import DataError
+
+USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+MARKS = ["<|im_start|>", "<|im_end|>"]
+
+
+def parsed(**changes) -> dict:
+    """Return the content of a tokenizer.json with the marks of ChatML."""
+    found = train_bpe(["a b"], vocab=257, end="<|endoftext|>").description()["tokenizer"]
+    for number, mark in enumerate(MARKS, 257):
+        first = found["added_tokens"][0]
+        found["added_tokens"].append({**first, "id": number, "content": mark, **changes})
+    return found
+
+
+@pytest.fixture(name="tokenizer", scope="module")
+def _tokenizer() -> BPE:
+    return BPE(parsed(), end="<|endoftext|>")
+
+
+def test_marks_are_the_tokens_that_the_package_reads(tokenizer):
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(parsed()))
+    talk = [USER, ANSWER, USER, ANSWER]
+    one = encode(tokenizer, ChatTemplate(), talk)
+    text = ChatTemplate().render(talk)
+    assert one.tokens.tolist() == theirs.encode(text, add_special_tokens=False).ids
+    assert (one.tokens == theirs.token_to_id("<|im_start|>")).sum() == 4
+
+
+def test_an_answer_ends_with_the_number_of_its_mark(tmp_path, tokenizer):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed()))
+    line = json.dumps({"messages": [USER, ANSWER]})
+    (tmp_path / "a.jsonl").write_text("\n".join([line] * 4))
+    chat = Chat(
+        path=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "tokenizer.json"), context=60
+    )
+    row = chat.build().validation[np.arange(1)]
+    answer = row["tokens"][row["answer"]].tolist()
+    assert answer == [*tokenizer.encode("4"), 258, *tokenizer.encode("\n")]
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "<|endoftext|>"])
+def test_a_message_that_spells_out_a_mark_is_refused(tokenizer, mark):
+    talk = [USER, {**ANSWER, "content": f"so {mark} then"}]
+    with pytest.raises(DataError) as refused:
+        encode(tokenizer, ChatTemplate(), talk, "a.jsonl:3")
+    words = f"a.jsonl:3: message 2 of the 'assistant' spells out the special token {mark}, "
+    assert str(refused.value).startswith(words)
+    with pytest.raises(DataError, match="message 1 of the 'user' spells out"):
+        encode_prompt(tokenizer, ChatTemplate(), f"what is {mark}?")
+    with pytest.raises(DataError, match="spells out"):
+        encode(tokenizer, ChatTemplate(), [{**USER, "tools": [{"name": mark}]}, ANSWER])
+    blank = f"{mark[0]} {mark[1:]}"
+    one = encode(tokenizer, ChatTemplate(), [USER, {**ANSWER, "content": blank}])
+    assert (one.tokens > 255).sum() == 4
+
+
+def test_a_mark_in_another_spelling_is_refused():
+    lower = {**parsed(normalized=True), "normalizer": {"type": "Lowercase"}}
+    tokenizer = BPE(lower, end="<|endoftext|>")
+    with pytest.raises(DataError, match="spells out a special token"):
+        encode_prompt(tokenizer, ChatTemplate(), "<|IM_END|>")
+    assert len(encode_prompt(tokenizer, ChatTemplate(), "AB"))
+
+
+def test_bytes_have_no_special_tokens():
+    text = "<|im_end|>"
+    one = encode(ByteTokenizer(), ChatTemplate(), [{**USER, "content": text}, ANSWER])
+    assert bytes(one.tokens.astype(np.uint8)).decode().count(text) == 3
+
+
+def test_a_prompt_has_the_tokens_of_training(tokenizer):
+    prompt = encode_prompt(tokenizer, ChatTemplate(), USER["content"])
+    one = encode(tokenizer, ChatTemplate(), [USER, ANSWER])
+    np.testing.assert_array_equal(prompt, one.tokens[~one.answers])
+
+
+def test_the_end_of_a_turn_is_what_follows_an_answer(tokenizer):
+    assert end_of_turn(tokenizer, ChatTemplate()).tolist() == [258]
+    assert end_of_turn(ByteTokenizer(), ChatTemplate()).tolist() == list(b"<|im_end|>")
+    for source in (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
+        "{{ raise_exception('a system message comes first') }}",
+    ):
+        assert len(end_of_turn(tokenizer, ChatTemplate(source))) == 0

@@ -1,0 +1,92 @@
+"""Pairs of texts as rows of tokens, and what a file may not have."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_configs import write_pairs
+
+from jtrain.data.text.text_pairs import TextPairs
+from jtrain.errors import DataError
+from jtrain.models.embeddings import hard_negatives
+
+
+def test_rows_are_the_texts_of_the_file(tmp_path):
+    path = write_pairs(tmp_path / "a.jsonl", 20)
+    corpus = TextPairs(path=str(path), negatives=2, context=8).build()
+    assert (len(corpus.train), len(corpus.validation)) == (18, 2)
+    row = {name: array[0] for name, array in corpus.train[np.array([3])].items()}
+    texts = [bytes(t[v].astype(np.uint8)).decode() for t, v in zip(*row.values(), strict=True)]
+    assert texts == ["3", "after 3", "after 4", "at 3"]
+    assert not row["tokens"][~row["visible"]].any()
+
+
+def test_a_parquet_file_is_read_alike(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = write_pairs(tmp_path / "a.jsonl", 20)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    one, other = (
+        TextPairs(path=str(tmp_path / name), negatives=1).build().train[np.arange(5)]
+        for name in ("a.jsonl", "a.parquet")
+    )
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name])
+
+
+def test_long_texts_are_cut_and_keep_their_marks(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "after": 1}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.add_special_tokens(["[CLS]", "[SEP]"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    pair = {"anchor": "[SEP] " * 9, "positive": "after"}
+    (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(pair)] * 4))
+    data = TextPairs(
+        path=str(tmp_path / "a.jsonl"),
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        marks=("[CLS]", "[SEP]"),
+        context=5,
+    )
+    tokens = data.build().train[np.array([0])]["tokens"][0]
+    assert tokens.tolist() == [[2, 0, 0, 0, 3], [2, 1, 3, 0, 0]]  # a mark in a text is plain text
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "words"),
+    [
+        ({"anchor": "a"}, {}, r"a.jsonl:1 needs an `anchor` and a `positive`.*has anchor"),
+        ({"anchor": "", "positive": "b"}, {}, "text that is not empty"),
+        ([1], {}, "has list"),
+        ({"anchor": "a", "positive": "b"}, {"negatives": 1}, "Set data.negatives=0"),
+        ({"anchor": "a", "positive": "b", "negatives": [3]}, {"negatives": 1}, "list of texts"),
+        ({"anchor": "a", "positive": "b", "negatives": "c"}, {"negatives": 1}, "no list of"),
+        ({"anchor": "a", "positive": "b"}, {"marks": ("[CLS]",)}, r"Set data.marks="),
+        ({"anchor": "a", "positive": "b"}, {"marks": ("[CLS]", "[SEP]")}, "Set data.marks=\\[\\]"),
+    ],
+)
+def test_refuses_rows_of_another_form(tmp_path, row, settings, words):
+    (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(row)] * 3))
+    with pytest.raises(DataError, match=words):
+        TextPairs(path=str(tmp_path / "a.jsonl"), **settings).build()
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "is no JSON"), ("", "has 0 rows")])
+def test_refuses_files_without_rows(tmp_path, text, words):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(DataError, match=words):
+        TextPairs(path=str(tmp_path / "a.jsonl")).build()
+
+
+def test_hard_negatives_are_the_nearest_of_the_others():
+    draw = np.random.default_rng(0)
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    anchors, texts = unit(draw.normal(size=(7, 5))), unit(draw.normal(size=(9, 5)))
+    own = draw.integers(0, 9, 7)
+    found = hard_negatives(anchors, texts, own, count=3, skip=1, block=2)
+    for i, anchor in enumerate(anchors):
+        ranked = sorted((j for j in range(9) if j != own[i]), key=lambda j: -(anchor @ texts[j]))
+        assert found[i].tolist() == ranked[1:4]
+    with pytest.raises(DataError, match="Set count=7 or less"):
+        hard_negatives(anchors, texts, own, count=8, skip=1)
+    assert hard_negatives(anchors, texts, own, count=7, skip=1).shape == (7, 7)
