@@ -54,7 +54,9 @@ def update_if(
         return optax.tree.cast_like(updates, params), after, extra_after
 
     stay = lambda: (optax.tree.cast_like(grads, params), opt_state, extra)
-    updates, opt_state, extra = jax.lax.cond(finite, take, stay)
-    update_norm = jnp.where(finite, norm(updates), 0)
-    updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
-    return UpdateResult(optax.apply_updates(params, updates), opt_state, extra, update_norm)
+    with jax.named_scope("optimizer"):  # the name of these operations in programs and profiles
+        updates, opt_state, extra = jax.lax.cond(finite, take, stay)
+        update_norm = jnp.where(finite, norm(updates), 0)
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
+        params = optax.apply_updates(params, updates)
+    return UpdateResult(params, opt_state, extra, update_norm)

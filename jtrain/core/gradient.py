@@ -1,7 +1,7 @@
 """The exact gradient of a loss over a whole batch, however its rows are split."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import optax
@@ -16,15 +16,38 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Leaf, LossFn, Metrics, Params
 
 
+@runtime_checkable
+class MatrixSharding(Protocol):
+    """Protocol by which an optimizer gets whole matrices of leaves that are split over devices."""
+
+    def group(self, name: str, leaf: Leaf) -> Any | None:
+        """Return what names leaves `*n d f` that are moved together; None: they stay."""
+        ...
+
+    def shards(self, group: Any) -> int:
+        """Return the number of shards that the dim n of a stack is split into."""
+        ...
+
+    def gather(self, stack: Leaf, group: Any) -> Leaf:
+        """Return a stack n d f with whole matrices on each device."""
+        ...
+
+    def scatter(self, stack: Leaf, group: Any) -> Leaf:
+        """Return a stack n d f split as the leaves are."""
+        ...
+
+
 class GradientSharding(NamedTuple):
     """Functions that place trees of the structure of the parameters while a step computes."""
 
     params: Callable[[Params], Params]  # the copy of the parameters that is computed with
     each: Callable[[Params], Params]  # the gradient of a microbatch
     summed: Callable[[Params], Params]  # the gradient of the batch
+    matrices: MatrixSharding | None = None  # of gradients, where they are split
 
 
-NO_SHARDING = GradientSharding(*[lambda tree: tree] * 3)
+_same: Callable[[Params], Params] = lambda tree: tree
+NO_SHARDING = GradientSharding(params=_same, each=_same, summed=_same)
 
 
 class LossGradient(NamedTuple):
@@ -66,8 +89,10 @@ def make_gradient(
             sums = accumulate(fn, microbatches, unroll=unroll, **options)(batch)
             return sums if psum is None else psum(at_least_f32(sums))
 
+        copy_of = lambda params: sharding.params(cast_params(params, compute))
+
         def weights_of(rows: Batch) -> list[Leaf]:
-            of_params = lambda params: terms(cast_params(params, compute), state.extra, rows, rng)
+            of_params = lambda params: terms(copy_of(params), state.extra, rows, rng)
             check_weights(of_params, state.params)
             return [mean.weight for mean in of_params(state.params).terms.means]
 
@@ -79,7 +104,7 @@ def make_gradient(
             return state.scale.up(value), (value, (output.metrics, output.extra))
 
         def gradient(params: Params) -> LossGradient:
-            copy = sharding.params(cast_params(params, compute))
+            copy = copy_of(params)
             place = lambda sums: (sums[0], sharding.each(sums[1]))
 
             def of_rows(rows: Batch):
@@ -109,8 +134,9 @@ def make_value_fn(gradient: GradientFn) -> Callable[[Params], Leaf]:
 
     value.defvjp(forward, lambda grads, up: (jax.tree.map(lambda g: up * g, grads),))
 
-    def value_fn(params: Params, grad_norm: Leaf | None = None) -> Leaf:
-        del grad_norm  # optax's line searches hand on what an update gets, and refuse the rest
+    def value_fn(params: Params, grad_norm: Leaf | None = None, matrices: Any = None) -> Leaf:
+        # optax's line searches hand on what an update gets, and refuse the rest
+        del grad_norm, matrices
         return value(params)
 
     return value_fn

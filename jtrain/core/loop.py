@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import jax
+import numpy as np
 
 from jtrain.core.types import Batch, Metrics
 
@@ -59,16 +60,16 @@ class Hook:
 
         Called before `on_state` at a step that `every` divides.
         """
-        return _overrides(self, "on_state")
+        return overrides(self, "on_state")
+
+    def on_done(self, step: int) -> None:
+        """Note that the call that ended with `step` is done: of every call, before `on_numbers`."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
         """Receive the metrics of a finished step, a few steps late; no device waits for it."""
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
-        """Receive the state before the next step donates it: keep copies, not references.
-
-        Called after complete calls: `every` is a multiple of the steps of a call.
-        """
+        """Receive the state after a call. The next call donates it: keep copies, not references."""
 
 
 class StatelessHook(Hook):
@@ -98,45 +99,47 @@ def train_loop(
     start: int,
     stop: int,
     hooks: Sequence[Hook] = (),
-    steps_per_call: int = 1,
+    steps_per_call: int | Callable[[int], int] = 1,
     in_flight: int = IN_FLIGHT,
 ) -> LoopResult[State]:
     """Run steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
 
     Args:
-        step: compiled; donates its state. Takes `steps_per_call` steps a call, and returns stacked
-            metrics where there are several.
+        step: compiled; donates its state. Its metrics are stacked where a call takes several steps.
         feed: the batches of each call, already on the devices.
+        steps_per_call: or the steps of the call after each step, the first of the stacked metrics.
         in_flight: calls started and not yet finished. Metrics are read that late, so that no
             device waits for the host. (JAX 0.10 hangs at about 32 on several CPU devices.)
     """
-    started: collections.deque[tuple[int, Metrics]] = collections.deque()
-    latest: Metrics = {}
-    watchers = [hook for hook in hooks if _overrides(hook, "on_state")]
-    listeners = [hook for hook in hooks if _overrides(hook, "on_numbers")]
+    started: collections.deque[tuple[range, Metrics]] = collections.deque()
+    latest, steps = {}, range(0)
+    stacked = callable(steps_per_call) or steps_per_call > 1
+    watchers = [hook for hook in hooks if overrides(hook, "on_state")]
+    listeners = [hook for hook in hooks if overrides(hook, "on_numbers")]
+    clocks = [hook for hook in hooks if overrides(hook, "on_done")]
     asked: Stop | None = None
 
     def finish(most: int) -> Stop | None:  # until at most so many calls are in flight
         request = asked
         while len(started) > most:
-            answer = _call_listeners(*started.popleft(), steps_per_call, listeners)
+            answer = _call_listeners(*started.popleft(), stacked, listeners, clocks)
             request = request or answer
         return request
 
-    batches, number = iter(feed), start
+    batches, number, checks = iter(feed), start, 2  # two calls are checked: it costs 17 us a call
     while number < stop and asked is None:
         try:
             batch = next(batches)
         except StoppedError as error:
             asked = error.stop
             break
-        # Batches are placed before the step. Checking that costs 17 us, so two calls are checked.
-        guarded = number < start + 2 * steps_per_call
-        with jax.transfer_guard("disallow") if guarded else contextlib.nullcontext():
+        with _forbid_transfers(state, batch) if checks > 0 else contextlib.nullcontext():
             state, metrics = step(state, batch)
-        number += steps_per_call
-        latest = metrics
-        started.append((number, metrics))
+        checks -= 1
+        count = steps_per_call(number) if callable(steps_per_call) else steps_per_call
+        latest = metrics = _first_steps(metrics, count) if stacked else metrics
+        steps, number = range(number + 1, number + count + 1), number + count
+        started.append((steps, metrics))
         for hook in watchers:
             if number % hook.every == 0:
                 asked = finish(0) if hook.settles else asked
@@ -144,37 +147,70 @@ def train_loop(
                 asked = asked or answer
         asked = finish(in_flight)
     asked = finish(0)
-    numbers = _by_step(jax.device_get(latest), steps_per_call)[-1] if latest else {}
+    numbers = _at_step(_fetch(latest), len(steps) - 1, stacked) if latest else {}
     over = number >= stop or (asked is not None and asked.kind == "finished")
     if numbers and over and (asked is None or asked.kind != "failed"):
-        for hook in listeners:
-            if hook.last and number % hook.every:
-                answer = hook.on_numbers(number, numbers)
-                asked = asked or answer
+        last = [hook for hook in listeners if hook.last and number % hook.every]
+        asked = _call_all(last, number, numbers, asked)
     return LoopResult(state, number, asked, numbers)
 
 
+def _forbid_transfers(state: Any, batch: Batch) -> contextlib.AbstractContextManager[None]:
+    """Forbid implicit transfers, except of numpy arrays to the only device of a CPU's state."""
+    host = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch))
+    devices = {device for x in _arrays(state) for device in x.devices()}
+    numpy_to_cpu = host and [device.platform for device in devices] == ["cpu"]
+    return contextlib.nullcontext() if numpy_to_cpu else jax.transfer_guard("disallow")
+
+
 def _call_listeners(
-    last: int, metrics: Metrics, steps: int, listeners: Sequence[Hook]
+    steps: range, metrics: Metrics, stacked: bool, listeners: Iterable[Hook], clocks: Iterable[Hook]
 ) -> Stop | None:
-    """Wait for the call that ended with step `last`, and call the hooks with its metrics."""
-    jax.block_until_ready(jax.tree.leaves(metrics)[:1])  # one output is ready when all are
-    numbers, asked = None, None
-    for place, number in enumerate(range(last - steps + 1, last + 1)):
-        for hook in listeners:
-            if number % hook.every == 0:
-                numbers = numbers or _by_step(jax.device_get(metrics), steps)
-                answer = hook.on_numbers(number, numbers[place])
-                asked = asked or answer
+    """Wait for the call that took `steps`, and call the hooks with its metrics."""
+    for output in _arrays(metrics)[:1]:  # one is ready when all are
+        output.block_until_ready()  # jax.block_until_ready takes 14 us, this 0.3 us
+    for hook in clocks:
+        hook.on_done(steps[-1])
+    asked, due = None, [h for h in listeners if steps[-1] // h.every > (steps[0] - 1) // h.every]
+    metrics = _fetch(metrics) if due else metrics
+    for i, number in enumerate(steps if due else ()):
+        if now := [hook for hook in due if number % hook.every == 0]:
+            asked = _call_all(now, number, _at_step(metrics, i, stacked), asked)
     return asked
 
 
-def _by_step(metrics: Metrics, steps: int) -> list[dict[str, Any]]:
-    values = {name: mean.value() for name, mean in metrics.items()}
-    if steps == 1:
-        return [values]
-    return [{name: value[i] for name, value in values.items()} for i in range(steps)]
+def _fetch(metrics: Metrics) -> Metrics:
+    """Return the metrics on the host; on a CPU `jax.device_get` takes ten times as long."""
+    if any(device.platform != "cpu" for x in _arrays(metrics)[:1] for device in x.devices()):
+        return jax.device_get(metrics)
+    return jax.tree.map(np.asarray, metrics)
 
 
-def _overrides(hook: Hook, method: str) -> bool:
+def _arrays(tree: Any) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+
+
+def _call_all(
+    hooks: Iterable[Hook], number: int, numbers: Mapping[str, Any], asked: Stop | None
+) -> Stop | None:
+    for hook in hooks:
+        answer = hook.on_numbers(number, numbers)
+        asked = asked or answer
+    return asked
+
+
+def _first_steps(metrics: Metrics, count: int) -> Metrics:
+    return metrics if len(jax.tree.leaves(metrics)[0]) == count else _slice(metrics, count)
+
+
+_slice = jax.jit(lambda tree, count: jax.tree.map(lambda x: x[:count], tree), static_argnums=1)
+
+
+def _at_step(metrics: Metrics, i: int, stacked: bool) -> dict[str, Any]:
+    means = jax.tree.map(lambda x: x[i], metrics) if stacked else metrics
+    return {name: mean.value() for name, mean in means.items()}
+
+
+def overrides(hook: Hook, method: str) -> bool:
+    """Return whether a hook has a method of its own."""
     return getattr(type(hook), method) is not getattr(Hook, method)

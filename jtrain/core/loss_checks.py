@@ -25,7 +25,7 @@ def check_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
             f"microbatches=1 and a strategy that shards by name (parallel.kind=single or fsdp, or "
             f'parallel.impl=jit), or say couples="slice" if the rows that one slice holds are '
             f"meant to be the group. Group norm in the place of batch norm couples nothing (a "
-            f"resnet's model.norm=group)."
+            f"resnet's model.norm=group); nor does precision.scaling=rows in the place of tensor."
         )
 
 
@@ -68,13 +68,13 @@ def check_unused_params(terms: Callable[[Params], LossOutput], params: Params) -
 def check_product_precision(
     terms: Callable[[Params], LossOutput], params: Params, compute: Any
 ) -> tuple[int, int]:
-    """Check that some matrix product of the loss multiplies in `compute`.
+    """Check that some matrix product of the loss multiplies in `compute`, or in 8 bits.
 
     Raises:
         LossError: if there are some and none does: then nothing is gained by the precision.
     """
     types = product_types(lambda p: [mean.total for mean in terms(p).terms.means], params)
-    narrow = [found for found in types if found == compute]
+    narrow = [found for found in types if found == compute or found.itemsize == 1]  # or fp8
     if types and not narrow:
         raise LossError(
             f"the loss is to be computed in {jnp.dtype(compute).name}, and all of its "

@@ -32,6 +32,8 @@ class Model(NamedTuple):
     named: tuple[str, ...] = ()
     # What its layers do to the rows of a batch while it trains; None: not known.
     couples: Couples | None = None
+    # Kernels that may have a low-rank term (jtrain.finetune): whether stored as (outputs, inputs).
+    linear: Mapping[str, bool] = MappingProxyType({})
 
     def __hash__(self) -> int:  # a program is compiled for a model
         return hash((self.init, self.apply))

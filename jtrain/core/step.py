@@ -77,9 +77,10 @@ def make_step(
         # No loss scale changes the forward pass, so what is not finite in it is no overflow.
         forward_finite = jnp.isfinite(value) & is_finite_update(extra, changes)
         finite = forward_finite & jnp.isfinite(grad_norm)
-        # For optax: line searches take the first three, our clip the norm summed over all copies.
+        # For optax: line searches take the first three, our clip the norm summed over all copies,
+        # Muon the way to whole matrices.
         known = {"value": value, "grad": grads, "value_fn": make_value_fn(loss_gradient_at)}
-        known |= {"grad_norm": grad_norm}
+        known |= {"grad_norm": grad_norm, "matrices": sharding.matrices}
         params, opt_state, extra, update_norm = update_if(
             finite, update, grads, state.opt_state, state.params, state.extra, extra, **known
         )

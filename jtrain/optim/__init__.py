@@ -18,6 +18,7 @@ from jtrain.optim.muon import Muon as Muon
 from jtrain.optim.schedule_free import ScheduleFree as ScheduleFree
 from jtrain.optim.schedules import Constant as Constant
 from jtrain.optim.schedules import Cosine as Cosine
+from jtrain.optim.schedules import Exponential as Exponential
 from jtrain.optim.schedules import InverseSquareRoot as InverseSquareRoot
 from jtrain.optim.schedules import Join as Join
 from jtrain.optim.schedules import LinearSchedule as LinearSchedule

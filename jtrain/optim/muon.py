@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 import jax
 import optax
-import optax.contrib
 from jaxtyping import Array, Float
-from optax.contrib import MuonDimensionNumbers
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
@@ -17,11 +15,11 @@ from jtrain.core.types import Leaf, Params
 from jtrain.errors import ConfigError
 from jtrain.optim.adam import Moments
 from jtrain.optim.groups import check_pattern, matches
+from jtrain.optim.orthogonal_momentum import scale_by_orthogonal_momentum
 from jtrain.optim.recipe import NO_NAMES, NamedDims
 from jtrain.optim.stacked_layers import layer_ndim
 
 USUAL = ("*embed*", "*/tokens", "*/positions", "*/head", "*/head/*")
-_LAST_TWO = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 
 
 @configclass
@@ -92,11 +90,8 @@ class Muon(Moments):
     ) -> optax.GradientTransformation:
         """Return the rule with each layer of a stack as a matrix or a vector of its own."""
         matrix = optax.chain(
-            optax.contrib.scale_by_muon(
-                ns_steps=self.iterations,
-                beta=self.momentum,
-                nesterov=self.nesterov,
-                weight_dimension_numbers=_last_two,
+            scale_by_orthogonal_momentum(
+                momentum=self.momentum, nesterov=self.nesterov, iterations=self.iterations
             ),
             optax.stateless(lambda updates, _: jax.tree.map(self._scale_rms, updates)),
         )
@@ -117,7 +112,3 @@ class Muon(Moments):
         named = lambda patterns: any(matches(name, pattern) for pattern in patterns)
         matrix = layer_ndim(name, leaf, dims) == 2 or named(self.stacks)
         return matrix and not named(self.adamw)
-
-
-def _last_two(params: Params) -> Any:
-    return jax.tree.map(lambda _: _LAST_TWO, params)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -38,6 +39,12 @@ def devices(
         own = [device for device in available if device.process_index == process]
         found += _of_process(own, asked, choice, instead)
     return found
+
+
+def compute_capability(device: Device) -> tuple[int, int] | None:
+    """Return the compute capability of an NVIDIA GPU, such as (9, 0); None for other devices."""
+    found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+    return (int(found[1]), int(found[2])) if device.platform == "gpu" and found else None
 
 
 def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:

@@ -39,6 +39,10 @@ class LeafSharding(NamedTuple):
         return tuple(axes_of(self.choice.spec, dim) for dim in range(len(self.shape)))
 
 
+KEY = "seed"
+"""The state's random key: JAX draws with both of its numbers."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StateSharding:
     """Sharding of the leaves of a state over a mesh.
@@ -91,7 +95,7 @@ class StateSharding:
         included = (self.zero >= (1 if moments else 3)) if split is None else split
         splits = [axis for axis in self.over if self.sizes.get(axis, 1) > 1]
         small = math.prod(shape) < self.min_size
-        over = included and splits and not small
+        over = included and splits and not small and leaf != KEY
         rules = {**STATE, "width": splits if over else ()}
         choice = DimSplit()
         named = leaf_dims(leaf, len(shape), dims)

@@ -31,7 +31,7 @@ def load_or_compile(lowered: Lowered, state: Any) -> Compiled:
     Args:
         state: arguments or results with shardings, in any tree.
     """
-    devices = _devices(state)
+    devices = mesh_devices(state)
     file = _file(lowered, devices)
     if file is None:
         return lowered.compile()
@@ -42,7 +42,7 @@ def load_or_compile(lowered: Lowered, state: Any) -> Compiled:
     return program
 
 
-def _devices(state: Any) -> Sequence[Device]:
+def mesh_devices(state: Any) -> Sequence[Device]:
     """Return the devices of the first leaf with a mesh, in its order; none without one."""
     for leaf in jax.tree.leaves(state):
         sharding = getattr(leaf, "sharding", None)

@@ -57,7 +57,7 @@ def bits(state) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", by_name(LAYOUTS, ["one device", "fsdp"], pytest.mark.thorough))
 def test_fifty_faults_change_no_bit_of_the_state(layout):
     given = faults(50, seed=7)
-    parts = set_up(config("guard", given, **layout))
+    parts = set_up(config("guard", given, steps_per_call=1, **layout))
     step, state = parts.compile_step(), parts.fresh()
     for number in range(100):
         before, scale = bits(state), float(getattr(state.scale, "factor", 1))

@@ -138,23 +138,26 @@ def test_numbers_can_stop_what_settles_in_the_same_step():
 
 
 @pytest.mark.parametrize("in_flight", [1, 3, 8])
-def test_no_more_calls_are_in_flight_than_asked(in_flight, monkeypatch):
-    """Started and not yet waited for, when another is started."""
+def test_no_more_calls_are_in_flight_than_asked(in_flight):
+    """Started and not yet done, when another is started."""
     flying, most = [0], [0]
-    wait = jax.block_until_ready
+
+    class Landed(Hook):
+        def on_done(self, step):
+            assert all(x.is_ready() for x in jax.tree.leaves(started[step - 1]))
+            flying[0] -= 1
+
+    started = []
 
     def step(state, batch):
         most[0] = max(most[0], flying[0])
         flying[0] += 1
-        return STEP(state, batch)
+        state, metrics = STEP(state, batch)
+        started.append(metrics)
+        return state, metrics
 
-    def landed(metrics):
-        flying[0] -= 1
-        return wait(metrics)
-
-    monkeypatch.setattr(jax, "block_until_ready", landed)
     feed = itertools.repeat(jax.device_put(np.int32(1)))
-    train_loop(step, jnp.int32(0), feed, start=0, stop=30, in_flight=in_flight)
+    train_loop(step, jnp.int32(0), feed, start=0, stop=30, in_flight=in_flight, hooks=[Landed()])
     assert most[0] == in_flight
     assert flying[0] == 0, "all are done when it ends"
 
@@ -181,13 +184,25 @@ def test_what_a_hook_raises_is_raised(kind):
 
 
 def test_a_batch_that_was_not_placed_is_caught_and_a_placed_one_taken():
-    optimizer, where = optax.sgd(0.1), strategy("single", 1)
+    optimizer, where = optax.sgd(0.1), strategy("mirrored jit", 2)
     state, batch = start(optimizer, where), points()
     step = where.compile(make_step(squared, optimizer), state, where.place(batch), keeps=True)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_loop(step, state, itertools.repeat(batch), start=0, stop=1)
     ended = train_loop(step, state, itertools.repeat(where.place(batch)), start=0, stop=1)
     assert int(ended.state.step) == 1
+
+
+def test_one_cpu_device_takes_numpy_arrays_and_no_other_transfer():
+    optimizer, where = optax.sgd(0.1), strategy("single", 1)
+    state, batch = start(optimizer, where), where.place_for_call(points())
+    assert {type(x) for x in batch.values()} == {np.ndarray}
+    step = where.compile(make_step(squared, optimizer), state, batch, keeps=True)
+    ended = train_loop(step, state, itertools.repeat(batch), start=0, stop=1)
+    assert int(ended.state.step) == 1
+    host = jax.tree.map(np.asarray, ended.state)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train_loop(step, host, itertools.repeat(where.place(batch)), start=0, stop=1)
 
 
 def test_hooks_and_feeds_may_transfer():

@@ -91,7 +91,7 @@ def spoilt(batch):
     return batch | {"y": np.where(batch["row"] == 2, np.nan, batch["y"]).astype(np.float32)}
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_gradient_that_is_not_finite_changes_no_bit(microbatches):
     optimizer = optax.adamw(0.1)
     step = jax.jit(make_step(squared, optimizer, microbatches=microbatches))
@@ -122,7 +122,7 @@ def test_after_a_bad_batch_it_goes_on_as_if_it_had_never_been():
 # What it costs
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_weights_cost_no_forward_pass(microbatches):
     loss = functools.partial(tiny_language.next_token, data="terms")
     make = lambda: new_state(tiny_language.init_params(jax.random.key(0)), SGD, jax.random.key(1))

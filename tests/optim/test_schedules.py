@@ -14,6 +14,7 @@ from jtrain.errors import ConfigError
 from jtrain.optim import (
     Constant,
     Cosine,
+    Exponential,
     InverseSquareRoot,
     Join,
     LinearSchedule,
@@ -37,6 +38,8 @@ CURVES = {
     "wsd, warmup 2, decay 0.5, final 0.1": WarmupStableDecay(warmup=2, decay=0.5, final=0.1),
     "inverse root": InverseSquareRoot(),
     "inverse root, warmup 3, timescale 2": InverseSquareRoot(warmup=3, timescale=2),
+    "exponential": Exponential(),
+    "exponential, first 0.01, final 1": Exponential(first=0.01, final=1.0),
     "one cycle": OneCycle(),
     "one cycle, rise 0.5, first 0.5, final 0.1": OneCycle(rise=0.5, first=0.5, final=0.1),
     "restarts, cycles 3": Restarts(cycles=3),
@@ -224,3 +227,10 @@ def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):
             tops = (rates >= 1 - 1e-6).sum()
             assert tops == getattr(schedule, "cycles", 1)
             assert rates[-1] == pytest.approx(schedule.final, abs=1e-6)
+
+
+def test_exponential_has_one_factor_from_step_to_step():
+    rates = curve(Exponential(first=1e-4, final=1.0), steps=101)
+    assert rates[0] == pytest.approx(1e-4, rel=1e-5)
+    assert rates[-1] == pytest.approx(1.0, rel=1e-5)
+    assert rates[1:] / rates[:-1] == pytest.approx(np.full(100, 10 ** (4 / 100)), rel=1e-4)

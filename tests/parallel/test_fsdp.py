@@ -50,6 +50,16 @@ def test_small_leaves_stay_whole():
     assert where.shares == 8
 
 
+def test_the_key_stays_whole_at_any_size():
+    where = FSDP(devices=2, min_size=0).build()
+    make = lambda: new_state(init_params(jax.random.key(0)), ADAMW, jax.random.key(1))
+    state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
+    assert jax.random.key_data(state.step_key()).tolist() == (
+        jax.random.key_data(jax.random.fold_in(jax.random.key(1), 0)).tolist()
+    )
+    assert not state.params["up"]["bias"].is_fully_replicated
+
+
 @pytest.mark.parametrize(
     ("shape", "spec"),
     [

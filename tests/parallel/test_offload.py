@@ -28,6 +28,7 @@ MODEL = [
     "model.remat=names",
     "model.saved=[qkv, attention]",
     "checkpoint.every=0",
+    "steps_per_call=1",
 ]
 SCANNED = [
     "steps=8",
@@ -74,7 +75,7 @@ def walked(parts: TrainSetup):
             ("steps_per_call=2", "microbatches=2"),
             marks=pytest.mark.thorough,
         ),
-        ("kind: mirrored, devices: 4, zero: 1", ("opt_state",), ()),
+        ("kind: mirrored, devices: 4, zero: 1", ("opt_state",), ("steps_per_call=1",)),
     ],
 )
 def test_offload_changes_no_bit(tmp_path, monkeypatch, parallel, offload, more):

@@ -17,6 +17,7 @@ from jtrain.optim.schedules.join import Join as Join
 from jtrain.optim.schedules.join import SchedulePiece as SchedulePiece
 from jtrain.optim.schedules.rate import LearningRate as LearningRate
 from jtrain.optim.schedules.simple import Constant as Constant
+from jtrain.optim.schedules.simple import Exponential as Exponential
 from jtrain.optim.schedules.simple import InverseSquareRoot as InverseSquareRoot
 from jtrain.optim.schedules.simple import LinearSchedule as LinearSchedule
 from jtrain.optim.schedules.simple import WarmupStableDecay as WarmupStableDecay
@@ -29,6 +30,7 @@ Schedule: TypeAlias = Annotated[
     | InverseSquareRoot
     | OneCycle
     | Restarts
-    | Join,
+    | Join
+    | Exponential,
     Field(discriminator="kind"),
 ]

@@ -1,5 +1,6 @@
-"""Schedules of one curve: constant, linear, inverse square root; a plateau with a decay."""
+"""Schedules of one curve: constant, linear, exponential, inverse root; a plateau with a decay."""
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from jtrain.optim.schedules.base import ScheduleBase
 from jtrain.optim.schedules.rate import (
     LearningRate,
     Warmup,
+    check_run,
     check_warmup,
     make_rate,
     scale_share,
@@ -42,6 +44,27 @@ class LinearSchedule(ScheduleBase):
     def rate(self, peak: float, steps: int) -> LearningRate:
         """Return the rate at each step of a schedule of `steps`."""
         return make_rate(lambda x, _: 1 - x, peak, steps, self.warmup, self.final)
+
+
+@configclass
+class Exponential(ScheduleBase):
+    """A constant factor from each step to the next, up or down: from `first` to `final`."""
+
+    kind: Literal["exponential"] = "exponential"
+    first: float = Field(default=1.0, gt=0)
+    """The rate of the first step, as a share of the peak."""
+    final: float = Field(default=0.01, gt=0)
+    """The rate of the last step, as a share of the peak."""
+
+    def rate(self, peak: float, steps: int) -> LearningRate:
+        """Return the rate at each step of a schedule of `steps`."""
+        check_run(steps)
+        span, growth = max(steps - 1, 1), math.log(self.final / self.first)
+
+        def share(step: Any, xp: Any) -> Any:
+            return self.first * xp.exp(growth * xp.clip(step / span, 0, 1))
+
+        return scale_share(share, peak)
 
 
 @configclass

@@ -91,6 +91,11 @@ class Auto(BaseParallelConfig):
         least = min(range(len(tried)), key=lambda i: tried[i][0].total)
         return AutoChoice(tried[least][1], _why(tried, least, limit, unfit))
 
+    def layouts(self, available: Sequence[Device], needs: MemoryNeeds) -> Iterator[Axes]:
+        """Yield the layouts over these devices, in the order in which `choose` tries them."""
+        for splits in self._splits(available, needs):
+            yield from _stages(splits, needs)
+
     def _splits(self, available: Sequence[Device], needs: MemoryNeeds) -> Iterator[Axes]:
         """Yield layouts with their axes beside state and rows, in the order of the search.
 

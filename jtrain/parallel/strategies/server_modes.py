@@ -118,7 +118,57 @@ class DiLoCo:
     """Nesterov momentum of the outer step."""
 
 
+@configclass
+class StreamingDiLoCo:
+    """As diloco, but parts of the parameters are synchronized one by one, while workers go on.
+
+    Source: Douillard et al. 2025, https://arxiv.org/abs/2501.18512, with the constants of its
+    experiments. The paper pushes four bits a number: `parallel.compress.kind=e3m0`.
+    """
+
+    kind: Literal["streaming_diloco"] = "streaming_diloco"
+    inner_steps: int = Field(default=100, ge=1)
+    """Steps of a worker between two outer steps of the same fragment."""
+    fragments: int = Field(default=0, ge=0)
+    """Parts of the parameters, in each of which the layers are as far apart as there are parts; 0:
+    one for every three layers."""
+    overlap: int = Field(default=1, ge=0)
+    """Steps that a worker takes between the push of a fragment and the merge with the outer step,
+    tau in the paper; 0: it waits."""
+    alpha: float = Field(default=0.5, ge=0, lt=1)
+    """Share of the worker's own parameters in a merge. Without overlap it has no effect: workers
+    then begin from the outer step."""
+    lr: float = Field(default=0.4, gt=0)
+    """Learning rate of the outer step."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Nesterov momentum of the outer step."""
+
+
+@configclass
+class AsyncDiLoCo:
+    """As diloco, but no worker waits for another: each push is an outer step of its own.
+
+    Source: Liu et al. 2024, https://arxiv.org/abs/2401.09135: delayed Nesterov momentum.
+    """
+
+    kind: Literal["async_diloco"] = "async_diloco"
+    inner_steps: int = Field(default=50, ge=1)
+    """Steps of a lease, on a share of the rows."""
+    lr: float = Field(default=0.7, gt=0)
+    """Learning rate of the outer step."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Nesterov momentum of the outer step."""
+    delay: int = Field(default=0, ge=0)
+    """Pushes between two updates of the momentum, N in the paper; each moves the parameters by 1/N
+    of its change. 0: as many as there are workers."""
+
+
 Mode: TypeAlias = Annotated[
-    Sync | Async | SSP | LocalSGD | DiLoCo,
+    Sync | Async | SSP | LocalSGD | DiLoCo | StreamingDiLoCo | AsyncDiLoCo,
     Field(discriminator="kind"),
 ]
+
+
+def splits_rows(mode: Mode) -> bool:
+    """Return whether the rows of a batch are split over the workers."""
+    return not isinstance(mode, Async | SSP)

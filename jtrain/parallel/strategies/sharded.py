@@ -12,6 +12,7 @@ from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.axis_usage import AxisUsage, check_axes_used
 from jtrain.parallel.leaf_sharding import LeafSharding, StateSharding, Zero
+from jtrain.parallel.matrix_sharding import WholeMatrices
 from jtrain.parallel.mesh_placement import MeshPlacement
 from jtrain.parallel.offload import (
     Offload,
@@ -96,7 +97,12 @@ class Sharded(MeshStrategy):
 
         split = constrain(self.leaves, True) if zero else NO_SHARDING.summed
         each = split if zero > 1 else NO_SHARDING.each
-        return GradientSharding(constrain(self.leaves.used, zero == 3), each=each, summed=split)
+        return GradientSharding(
+            params=constrain(self.leaves.used, zero == 3),
+            each=each,
+            summed=split,
+            matrices=WholeMatrices(self.mesh, self.leaves, dims, split=zero > 0),
+        )
 
     def to_global(self, fn: Callable, stacked: bool) -> Callable:
         """Return `fn` itself: the compiler splits one program."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
@@ -22,12 +23,14 @@ from jtrain.parallel.strategies.strategy import (
     same_for_all,
 )
 
+_TYPES = {np.dtype(name) for name in ("bool", "uint8", "int8", "int32", "uint32", "float32")}
+
 
 class OneDevice(Strategy):
     """The strategy of a single device."""
 
     def __init__(self, device: Device):
-        self._device = SingleDeviceSharding(device)
+        self._device, self._platform = SingleDeviceSharding(device), device.platform
         self.mesh = make_mesh({}, [device])
 
     @property
@@ -44,6 +47,14 @@ class OneDevice(Strategy):
         """Place a batch on the device."""
         del stacked
         return self._put(batch)
+
+    def place_for_call(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
+        """Place on a CPU the read-only arrays alone, which are the same in every batch."""
+        del stacked
+        if self._platform != "cpu":
+            return self._put(batch)
+        host = {name: x for name, x in batch.items() if _is_for_call(x)}
+        return {**self._put({name: x for name, x in batch.items() if name not in host}), **host}
 
     @functools.cached_property
     def _put(self) -> PlacedBatchCache:
@@ -63,6 +74,11 @@ class OneDevice(Strategy):
             donate_argnums=0 if keeps else (),
         )
         return jitted.lower(*plain(state, batch))
+
+
+def _is_for_call(x: Any) -> bool:
+    """Return whether a program takes a numpy array as it is; others are converted or cached."""
+    return isinstance(x, np.ndarray) and x.flags.writeable and x.dtype in _TYPES
 
 
 @configclass

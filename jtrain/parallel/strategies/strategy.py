@@ -1,6 +1,7 @@
 """Strategies: placement of arrays on devices, and reduction of gradients."""
 
 import abc
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -52,6 +53,13 @@ class Strategy(abc.ABC):
     def place(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
         """Place this process's rows on its devices, as a shard of the global batch."""
 
+    def place_for_call(self, batch: Batch, /, *, stacked: bool = False) -> Batch:
+        """Place rows that only the next call of a compiled program reads, and nothing may write.
+
+        On a CPU they may stay numpy arrays: the call takes them sooner than another program.
+        """
+        return self.place(batch, stacked=stacked)
+
     @abc.abstractmethod
     def lower(
         self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
@@ -63,10 +71,22 @@ class Strategy(abc.ABC):
         """
 
     def compile(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+        self,
+        fn: Callable,
+        state: Any,
+        batch: Any,
+        /,
+        *,
+        stacked: bool = False,
+        keeps: bool = False,
+        then: Callable[[], object] = lambda: None,
     ) -> Callable:
-        """Lower and compile; a call with other shapes raises RetraceError."""
+        """Lower and compile; a call with other shapes raises RetraceError.
+
+        `then` is called between the two: what Python does from here on, XLA works beside.
+        """
         lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
+        then()
         return _once(load_or_compile(lowered, state), *plain(state, batch))
 
     @property
@@ -132,7 +152,8 @@ def _once(program: Any, *abstract: Any) -> Callable:
             changes = _differences(abstract, (state, batch))
             advice = "Keep shapes fixed: pad a short batch under its mask."
             if not changes:
-                changes = _moved(program.input_shardings[0], (state, batch))
+                with contextlib.suppress(ValueError):  # a leaked tracer is one more input
+                    changes = _moved(program.input_shardings[0], (state, batch))
                 advice = "Place a batch by strategy.place, a state by strategy.shardings(state)."
             if not changes:
                 raise
@@ -179,7 +200,8 @@ class PlacedBatchCache:
         # One read of the cache: another thread may change it.
         cached = {name: self._cached.get(name) for name in batch}
         hits = {k: entry[1] for k, entry in cached.items() if entry and entry[0] is batch[k]}
-        fresh = self._put({name: array for name, array in batch.items() if name not in hits})
+        missing = {name: array for name, array in batch.items() if name not in hits}
+        fresh = self._put(missing) if missing else {}
         for name, placed in fresh.items():
             array = batch[name]
             if isinstance(array, np.ndarray) and not array.flags.writeable:

@@ -65,6 +65,7 @@ def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=Fa
     return jax.device_get(state.params), np.array(losses)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("precision", "bits"), [(BF16(), 8), (F16(), 11)])
 def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
     # Each of the 6 + 16 products and sums of a row rounds by at most half a unit; independent

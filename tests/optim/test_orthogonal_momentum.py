@@ -1,0 +1,127 @@
+"""Muon's direction: as optax computes it, the same on matrices that are split, and its traffic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import distance
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+import jtrain as jt
+from jtrain.core.pytree import num_elements
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.inspect.plan.collectives import read_collectives
+from jtrain.optim import AdamW, Muon
+from jtrain.optim.orthogonal_momentum import scale_by_orthogonal_momentum
+from jtrain.parallel import Axes, Single
+
+DIMS = {
+    "stack": ("layers", "width", "hidden"),  # 8 matrices: enough for 4 devices
+    **{f"blocks/{i}/up": ("width", "hidden") for i in range(3)},  # 3 in all: one is filled up
+    "out": ("hidden", "width"),
+    "experts": ("experts", "width", None),
+    "bias": ("width",),
+}
+SHAPES = {"layers": 8, "width": 16, "hidden": 24, "experts": 4, None: 12}
+
+
+def params() -> dict:
+    """Random leaves of the dims above."""
+    draw = np.random.default_rng(0)
+    leaf = lambda name: jnp.asarray(
+        0.1 * draw.normal(size=[SHAPES[dim] for dim in DIMS[name]]), jnp.float32
+    )
+    blocks = {f"{i}": {"up": leaf(f"blocks/{i}/up")} for i in range(3)}
+    names = [name for name in DIMS if not name.startswith("blocks")]
+    return {"blocks": blocks} | {name: leaf(name) for name in names}
+
+
+def loss(params, batch, rng):
+    """A sum of squares of what each leaf makes of a row: no gradient is zero or of rank one."""
+    x = batch["x"]
+    hidden = jnp.tanh(x @ params["out"].T[:, :16])
+    found = x + params["bias"][None]
+    for matrix in [*(params["blocks"][f"{i}"]["up"] for i in range(3)), *params["stack"]]:
+        found = found + jnp.tanh(found @ matrix)[:, :16]
+    for expert in params["experts"]:
+        found = found + jnp.pad(jnp.tanh(hidden @ expert), ((0, 0), (0, 4)))
+    return jt.Mean.of(jnp.square(found - x[:, ::-1]).sum(-1), batch["mask"])
+
+
+def rows(count: int = 32) -> dict:
+    """A batch."""
+    x = np.random.default_rng(1).normal(size=(count, 16)).astype(np.float32)
+    return {"x": x, "row": np.arange(count, dtype=np.int32), "mask": np.ones(count, bool)}
+
+
+def compiled(where, rule):
+    """Return the program of a step, and a first state."""
+    make = lambda: new_state(params(), rule, jax.random.key(1))
+    like = jax.eval_shape(make)
+    state = jax.jit(make, out_shardings=where.shardings(like, DIMS))()
+    sharding = where.gradient_sharding(like.params, DIMS)
+    step = make_step(loss, rule, sharding=sharding)
+    return where.lower(step, state, where.place(rows()), keeps=True).compile(), state
+
+
+MUON = Muon(lr=0.05, stacks=("stack", "experts"), adamw=())
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_it_is_the_direction_of_optax(nesterov: bool):
+    ours = scale_by_orthogonal_momentum(momentum=0.9, nesterov=nesterov, iterations=5)
+    matrices = {"a": jnp.zeros((8, 12)), "b": jnp.zeros((12, 8))}
+    dims = dict.fromkeys(matrices, MuonDimensionNumbers())
+    theirs = scale_by_muon(beta=0.9, nesterov=nesterov, weight_dimension_numbers=dims)
+    states = [ours.init(matrices), theirs.init(matrices)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    draw = np.random.default_rng(0)
+    for _ in range(3):
+        grads = jax.tree.map(lambda m: jnp.float32(draw.normal(size=m.shape)), matrices)
+        found = [jax.jit(o.update)(grads, s) for o, s in zip((ours, theirs), states, strict=True)]
+        states = [state for _, state in found]
+        assert distance(found[0][0], found[1][0]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"fsdp": 4}, id="fsdp"),
+        pytest.param({"fsdp": 2, "tensor": 2}, id="both", marks=pytest.mark.thorough),
+        pytest.param({"fsdp": 2, "expert": 2}, id="experts", marks=pytest.mark.thorough),
+        pytest.param({"data": 2, "fsdp": 2, "zero": 1}, id="zero 1", marks=pytest.mark.thorough),
+    ],
+)
+def test_matrices_that_are_split_take_the_step_of_one_device(layout: dict):
+    rule = MUON.build(10, DIMS)
+    ends = []
+    for parallel in (Single(), Axes(devices=4, min_size=0, **layout)):
+        program, state = compiled(where := parallel.build(), rule)
+        first = jax.device_get(state.params)
+        for _ in range(2):
+            state, _ = program(state, where.place(rows()))
+        ends.append(jax.device_get(state.params))
+    moved = jax.tree.map(lambda a, b: a - b, ends[0], first)
+    apart = jax.tree.map(lambda a, b: a - b, ends[1], ends[0])
+    # The iterations amplify rounding of small singular values by up to 3.4445**5 a step.
+    size = lambda tree: np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
+    assert size(moved) > 1e-2
+    assert size(apart) < 1e-3 * size(moved), distance(*ends)
+
+
+def test_whole_matrices_cost_one_exchange_there_and_one_back():
+    where = Axes(devices=4, fsdp=4, min_size=0).build()
+
+    def sent(rule) -> dict[str, int]:
+        program, _ = compiled(where, rule)
+        found: dict[str, int] = {}
+        for one in read_collectives(program.as_text(), dict(where.mesh.shape)).collectives:
+            found[one.kind] = found.get(one.kind, 0) + one.sent
+        return found
+
+    muon, adamw = sent(MUON.build(10, DIMS)), sent(AdamW(lr=0.05).build(10, DIMS))
+    more = sum(muon.values()) - sum(adamw.values())
+    elements = num_elements(params()) + 16 * 24  # and the matrix of zeros
+    assert 0 < more <= 2 * 4 * elements / 4, "bytes of a device's shard, in float32, twice"
+    assert muon["all-to-all"] > adamw.get("all-to-all", 0)
