@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +13,6 @@ import numpy as np
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import plain_values
-from jtrain.config.top import RUNS
 from jtrain.core.batches import Batches
 from jtrain.core.loop import LoopResult, train_loop
 from jtrain.core.pytree import named_leaves, num_elements
@@ -29,7 +26,9 @@ from jtrain.io.formatting import format_number
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
+from jtrain.train.hooks.function_hooks import on_numbers
 from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.temporary_run import temporary_directory
 
 
 @dataclasses.dataclass
@@ -101,7 +100,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
         UserError: the error that would have stopped the run.
     """
     enable_compilation_cache()
-    stages, each = Stages(log), config.steps_per_call
+    stages = Stages(log)
     cluster = detect(os.environ)
     if cluster.processes > 1:
         raise ConfigError(
@@ -112,7 +111,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
         setup = _shorten(set_up(config))
         stage.detail = f"{num_elements(setup.like.params):,} parameters, {config.parallel.kind}"
     with stages.stage("reads") as stage:
-        batch = setup.calls[0]
+        batch, each = setup.read_call(0), setup.schedule.steps(0)
         stage.detail = _shapes(batch)
     with stages.stage("compiles") as stage:
         setup.check_evaluation()
@@ -133,7 +132,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
             values = ", ".join(f"{key} {format_number(value)}" for key, value in measured.items())
             stage.detail = f"{name}: {values} ({numbers['rows']} rows)"
     with (
-        _temporary_directory(config) as directory,
+        temporary_directory(config.name, "fast") as directory,
         CheckpointManager(directory / "checkpoints") as checkpoints,
     ):
         with stages.stage("saves") as stage:
@@ -160,31 +159,34 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> list[Stage]:
 
 
 def _shorten(setup: TrainSetup) -> TrainSetup:
-    """Return the setup with evaluation on the first batches only."""
+    """Return the setup with evaluation on the first batches only, and as many steps as it takes."""
     first = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
     valid: Any = setup.experiment.valid
     if isinstance(valid, Mapping):
         valid = {name: first(rows) for name, rows in valid.items()}
     elif valid is not None:
         valid = first(valid)
-    return dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, valid=valid))
+    setup = dataclasses.replace(
+        setup, experiment=dataclasses.replace(setup.experiment, valid=valid)
+    )
+    calls = setup.schedule  # the steps of a short run may be fewer than those of the dry run
+    stop = max(CALLS * calls.steps(0), calls.stop)
+    return setup.with_schedule(dataclasses.replace(calls, stop=stop))
 
 
 def _train(
     setup: TrainSetup, step: StepFn, state: TrainState, start: int, stop: int
 ) -> tuple[LoopResult[TrainState], list[float]]:
-    """Train some steps; return the result and the loss of each call."""
-    each, losses = setup.config.steps_per_call, []
-
-    def record_loss(state: TrainState, batch: Batch) -> Any:
-        state, metrics = step(state, batch)
-        losses.append(metrics["loss"])
-        return state, metrics
-
-    read = lambda call: setup.place(setup.calls[call])
-    with ReadAhead(read, start=start // each, stop=stop // each) as feed:
-        result = train_loop(record_loss, state, feed, start=start, stop=stop, steps_per_call=each)
-    return result, [float(np.ravel(loss.value())[-1]) for loss in losses]
+    """Train some steps; return the result and their losses."""
+    losses: list[float] = []
+    record = on_numbers(lambda step, numbers: losses.append(float(numbers["loss"])), every=1)
+    read = lambda step: setup.place(setup.read_call(step))
+    after, size = setup.schedule.after, setup.steps_per_call
+    with ReadAhead(read, start=start, stop=stop, after=after) as feed:
+        result = train_loop(
+            step, state, feed, start=start, stop=stop, hooks=[record], steps_per_call=size
+        )
+    return result, losses
 
 
 def _check_same(first: TrainState, second: TrainState, what: str) -> None:
@@ -197,28 +199,6 @@ def _check_same(first: TrainState, second: TrainState, what: str) -> None:
                 f"state changes the result of a step: look for randomness that is not drawn from "
                 f"rng, and for data that differs when a batch is read again."
             )
-
-
-@contextlib.contextmanager
-def _temporary_directory(config: RunConfig) -> Iterator[Path]:
-    """Yield a new directory beside the runs, and delete it at the end."""
-    runs = RUNS
-    existed = runs.is_dir()
-    try:
-        runs.mkdir(0o700, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{config.name}-fast-", dir=runs))
-    except OSError as error:
-        raise ConfigError(
-            f"{runs}: cannot be written ({error.strerror}), and the run's directory is in it. "
-            f"Free space, or run in a writable directory."
-        ) from None
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        if not existed:
-            with contextlib.suppress(OSError):  # another process uses it
-                runs.rmdir()
 
 
 def _shapes(batch: Batch) -> str:

@@ -19,6 +19,7 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.first_difference import FACTS
 from jtrain.inspect.debug.step_report import StepReport, dissect
+from jtrain.train.calls.reading import split_steps
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
 from jtrain.train.longer_run import (
@@ -104,6 +105,7 @@ def replay(
             f"{path} has the steps 1 to {setup.config.steps}, not step {step}; "
             f"write --step {min(max(step, 1), setup.config.steps)}"
         )
+    setup = setup.with_schedule(setup.schedule.ending_at(step - 1, step))
     start, state = _before(setup, run_dir, step, log)
     _check_schedule(setup.config, changed, start, step)
     known = read_step_records(run_dir.steps)
@@ -114,7 +116,7 @@ def replay(
             known[number] = was._replace(batch=0)
     log(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
     replayed = _replay_steps(setup, state, start, step)
-    own = np.ravel(setup.calls[(step - 1) // config.steps_per_call]["row"])
+    own = np.ravel(setup.read_call(setup.schedule.first(step))["row"])
     deep = deep and jax.process_count() == 1
     other = _first_mismatch(replayed.records, known)
     return ReplayResult(
@@ -206,7 +208,7 @@ def _before(
     setup: TrainSetup, run_dir: RunDir, step: int, log: Callable[[str], None]
 ) -> tuple[int, TrainState]:
     """Return the newest saved step before the call with the step, and its state."""
-    last = (step - 1) // setup.config.steps_per_call * setup.config.steps_per_call
+    last = setup.schedule.first(step)
     owner = run_dir.owner()
     with CheckpointManager(run_dir.checkpoints, owner=owner) as checkpoints:
 
@@ -234,20 +236,17 @@ def _before(
 
 def _replay_steps(setup: TrainSetup, state: TrainState, start: int, step: int) -> _ReplayedSteps:
     """Run the steps from `start` to the end of the call with the step, by the run's program."""
-    program, each = setup.compile_step(), setup.config.steps_per_call
-    records, last = {}, (step - 1) // each
-    before = state
-    for call in range(start // each, last + 1):
-        batch = setup.calls[call]
-        before = (
-            jax.tree.map(jnp.copy, state) if call == last else before
-        )  # the call donates its input
+    program, records, before = setup.compile_step(), {}, state
+    while start < step:
+        batch, end = setup.read_call(start), setup.schedule.after(start)
+        # The call donates its input.
+        before = jax.tree.map(jnp.copy, state) if end >= step else before
         state, metrics = program(state, setup.place(batch))
         found = (metrics[name].total for name in ("loss", "grad_norm"))
         losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
-        for i in range(each):
-            own = batch if each == 1 else {name: x[i] for name, x in batch.items()}
-            records[call * each + i + 1] = StepRecord(losses[i], norms[i], digest_batch(own))
+        for i, own in enumerate(split_steps(batch, setup.stacked)):
+            records[start + i + 1] = StepRecord(losses[i], norms[i], digest_batch(own))
+        start = end
     return _ReplayedSteps(records, before, state)
 
 

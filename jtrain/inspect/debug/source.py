@@ -44,7 +44,9 @@ class SourceLine(NamedTuple):
         return f"{shown}:{self.line} in {self.function.rpartition('.')[2]}{text}"
 
 
-def find_source(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
+def find_source(
+    equation: Any, calls: Sequence[Any] = (), skip: tuple[str, ...] = ()
+) -> list[SourceLine]:
     """Return the innermost line outside of libraries, preceded by the line of jtrain that it calls.
 
     The list has one line if the experiment calls JAX itself, and none if nothing is known.
@@ -53,10 +55,13 @@ def find_source(equation: Any, calls: Sequence[Any] = ()) -> list[SourceLine]:
         equation: an equation of a traced program.
         calls: the calls of jitted functions around it, outermost first. A jitted function is traced
             at its first call, so its equations have the lines inside, and the call its own line.
+        skip: files and folders whose lines do not count.
     """
     ours = None
     for inner, call in zip([equation, *reversed(calls)], [*reversed(calls), None], strict=True):
         for line in _within(_lines(inner), call):
+            if line.file.startswith(skip):
+                continue
             if not line.file.startswith(_TOOLKIT):
                 return [ours, line] if ours else [line]
             if ours is None and not line.file.startswith(_DEBUG):

@@ -40,6 +40,8 @@ class Collective(NamedTuple):
     sent: int  # bytes that each device sends in all turns, by the ring algorithm
     times: int
     where: str  # name stack: jit(step)/jvp()/while/body/dot_general
+    key: str = ""  # the name that `CollectiveFinder` knows it by
+    overlapped: bool = False  # the program computes while it runs
 
 
 class CollectiveTraffic(NamedTuple):
@@ -58,16 +60,24 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
     loop. A collective in an unknown format is named in `unread` and not counted; nothing is raised.
     """
     try:
-        program = HloProgram(text)
-        runs = _executed(program)
+        return collectives_of(HloProgram(text), mesh)
     except NOT_UNDERSTOOD as error:
-        return CollectiveTraffic((), (f"no collective: {_reason(error)}",))
+        return CollectiveTraffic((), (f"no collective: {reason(error)}",))
+
+
+def collectives_of(program: HloProgram, mesh: Mapping[str, int]) -> CollectiveTraffic:
+    """Return the collectives of a parsed program; see `read_collectives`.
+
+    Raises:
+        HloError: if the program has an unknown format.
+    """
+    runs = _executed(program)
     found, unread, uncounted = [], [], 0
     for run in runs:
         try:
-            collective = _collective(run, program, mesh)
+            collective = find_collective(run, program, mesh)
         except NOT_UNDERSTOOD as error:
-            unread.append(f"one {run.instruction.operation}: {_reason(error)}")
+            unread.append(f"one {run.instruction.operation}: {reason(error)}")
             continue
         if collective is not None:
             found.append(collective)
@@ -80,7 +90,8 @@ def read_collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
     return CollectiveTraffic(tuple(found), tuple(dict.fromkeys(unread)))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return why a text could not be read."""
     if isinstance(error, HloError):
         return str(error)
     return f"the text has an unknown format ({type(error).__name__}: {error})"
@@ -90,18 +101,29 @@ def _executed(program: HloProgram) -> list[ExecutedInstruction]:
     """Return the executed collectives; one in several pieces is represented by the first."""
     first_runs: dict[str, ExecutedInstruction] = {}
     for run in program.walk():
-        instruction = _as_slice_collective(run.instruction)
-        if instruction.operation.removesuffix("-start") not in KINDS:
+        instruction = as_collective(run.instruction)
+        if instruction is None:
             continue
-        # A piece of an asynchronous collective names the chain of pieces that it belongs to.
-        chain = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
-        key = chain[1] if chain else f"{run.within} {instruction.name}"
+        key = collective_key(run.within, instruction)
         if key not in first_runs or run.times < first_runs[key].times:
             first_runs[key] = run._replace(instruction=instruction)
     return list(first_runs.values())
 
 
-def _collective(
+def as_collective(instruction: Instruction) -> Instruction | None:
+    """Return the collective that an instruction is or begins; None for other instructions."""
+    instruction = _as_slice_collective(instruction)
+    return instruction if instruction.operation.removesuffix("-start") in KINDS else None
+
+
+def collective_key(within: str, instruction: Instruction) -> str:
+    """Return a name for a collective, the same for all pieces of one."""
+    # A piece of an asynchronous collective names the chain of pieces that it belongs to.
+    chain = re.search(r"channel_id=(\d+).*chain_id=", instruction.attributes)
+    return chain[1] if chain else f"{within} {instruction.name}"
+
+
+def find_collective(
     run: ExecutedInstruction, program: HloProgram, mesh: Mapping[str, int]
 ) -> Collective | None:
     """Return the collective of an executed instruction; None in a group of one device."""
@@ -112,7 +134,8 @@ def _collective(
         return None
     where = re.search(r'op_name="([^"]*)"', instruction.attributes)
     sent = run.times * _sent_bytes(kind, instruction, count)
-    return Collective(kind, axes, sent, run.times, where[1] if where else "")
+    key = collective_key(run.within, instruction)
+    return Collective(kind, axes, sent, run.times, where[1] if where else "", key)
 
 
 def sum_by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:

@@ -1,5 +1,6 @@
 """A parser for compiled HLO text: computations, instructions and execution counts."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -12,8 +13,11 @@ CALLED = re.compile(
     r"|branch_computations)="
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
-ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:@(\d+))?")
+SPACE = re.compile(r"S\((\d+)\)")
+DEVICE, HOST = 0, 5  # memory spaces: of the device, and of its host; others are inside the chip
 BITS = re.compile(r"\d+")
+LAYOUT = re.compile(r"\]\{[\d,]*(?::[^{}]*)?\}")
 
 
 class HloError(ValueError):
@@ -84,8 +88,8 @@ class HloProgram:
             yield ExecutedInstruction(instruction, times, name, counted)
             called = instruction.called
             if instruction.operation == "while":
-                (body,), (condition,) = called["body"], called["condition"]
-                trips = self._trips(instruction, name, condition, body)
+                (body,) = called["body"]
+                trips = self.trips(instruction, name)
                 known = counted and trips is not None
                 yield from self.walk(body, times * (1 if trips is None else trips), known)
                 continue
@@ -103,8 +107,9 @@ class HloProgram:
                     if called not in self.computations:
                         raise HloError(f"%{name} calls %{called}, which is not in the text")
 
-    def _trips(self, loop: Instruction, within: str, condition: str, body: str) -> int | None:
+    def trips(self, loop: Instruction, within: str) -> int | None:
         """Return the number of turns of a loop with a constant limit; None for other loops."""
+        (body,), (condition,) = loop.called["body"], loop.called["condition"]
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
         tests = self.computations[condition].values()
@@ -154,16 +159,51 @@ class HloProgram:
         return 0
 
 
+class ArrayShape(NamedTuple):
+    """Shape of an array in the text of a program."""
+
+    kind: str  # element type
+    dims: tuple[int, ...]
+    space: int = DEVICE  # memory space
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements."""
+        bits = 8 if self.kind == "pred" else int(BITS.findall(self.kind)[0])
+        return -(-self.size * bits // 8)
+
+
+def array_shapes(shape: str) -> list[ArrayShape]:
+    """Return each array in a shape, which may be a tuple."""
+    return [
+        ArrayShape(kind, tuple(map(int, filter(None, dims.split(",")))), int(space or DEVICE))
+        for kind, dims, space in ARRAY.findall(shape)
+    ]
+
+
 def array_sizes(shape: str) -> list[int]:
     """Return the bytes of each array in a shape, which may be a tuple."""
-    found = []
-    for kind, dims in ARRAY.findall(shape):
-        bits = 8 if kind == "pred" else int(BITS.findall(kind)[0])
-        count = 1
-        for dim in dims.split(",") if dims else ():
-            count *= int(dim)
-        found.append(-(-count * bits // 8))
-    return found
+    return [array.num_bytes for array in array_shapes(shape)]
+
+
+def operand_shape(
+    instruction: Instruction, index: int, scope: Mapping[str, Instruction]
+) -> ArrayShape:
+    """Return the shape of an operand; an empty one if it is a tuple or not known."""
+    found = scope.get(instruction.operands[index])
+    if found is not None and found.operation == "get-tuple-element" and not found.shape:
+        position = re.search(r"index=(\d+)", found.attributes)
+        of = scope.get(found.operands[0])
+        shapes = array_shapes(of.shape) if of else []
+        at = int(position[1]) if position else 0
+        return shapes[at] if at < len(shapes) else ArrayShape("pred", (0,))
+    shapes = array_shapes(found.shape) if found else []
+    return shapes[0] if shapes else ArrayShape("pred", (0,))
 
 
 def _instruction(name: str, rest: str) -> Instruction:
@@ -196,9 +236,14 @@ def _elements(instruction: Instruction) -> Mapping[str, Instruction]:
 
 
 def _without_layouts(text: str) -> str:
-    """Return the text without layouts, `{1,0:T(8,128)}`, and without comments."""
-    text = re.sub(r"/\*.*?\*/", "", text)
-    return re.sub(r"(\])\{[\d,]*(?::[^{}]*)?\}", r"\1", text)
+    """Return the text without comments and layouts; of `{1,0:T(8,128)S(1)}` stays `@1`."""
+    text = re.sub(r"/\*.*?\*/", "", text) if "/*" in text else text
+    return LAYOUT.sub(_space, text)
+
+
+def _space(layout: re.Match[str]) -> str:
+    space = SPACE.search(layout[0])
+    return f"]@{space[1]}" if space else "]"
 
 
 def _split(text: str) -> list[str]:

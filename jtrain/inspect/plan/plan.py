@@ -1,35 +1,40 @@
-"""Plans: the step of a config compiled for absent devices, with its memory and collectives."""
+"""Plans: the step of a config compiled for absent devices, with its memory, traffic and time."""
 
 import dataclasses
 import math
-import re
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.stages import Lowered
-
-from jtrain.errors import ConfigError
 from jtrain.inspect.plan.collectives import (
+    NOT_UNDERSTOOD,
     Collective,
-    CollectiveTraffic,
-    read_collectives,
+    collectives_of,
+    reason,
     sum_by_axes,
 )
-from jtrain.inspect.plan.compiler import CompilerOutput, compile_and_read
+from jtrain.inspect.plan.compiled_step import CompiledStep, load_or_compile_step
+from jtrain.inspect.plan.hlo import HloProgram
+from jtrain.inspect.plan.kernel_costs import unknown_kernels
+from jtrain.inspect.plan.named_tensors import Tensor, name_tensors
+from jtrain.inspect.plan.overlap import mark_overlapped
+from jtrain.inspect.plan.roofline import Estimate, estimate_step
+from jtrain.inspect.plan.state_parts import StatePart, state_parts
 from jtrain.inspect.plan.topology import Topology
 from jtrain.inspect.sharding_table import describe_sharding
 from jtrain.parallel import PipelineSchedule
+from jtrain.parallel.program_cache import mesh_devices
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import set_up
+from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.summary import StepFlops, bound_step_flops
+
+LISTED = 20  # tensors in a plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Memory and collectives of a step on each device."""
+    """Memory, collectives and estimated time of a step on each device."""
 
     topology: str
     devices: int
@@ -42,12 +47,24 @@ class Plan:
     collectives: tuple[Collective, ...]
     seconds: float
     """Seconds for tracing and compiling."""
+    parts: tuple[StatePart, ...] = ()
+    """The state's leaves by part: parameters, frozen weights, the optimizer's state, others."""
     schedule: PipelineSchedule | None = None
     """The pipeline schedule, if layers are in stages."""
     why: str = ""
     """The reason for an automatically chosen layout."""
     unread: tuple[str, ...] = ()
     """Descriptions of collectives that could not be read."""
+    tensors: tuple[Tensor, ...] = ()
+    """The largest arrays in memory at the peak."""
+    flops: StepFlops = StepFlops(None, None)
+    """Of the loss and its gradient, on all devices together."""
+    flops_exact: bool = True
+    """False: loops or kernels with an unknown number of operations make `flops` a lower bound."""
+    estimate: Estimate | None = None
+    """The roofline estimate; None if the program or the chip's figures are not known."""
+    cached: bool = False
+    """The compiler's answer came from the cache."""
 
     @property
     def peak(self) -> int:
@@ -55,129 +72,148 @@ class Plan:
         m = self.memory
         return m["arguments"] + m["temporaries"] + m["output"] - m["aliased"]
 
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the limit, or the limit is not known."""
+        return not self.memory["limit"] or self.peak <= self.memory["limit"]
+
+    @property
+    def mfu(self) -> float | None:
+        """Estimated share of the peak FLOPs that the model's take; None if not known."""
+        if self.estimate is None or not self.flops.model:
+            return None
+        return self.estimate.mfu(self.flops.model, self.devices)
+
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values, in bytes and seconds."""
+        limit = self.memory["limit"]
+        headroom = {"headroom": limit - self.peak} if limit else {}
+        estimate = {"estimate": self.estimate and {**self.estimate.plain(), "mfu": self.mfu}}
         return {
             "topology": self.topology,
             "devices": self.devices,
             "layout": dict(self.layout),
-            "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves},
+            "fits": self.fits,
+            "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves, **headroom},
+            "state": [part._asdict() for part in self.parts],
+            "tensors": [tensor.plain() for tensor in self.tensors],
             "collectives": sum_by_axes(self.collectives),
+            "collective_table": [row.plain() for row in collective_table(self.collectives)],
             "unread": list(self.unread),
             "why": self.why,
             "bubble": self.schedule.bubble if self.schedule else 0.0,
+            "model_flops": self.flops.model,
+            "hardware_flops": self.flops.hardware,
+            "flops_exact": self.flops_exact,
+            **estimate,
             "seconds": round(self.seconds, 1),
+            "cached": self.cached,
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class CollectiveRow:
+    """Collectives of one kind over the same axes."""
+
+    axes: tuple[str, ...]
+    kind: str
+    times: int
+    """Executions in a step."""
+    sent: int
+    """Bytes that each device sends."""
+    overlapped: int
+    """Bytes of `sent` in collectives that run beside computation."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the contents as JSON values."""
+        return {**dataclasses.asdict(self), "axes": list(self.axes)}
+
+
+def collective_table(found: Sequence[Collective]) -> list[CollectiveRow]:
+    """Return a row for each kind of collective and its axes, most bytes first."""
+    groups: dict[tuple, list[Collective]] = {}
+    for each in found:
+        groups.setdefault((each.axes, each.kind), []).append(each)
+    rows = [
+        CollectiveRow(
+            axes,
+            kind,
+            sum(each.times for each in group),
+            sum(each.sent for each in group),
+            sum(each.sent for each in group if each.overlapped),
+        )
+        for (axes, kind), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row.sent)
+
+
 def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:
-    """Compile the step of `jtrain run` for these devices.
+    """Compile the step of `jtrain run` for these devices, or read the answer from the cache.
+
+    A step that needs more memory than a device has gives a plan whose `fits` is False.
 
     Args:
         dump: an empty folder for the compiler's files: the program, and the buffers in memory at
             its peak.
 
     Raises:
-        ConfigError: if the step needs more memory than a device has, or the config is invalid.
+        ConfigError: if the config is invalid.
     """
     start = time.perf_counter()
-    setup = set_up(config, among=topology.devices)
-    try:
-        output = _compile(setup.lower_step(), dump)
-    except jax.errors.JaxRuntimeError as error:
-        raise _too_large(topology, error) from error
-    seconds = time.perf_counter() - start
+    setup = set_up(single_step(config), among=topology.devices)
+    step = load_or_compile_step(setup.lower_step(), topology, dump)
+    bound = bound_step_flops(setup)
+    plan = _read(setup, topology, step)
+    return dataclasses.replace(
+        plan,
+        flops=bound.flops,
+        flops_exact=bound.exact,
+        seconds=time.perf_counter() - start,
+        cached=step.cached,
+    )
+
+
+def single_step(config: RunConfig) -> RunConfig:
+    """Return the config with a step a call where calls of a small step would take several.
+
+    A loop that takes a number of steps as an argument has no length that a plan could count.
+    """
+    return (
+        dataclasses.replace(config, steps_per_call=1) if config.steps_per_call == "auto" else config
+    )
+
+
+def _read(setup: TrainSetup, topology: Topology, step: CompiledStep) -> Plan:
+    """Return the plan of a compiled step; parts that cannot be read are in `unread`."""
     layout, state = setup.strategy.axes or {"data": 1}, describe_sharding(setup)
-    traffic = _traffic(output, layout)
-    return Plan(
+    plan = Plan(
         topology=topology.name,
         devices=math.prod(layout.values()),
         layout=layout,
-        memory=_memory(output.program, topology.limit),
+        memory={**step.memory, "limit": topology.limit},
         leaves=state.device + state.host,
-        collectives=traffic.collectives,
-        seconds=seconds,
+        parts=state_parts(setup),
+        collectives=(),
+        seconds=step.seconds,
         schedule=setup.strategy.schedule,
         why=setup.why,
-        unread=traffic.unread,
     )
-
-
-def _compile(lowered: Lowered, dump: Path | None) -> CompilerOutput:
-    if dump is not None:
-        return compile_and_read(lowered, dump)
-    with tempfile.TemporaryDirectory() as scratch:
-        return compile_and_read(lowered, Path(scratch))
-
-
-def _traffic(output: CompilerOutput, layout: Mapping[str, int]) -> CollectiveTraffic:
-    if output.unread:
-        return CollectiveTraffic((), (f"no collective: {output.unread}",))
-    return read_collectives(output.text, layout)
-
-
-def _memory(program: Any, limit: int) -> dict[str, int]:
-    stats = program.memory_analysis()
-    return {
-        "arguments": stats.argument_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
-        "output": stats.output_size_in_bytes,
-        "aliased": stats.alias_size_in_bytes,
-        "host": stats.host_argument_size_in_bytes + stats.host_temp_size_in_bytes,
-        "limit": limit,
-    }
-
-
-def _too_large(topology: Topology, error: Exception) -> Exception:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-        return error
-    sizes = re.findall(r"[\d.]+[GM](?:iB)?\b", str(error))
-    report = f" (the compiler reports {' of '.join(sizes[:2])})" if len(sizes) > 1 else ""
-    return ConfigError(
-        f"A step does not fit on a device of {topology.name}{report}. Split more of it: "
-        f"parallel.kind=sharded with a larger parallel.fsdp, tensor or stage; recompute more "
-        f"(model.remat=full), or process fewer rows at a time (a larger microbatches)."
+    if step.unread:
+        return dataclasses.replace(plan, unread=(f"no collective: {step.unread}",))
+    try:
+        program = HloProgram(step.text)
+        traffic = collectives_of(program, layout)
+        collectives = mark_overlapped(traffic.collectives, program, layout)
+    except NOT_UNDERSTOOD as error:
+        return dataclasses.replace(plan, unread=(f"no collective: {reason(error)}",))
+    unread, tensors, estimate = traffic.unread, (), None
+    try:
+        tensors = name_tensors(program, step.text, step.buffers)[:LISTED]
+        estimate = estimate_step(program, layout, mesh_devices(setup.like) or topology.devices[:1])
+    except NOT_UNDERSTOOD as error:
+        unread = (*unread, f"no estimate: {reason(error)}")
+    if names := unknown_kernels(program):
+        unread = (*unread, f"no FLOPs of {', '.join(names)}: the estimate is a lower bound")
+    return dataclasses.replace(
+        plan, collectives=collectives, unread=unread, tensors=tensors, estimate=estimate
     )
-
-
-def format_plan(plan: Plan) -> str:
-    """Return the plan as text: layout, memory of a device, bytes that it sends in a step."""
-    layout = " x ".join(f"{axis} {size}" for axis, size in plan.layout.items())
-    lines = [f"{plan.topology}: {plan.devices} devices, {layout}; compiled in {plan.seconds:.0f} s"]
-    lines += [str(note) for note in (plan.why, plan.schedule) if note]
-    memory, limit = plan.memory, plan.memory["limit"]
-    lines += ["", "memory of a device"]
-    rows = {
-        "arguments": "the state and a batch; the state's leaves alone are "
-        f"{format_bytes(plan.leaves)}",
-        "temporaries": "at most at once",
-        "output": f"of which {format_bytes(memory['aliased'])} in the buffers of arguments",
-        "host": "on the machine, beside the device",
-    }
-    for key, note in rows.items():
-        if memory[key] or key != "host":
-            lines.append(f"  {key:12} {format_bytes(memory[key]):>10}   {note}")
-    share = f"of {format_bytes(limit)}: {_fits(plan.peak, limit)}" if limit else ""
-    lines.append(f"  {'in all':12} {format_bytes(plan.peak):>10}   {share}".rstrip())
-    lines += ["", "sent by each device in a step, loops counted"]
-    for axes, kinds in sum_by_axes(plan.collectives).items():
-        for kind, count in sorted(kinds.items(), key=lambda item: -item[1]):
-            lines.append(f"  {axes:12} {format_bytes(count):>10}   {kind}")
-    if not plan.collectives and not plan.unread:
-        lines.append("  nothing")
-    lines += [f"  not read: {note}" for note in plan.unread]
-    return "\n".join(lines)
-
-
-def format_bytes(count: int) -> str:
-    """Format bytes in decimal units, as in the specifications of chips: `5.05 GB`."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return (
-                f"{count / factor:.2f} {unit}" if count < 1e11 else f"{count / factor:.0f} {unit}"
-            )
-    return f"{count} B"
-
-
-def _fits(peak: int, limit: int) -> str:
-    return f"{peak / limit:.0%}" + ("" if peak <= limit else ", it does not fit")

@@ -1,7 +1,11 @@
-"""Absent devices, by a name such as `v5e:4x4`, `2*v5p:4x4x4` or `cpu:8`."""
+"""Absent devices, by a name such as `v5e:4x4`, `2*v5p:4x4x4`, `2*h100:8` or `cpu:8`."""
 
+import importlib.util
+import math
 import os
+import re
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, NamedTuple
 
 from jtrain.distributed.cluster import variables
@@ -9,6 +13,19 @@ from jtrain.distributed.topology_name import TopologyName
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.inspect.plan.compiler_logging import suppress_stderr
+from jtrain.inspect.plan.gpu_targets import FRACTION, GPU_TARGETS
+
+# Slices of each kind of TPU that libtpu 0.0.51 compiles for.
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
+SLICES = {
+    "v2": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v3": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    **dict.fromkeys(("v5e", "v6e"), _FLAT),
+    **dict.fromkeys(("v4", "v5p", "tpu7x"), _DEEP),
+}
+OLDEST_LIBTPU = (0, 0, 40)  # the extra `plan` in pyproject.toml
+MACHINE_GPUS = (1, 2, 4, 8)
 
 
 class Topology(NamedTuple):
@@ -17,32 +34,34 @@ class Topology(NamedTuple):
     name: str
     devices: Sequence[Any]  # jax devices
     limit: int  # bytes of memory per device; 0: unknown
+    compiler: str = ""  # the compiler and its version
 
 
 def find_topology(name: str) -> Topology:
     """Return the devices of a topology name.
 
-    `v5e:4x4` is a TPU slice, `2*v5e:4x4` two slices, `cpu:8` eight virtual devices of this machine.
+    `v5e:4x4` is a TPU slice, `2*v5e:4x4` two slices, `h100:8` a machine with eight GPUs, `2*h100:8`
+    two machines, `cpu:8` eight virtual devices of this machine.
 
     Raises:
         ConfigError: if the name is invalid, or the compiler for it is not installed.
     """
-    from jtrain.parallel.chips import CHIPS
     from jtrain.parallel.memory_estimate import device_memory
 
     parsed = TopologyName.parse(name)
-    slices, kind, shape = parsed.count, parsed.kind, parsed.shape
-    if kind == "cpu":
-        return _cpu(name, slices, shape)
-    if kind not in CHIPS:
-        kinds = ["cpu", *CHIPS]
-        suggestion = did_you_mean(kind, kinds)
+    if parsed.kind == "cpu":
+        return _cpu(name, parsed)
+    if parsed.kind in GPU_TARGETS:
+        return _gpu(name, parsed)
+    if parsed.kind not in SLICES:
+        kinds = ["cpu", *SLICES, *GPU_TARGETS]
+        suggestion = did_you_mean(parsed.kind, kinds)
         raise ConfigError(
-            f"--topology {name}: there is no compiler for {kind!r} here; kinds: "
+            f"--topology {name}: there is no compiler for {parsed.kind!r} here; kinds: "
             f"{', '.join(kinds)}{suggestion or '.'}"
         )
-    devices = _tpu(name, slices, kind, shape)
-    return Topology(name, devices, device_memory(devices))
+    devices = _tpu(name, parsed)
+    return Topology(name, devices, device_memory(devices), f"libtpu {_version('libtpu')}")
 
 
 def prepare_environment(name: str) -> None:
@@ -56,41 +75,127 @@ def prepare_environment(name: str) -> None:
         os.environ[variables.NUMBER] = count
 
 
-def _cpu(name: str, slices: int, shape: str) -> Topology:
+def nearest_slices(kind: str, dims: Sequence[int], count: int = 3) -> list[str]:
+    """Return the shapes of valid slices of a kind that are nearest to these dims, nearest first."""
+
+    def distance(shape: str) -> tuple[float, int]:
+        sizes = [int(size) for size in shape.split("x")]
+        unlike = sum(size not in dims for size in sizes) + abs(len(sizes) - len(dims))
+        return abs(math.log(math.prod(sizes) / math.prod(dims))), unlike
+
+    return sorted(SLICES[kind], key=distance)[:count]
+
+
+def _cpu(name: str, parsed: TopologyName) -> Topology:
     import jax
 
-    if slices > 1 or "x" in shape:
+    if parsed.count > 1 or len(parsed.dims) > 1:
         raise ConfigError(f"--topology {name}: a CPU has one number of devices; write cpu:8.")
-    if len(jax.devices("cpu")) < int(shape):
+    if len(jax.devices("cpu")) < parsed.chips:
         raise ConfigError(
             f"--topology {name}: this process has {len(jax.devices('cpu'))} CPU devices. Set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={shape}."
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={parsed.shape}."
         )
-    return Topology(name, jax.devices("cpu")[: int(shape)], 0)
+    devices = jax.devices("cpu")[: parsed.chips]
+    return Topology(name, devices, 0, f"jaxlib {_version('jaxlib')}")
 
 
-def _tpu(name: str, slices: int, kind: str, shape: str) -> Sequence[Any]:
+def _gpu(name: str, parsed: TopologyName) -> Topology:
+    from jax.experimental import topologies
+
+    if len(parsed.dims) > 1 or parsed.chips not in MACHINE_GPUS:
+        nearest = min(MACHINE_GPUS, key=lambda n: abs(math.log(n / parsed.chips)))
+        count = max(parsed.count, math.ceil(parsed.count * parsed.chips / 8))
+        many = f", or {count}*{parsed.kind}:8 for {count} machines" if count > 1 else ""
+        raise ConfigError(
+            f"--topology {name}: a machine has 1, 2, 4 or 8 GPUs; write "
+            f"{parsed.kind}:{nearest}{many}."
+        )
+    plugin = _cuda_plugin()
+    if not plugin:
+        raise ConfigError(
+            f"--topology {name}: the compiler for NVIDIA GPUs is not installed: "
+            f"pip install 'jtrain[plan-gpu]' (no GPU and no CUDA needed)"
+        )
+    target = GPU_TARGETS[parsed.kind]
+    try:
+        with suppress_stderr():  # the plugin complains about the missing GPU
+            description = topologies.get_topology_desc(
+                platform="cuda",
+                target_config=target.text(),
+                topology=f"1x{parsed.count}x{parsed.chips}",
+            )
+    except Exception as error:  # the plugin raises several types
+        raise ConfigError(
+            f"--topology {name}: {plugin} cannot compile for it ({_first_line(error)}). "
+            f"The compiler and jax are of one release: pip install --upgrade 'jtrain[plan-gpu]'"
+        ) from error
+    share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", FRACTION))
+    return Topology(name, description.devices, int(share * target.memory), plugin)
+
+
+def _cuda_plugin() -> str:
+    """Return the installed package with the CUDA compiler and its version; empty if none is."""
+    for version in ("13", "12"):
+        if importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(
+            f"jax_plugins.xla_cuda{version}"
+        ):
+            package = f"jax-cuda{version}-pjrt"
+            return f"{package} {_version(package)}"
+    return ""
+
+
+def _tpu(name: str, parsed: TopologyName) -> Sequence[Any]:
     # libtpu reads both on loading: no query of the machine type, several processes at once.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    options = {"num_slices": slices} if slices > 1 else {}
+    _check_libtpu(name)
+    options = {"num_slices": parsed.count} if parsed.count > 1 else {}
     try:
         with suppress_stderr():  # libtpu complains about the missing TPU
             description = topologies.get_topology_desc(
-                platform="tpu", topology_name=f"{kind}:{shape}", **options
+                platform="tpu", topology_name=f"{parsed.kind}:{parsed.shape}", **options
             )
     except Exception as error:  # libtpu raises several types
-        message = str(error).splitlines()[0]
-        said = message.lower()
-        if "not installed" in said or ("libtpu" in said and "not" in said):
+        if parsed.shape in SLICES[parsed.kind]:
             raise ConfigError(
-                f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
+                f"--topology {name}: libtpu {_version('libtpu')} cannot compile for it "
+                f"({_first_line(error)}). It may be older than jax {_version('jax')}: "
+                f"pip install --upgrade 'jtrain[plan]'"
             ) from error
+        count = f"{parsed.count}*" if parsed.count > 1 else ""
+        near = [f"{count}{parsed.kind}:{s}" for s in nearest_slices(parsed.kind, parsed.dims)]
         raise ConfigError(
-            f"--topology {name}: the compiler knows no such slice ({message[:200]}). Slices of v5e "
-            f"and v6e are 1x1, 2x2, 4x4, 4x8, 8x8, 8x16, 16x16; of v5p and v4 2x2x1, 2x2x2, 2x2x4, "
-            f"2x4x4, 4x4x4 and larger."
+            f"--topology {name}: {parsed.kind} has no slice {parsed.shape}; the nearest are "
+            f"{', '.join(near)}."
         ) from error
     return description.devices
+
+
+def _check_libtpu(name: str) -> None:
+    """Raise unless libtpu is installed and new enough."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
+        )
+    version = _version("libtpu")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers and numbers < OLDEST_LIBTPU:
+        oldest = ".".join(map(str, OLDEST_LIBTPU))
+        raise ConfigError(
+            f"--topology {name}: libtpu {version} is out of date; plans need {oldest} or newer: "
+            f"pip install --upgrade 'jtrain[plan]'"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -9,6 +9,7 @@ from typing import Any
 
 from jtrain.config.dump import ABSENT
 from jtrain.config.wording import format_value
+from jtrain.inspect.report.document import STYLES, render_document
 from jtrain.inspect.report.overview import render_overview, render_table
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
@@ -71,30 +72,16 @@ def render_page(
         _section("Values", _values(stories, names)),
         _section("Logs", _texts(stories, names, _log_tail)),
     ]
-    resources = files("jtrain.inspect.report")
-    style, script = ((resources / f).read_text("utf-8") for f in ("page.css", "charts.js"))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
+    script = (files("jtrain.inspect.report") / "charts.js").read_text("utf-8")
+    body = f"""\
 <noscript><p>The curves are drawn by a script, and scripts are disabled.</p></noscript>
 {"".join(parts)}
 <script type="application/json" id="data">{escape_script_json(data)}</script>
 <script>
 {script}</script>
-</body>
-</html>
 """
+    policy = f"{STYLES}; script-src 'unsafe-inline'; img-src data:"
+    return render_document(title, body, policy=policy)
 
 
 def escape_script_json(data: Any) -> str:

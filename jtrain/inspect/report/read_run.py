@@ -18,6 +18,7 @@ from jtrain.io.regular_files import (
     parse_json,
     read_bytes,
 )
+from jtrain.train.evaluation_rows import NAME as EVALUATIONS
 
 Row: TypeAlias = Mapping[str, Any]
 # Reported troubles per file; newest pictures; bytes of a picture.
@@ -86,7 +87,9 @@ def read_run(path: Path) -> RunStory:
         status=str(facts.get("status", "unknown")),
         facts=facts,
         config=config,
-        metrics=_rows(path / "metrics.jsonl", troubles),
+        metrics=_with_evaluations(
+            _rows(path / "metrics.jsonl", troubles), _rows(path / EVALUATIONS, troubles)
+        ),
         steps=_steps(_rows(path / "steps.jsonl", troubles), troubles),
         speed=_rows(path / "speed.jsonl", troubles),
         leaves=_rows(path / "leaves.jsonl", troubles),
@@ -140,6 +143,17 @@ def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
     if len(errors) > MAX_TROUBLES:
         troubles.append(f"and {len(errors) - MAX_TROUBLES} more rows of {path.name}")
     return tuple(sorted(found.values(), key=lambda row: row["step"]))
+
+
+def _with_evaluations(metrics: tuple[Row, ...], others: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Add the evaluations of another program, where the run itself has not evaluated the step."""
+    known = {(row["step"], name) for row in metrics for name in row}
+    added = []
+    for row in others:
+        step = row["step"]
+        new = {name: x for name, x in row.items() if "/" in name and (step, name) not in known}
+        added += [{"step": step, **new}] if new else []
+    return tuple(sorted([*metrics, *added], key=lambda row: row["step"]))
 
 
 def _steps(rows: Iterable[Row], troubles: list[str]) -> tuple[Row, ...]:

@@ -62,9 +62,10 @@ def test_fast_runs_all_stages_and_writes_no_files(study, capfd):
     assert [line.split()[0] for line in out[:-1]] == parts
     assert all(re.search(r"\d+\.\d\d s$", line) for line in out[:-1])
     assert "48 parameters" in out[0]
-    assert "x float32[16, 2], label int32[16]" in out[1]
+    assert "x float32[5, 16, 2], label int32[5, 16]" in out[1]
+    assert re.search(r"trains +10 steps, loss [\d.]+ -> [\d.]+ ", out[3])
     assert "32 rows" in out[4], "two batches of the evaluation set and not all of it"
-    assert "steps 3 to 4 to the same bits" in out[7]
+    assert "steps 11 to 20 to the same bits" in out[7]
     assert out[-1].startswith("everything works")
     assert not Path("runs").exists()
 

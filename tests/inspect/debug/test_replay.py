@@ -37,6 +37,11 @@ def test_a_replayed_step_has_the_same_bits(study, capsys):
     assert (found["start"], found["compared"], found["other"]) == (5, 4, None)
     assert found["replayed"] == found["recorded"]
     assert found["checkpoint"] is None
+
+
+@pytest.mark.thorough
+def test_a_replay_ends_at_a_checkpoint_with_its_bits(study, capsys):
+    trained(study, *SETTINGS)
     code, found = replayed(capsys, 10, "--only-again")
     assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
 

@@ -55,6 +55,15 @@ def test_zero_3_sends_the_weights_twice_and_the_gradients_once():
     assert near(sum(found.values()), weights + gradients, 0.1), "nothing more crosses"
 
 
+def test_muon_sends_each_matrix_to_one_device_and_back():
+    sums = {}
+    for kind in ("adamw", "muon"):
+        plan = planned("v5e:2x4", "parallel.kind=fsdp", f"optimizer.kind={kind}")
+        sums[kind] = sum(sent(plan, "fsdp").values())
+    # Twice the shard, and as much again at most for the zeros that fill the stacks up.
+    assert 0 < sums["muon"] - sums["adamw"] <= 2 * 2 * BLOCKS * F32 / 8, sums
+
+
 def test_zero_1_and_2_gather_the_parameters_once_after_the_update():
     found = sent(planned("v5e:2x4", "parallel.kind=mirrored", "parallel.zero=1"), "fsdp")
     assert near(found["all-gather"], (BLOCKS + TABLES) * F32 * 7 / 8)
@@ -154,15 +163,14 @@ def test_llama_2_needs_the_expected_memory():
     assert found.peak < found.memory["limit"] / 2
 
 
-def test_a_step_that_does_not_fit_raises_with_advice():
+def test_a_step_that_the_compiler_refuses_has_a_plan():
     words = ["parallel.kind=mirrored", "model.layers=8", "model.remat=none"]
     config = resolve("configs/llama2_7b.yaml", words).config
-    with pytest.raises(
-        ConfigError, match=r"does not fit on a device of v5e:2x2 \(.*G of 15\.75G\)"
-    ):
-        make_plan(config, find_topology("v5e:2x2"))
+    found = make_plan(config, find_topology("v5e:2x2"))
+    assert not found.fits
+    assert found.peak > 3 * found.memory["limit"]
 
 
 def test_an_unknown_slice_raises():
-    with pytest.raises(ConfigError, match=r"knows no such slice.*Slices of v5e and v6e are 1x1"):
+    with pytest.raises(ConfigError, match="v5e has no slice 3x5; the nearest are v5e:4x4, v5e:2x4"):
         find_topology("v5e:3x5")

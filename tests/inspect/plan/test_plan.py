@@ -11,7 +11,8 @@ import pytest
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.plan import format_bytes, format_plan, make_plan
+from jtrain.inspect.plan.format import format_bytes, format_plan
+from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.topology import find_topology, prepare_environment
 from jtrain.parallel.chips import CHIPS
 from jtrain.train.setup import set_up

@@ -1,0 +1,223 @@
+"""The explanation of a config: its loss by module, what is saved, what the compiler makes of it."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jtrain.core.pytree import named_leaves
+from jtrain.inspect.explain.compiled import CompiledProgram, read_compiled
+from jtrain.inspect.explain.data_flow import Flow, trace_flow
+from jtrain.inspect.explain.modules import ModuleCost, sum_by_module
+from jtrain.inspect.explain.operations import (
+    Operation,
+    list_operations,
+    outer_paths,
+    split_own_work,
+)
+from jtrain.inspect.explain.residuals import Residual, group_residuals, list_residuals
+from jtrain.inspect.explain.trace import TracedLoss, trace_loss
+from jtrain.inspect.plan.compiled_step import load_or_compile_step
+from jtrain.inspect.plan.topology import Topology
+from jtrain.inspect.sharding_table import ShardingTable, describe_sharding
+from jtrain.train.setup import TrainSetup
+from jtrain.train.summary import StepFlops, count_step_flops
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationSharding:
+    """An array of the forward pass whose sharding the model names."""
+
+    module: str
+    array: str
+    split: tuple[tuple[str, ...], ...]
+    """Mesh axes of each dim."""
+    count: int
+    """Arrays with this module, shape and sharding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """A step of a config explained; nothing was allocated for it."""
+
+    name: str
+    rows: int
+    """Rows of a batch, over all devices; FLOPs and bytes of modules are of these."""
+    microbatch: int
+    """Rows of a microbatch, over all devices; what is saved is of these."""
+    row_shards: int
+    """Devices that the rows are split over."""
+    modules: ModuleCost
+    residuals: tuple[Residual, ...]
+    flow: Flow
+    flops: StepFlops
+    recomputed: float
+    """FLOPs that rematerialization computes again."""
+    sharding: ShardingTable
+    activations: tuple[ActivationSharding, ...]
+    seconds: float
+    """Seconds of setting up and tracing."""
+    compiled: CompiledProgram | None
+    notes: tuple[str, ...]
+    """Parts whose cost is unknown."""
+
+    @property
+    def saved(self) -> int:
+        """Bytes that the forward pass of a microbatch saves, beside arguments."""
+        return sum(x.bytes for x in self.residuals if x.kind == "computed")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the contents as JSON values."""
+        return {
+            "config": self.name,
+            "rows": self.rows,
+            "microbatch": self.microbatch,
+            "row_shards": self.row_shards,
+            "flops": {
+                "model": self.flops.model,
+                "hardware": self.flops.hardware,
+                "recomputed": self.recomputed,
+            },
+            "saved_bytes": self.saved,
+            "modules": self.modules.plain(),
+            "residuals": [_plain_residual(*group) for group in group_residuals(self.residuals)],
+            "flow": self.flow.plain(),
+            "sharding": self.sharding.plain(),
+            "activations": [dataclasses.asdict(each) for each in self.activations],
+            "compiled": self.compiled.plain() if self.compiled else None,
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 2),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedTexts:
+    """The programs themselves."""
+
+    jaxpr: str
+    hlo: str
+
+
+def explain(
+    setup: TrainSetup,
+    *,
+    compiles: bool = True,
+    start: float | None = None,
+    topology: Topology | None = None,
+) -> tuple[Explanation, ExplainedTexts]:
+    """Explain the step of a setup.
+
+    Args:
+        compiles: whether the step is compiled, for its fusions and collectives.
+        start: the time.perf_counter() from which the seconds count; None: now.
+        topology: of the setup's devices if they are absent; `jtrain plan` has the same cache.
+
+    Raises:
+        LossError: if the loss has no gradient, or breaks its contract.
+        DataError: if the first batch cannot be read.
+    """
+    start = time.perf_counter() if start is None else start
+    traced = trace_loss(setup)
+    operations = list_operations(traced.gradient)
+    outer = outer_paths(operations)
+    operations = [op._replace(path=split_own_work(op.path, op.source, outer)) for op in operations]
+    residuals = [
+        dataclasses.replace(x, path=split_own_work(x.path, x.source, outer))
+        for x in list_residuals(traced.forward, traced.arguments)
+    ]
+    leaves = named_leaves(setup.like.params)
+    sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items()}
+    modules = sum_by_module(operations, residuals, sizes)
+    flow, flops = trace_flow(operations, residuals), count_step_flops(setup)
+    seconds = time.perf_counter() - start
+    compiled, hlo = _compile(setup, topology) if compiles else (None, "")
+    found = Explanation(
+        name=setup.config.name,
+        rows=setup.config.batch,
+        microbatch=traced.rows,
+        row_shards=setup.strategy.shares,
+        modules=modules,
+        residuals=tuple(residuals),
+        flow=flow,
+        flops=flops,
+        recomputed=modules.flops["recomputed"],
+        sharding=describe_sharding(setup),
+        activations=tuple(_activations(operations)),
+        seconds=seconds,
+        compiled=compiled,
+        notes=tuple(_notes(operations)),
+    )
+    return found, ExplainedTexts(_jaxpr_text(traced), hlo)
+
+
+def _compile(setup: TrainSetup, topology: Topology | None) -> tuple[CompiledProgram, str]:
+    start = time.perf_counter()
+    step = load_or_compile_step(setup.lower_step(), topology)
+    compiled = read_compiled(
+        step.text,
+        setup.strategy.axes or {"data": 1},
+        {name: size for name, size in step.memory.items() if name != "host"},
+        seconds=time.perf_counter() - start,
+        platform=setup.devices[0].platform,
+        unread=step.unread or step.too_large.partition("\n")[0],
+    )
+    return compiled, step.text
+
+
+def _jaxpr_text(traced: TracedLoss) -> str:
+    return f"# loss\n{traced.loss}\n\n# gradient\n{traced.gradient}"
+
+
+def _activations(operations: Sequence[Operation]) -> list[ActivationSharding]:
+    """Return the constrained arrays of the forward pass, each kind once."""
+    counts: dict[tuple[str, str, tuple[tuple[str, ...], ...]], int] = {}
+    for operation in operations:
+        if operation.sharding is None or operation.phase != "forward":
+            continue
+        if _copies_argument(operations, operation):
+            continue
+        spec, aval = getattr(operation.sharding, "spec", ()), operation.outputs[0]
+        parts = (*spec, *[None] * (len(aval.shape) - len(spec)))
+        split = tuple((x,) if isinstance(x, str) else tuple(x or ()) for x in parts)
+        name = "/".join("*" if part.isdigit() else part for part in operation.path)
+        array = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+        key = (name, array, split)
+        counts[key] = counts.get(key, 0) + operation.times
+    return [ActivationSharding(*key, count) for key, count in counts.items()]
+
+
+def _copies_argument(operations: Sequence[Operation], operation: Operation) -> bool:
+    """Return whether an operation places a parameter, or a parameter in another type."""
+    while (producer := operation.inputs[0].producer) >= 0:
+        operation = operations[producer]
+        if operation.primitive != "convert_element_type":
+            return False
+    return True
+
+
+def _notes(operations: Sequence[Operation]) -> list[str]:
+    """Return a line for each part whose FLOPs are unknown."""
+    notes: dict[str, None] = {}
+    for operation in operations:
+        where = f" ({operation.source})" if operation.source else ""
+        if operation.flops is None:
+            notes[f"the FLOPs of the kernel {operation.primitive} are unknown{where}"] = None
+        elif not operation.counted and operation.flops:
+            notes[
+                f"a loop runs a number of turns that depends on the data{where}: its FLOPs and "
+                f"bytes count one turn"
+            ] = None
+    return list(notes)
+
+
+def _plain_residual(residual: Residual, count: int) -> dict[str, Any]:
+    return {
+        "kind": residual.kind,
+        "name": residual.name,
+        "array": residual.array,
+        "count": count,
+        "bytes": residual.bytes * count,
+        "module": "/".join(residual.path),
+        "source": str(residual.source or ""),
+    }

@@ -1,0 +1,205 @@
+"""The operations of a traced program in a flat list: module, pass, FLOPs, bytes and producers."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jtrain.core.jaxpr import inner_jaxprs, is_opaque, open_jaxpr
+from jtrain.inspect.debug.source import SourceLine, find_source
+from jtrain.inspect.explain.scopes import Phase, parse_scope, without_repeats
+from jtrain.train.flops import product_flops, repetitions
+
+# Operations that change no number: a compiler computes them together with their readers.
+_VIEWS = {"reshape", "broadcast_in_dim", "squeeze", "expand_dims", "name", "copy_p", "copy"}
+NO_MODULE = "(no module)"
+# Lines that only place arrays: what they are called for is more telling.
+_PACKAGE = Path(__file__).parents[2]
+_PLACEMENT = (str(_PACKAGE / "parallel"), str(_PACKAGE / "core" / "placement.py"))
+
+
+class Operation(NamedTuple):
+    """A primitive operation of a program, with all its runs."""
+
+    primitive: str
+    path: tuple[str, ...]
+    """Modules and named scopes around it; the function in its source line where there are none."""
+    phase: Phase
+    source: SourceLine | None
+    """The innermost line outside of libraries."""
+    times: int
+    """Runs in one run of the program."""
+    counted: bool
+    """False in a while_loop, whose number of turns depends on the data: it counts as one."""
+    flops: float | None
+    """FLOPs of a product in all runs, 0 for other operations; None for an unknown kernel."""
+    bytes: int
+    """Bytes of its inputs and outputs in all runs."""
+    inputs: tuple["Value", ...]
+    outputs: tuple[Any, ...]
+    """Shapes and dtypes of its results."""
+    sharding: Any = None
+    """The sharding that it constrains its result to, if it does nothing else."""
+
+
+class Value(NamedTuple):
+    """An input of an operation."""
+
+    producer: int
+    """Index of the operation that computes it; -1 for an argument of the program."""
+    aval: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Context:
+    path: tuple[str, ...] = ()
+    phase: Phase | None = None
+    times: int = 1
+    counted: bool = True
+    calls: tuple[Any, ...] = ()
+
+    def enter(self, eqn: Any) -> "_Context":
+        """Return the context of an equation: its own name stack within the one around it."""
+        scope = parse_scope(str(eqn.source_info.name_stack))
+        path = without_repeats((*self.path, *scope.path))
+        # What is recomputed stays that; within the backward pass nothing is of the forward pass.
+        outer, inner = self.phase, scope.phase
+        phase = outer if outer == "recomputed" or inner is None else inner
+        phase = outer if outer == "backward" and phase == "forward" else phase
+        return dataclasses.replace(self, path=path, phase=phase)
+
+    def repeat(self, eqn: Any) -> "_Context":
+        """Return the context within an equation that holds programs."""
+        times = repetitions(eqn)
+        calls = (*self.calls, eqn) if "name" in eqn.params and "jaxpr" in eqn.params else self.calls
+        counted = self.counted and times is not None
+        return dataclasses.replace(
+            self, times=self.times * (times or 1), counted=counted, calls=calls
+        )
+
+
+def list_operations(program: Any) -> list[Operation]:
+    """Return the operations of a program (`jax.make_jaxpr(fn)(...)`) in their order.
+
+    The body of a scan is listed once, with its turns in `times`; of a cond the branch with the most
+    FLOPs is listed.
+    """
+    found: list[Operation] = []
+    jaxpr, _ = open_jaxpr(program)
+    _Lister(found).run(jaxpr, [-1] * len(jaxpr.invars), _Context())
+    return found
+
+
+class _Lister:
+    def __init__(self, found: list[Operation]):
+        self._found = found
+
+    def run(self, jaxpr: Any, inputs: Sequence[int], context: _Context) -> list[int]:
+        """List the operations of a program; return the producers of its outputs."""
+        producers = dict.fromkeys(jaxpr.constvars, -1)
+        producers |= dict(zip(jaxpr.invars, inputs, strict=True))
+        read = lambda atom: -1 if hasattr(atom, "val") else producers.get(atom, -1)
+        for eqn in jaxpr.eqns:
+            arguments = [read(atom) for atom in eqn.invars]
+            outputs = self._equation(eqn, arguments, context.enter(eqn))
+            producers.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, inputs: list[int], context: _Context) -> list[int]:
+        programs = [] if is_opaque(eqn.primitive.name) else inner_jaxprs(eqn)
+        if not programs or product_flops(eqn) != 0:
+            return self._leaf(eqn, inputs, context)
+        inner = context.repeat(eqn)
+        if eqn.primitive.name == "cond":
+            return self._branches(programs, inputs[1:], inner)
+        outputs = [-1] * len(eqn.outvars)
+        for program in programs:
+            fits = len(program.invars) == len(inputs)
+            results = self.run(program, inputs if fits else [-1] * len(program.invars), inner)
+            if len(results) == len(outputs):
+                outputs = results
+        return outputs
+
+    def _branches(self, programs: list[Any], inputs: list[int], context: _Context) -> list[int]:
+        """List the branch with the most FLOPs."""
+        best: tuple[float, list[Operation], list[int]] | None = None
+        for program in programs:
+            found: list[Operation] = list(self._found)
+            before = len(found)
+            results = _Lister(found).run(program, inputs, context)
+            flops = sum(op.flops or 0.0 for op in found[before:])
+            if best is None or flops > best[0]:
+                best = flops, found[before:], results
+        assert best is not None, "a cond has branches"
+        self._found += best[1]
+        return best[2]
+
+    def _leaf(self, eqn: Any, inputs: list[int], context: _Context) -> list[int]:
+        name, own = eqn.primitive.name, product_flops(eqn)
+        source = find_line(eqn, context.calls)
+        values = tuple(Value(p, a.aval) for p, a in zip(inputs, eqn.invars, strict=True))
+        outputs = tuple(x.aval for x in eqn.outvars)
+        each = 0 if name in _VIEWS else sum(map(num_bytes, [*(v.aval for v in values), *outputs]))
+        operation = Operation(
+            primitive=name,
+            path=context.path or function_path(source),
+            phase=context.phase or "forward",
+            source=source,
+            times=context.times,
+            counted=context.counted,
+            flops=None if own is None else own * context.times,
+            bytes=each * context.times,
+            inputs=values,
+            outputs=outputs,
+            sharding=eqn.params.get("sharding") if name == "sharding_constraint" else None,
+        )
+        self._found.append(operation)
+        return [len(self._found) - 1] * len(eqn.outvars)
+
+
+def find_line(eqn: Any, calls: Sequence[Any] = ()) -> SourceLine | None:
+    """Return the innermost source line of an operation, outside of libraries and layouts."""
+    lines = find_source(eqn, calls, _PLACEMENT)
+    return lines[0] if lines else None
+
+
+def function_path(source: SourceLine | None) -> tuple[str, ...]:
+    """Return the path of an operation outside of all modules: the function of its source line."""
+    if source is None:
+        return (NO_MODULE,)
+    unnamed = source.name.startswith("<")  # a lambda
+    return (f"{Path(source.file).stem}.py:{source.line}" if unnamed else f"{source.name}()",)
+
+
+def outer_paths(operations: Sequence[Operation]) -> frozenset[tuple[str, ...]]:
+    """Return the paths of the modules that hold other modules."""
+    return frozenset(op.path[:depth] for op in operations for depth in range(1, len(op.path)))
+
+
+def split_own_work(
+    path: tuple[str, ...], source: SourceLine | None, outer: frozenset[tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return the path, and below it the function where a module that holds others works itself."""
+    return (*path, *function_path(source)) if path in outer else path
+
+
+def num_bytes(aval: Any) -> int:
+    """Return the bytes of an array of this shape and type; 0 for what is no array."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        return 0
+    size = 1
+    for dim in aval.shape:
+        size *= dim
+    return size * jax.dtypes.canonicalize_dtype(aval.dtype).itemsize if _is_plain(aval) else 0
+
+
+def _is_plain(aval: Any) -> bool:
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def format_aval(aval: Any) -> str:
+    """Return a shape and dtype as text: `float32[16,64,128]`."""
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

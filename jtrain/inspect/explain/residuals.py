@@ -1,0 +1,152 @@
+"""Residuals: what autodiff saves in the forward pass for the backward pass."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jtrain.core.jaxpr import inner_jaxprs, is_opaque, open_jaxpr, scan_sizes
+from jtrain.inspect.debug.source import SourceLine
+from jtrain.inspect.explain.operations import find_line, format_aval, function_path, num_bytes
+from jtrain.inspect.explain.scopes import grouped_path, parse_scope, without_repeats
+
+_COPIES = {"reshape", "squeeze", "sharding_constraint", "convert_element_type", "copy"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """An array that the forward pass saves."""
+
+    kind: Literal["argument", "computed", "constant"]
+    """argument: a parameter or the batch, which exists anyway; computed: it takes memory."""
+    name: str
+    """The argument's name, the name that `jax.ad_checkpoint.checkpoint_name` gave, or the
+    operation that computes it."""
+    array: str
+    """Dtype and shape: `bfloat16[32,16,2048,4096]`."""
+    bytes: int
+    path: tuple[str, ...]
+    """Modules around the operation that computes it."""
+    source: SourceLine | None
+
+
+class ResidualGroup(NamedTuple):
+    """Residuals that differ only in the layer that they come from."""
+
+    residual: Residual
+    layers: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all of them."""
+        return self.residual.bytes * self.layers
+
+
+def list_residuals(forward: Any, arguments: Sequence[str]) -> list[Residual]:
+    """Return what a forward pass saves, each array once, largest first.
+
+    Args:
+        forward: the closed jaxpr of a `jax.vjp`: its outputs after the first are what it saves.
+        arguments: the names of its inputs.
+    """
+    jaxpr, _ = open_jaxpr(forward)
+    names = dict(zip(jaxpr.invars, arguments, strict=True))
+    saved = list(dict.fromkeys(x for x in jaxpr.outvars[1:] if not hasattr(x, "val")))
+    found = [_residual(jaxpr, names, variable) for variable in saved]
+    return sorted(found, key=lambda residual: -residual.bytes)
+
+
+def group_residuals(residuals: Sequence[Residual]) -> list[ResidualGroup]:
+    """Group residuals of the layers of a kind, the largest groups first."""
+    groups: dict[tuple[Any, ...], list[Residual]] = {}
+    for each in residuals:
+        name = "/".join(grouped_path(tuple(each.name.split("/"))))
+        key = (each.kind, name, each.array, grouped_path(each.path), str(each.source))
+        groups.setdefault(key, []).append(dataclasses.replace(each, name=name, path=key[3]))
+    found = [ResidualGroup(group[0], len(group)) for group in groups.values()]
+    return sorted(found, key=lambda group: -group.bytes)
+
+
+def _residual(jaxpr: Any, names: Mapping[Any, str], variable: Any) -> Residual:
+    array, size = format_aval(variable.aval), num_bytes(variable.aval)
+    root = _undo_copies(jaxpr, variable)
+    if root in names:
+        if root.aval.dtype == variable.aval.dtype:
+            return Residual("argument", names[root], array, size, (), None)
+        copied = f"copy of {names[root]} in {variable.aval.dtype}"
+        return Residual("computed", copied, array, size, ("copies of arguments",), None)
+    origin = _find_origin(jaxpr, variable, ())
+    if origin is None:
+        return Residual("constant", "a constant", array, size, (), None)
+    source = find_line(origin.equation, origin.calls)
+    path = origin.path or function_path(source)
+    return Residual("computed", origin.name, array, size, path, source)
+
+
+def _undo_copies(jaxpr: Any, variable: Any) -> Any:
+    """Return the variable that `variable` is a copy of, in another shape, type or sharding."""
+    producers = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    while (eqn := producers.get(variable)) is not None and eqn.primitive.name in _COPIES:
+        if hasattr(eqn.invars[0], "val"):
+            break
+        variable = eqn.invars[0]
+    return variable
+
+
+class _Origin(NamedTuple):
+    name: str
+    path: tuple[str, ...]
+    equation: Any
+    calls: tuple[Any, ...]
+
+
+def _find_origin(jaxpr: Any, variable: Any, path: tuple[str, ...]) -> _Origin | None:
+    """Return the operation that computes a variable, looking into the programs inside."""
+    for eqn in jaxpr.eqns:
+        if variable in eqn.outvars:
+            return _origin_in(eqn, eqn.outvars.index(variable), path)
+    return None
+
+
+def _origin_in(eqn: Any, output: int, path: tuple[str, ...]) -> _Origin:
+    scope = parse_scope(str(eqn.source_info.name_stack))
+    path = without_repeats((*path, *scope.path))
+    name = eqn.primitive.name
+    programs = [] if is_opaque(name) else inner_jaxprs(eqn)
+    if name == "name":
+        return _Origin(eqn.params["name"], path, eqn, ())
+    for program in programs:
+        if len(program.outvars) != len(eqn.outvars):
+            continue
+        inside = program.outvars[output]
+        if not hasattr(inside, "val") and (found := _find_origin(program, inside, path)):
+            calls = (eqn, *found.calls) if "name" in eqn.params else found.calls
+            return found._replace(calls=calls)
+        if name == "scan":
+            return _carried(eqn, program, inside, path)
+    return _Origin(name, path, eqn, ())
+
+
+def _carried(scan: Any, body: Any, variable: Any, path: tuple[str, ...]) -> _Origin:
+    """Return a value that each turn of a scan gets: it is the input of the first operation on it.
+
+    Layers with full rematerialization save their inputs so.
+    """
+    consts, carry = scan_sizes(scan, body)
+    carried = variable in body.invars[consts : consts + carry]
+    kind = "input of a layer" if carried else "slice of a layer"
+    inner = next((_first_scope(eqn, path) for eqn in _readers(body, variable)), path)
+    return _Origin(kind, inner, scan, ())
+
+
+def _first_scope(reader: Any, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the module that reads a value first: the innermost one known."""
+    inside = [eqn for program in inner_jaxprs(reader) for eqn in program.eqns]
+    scopes = [parse_scope(str(eqn.source_info.name_stack)).path for eqn in (reader, *inside)]
+    scope = next((found for found in scopes if len(found) > 1), max(scopes, key=len))
+    return without_repeats((*path, *scope))
+
+
+def _readers(jaxpr: Any, variable: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if variable in [atom for atom in eqn.invars if not hasattr(atom, "val")]:
+            yield eqn

@@ -1,0 +1,190 @@
+"""Explanations as text: a tree of modules with their costs, and tables."""
+
+from collections.abc import Iterator, Sequence
+
+from jtrain.inspect.explain.compiled import CompiledProgram
+from jtrain.inspect.explain.explain import ActivationSharding, Explanation
+from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
+from jtrain.inspect.explain.residuals import ResidualGroup, group_residuals
+from jtrain.inspect.sharding_table import format_sharding
+from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
+
+COLUMNS = ("module", "forward", "backward", "again", "share", "bytes", "parameters", "saved")
+ROWS = 12  # of a table; `--all` prints all
+
+
+def format_explanation(found: Explanation, selected: ModuleCost, *, everything: bool) -> str:
+    """Return the explanation as text.
+
+    Args:
+        selected: the module to show; the root shows the whole loss.
+        everything: whether small entries and long tables are shown in full.
+    """
+    most = None if everything else ROWS
+    groups = [
+        group
+        for group in group_residuals(found.residuals)
+        if group.residual.path[: len(selected.path)] == selected.path
+    ]
+    parts = [
+        "\n".join(describe_step(found)),
+        "\n".join(format_tree(selected, everything=everything)),
+        "\n".join(format_residuals(groups, found, most)),
+    ]
+    if found.compiled is not None and not selected.path:
+        parts += ["\n".join(format_compiled(found.compiled, most))]
+    return "\n\n".join(part for part in parts if part)
+
+
+def describe_step(found: Explanation) -> list[str]:
+    """Return lines about the whole step: rows, FLOPs, what is computed again, what is saved."""
+    model, hardware = found.flops.model, found.flops.hardware
+    lines = [f"{found.name}: loss and gradient of {found.rows} rows; {found.sharding.line}"]
+    if model is not None:
+        lines.append(f"needs       {format_count(model)}FLOP in products (model FLOPs)")
+    if hardware is not None:
+        lines.append(f"computes    {format_count(hardware)}FLOP")
+    if found.recomputed:
+        part = f", {share(found.recomputed, hardware or 0):.0%} of it" if hardware else ""
+        lines.append(f"again       {format_count(found.recomputed)}FLOP by rematerialization{part}")
+    if model is not None and hardware is not None:
+        custom = hardware - model - found.recomputed
+        if custom > 0.001 * hardware:
+            words = "by derivatives that the code defines itself"
+            lines.append(f"again       {format_count(custom)}FLOP {words}")
+    shards = f", over {found.row_shards} devices" if found.row_shards > 1 else ""
+    lines.append(
+        f"saves       {format_bytes(found.saved)} in the forward pass for the backward pass: "
+        f"{found.microbatch} rows{shards}"
+    )
+    lines += [f"unknown     {note}" for note in found.notes]
+    lines.append(f"traced in {format_seconds(found.seconds)}; nothing was allocated")
+    return lines
+
+
+def format_tree(selected: ModuleCost, *, everything: bool) -> list[str]:
+    """Return the modules as a tree, a line each: FLOPs of the passes, bytes, parameters, saved."""
+    root = selected if everything else fold_small(selected)
+    rows = [COLUMNS, *_tree_rows(root, selected, "", "")]
+    used = [
+        i for i in range(len(COLUMNS)) if i == 0 or any(row[i] not in {"", "-"} for row in rows[1:])
+    ]
+    return align_columns([[row[i] for i in used] for row in rows], right=range(1, len(used)))
+
+
+def _tree_rows(
+    node: ModuleCost, root: ModuleCost, first: str, rest: str
+) -> Iterator[tuple[str, ...]]:
+    yield (first + _title(node), *_numbers(node, root))
+    children = list(node.children.values())
+    for child in children:
+        last = child is children[-1]
+        corner, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        yield from _tree_rows(child, root, rest + corner, rest + below)
+
+
+def _title(node: ModuleCost) -> str:
+    name = node.path[-1] if node.path else "loss"
+    return f"{name} x {node.layers}" if node.layers > 1 and node.path else name
+
+
+def _numbers(node: ModuleCost, root: ModuleCost) -> tuple[str, ...]:
+    flops = [format_count(x) if x else "-" for x in node.flops.values()]
+    part = share(node.total, root.total)
+    return (
+        *flops,
+        f"{part:.1%}" if node.total else "-",
+        format_bytes(node.bytes) if node.bytes else "-",
+        format_count(node.parameters) if node.parameters else "-",
+        format_bytes(node.saved) if node.saved else "-",
+    )
+
+
+def format_residuals(
+    groups: Sequence[ResidualGroup], found: Explanation, most: int | None
+) -> list[str]:
+    """Return the table of what the forward pass saves, the largest first."""
+    computed = [group for group in groups if group.residual.kind == "computed"]
+    if not computed:
+        return []
+    rows = [("saved for the backward pass", "array", "bytes", "share", "module", "source")]
+    total = found.saved
+    for residual, count in computed[:most]:
+        times = f" x {count}" if count > 1 else ""
+        source = str(residual.source or "").partition(": ")[0]
+        size = residual.bytes * count
+        module = "/".join(residual.path)
+        part = f"{share(size, total):.1%}"
+        rows.append(
+            (residual.name + times, residual.array, format_bytes(size), part, module, source)
+        )
+    lines = align_columns(rows, right=(2, 3))
+    left = computed[most:] if most else []
+    if left:
+        held = format_bytes(sum(group.bytes for group in left))
+        lines.append(f"and {len(left)} more, {held}; --all prints them")
+    arguments = [group for group in groups if group.residual.kind == "argument"]
+    if arguments:
+        held = format_bytes(sum(group.bytes for group in arguments))
+        lines.append(
+            f"beside them it keeps {held} of arguments (parameters, batch), which exist anyway"
+        )
+    return lines
+
+
+def format_compiled(compiled: CompiledProgram, most: int | None) -> list[str]:
+    """Return the tables of fusions and collectives."""
+    lines = [
+        f"compiled for {compiled.platform} in {format_seconds(compiled.seconds)}: "
+        f"{compiled.instructions:,} instructions; "
+        f"{sum(f.fusions for f in compiled.fusions):,} of them fusions of {compiled.fused:,} "
+        f"operations",
+        ", ".join(f"{name} {format_bytes(size)}" for name, size in compiled.memory.items())
+        + " on a device",
+    ]
+    if compiled.fusions:
+        rows = [("fusion", "kind", "count", "runs", "writes", "operations inside")]
+        rows += [
+            (
+                f.module,
+                f.kind,
+                f"{f.fusions}",
+                f"{f.times:,}",
+                format_bytes(f.written),
+                f.operations,
+            )
+            for f in compiled.fusions[:most]
+        ]
+        lines += ["", *align_columns(rows, right=(2, 3, 4))]
+        if most and len(compiled.fusions) > most:
+            lines.append(f"and {len(compiled.fusions) - most} more kinds; --all prints them")
+    if compiled.collectives:
+        rows = [("collective", "axes", "runs", "sends", "module")]
+        rows += [
+            (c.kind, c.axes, f"{c.times:,}", format_bytes(c.sent), c.module)
+            for c in compiled.collectives[:most]
+        ]
+        lines += ["", *align_columns(rows, right=(2, 3))]
+        if most and len(compiled.collectives) > most:
+            sent = sum(c.sent for c in compiled.collectives[most:])
+            rest = len(compiled.collectives) - most
+            lines.append(f"and {rest} more, {format_bytes(sent)}; --all prints them")
+    elif not compiled.unread:
+        lines += ["", "no collectives: nothing is sent between devices"]
+    return [*lines, *(f"not read: {note}" for note in compiled.unread)]
+
+
+def format_shardings(found: Explanation) -> str:
+    """Return the sharding of each leaf of the state, then of the activations that are named."""
+    text = format_sharding(found.sharding)
+    if not found.activations:
+        return f"{text}\n\nactivations: the model names no sharding; rows are split over devices"
+    rows = [("activation of", "array", "split over", "count")]
+    rows += [(each.module, each.array, _split(each), f"{each.count}") for each in found.activations]
+    words = "the compiler chooses the sharding of the others"
+    return "\n".join([text, "", *align_columns(rows, right=(3,)), words])
+
+
+def _split(activation: ActivationSharding) -> str:
+    dims = [" x ".join(axes) or "-" for axes in activation.split]
+    return ", ".join(dims) if any(activation.split) else ""

@@ -1,0 +1,159 @@
+"""Compiled steps: a program's text, memory and largest buffers, cached between plans."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+from jax.stages import Lowered
+
+from jtrain.inspect.plan.compiler import compile_and_read, find_program_file, program_memory
+from jtrain.inspect.plan.topology import Topology
+from jtrain.io.atomic_write import atomic_write
+from jtrain.train.compilation_cache import usual_directory
+
+_log = logging.getLogger(__name__)
+_PEAK = re.compile(r"^\s+(\S+?)\{([\d,]*)\}: (\d+) bytes \(cumulative")
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*)$", re.MULTILINE)
+_MEMORY = ("arguments", "temporaries", "output", "aliased", "host")
+LARGEST = 64  # buffers that are kept
+FORMAT = 1  # of a file in the cache
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """The compiler's answer for a step."""
+
+    text: str
+    """The program as XLA prints it; empty if unreadable."""
+    memory: Mapping[str, int]
+    """Bytes: arguments, temporaries, output, aliased, host."""
+    buffers: tuple[tuple[str, str, int], ...]
+    """Values in memory at the peak, largest first: instruction, element of its tuple, bytes."""
+    seconds: float
+    """Seconds that the compiler took."""
+    unread: str = ""
+    """The reason for an unreadable program."""
+    too_large: str = ""
+    """The compiler's message if the step needs more memory than the device has."""
+    cached: bool = False
+    """The answer came from the cache."""
+
+
+def load_or_compile_step(
+    lowered: Lowered, topology: Topology | None, dump: Path | None = None
+) -> CompiledStep:
+    """Return the cached answer of the compiler for a lowered step, or compile it.
+
+    Args:
+        topology: of the step; None: the devices of this machine, whose answers are not cached.
+        dump: an empty folder for the compiler's files; None: a temporary one, if it is not cached.
+
+    Raises:
+        jax.errors.JaxRuntimeError: if the step does not compile for another reason than its memory.
+    """
+    file = plan_cache() / f"{_key(lowered, topology)}.json.gz" if topology else None
+    if file and dump is None and (cached := read_step(file)) is not None:
+        return cached
+    if dump is not None:
+        step = _compile(lowered, dump)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            step = _compile(lowered, Path(scratch))
+    if file:
+        write_step(step, file)
+    return step
+
+
+def plan_cache() -> Path:
+    """Return the folder of cached answers: `jtrain/plans` in the user's cache directory."""
+    return usual_directory().parent / "plans"
+
+
+def _key(lowered: Lowered, topology: Topology) -> str:
+    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    parts = [str(FORMAT), topology.name, topology.compiler, jax.__version__, *flags]
+    return hashlib.sha256("\n".join([*parts, lowered.as_text()]).encode()).hexdigest()
+
+
+def _compile(lowered: Lowered, dump: Path) -> CompiledStep:
+    start = time.perf_counter()
+    try:
+        output = compile_and_read(lowered, dump)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        seconds, program = time.perf_counter() - start, find_program_file(dump)
+        text = program.read_text(errors="replace") if program else ""
+        memory, message = _allocated(_beside(program, "buffer-assignment")), str(error)
+        return CompiledStep(text, memory, _buffers(program), seconds, too_large=message)
+    seconds, program = time.perf_counter() - start, find_program_file(dump)
+    memory = program_memory(output.program)
+    return CompiledStep(output.text, memory, _buffers(program), seconds, output.unread)
+
+
+def _allocated(assignment: str) -> dict[str, int]:
+    """Return the memory of a program that the compiler refused, from its buffer assignment."""
+    found: dict[str, int] = dict.fromkeys(_MEMORY, 0)
+    for size, rest in _ALLOCATION.findall(assignment):
+        color = re.search(r"color (\d+)", rest)
+        if color and color[1] != "0":
+            found["host"] += int(size) * (color[1] == "5")
+            continue
+        is_argument, is_output = " parameter " in f" {rest}", "maybe-live-out" in rest
+        found["arguments"] += int(size) * is_argument
+        found["output"] += int(size) * is_output
+        found["aliased"] += int(size) * (is_argument and is_output)
+        found["temporaries"] += int(size) * ("preallocated-temp" in rest)
+    return found
+
+
+def _buffers(program: Path | None) -> tuple[tuple[str, str, int], ...]:
+    """Return the values in memory at the peak, from XLA's file of live ranges."""
+    _, peak, listing = _beside(program, "live-range").partition("(peak):")
+    found = []
+    for line in listing.splitlines()[1:] if peak else ():
+        value = _PEAK.match(line)
+        if value is None:
+            break
+        found.append((value[1], value[2], int(value[3])))
+    return tuple(sorted(found, key=lambda value: -value[2])[:LARGEST])
+
+
+def _beside(program: Path | None, kind: str) -> str:
+    """Return another of XLA's files for a program; empty without it."""
+    if program is None:
+        return ""
+    file = program.with_name(program.name.removesuffix(".txt") + f"-{kind}.txt")
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+def read_step(file: Path) -> CompiledStep | None:
+    """Return the answer in a file; None if it is missing or damaged."""
+    try:
+        values = json.loads(gzip.decompress(file.read_bytes()))
+        values["buffers"] = tuple((name, at, size) for name, at, size in values["buffers"])
+        return dataclasses.replace(CompiledStep(**values), cached=True)
+    except (OSError, EOFError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_step(step: CompiledStep, file: Path) -> None:
+    """Write the answer; without space or permission the next plan compiles again."""
+    content = gzip.compress(json.dumps(dataclasses.asdict(step)).encode(), 5)
+    try:
+        file.parent.mkdir(0o700, parents=True, exist_ok=True)
+        atomic_write(file, content)
+    except OSError as error:
+        _log.warning(
+            f"the plan is not cached, and the next one compiles again: {file.parent}: "
+            f"{error.strerror or error}. Free space there, or set XDG_CACHE_HOME to another folder."
+        )

@@ -1,0 +1,149 @@
+"""Roofline estimate of a step: its time at the published speeds of the chips."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jtrain.inspect.plan.cpu_speeds import cpu_speeds
+from jtrain.inspect.plan.hlo import HloProgram
+from jtrain.inspect.plan.overlap import PlacedCollective
+from jtrain.inspect.plan.schedule import Simulation, Speeds
+from jtrain.parallel.chips import Chip, devices_per_chip, find_chip
+
+HOST = {"tpu": 16e9, "gpu": 55e9}
+"""Bytes a second between a chip and its host; no published figure: PCIe of 16 lanes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Estimate of a step: no measurement, and faster than a real one."""
+
+    seconds: float
+    """Time of the step by the simulated schedule."""
+    compute: float
+    """Seconds of the products alone, at the peak."""
+    memory: float
+    """Seconds of all bytes between chips and their memory."""
+    links: float
+    """Seconds of the collectives on the busiest link, one after the other."""
+    exposed: float
+    """Seconds in which the device waits for collectives or copies."""
+    flops: float
+    """Operations of the products that each device runs."""
+    peak: float
+    """Operations a second of a device."""
+    chip: str
+    """The figures that the estimate uses."""
+    source: str
+    """The page that they are from."""
+
+    @property
+    def bound(self) -> str:
+        """The largest part: compute, memory or interconnect."""
+        parts = {"compute": self.compute, "memory": self.memory, "interconnect": self.links}
+        return max(parts, key=lambda name: parts[name])
+
+    def mfu(self, model_flops: float, devices: int) -> float:
+        """Return the share of the peak that the model's FLOPs take."""
+        return model_flops / (devices * self.peak * self.seconds)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the contents as JSON values, in seconds."""
+        return {**dataclasses.asdict(self), "bound": self.bound}
+
+
+def estimate_step(
+    program: HloProgram, axes: Mapping[str, int], devices: Sequence[Any]
+) -> Estimate | None:
+    """Return the estimate of a compiled step; None for chips with figures that are not known.
+
+    Args:
+        axes: the mesh, whose axes multiply to the number of devices.
+        devices: of the mesh, in its order.
+    """
+    chip = find_chip(devices)
+    if devices[0].platform == "cpu":
+        speeds, figures = cpu_speeds(len(devices)), "speeds measured on this machine"
+        source = ""
+    elif chip is None or not _is_known(chip, devices):
+        return None
+    else:
+        speeds = chip_speeds(chip, axes, devices)
+        figures, source = describe_chip(chip), chip.source
+    line = Simulation(program, axes, speeds).run()
+    return Estimate(
+        seconds=line.total,
+        compute=line.compute,
+        memory=line.memory,
+        links=line.links,
+        exposed=line.exposed,
+        flops=line.flops,
+        peak=speeds.flops,
+        chip=figures,
+        source=source,
+    )
+
+
+def chip_speeds(chip: Chip, axes: Mapping[str, int], devices: Sequence[Any]) -> Speeds:
+    """Return the speeds of one of these devices, by the figures of its chip."""
+    per_chip = devices_per_chip(devices)
+    mesh = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
+
+    def link(collective: PlacedCollective) -> float:
+        group = _group(mesh, tuple(axes), collective.axes)
+        inside = sum(_domain(device) == _domain(group[0]) for device in group)
+        coords = [getattr(device, "coords", ()) for device in group if _same(device, group[0])]
+        spanned = sum(len(set(values)) > 1 for values in zip(*coords, strict=True))
+        used = 1 if collective.kind == "collective-permute" else min(chip.links, 2 * spanned or 1)
+        within = 1e9 * chip.link * used / per_chip
+        if inside == len(group):
+            return within
+        # All devices of a slice or machine send over their networks at once.
+        outside = 1e9 * chip.network * inside / per_chip
+        return outside if inside == 1 else min(within, outside)
+
+    return Speeds(
+        flops=1e12 * chip.teraflops / per_chip,
+        memory=1e9 * chip.memory / per_chip,
+        host=HOST[devices[0].platform] / per_chip,
+        link=link,
+        fp8=1e12 * chip.fp8 / per_chip,
+    )
+
+
+def _is_known(chip: Chip, devices: Sequence[Any]) -> bool:
+    """Return whether all figures that an estimate needs are published."""
+    apart = len({_domain(device) for device in devices}) > 1
+    return bool(chip.memory and (chip.network or not apart))
+
+
+def describe_chip(chip: Chip) -> str:
+    """Return the figures of a chip in words."""
+    fp8 = f" and {chip.fp8:g} in fp8" if chip.fp8 else ""
+    words = [f"{chip.teraflops:g} TFLOP/s in bfloat16{fp8}", f"memory {chip.memory:g} GB/s"]
+    if chip.links == 1:
+        words.append(f"NVLink {chip.link:g} GB/s each way")
+    elif chip.links:
+        words.append(f"{chip.links} links of {chip.link:g} GB/s each way")
+    if chip.network:
+        words.append(f"network {chip.network:g} GB/s")
+    return f"{chip.kind}: {', '.join(words)}"
+
+
+def _group(mesh: np.ndarray, names: Sequence[str], axes: Sequence[str]) -> list[Any]:
+    """Return the devices of the first group along some axes of a mesh."""
+    index = tuple(slice(None) if name in axes else 0 for name in names)
+    return list(np.ravel(mesh[index])) if axes else list(np.ravel(mesh))
+
+
+def _domain(device: Any) -> Any:
+    """Return what devices with fast links between them share: a slice of a TPU, or a machine."""
+    if device.platform == "tpu":
+        return getattr(device, "slice_index", 0) or 0
+    return device.process_index
+
+
+def _same(device: Any, first: Any) -> bool:
+    return _domain(device) == _domain(first)

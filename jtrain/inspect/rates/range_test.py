@@ -1,0 +1,231 @@
+"""The range test: train a few steps with a growing learning rate, and suggest one.
+
+Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3,
+https://arxiv.org/abs/1506.01186: the rate grows until the loss diverges; a good rate lies between
+the one at which the loss begins to fall and the one at which it stops falling.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jtrain.config.guard import SkipPolicy
+from jtrain.config.top import CheckpointConfig, EvaluateConfig, LogConfig
+from jtrain.core.loop import Hook, Stop
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.errors import ConfigError
+from jtrain.optim.schedules import Exponential
+from jtrain.train.compilation_cache import enable_compilation_cache
+from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.signals import Signals
+from jtrain.train.multihost_checks import join_run
+from jtrain.train.run import run
+from jtrain.train.run_store import MemoryStore
+from jtrain.train.temporary_run import temporary_directory
+from jtrain.train.train_to_end import start_run, train_to_end
+
+LOW, HIGH, STEPS = 1e-6, 1.0, 100
+LEAST = 20  # steps; with fewer the smoothed loss says nothing
+SMOOTHING = 0.05  # share of the steps that the loss is averaged over
+DIVERGED = 4.0  # times the lowest smoothed loss
+BEGINS, FALLS = 0.1, 0.02  # shares: of the fall, where it begins; of the loss, for a fall at all
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """The learning rates of a test, from `low` to `high`."""
+
+    low: float = LOW
+    high: float = HIGH
+
+    @classmethod
+    def parse(cls, text: str) -> "Rates":
+        """Read `1e-6:1`.
+
+        Raises:
+            ConfigError: if it is no range of rates.
+        """
+        found = re.fullmatch(r"([^:]+):([^:]+)", text)
+        try:
+            low, high = (float(part) for part in found.groups()) if found else (0.0, 0.0)
+        except ValueError:
+            low = high = 0.0
+        if not (0 < low < math.inf and 0 < high < math.inf):
+            raise ConfigError(
+                f"--rates {text} is no range of learning rates; write --rates {LOW:g}:{HIGH:g}"
+            )
+        if low >= high:
+            raise ConfigError(
+                f"--rates {text} does not grow; write --rates {high:g}:{max(low, 10 * high):g}"
+            )
+        return cls(low, high)
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeResult:
+    """Loss by learning rate, and what it suggests."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    diverged: bool
+    """Whether the test ended because the loss was not finite or 4 times its lowest."""
+    lower: float | None
+    """Rate at which the loss begins to fall: Smith's base rate. None where it never falls."""
+    steepest: float | None
+    """Rate at which the loss falls fastest, by the logarithm of the rate: the suggestion."""
+    upper: float | None
+    """Rate at which the smoothed loss is lowest: Smith's largest rate."""
+    trouble: str = ""
+    """Why there is no suggestion, or why it may be too low."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the contents as JSON values; a loss that is not finite is None."""
+        finite = lambda values: [x if math.isfinite(x) else None for x in values]
+        return {
+            **dataclasses.asdict(self),
+            "losses": finite(self.losses),
+            "smoothed": finite(self.smoothed),
+        }
+
+
+def run_range_test(config: RunConfig, rates: Rates = Rates(), steps: int = STEPS) -> RangeResult:
+    """Train a config for some steps with a growing rate, under its layout; nothing stays.
+
+    Every process of the run calls this.
+
+    Raises:
+        ConfigError: if the optimizer has no rate to grow, or there are too few steps.
+    """
+    kind = getattr(config.optimizer, "kind", "")
+    if kind == "lbfgs":
+        raise ConfigError(
+            "optimizer.kind=lbfgs searches for the length of each step itself, so that there is no "
+            "rate to test. Take another optimizer: optimizer.kind=adamw."
+        )
+    if steps < LEAST:
+        raise ConfigError(f"--steps {steps} are too few to tell; write --steps {LEAST} or more")
+    enable_compilation_cache()
+    HEARTBEAT.phase("start")
+    test = _with_growing_rate(config, rates, steps)
+    rate = test.optimizer.learning_rate(steps)
+    hook = _Losses(steps)
+    with open(os.devnull, "w") as nowhere:
+        if getattr(test.parallel, "kind", "") == "server":  # its processes read a run's directory
+            with temporary_directory(test.name, "range") as directory:
+                run(test, hooks=[hook], screen=nowhere, directory=directory / "run")
+        else:
+            join_run(test, None)
+            store = MemoryStore()
+            started = start_run(test, store, nowhere, [hook])
+            with Signals(every=1) as signals:
+                train_to_end(store, started, signals, screen=nowhere)
+    applied = [float(rate(step)) for step in range(len(hook.losses))]
+    return analyze(applied, hook.losses, diverged=hook.diverged)
+
+
+def analyze(rates: Sequence[float], losses: Sequence[float], *, diverged: bool) -> RangeResult:
+    """Return what the losses at growing rates suggest.
+
+    The loss of a step is that before the step's update: it tells of the rates before it.
+    """
+    smoothed = smooth_losses(losses)
+    make = lambda **more: RangeResult(
+        **{"lower": None, "steepest": None, "upper": None, **more},
+        rates=tuple(rates),
+        losses=tuple(losses),
+        smoothed=tuple(smoothed),
+        diverged=diverged,
+    )
+    finite = [i for i, loss in enumerate(smoothed) if math.isfinite(loss)]
+    low, high = (rates[0], rates[-1]) if rates else (LOW, HIGH)
+    lower_rates = f"--rates {low / 1000:g}:{low:g}"
+    if len(finite) < 3:
+        return make(trouble=f"the loss diverged at once. Begin lower: {lower_rates}")
+    lowest = min(finite, key=lambda i: smoothed[i])
+    first, best = smoothed[finite[0]], smoothed[lowest]
+    if first - best < FALLS * max(abs(first), abs(best), 1e-12):
+        if diverged:
+            return make(trouble=f"the loss only grew. Begin lower: {lower_rates}")
+        return make(
+            trouble=f"the loss fell by less than {FALLS:.0%}. Go higher: --rates "
+            f"{low:g}:{1000 * high:g}; if that does not help, check the model by --overfit 1"
+        )
+    begin = next(i for i in finite if first - smoothed[i] >= BEGINS * (first - best))
+    steepest = _steepest(rates, smoothed, finite[0], lowest)
+    trouble = ""
+    if lowest == finite[-1] and not diverged:
+        trouble = (
+            f"the loss still falls at the highest rate: a higher one may be better. Go higher: "
+            f"--rates {low:g}:{100 * high:g}"
+        )
+    return make(lower=rates[begin], steepest=rates[steepest], upper=rates[lowest], trouble=trouble)
+
+
+def smooth_losses(losses: Sequence[float]) -> list[float]:
+    """Return the exponential mean of the losses without its bias, as `curve.smooth` has it."""
+    mean = _RunningMean(len(losses))
+    return [mean.add(loss) for loss in losses]
+
+
+def _steepest(rates: Sequence[float], smoothed: Sequence[float], first: int, last: int) -> int:
+    """Return where the smoothed loss falls fastest by the logarithm of the rate."""
+    if last - first < 2:
+        return last
+    logs = np.log(np.asarray(rates[first : last + 1]))
+    slopes = np.gradient(np.asarray(smoothed[first : last + 1]), logs)
+    return first + int(np.argmin(slopes))
+
+
+class _RunningMean:
+    def __init__(self, count: int):
+        self._decay = 1 - 1 / max(1.0, SMOOTHING * count)
+        self._total = self._weight = 0.0
+
+    def add(self, value: float) -> float:
+        self._total = self._decay * self._total + value
+        self._weight = self._decay * self._weight + 1
+        return self._total / self._weight
+
+
+class _Losses(Hook):
+    """Hook that records the loss of each step, and ends the run when it diverges."""
+
+    def __init__(self, steps: int):
+        self.losses: list[float] = []
+        self.diverged = False
+        self._steps, self._mean, self._best = steps, _RunningMean(steps), math.inf
+
+    def on_numbers(self, step: int, numbers: Mapping[str, Any]) -> Stop | None:
+        if self.diverged:  # a step that was in flight
+            return None
+        loss = float(numbers["loss"])
+        self.losses.append(loss)
+        mean = self._mean.add(loss)
+        self._best = min(self._best, mean) if math.isfinite(mean) else self._best
+        grown = mean - self._best > (DIVERGED - 1) * max(abs(self._best), 1e-12)
+        if not math.isfinite(mean) or (grown and step > self._steps // 10):
+            self.diverged = True
+            return Stop("the loss diverged")
+        return Stop("the range is done") if step == self._steps else None
+
+
+def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig:
+    """Return the config with a rate that grows by a constant factor a step, and nothing beside."""
+    schedule = Exponential(first=rates.low / rates.high, final=1.0)
+    return dataclasses.replace(
+        config,
+        steps=steps,
+        steps_per_call=1,
+        optimizer=dataclasses.replace(config.optimizer, lr=rates.high, schedule=schedule),
+        evaluate=EvaluateConfig(batch=config.evaluate.batch, couples=config.evaluate.couples),
+        checkpoint=CheckpointConfig(every=0),
+        log=LogConfig(every=steps),
+        guard=SkipPolicy(window=steps, without=config.guard.without),
+        trackers=(),
+    )

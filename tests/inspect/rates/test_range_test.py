@@ -1,0 +1,163 @@
+"""The range test finds the rates of a problem that are known, under every layout."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jtrain.cli import main
+from jtrain.config.resolve import resolve
+from jtrain.errors import ConfigError
+from jtrain.inspect.rates.range_test import LEAST, Rates, analyze, run_range_test
+from jtrain.inspect.rates.report import format_result, render_page
+from jtrain.train.hooks.metrics import read_metrics
+
+# Least squares by plain gradient descent: with curvature 1 the best rate is 1, and above 2 the
+# distance grows in every step.
+CODE = '''\
+import jax.numpy as jnp
+import numpy as np
+
+import jtrain as jt
+from jtrain.data import Arrays, Shuffled
+
+
+@jt.configclass
+class Config(jt.RunConfig):
+    """A bowl."""
+
+    def build(self, place):
+        draw = np.random.default_rng(0)  # noise: a loss of 0 would hide how long it grows
+        points = 1 + 0.3 * draw.normal(size=(64, 16)).astype(np.float32)
+
+        def loss(params, batch, rng):
+            gap = params["w"][None] - 3 * batch["x"]
+            return jt.Mean.of(0.5 * (gap**2).sum(-1), batch["mask"])
+
+        return jt.Experiment(
+            init=lambda key: ({"w": jnp.zeros(16)}, ()),
+            loss=loss,
+            train=Shuffled(Arrays(x=points), size=self.batch, seed=0),
+            optimizer=self.optimizer.build(self.steps),
+        )
+'''
+YAML = """\
+experiment: bowl
+steps: 500
+batch: 16
+optimizer: {kind: sgd, lr: 0.1, schedule: {kind: cosine, warmup: 20}}
+parallel: {kind: single}
+evaluate: {every: 0}
+"""
+
+
+@pytest.fixture
+def bowl(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("experiments").mkdir()
+    Path("experiments/bowl.py").write_text(CODE)
+    Path("configs").mkdir()
+    path = Path("configs/bowl.yaml")
+    path.write_text(YAML)
+    return path
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "{kind: single}",
+        "{kind: mirrored}",
+        "{kind: mirrored, impl: shard_map}",
+        "{kind: fsdp, devices: 4, min_size: 0}",
+    ],
+)
+def test_the_known_rates_are_found_under_each_layout(bowl, layout):
+    config = resolve(bowl, [f"parallel={layout}"]).config
+    found = run_range_test(config, Rates(1e-3, 100.0), 60)
+    assert found.diverged
+    assert found.trouble == ""
+    assert 2 < found.rates[-1] < 20  # above 2 it grows, and it is stopped soon
+    lower, steepest, upper = found.lower or 0, found.steepest or 0, found.upper or 0
+    assert 0 < lower < steepest < upper
+    assert 0.03 < steepest < 1.0
+    assert 0.5 < upper < 4.0
+    assert not Path("runs").exists()
+    again = run_range_test(resolve(bowl, ["parallel={kind: single}"]).config, Rates(1e-3, 100), 60)
+    assert again.steepest == found.steepest
+
+
+def test_the_verb_prints_plot_and_suggestion_and_its_advice_trains(bowl, capsys):
+    words = ["--rates", "1e-3:100", "--steps", "40"]
+    assert main(["range", str(bowl), *words, "--html", "range.html"]) == 0
+    shown = capsys.readouterr().out
+    assert "smoothed loss over the learning rate" in shown
+    assert "arXiv 1506.01186" in shown
+    advised = re.search(r"try it: jtrain (run .*)", shown)
+    assert advised
+    fast = ["steps=60", "optimizer.schedule.warmup=5", "name=tried", "log.every=1"]
+    assert main([*advised[1].split(), *fast]) == 0
+    rows = read_metrics(Path("runs/tried/metrics.jsonl"))
+    assert rows[-1]["loss"] < 0.2 * rows[0]["loss"]
+    page = Path("range.html").read_text()
+    assert "<svg" in page
+    assert "learning rate" in page
+    assert not re.search(r"<script|src=|href=", page)
+    capsys.readouterr()
+    assert main(["range", str(bowl), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["diverged"]
+    assert found["steepest"] == pytest.approx(float(advised[1].partition("lr=")[2]), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [("1:1e-3", "0.001:1"), ("big", "1e-06:1"), ("0:1", "1e-06:1"), ("1:1", "1:10")],
+)
+def test_ranges_that_do_not_grow_say_what_to_write(text, advice):
+    with pytest.raises(ConfigError, match=rf"--rates {advice}"):
+        Rates.parse(text)
+    assert Rates.parse(advice).low < Rates.parse(advice).high
+
+
+def test_too_few_steps_and_a_line_search_are_refused(bowl):
+    config = resolve(bowl).config
+    with pytest.raises(ConfigError, match=f"--steps {LEAST} or more"):
+        run_range_test(config, steps=5)
+    with pytest.raises(ConfigError, match=r"optimizer\.kind=adamw"):
+        run_range_test(resolve(bowl, ["optimizer={kind: lbfgs}"]).config)
+
+
+def test_a_loss_that_never_falls_or_only_grows_says_so():
+    rates = list(np.geomspace(1e-6, 1, 50))
+    flat = analyze(rates, [1.0] * 50, diverged=False)
+    assert flat.steepest is None
+    assert "--rates 1e-06:1000" in flat.trouble
+    grown = analyze(rates[:10], [1.0 + 0.5 * i for i in range(10)], diverged=True)
+    assert grown.steepest is None
+    assert "Begin lower: --rates 1e-09:1e-06" in grown.trouble
+    falling = analyze(rates, [2.0 - 0.02 * i for i in range(50)], diverged=False)
+    assert falling.steepest is not None
+    assert "still falls at the highest rate" in falling.trouble
+    broken = analyze(rates[:2], [math.nan, math.nan], diverged=True)
+    assert "diverged at once" in broken.trouble
+    for each in (flat, grown, falling, broken):
+        assert each.trouble in format_result(each, "x.yaml")
+        assert "<h1>" in render_page(each, "x.yaml")
+
+
+@pytest.mark.thorough
+def test_parameter_servers_are_tested_in_a_directory_that_goes(bowl):
+    words = ["range", str(bowl), "parallel={kind: server, workers: 2}", "--json"]
+    command = [sys.executable, "-m", "jtrain", *words, "--rates", "1e-3:100", "--steps", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["diverged"]
+    assert 0.03 < found["steepest"] < 1.0
+    assert not Path("runs").exists()
