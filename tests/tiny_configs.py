@@ -1,5 +1,6 @@
 """What makes each file in configs/ small enough to train in a moment, and the data for them."""
 
+import json
 from pathlib import Path
 
 from image_files import write_digits, write_fashion_mnist, write_image_folder
@@ -29,9 +30,40 @@ LLAMA = [
     "optimizer.schedule.warmup=2",
     "evaluate.batch=8",
 ]
+ADDITIONS = [
+    "batch=8",
+    "data.questions=64",
+    "data.validation=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.width=16",
+    "optimizer.schedule.warmup=2",
+    "evaluate.batch=8",
+]
 # What makes a config small enough to train in a moment.
 TINY = {
+    "additions": ADDITIONS,
+    "chat": [
+        "batch=8",
+        "data.context=64",
+        "model.context=64",
+        "model.layers=1",
+        "model.width=32",
+        "optimizer.schedule.warmup=2",
+    ],
     "digits": ["batch=8", "steps_per_call=1", "model.widths=[8]"],
+    "embeddings": [
+        "batch=8",
+        "data.context=16",
+        "data.negatives=1",
+        "chunks=2",
+        "model.context=16",
+        "model.layers=1",
+        "model.heads=2",
+        "model.width=16",
+        "optimizer.schedule.warmup=2",
+        "evaluate.batch=8",
+    ],
     "fashion_mnist": ["batch=16", "model.channels=[4, 4]"],
     "gan": ["batch=16", "model.widths=[8]", "steps_per_call=1"],
     "gpt2": [
@@ -65,7 +97,29 @@ TINY = {
         "model.width=4",
         "workers.count=2",
     ],
+    "grpo": [*ADDITIONS, "init_from={}", "policy.group=4"],
+    "grpo_smollm2": [
+        *ADDITIONS,
+        "init_from={}",
+        "microbatches=1",
+        "data.tokenizer=''",
+        "model.preset=none",
+        "model.vocab=0",
+        "policy.group=4",
+    ],
     "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
+    "lite0_fashion": [
+        "batch=16",
+        "data.rows=40",
+        "model.preset=none",
+        "model.stem=8",
+        "model.widths=[8, 8, 8, 8, 8, 8, 8]",
+        "model.blocks=[1, 1, 1, 1, 1, 1, 1]",
+        "model.features=8",
+        "model.pixels.height=32",
+        "model.pixels.width=32",
+        "init_from.path=''",
+    ],
     "mnist1d_cnn": ["batch=16", "steps_per_call=1", "data.rows=100"],
     "mnist1d_gru": ["batch=16", "steps_per_call=1", "data.rows=100"],
     "mnist1d_logistic": ["batch=80", "steps_per_call=1", "data.rows=100"],
@@ -86,4 +140,29 @@ def write_sets(folder: Path) -> None:
     write_fashion_mnist(folder / "fashion-mnist")
     write_image_folder(folder / "images", classes=4, each=12, side=16)
     (folder / "text").write_text("to be or not to be, that is the question. " * 20)
+    write_conversations(folder / "chat.jsonl", 80)
+    write_pairs(folder / "pairs.jsonl", 100)
     prepare(str(folder / "text"), folder / "tokens", tokenizing=ByteTokens())
+
+
+def write_conversations(path: Path, count: int) -> Path:
+    """Write JSON lines of conversations of one or two turns."""
+    lines = []
+    for i in range(count):
+        turn = [
+            {"role": "user", "content": f"{i}+{i}"},
+            {"role": "assistant", "content": str(2 * i)},
+        ]
+        lines.append(json.dumps({"messages": turn * (1 + i % 2)}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def write_pairs(path: Path, count: int) -> Path:
+    """Write JSON lines of a number, the next one and two others."""
+    rows = [
+        {"anchor": f"{i}", "positive": f"after {i}", "negatives": [f"after {i + 1}", f"at {i}"]}
+        for i in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path

@@ -57,8 +57,15 @@ class WeightsPlan:
             *_rows("not used", self.unused),
         ]
 
+    def covers(self, params: Params, extra: Extra) -> bool:
+        """Return whether every leaf is loaded, so that none needs an initial value."""
+        return _named(params, extra).keys() <= self.loaded.keys()
+
     def read(self, weights: tuple[Params, Extra]) -> tuple[Params, Extra]:
-        """Read the loaded leaves into `weights`, each directly in its sharding."""
+        """Read the loaded leaves into `weights`, each directly in its sharding.
+
+        Where the plan `covers` them, shapes with shardings do for `weights`.
+        """
         leaves = _named(*weights)
         direct = {n: stored for n, stored in self.loaded.items() if n not in self.transposed}
         # A transposed leaf goes through the host: shards of the source are no shards of the leaf.
@@ -97,8 +104,8 @@ def plan_weights(
         CheckpointError: if nothing is at the path, or leaves do not fit, with all of them.
         ConfigError: if a pattern or a rename matches nothing.
     """
-    source = open_source(init_from.path, init_from.step, owner_of)
     leaves = _named(params, extra) if init_from.extra else _named(params, ())
+    source = open_source(init_from.path, init_from.step, owner_of, stacked=_stacked(leaves))
     found = {n: leaf for n, leaf in source.found.items() if init_from.extra or not _is_extra(n)}
     _check_patterns("include", init_from.include, leaves)
     _check_patterns("exclude", init_from.exclude, leaves)
@@ -137,11 +144,27 @@ def _check_fit(plan: WeightsPlan, init_from: InitFrom, stored: Mapping[str, str]
         raise CheckpointError(
             f"init_from.path={init_from.path} should give {len(plan.loaded) + len(plan.missing)} "
             f"leaves, and {len(rows)} do not fit the source "
-            f"{plan.source.where}:\n{format_rows(rows)}\n"
+            f"{plan.source.where}:\n{format_rows(rows)}\n{_likely_cause(rows)}"
             f"Rename leaves of the source (init_from.rename), reverse their dims "
             f"(init_from.transpose), exclude leaves (init_from.exclude), or initialize missing "
             f"leaves from the seed (init_from.partial=true)."
         )
+
+
+def _likely_cause(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return what to type where only the classes or the size of the images differ."""
+    names = {name.partition("/")[0] for name, *_ in rows}
+    if names == {"head"}:
+        return (
+            "Data of other classes have another head. For a new one, which starts by the seed: "
+            "init_from.exclude=[head/*]. Or: "
+        )
+    if names == {"positions"}:
+        return (
+            "Images of another size have other positions. Have them resized to that of the "
+            "source: model.pixels.height and model.pixels.width. Or: "
+        )
+    return ""
 
 
 def _stored_names(found: Iterable[str], renames: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -185,6 +208,11 @@ def _check_patterns(key: str, patterns: Iterable[str], names: Iterable[str]) -> 
 def _named(params: Params, extra: Extra) -> dict[str, Leaf]:
     extras = {f"extra/{name}": leaf for name, leaf in pytree.named_leaves(extra).items()}
     return {**pytree.named_leaves(params), **extras}
+
+
+def _stacked(names: Iterable[str]) -> bool:
+    """Return whether the blocks of a model are one array each: blocks/qkv, not blocks/0/qkv."""
+    return any(n.startswith("blocks/") and not n.split("/")[1].isdigit() for n in names)
 
 
 def _struct(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -294,15 +294,17 @@ class CheckpointManager:
     def prepare(self) -> None:
         """Load Orbax in the background, and remove what killed saves left.
 
-        Only for the process that trains, best during the first compilation. Without this, the first
-        `save` does the same and takes a second longer.
+        Only for the process that trains: before it restores, or once its first step is done.
+        Without this, the first `save` does the same and takes a second longer. A second call does
+        nothing.
 
         Raises:
             CheckpointError: if another process writes to the directory, or it cannot be written.
         """
         self.acquire()
-        self._preparing = ThreadTask(self._writer.open)
-        self._preparing.start()
+        if self._preparing is None:
+            self._preparing = ThreadTask(self._writer.open)
+            self._preparing.start()
 
     def acquire(self) -> None:
         """Lock the directory before any expensive work, or check that no other machine has it now.

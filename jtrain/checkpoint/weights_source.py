@@ -11,13 +11,15 @@ import numpy as np
 from jtrain.checkpoint import directory_entries, layout, leaf_table, ownership, storage
 from jtrain.checkpoint.manager import CheckpointManager
 from jtrain.checkpoint.ownership import RunIdentity
-from jtrain.checkpoint.tensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.config.top import RUNS
 from jtrain.core.types import Leaf
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import is_address
+from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, read_tensors
+from jtrain.models.pretrained.folder import check_no_pickle
+from jtrain.models.pretrained.source import PretrainedWeights, is_pretrained
 
 
 @runtime_checkable
@@ -81,14 +83,17 @@ def open_source(
     path: str,
     step: Literal["newest", "best"] = "newest",
     owner_of: Callable[[Path], RunIdentity | None] = lambda run: None,
+    *,
+    stacked: bool = False,
 ) -> WeightsSource:
-    """Open the source at `path`: a run, its name in runs/, a checkpoint, or a file of tensors.
+    """Open the source at `path`: a run, a checkpoint, a file of tensors or a published model.
 
     Args:
         path: as `init_from.path`.
         step: which checkpoint of a run.
         owner_of: returns the required owner of the checkpoints in the directory of a run; those of
             others are skipped. By default any owner is accepted.
+        stacked: the blocks of a published model are requested as one array each.
 
     Raises:
         CheckpointError: if the path is none of them, or the run has no such checkpoint.
@@ -100,6 +105,9 @@ def open_source(
         )
     if path.endswith((SUFFIX, INDEX_SUFFIX)):
         return TensorFile(Path(path))
+    check_no_pickle(Path(path))
+    if is_pretrained(Path(path)):
+        return PretrainedWeights(Path(path), stacked=stacked)
     for place in (Path(path), RUNS / path):
         if (place / layout.ABOUT).is_file() and place.name.isdigit():
             return CheckpointWeights(place.parent, int(place.name))
@@ -112,9 +120,9 @@ def open_source(
     runs = sorted(folder.parent.name for folder in folders if layout.list_steps(folder))
     near = did_you_mean(Path(path).name, runs)
     raise CheckpointError(
-        f"init_from.path={path} is no run with a checkpoint, no checkpoint and no file of tensors "
-        f"({SUFFIX}). In runs/ there is {', '.join(runs) or 'none'}{near}; write the name of a "
-        f"run, or the path of a file."
+        f"init_from.path={path} is no run with a checkpoint, no checkpoint, no file of tensors "
+        f"({SUFFIX}) and no folder with config.json. In runs/ there is "
+        f"{', '.join(runs) or 'none'}{near}; write the name of a run, or the path of a file."
     )
 
 

@@ -1,6 +1,7 @@
 """Command line: one module a verb, imported when the verb is typed."""
 
 import difflib
+import gc
 import importlib
 import os
 import signal
@@ -26,12 +27,16 @@ VERBS = {
     "sample": "write a text sampled from a trained run",
     "show": "print a config's values and the origin of each, or the help of a key",
     "check": "check that no split of a batch changes what a config trains",
+    "explain": "print what a step computes, saves and sends, by module",
     "plan": "print the memory and collectives of a step on devices that are not here",
+    "range": "suggest a learning rate, by a short run in which it grows",
     "replay": "recompute a step of a run: compare its bits, and dissect it",
     "diff": "print where two runs diverge: the first step, number, batch and leaf",
     "ckpt": "list, verify, show, compare, remove and export checkpoints",
+    "export": "write a trained model for other programs: transformers, safetensors, StableHLO",
     "data": "write text as token files; print rows of a config's batches",
     "sweep": "run a config with several values, side by side, and rank them",
+    "work": "join a running run on parameter servers as one worker more",
     "launch": "run any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
     "completion": "print what makes bash, zsh or fish complete these commands",
@@ -79,7 +84,11 @@ def leave(code: int) -> NoReturn:
 
 def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
-        code = importlib.import_module(f"jtrain.cli.{verb}").main(rest)
+        gc.disable()  # imports leave no garbage, and looking for some takes a tenth of their time
+        module = importlib.import_module(f"jtrain.cli.{verb}")
+        gc.freeze()
+        gc.enable()
+        code = module.main(rest)
         sys.stdout.flush()
         return code
     if verb not in {"-h", "--help", "--version"}:

@@ -177,25 +177,16 @@ def _rm(args: argparse.Namespace) -> tuple[Any, str, int]:
 
 
 def _export(args: argparse.Namespace) -> tuple[Any, str, int]:
-    from jtrain.checkpoint import export, inspect, layout
+    from jtrain.cli.export import export_safetensors
 
     directory, step = _one(args)
-    layout.check_valid(directory, step)
-    leaves = layout.read_record(directory, step)["leaves"]
-    names = export.exported_names(leaves, args.all)
-    if not names:
-        raise UserError(
-            f"jtrain ckpt export: {directory / str(step)} has no leaf params/..., only "
-            f"{', '.join(list(leaves)[:5])}; write --all for every leaf"
-        )
-    read = inspect.read_arrays(directory, step, list(names.values()))
-    tensors = {key: read[name] for key, name in names.items()}
     out = Path(args.out or f"{directory.parent.name}-{step}.safetensors")
-    size = export.write_safetensors(
-        out, tensors, {"step": str(step), "from": str(directory), "format": "np"}
-    )
-    found = {"out": str(out), "step": step, "tensors": len(tensors), "bytes": size}
-    return found, f"{out}: {len(tensors)} tensors of step {step}, {_size(size)}", 0
+    if out.suffix != ".safetensors":
+        raise UserError(
+            f"jtrain ckpt export: --out {out} is no file of tensors, whose name ends in "
+            f".safetensors. Write --out {out.with_suffix('.safetensors')}"
+        )
+    return *export_safetensors(directory, step, out, everything=args.all), 0
 
 
 def _one(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:

@@ -1,7 +1,12 @@
 """`jtrain eval RUN`: the exact metrics of a checkpoint over each complete evaluation set."""
 
+import argparse
+import contextlib
 import json
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import (
@@ -12,11 +17,19 @@ from jtrain.cli.find_run import (
     redirect_output,
 )
 from jtrain.config.resolve import resolve
+from jtrain.errors import UserError
+
+_WATCH = {"policy": "every", "timeout": 600.0}  # defaults of the options of --watch
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the metrics; return the exit code."""
     args = _arguments().parse(argv)
+    if args.watch:
+        return _watch(args)
+    for option, default in _WATCH.items():
+        if getattr(args, option) != default:
+            raise UserError(f"jtrain eval: --{option} is for --watch. Add --watch, or leave it out")
     path = find_config(args.run, "eval")
     resolved = resolve(path, args.settings)
 
@@ -27,16 +40,53 @@ def main(argv: Sequence[str]) -> int:
         step, numbers = evaluate_run(resolved.config, path.parent, step, print_error)
     if not is_first_process():
         return 0
+    _print(args, step, numbers)
+    return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    """Evaluate the checkpoints of a run as they appear."""
+    if args.step != "newest":
+        raise UserError(
+            f"jtrain eval: --watch evaluates the checkpoints as they appear, and --step "
+            f"{args.step} names one. Leave one of the two out"
+        )
+    if not 0 <= args.timeout < math.inf:
+        raise UserError(
+            f"jtrain eval: --timeout {args.timeout:g} is no number of seconds from 0 on"
+        )
+
+    from jtrain.distributed.heartbeat.noted_signals import NotedSignals
+    from jtrain.train.watch_run import WatchEnd, wait_for_run, watch_run
+
+    with NotedSignals() as asked:
+        wait_for_run(args.run, args.timeout, print_error, asked)
+        path = find_config(args.run, "eval")
+        config = resolve(path, args.settings).config
+        options = {"policy": args.policy, "timeout": args.timeout, "log": print_error}
+        with contextlib.closing(watch_run(config, path.parent, asked=asked, **options)) as found:
+            while True:
+                with redirect_output():
+                    each = next(found)
+                if isinstance(each, WatchEnd):
+                    if is_first_process():
+                        print_error(f"{args.run}: {each.why}")
+                    return each.code
+                if is_first_process():
+                    _print(args, each.step, each.results)
+                    sys.stdout.flush()
+
+
+def _print(args: argparse.Namespace, step: int, numbers: Mapping[str, Mapping[str, Any]]) -> None:
     if args.json:
         found = {"run": str(args.run), "step": step, **numbers}
         print(json.dumps(found, default=lambda array: array.tolist()))
-        return 0
+        return
     for name, found in numbers.items():
         scalars = {name: x for name, x in found.items() if isinstance(x, int | float)}  # no arrays
         text = "  ".join(f"{name} {value:.6g}" for name, value in scalars.items())
         suffix = f" on {name}" if len(numbers) > 1 else ""
         print(f"{args.run} at step {step}{suffix}:  {text}")
-    return 0
 
 
 def _arguments() -> Arguments:
@@ -47,10 +97,30 @@ def _arguments() -> Arguments:
         "runs/shakespeare",
         "shakespeare --step best --json",
         "shakespeare parallel.kind=fsdp parallel.devices=4 evaluate.batch=128",
+        "shakespeare --watch --policy latest       # beside the training, each new checkpoint",
     )
     parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
     words = "values to change, of parallel and evaluate only"
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
     parser.add_argument("--step", default="newest", help="newest (default), best or a number")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a step")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="follow a run: evaluate each new checkpoint until the run has ended, each once",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=["every", "latest"],
+        default=_WATCH["policy"],
+        help="with --watch: every checkpoint (default), or only the latest at a time",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=_WATCH["timeout"],
+        help="with --watch: how long to wait for a run to begin or to write again, by default 600; "
+        "0: for ever",
+    )
     return parser

@@ -1,13 +1,20 @@
 """`jtrain plan CONFIG --topology v5e:4x4`: the cost of a step on devices that are not here."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
-from jtrain.errors import UserError
-from jtrain.inspect.plan.topology import find_topology, prepare_environment
+from jtrain.errors import DONE, STOPPED, UserError
+from jtrain.inspect.plan.topology import Topology, find_topology, prepare_environment
+
+if TYPE_CHECKING:
+    from jtrain.train.experiment import RunConfig
+
+NO_FIT = 1  # exit code: the step is larger than the memory of a device
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,11 +27,12 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain plan: the devices are missing. Write jtrain plan {path} --topology v5e:4x4, "
             f"or cpu:8."
         )
+    if args.write:
+        _check_write(args)
     dump = _make_empty(Path(args.dump)) if args.dump else None
     prepare_environment(args.topology)
     from jtrain.config.resolve import resolve
     from jtrain.distributed.compiler_flags import apply_flags
-    from jtrain.inspect.plan.plan import format_plan, make_plan
 
     resolved = resolve(Path(path), words)
     for note in resolved.notes:
@@ -32,29 +40,125 @@ def main(argv: Sequence[str]) -> int:
     xla = resolved.config.xla
     for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
         print(line, file=sys.stderr)
-    found = make_plan(resolved.config, find_topology(args.topology), dump)
-    print(json.dumps({"config": path, **found.plain()}) if args.json else format_plan(found))
-    return 0
+    topology = find_topology(args.topology)
+    if args.memory:
+        topology = topology._replace(limit=int(args.memory * 1e9))
+    config: Any = resolved.config
+    if args.search:
+        return _search(path, config, topology, args)
+    if args.largest_batch:
+        return _largest_batch(path, config, topology, args)
+    return _plan(path, config, topology, args, dump)
+
+
+def _plan(path: str, config: "RunConfig", topology: Topology, args: Any, dump: Path | None) -> int:
+    from jtrain.inspect.plan.advice import advise, check_advice, format_advice
+    from jtrain.inspect.plan.format import format_plan
+    from jtrain.inspect.plan.plan import make_plan
+
+    found = make_plan(config, topology, dump)
+    advice = []
+    if not found.fits and args.advice != "none":
+        advice = advise(config, topology, found)
+        if args.advice == "compiled":
+            _report("it does not fit: compiling what may help")
+            advice = check_advice(advice, config, topology, found)
+    if args.json:
+        values = {"config": path, **found.plain(), "advice": [each.plain() for each in advice]}
+        print(json.dumps(values))
+    else:
+        print(format_plan(found))
+        if not found.fits and args.advice != "none":
+            print(f"\n{format_advice(advice, found)}")
+    return DONE if found.fits else NO_FIT
+
+
+def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
+    from jtrain.config.dump import dump, to_plain
+    from jtrain.inspect.plan.search import format_search, search
+
+    result = search(config, topology, compiles=args.compiles, report=_report)
+    best = result.best
+    if args.json:
+        print(json.dumps({"config": path, "topology": topology.name, **result.plain()}))
+    elif result.rows:
+        print(format_search(result))
+    if args.write and best is not None:
+        text = dump(to_plain(best.candidate.apply(config)))
+        note = (
+            f"# {path} on {topology.name}, by jtrain plan --search: {best.candidate.describe()}\n"
+        )
+        Path(args.write).write_text(note + text)
+        print(f"{args.write}: the fastest that fits", file=sys.stderr)
+    if result.stopped:
+        return STOPPED
+    return NO_FIT if best is None else DONE
+
+
+def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
+    from jtrain.config.dump import dump, to_plain
+    from jtrain.inspect.plan.largest_batch import find_largest_batch, format_largest_batch
+
+    found = find_largest_batch(config, topology, compiles=args.compiles, report=_report)
+    if args.json:
+        print(json.dumps({"config": path, "topology": topology.name, **found.plain()}))
+    else:
+        print(format_largest_batch(found))
+    if args.write and found.batch:
+        Path(args.write).write_text(dump(to_plain(dataclasses.replace(config, batch=found.batch))))
+    return DONE if found.batch else NO_FIT
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _arguments() -> Arguments:
     parser = Arguments(
         "plan",
         "Compile the exact step of `jtrain run` for devices that are not here, and print its cost\n"
-        "on each: memory, and traffic between devices. Nothing is trained.\n"
-        "TPUs need their compiler: pip install 'jtrain[plan]'.",
+        "on each: memory, traffic between devices, an estimate of its time. Nothing is trained.\n"
+        "TPUs need their compiler: pip install 'jtrain[plan]'; GPUs: 'jtrain[plan-gpu]'.\n"
+        "Exit code: 0 the step fits, 1 it does not, 2 an error in what was typed, 75 stopped.",
         "configs/llama2_7b.yaml --topology v5e:4x4                   a slice of 16 chips",
+        "configs/llama2_7b.yaml --topology v5e:4x4 --search          the fastest layout that fits",
         "configs/gpt2.yaml --topology 2*v5e:4x4 parallel.kind=fsdp   two slices",
         "configs/shakespeare.yaml --topology cpu:8                   eight parts of this CPU",
     )
     words = "a YAML file, values to change"
     parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
-    shape = "the devices: v5e:4x4, 2*v5p:4x4x4, cpu:8"
+    shape = "the devices: v5e:4x4, 2*v5p:4x4x4, h100:8, 2*h200:8, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
+    words = "memory of a device in GB, in the place of the chip's"
+    parser.add_argument("--memory", metavar="GB", type=float, default=0.0, help=words)
+    words = "compare layouts, microbatches, recomputation and offload; print those compiled, ranked"
+    parser.add_argument("--search", action="store_true", help=words)
+    words = "find the largest batch whose step fits"
+    parser.add_argument("--largest-batch", action="store_true", help=words)
+    words = "for a step that does not fit: compiled (default), shapes alone, or none"
+    choices = ("compiled", "shapes", "none")
+    parser.add_argument("--advice", choices=choices, default="compiled", help=words)
+    words = "programs that a search compiles at most (12)"
+    parser.add_argument("--compiles", metavar="N", type=int, default=12, help=words)
+    words = "write the config that the search found"
+    parser.add_argument("--write", metavar="FILE", default="", help=words)
     words = "keep the compiler's files there: the program, the buffers at the memory peak"
     parser.add_argument("--dump", metavar="FOLDER", default="", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _check_write(args: Any) -> None:
+    """Raise unless there is something to write, and no file in its place."""
+    if not (args.search or args.largest_batch):
+        raise UserError(
+            f"jtrain plan: --write {args.write} writes the config that a search found; add "
+            f"--search or --largest-batch."
+        )
+    if Path(args.write).exists():
+        raise UserError(
+            f"jtrain plan: --write {args.write}: the file exists. Name a new one, or remove it."
+        )
 
 
 def _make_empty(folder: Path) -> Path:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.cli.arguments import Arguments
-from jtrain.errors import ConfigError, UserError
+from jtrain.cli.page_file import write_page
+from jtrain.errors import UserError
 from jtrain.inspect.report.facts import summarize_run
 from jtrain.inspect.report.find_runs import RunQuery, find_runs
 from jtrain.inspect.report.page import render_page
 from jtrain.inspect.report.read_run import read_run
-from jtrain.io.atomic_write import atomic_write, private_files
+from jtrain.io.atomic_write import private_files
 from jtrain.io.object_store import check_local_path
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import format_table, score_member
@@ -30,15 +31,8 @@ def main(argv: Sequence[str]) -> int:
     text = render_page(
         stories, title=title, ranking=ranking(found.folder, best) if found.folder else ()
     )
-    try:
-        with private_files():  # as the runs are
-            out.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(out, text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise ConfigError(
-            f"jtrain report: {out} cannot be written ({error.strerror}); name another file: "
-            f"--out report.html"
-        ) from None
+    with private_files():  # as the runs are
+        written = write_page("report", "--out", out, text)
     for line in found.skipped:
         print(line, file=sys.stderr)
     for story in stories:
@@ -47,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({"page": str(out), "runs": [summarize_run(story) for story in stories]}))
     else:
-        print(f"{out}  {out.stat().st_size:,} bytes; open it in a browser")
+        print(written)
     return 0
 
 

@@ -30,13 +30,27 @@ def main(argv: Sequence[str]) -> int:
         return debug(resolved)
     _check_not_copied(resolved)
 
+    from jtrain.parallel import Server
+
+    if isinstance(resolved.config.parallel, Server):
+        from jtrain.server.tasks import take_part
+
+        code = take_part(resolved.config, os.environ, _print_error)
+        if code is not None:
+            return code
+
+    from jtrain.cli.run_profile import open_profile
     from jtrain.cli.run_summary import format_summary
     from jtrain.train.run import run
 
-    outcome = run(resolved.config, source=resolved.path)
+    profile = open_profile(args.profile, resolved.config) if args.profile else None
+    hooks = [profile.hook] if profile else []
+    outcome = run(resolved.config, source=resolved.path, hooks=hooks)
     if outcome.directory.first:
         command = f"{program()} run {shlex.join(argv)}"
         print(format_summary(outcome, resolved.config, resolved.path, command))
+    if profile:
+        profile.finish(outcome)
     return CODES[outcome.status]
 
 
@@ -91,8 +105,9 @@ def _debug_mode(args: argparse.Namespace) -> Callable[[ResolvedConfig], int] | N
         "--find-nan": _find_nan if args.find_nan else None,
     }
     chosen = [name for name, mode in modes.items() if mode]
-    if len(chosen) > 1:
-        raise UserError(f"jtrain run: {' and '.join(chosen)} exclude each other; type one of them")
+    named = [*chosen, *(["--profile"] if args.profile and chosen else [])]
+    if len(named) > 1:
+        raise UserError(f"jtrain run: {' and '.join(named)} exclude each other; type one of them")
     return modes[chosen[0]] if chosen else None
 
 
@@ -129,6 +144,10 @@ def _find_nan(resolved: ResolvedConfig) -> int:
     return FAULT
 
 
+def _print_error(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _print_line(line: str) -> None:
     print(line, flush=True)
 
@@ -156,4 +175,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--eager", action="store_true", help=words)
     words = "find the origin of the first value that is not finite: operation, line, leaf, rows"
     parser.add_argument("--find-nan", action="store_true", help=words)
+    words = "trace these steps, and print where the time of the devices and of the host went"
+    parser.add_argument("--profile", metavar="FIRST:LAST", default="", help=words)
     return parser

@@ -25,16 +25,18 @@ def main(argv: Sequence[str]) -> int:
     if args.schema and not args.words:
         print(json.dumps(json_schema(BaseConfig), indent=2))
         return 0
-    if args.ledger:
-        print(_ledger(args.words, args.json))
-        return 0
+    runs = {"ledger": _ledger, "speed": _speed, "profile": _profile, "workers": _workers}
+    for name, view in runs.items():
+        if getattr(args, name):
+            print(view(_run_of(args.words, name), args.json))
+            return 0
     path, words = parser.config_and_words(args.words)
     if args.topology:
         _prepare(path, args.topology, args.sharding)
     resolved = resolve(Path(path), [word for word in words if "=" in word])
     keys = [word for word in words if "=" not in word]
     helps = [explain(resolved.schema, key) for key in keys]  # every key is validated
-    for note in resolved.notes:
+    for note in [*resolved.notes, *_notes_of_run(Path(path))]:
         print(note, file=sys.stderr)
     views = {
         "schema": lambda: json.dumps(json_schema(resolved.schema), indent=2),
@@ -100,14 +102,20 @@ def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     return format_table(sizes, work)
 
 
-def _ledger(words: Sequence[str], as_json: bool) -> str:
-    """Describe where the time of a run went."""
+def _run_of(words: Sequence[str], option: str) -> Path:
+    """Return the directory of the one run that is named."""
     from jtrain.train.run_record import find_run
-    from jtrain.train.time_ledger import format_ledger, read_ledger
 
     if len(words) != 1:
-        raise UserError("jtrain show --ledger takes one run: jtrain show shakespeare --ledger")
-    path = find_run(words[0].removesuffix("/config.yaml"), "jtrain show") / "time.jsonl"
+        raise UserError(f"jtrain show --{option} takes one run: jtrain show shakespeare --{option}")
+    return find_run(words[0].removesuffix("/config.yaml"), "jtrain show")
+
+
+def _ledger(run: Path, as_json: bool) -> str:
+    """Describe where the time of a run went."""
+    from jtrain.train.time_ledger import format_ledger, read_ledger
+
+    path = run / "time.jsonl"
     found = read_ledger(path)
     if found is None:
         raise UserError(
@@ -115,6 +123,46 @@ def _ledger(words: Sequence[str], as_json: bool) -> str:
             f"train, or is older than this file. Its speed is in speed.jsonl."
         )
     return json.dumps(found.plain()) if as_json else format_ledger(found)
+
+
+def _speed(run: Path, as_json: bool) -> str:
+    """Describe the time of a step, the rate and the memory of a run."""
+    from jtrain.train.speed_summary import format_speed, read_speed
+
+    found = read_speed(run / "speed.jsonl")
+    if found is None:
+        raise UserError(
+            f"jtrain show --speed: {run / 'speed.jsonl'} has no row: the run has taken fewer steps "
+            f"than two log lines need. Log more often: log.every=1"
+        )
+    return json.dumps(found.plain()) if as_json else format_speed(found)
+
+
+def _profile(run: Path, as_json: bool) -> str:
+    """Describe the newest profile of a run."""
+    from jtrain.inspect.profile.report import format_profile, load_profile
+
+    found = load_profile(run)
+    return json.dumps(found.plain()) if as_json else format_profile(found)
+
+
+def _workers(run: Path, as_json: bool) -> str:
+    """Describe the workers of a run on parameter servers: who was there, and when."""
+    from jtrain.server.coordination.attendance import attendance, format_attendance
+
+    found = attendance(run)
+    if as_json:
+        return json.dumps([stay._asdict() for stay in found])
+    return format_attendance(found)
+
+
+def _notes_of_run(config: Path) -> list[str]:
+    """Return a note about the workers of a run, if the config is that of one with some."""
+    from jtrain.server.coordination.attendance import FILE, describe_attendance
+
+    if config.name != "config.yaml" or not (config.parent / FILE).is_file():
+        return []
+    return [f"{describe_attendance(config.parent)}: jtrain show {config.parent} --workers"]
 
 
 def _prepare(path: str, topology_name: str, sharding: bool) -> None:
@@ -153,6 +201,9 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml --cluster       which processes train together, and why",
         "configs/shakespeare.yaml --schema        the JSON schema, for an editor",
         "shakespeare --ledger                     where the time of a run went",
+        "shakespeare --speed                      the time of a step, the rate, the memory",
+        "shakespeare --profile                    where the time of some steps went",
+        "digits --workers                         who worked for a run on parameter servers, when",
         "digits --yaml > mine.yaml                a shipped config, to be edited",
     )
     words = "a YAML file, values to change, keys to explain"
@@ -169,6 +220,12 @@ def _arguments() -> Arguments:
     parser.add_argument("--cluster", action="store_true", help=cluster)
     ledger = "of a run: print the time that trained, waited, saved, restarted and was lost"
     parser.add_argument("--ledger", action="store_true", help=ledger)
+    words = "of a run: print the time of a step (p50, p90), the rate and the memory"
+    parser.add_argument("--speed", action="store_true", help=words)
+    words = "of a run: print the profile that `jtrain run --profile` made"
+    parser.add_argument("--profile", action="store_true", help=words)
+    workers = "of a run on parameter servers: print who worked when, why it left, its leases"
+    parser.add_argument("--workers", action="store_true", help=workers)
     words = "print every value as a config file"
     parser.add_argument("--yaml", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -20,5 +20,10 @@ def configclass(cls: type[T]) -> type[T]:
         \"""Peak learning rate.\"""
     ```
     """
-    config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_by_name=True,  # in Python; a config file has the keys
+        validate_by_alias=True,
+    )
     return cast(type[T], dataclass(frozen=True, kw_only=True, config=config)(cls))

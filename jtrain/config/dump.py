@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from jtrain.config.node import Plain
+from jtrain.config.schema import key_of
 from jtrain.config.wording import format_value
 from jtrain.io.redact import redact_values
 
@@ -32,7 +33,8 @@ def plain_values(config: Any) -> Plain:
     if dataclasses.is_dataclass(config):
         names = [field.name for field in dataclasses.fields(config)]
         names.sort(key=lambda name: name != "kind")  # it decides which other keys there are
-        return {name: plain_values(getattr(config, name)) for name in names}
+        cls = type(config)
+        return {key_of(cls, name): plain_values(getattr(config, name)) for name in names}
     if isinstance(config, Mapping):
         return {str(key): plain_values(value) for key, value in config.items()}
     if isinstance(config, list | tuple):

@@ -177,7 +177,7 @@ def stays_in_time(key: str, length: Duration, facts: DurationUnits) -> bool:
 
 def describe_durations(config: Any) -> list[str]:
     """Describe the durations that follow from the config: `500k rows is 7813 steps`."""
-    facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call)
+    facts = DurationUnits(config.batch, steps_per_call=config.steps_divisor)
     run = 0 if isinstance(config.steps, Duration) else config.steps
     totals = {key: _follows(part.steps, facts, run) for key, part in find_own_steps(config).items()}
     found = []

@@ -1,10 +1,13 @@
 """Kinds and presets: their defaults are filled in, and keys of a replaced kind are dropped."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from jtrain.config.dump import plain_values
 from jtrain.config.node import (
     DEFAULT,
+    DEFAULTS,
     PRESET,
     Keys,
     Node,
@@ -22,8 +25,9 @@ def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node,
     """Return `node` with defaults and presets filled in, and a note on each key left out.
 
     A key is left out if the chosen `kind` does not have it. If the default of a key is a dataclass,
-    giving one of its values keeps its others. A dataclass may have `presets` by name: values given
-    with `preset` or after it override the preset's.
+    giving one of its values keeps its others. A dataclass may have `presets` by name, and
+    `read_values` of the path that its key `from` has: values given with `preset` or `from`, or
+    after it, override those.
     """
     if isinstance(node.value, list):
         element = want.element()
@@ -58,18 +62,40 @@ def _over_preset(
     chosen: type, children: dict[str, Node], keys: Keys
 ) -> tuple[dict[str, Node], list[str]]:
     """Merge the keys over the preset's, dropping inherited keys that the preset replaces."""
-    name = children.get("preset", Node("none", DEFAULT))
-    offered = getattr(chosen, "presets", {})
-    given = offered.get(name.value) if isinstance(name.value, str) else None
+    children, notes = _over(chosen, children, keys, "preset", getattr(chosen, "presets", {}).get)
+    read = getattr(chosen, "read_values", None)
+    if read is None or _complete(chosen, children):
+        return children, notes
+    children, more = _over(chosen, children, keys, "from", read)
+    return children, notes + more
+
+
+def _complete(chosen: type, children: dict[str, Node]) -> bool:
+    """Return whether every key is given as late as `from`: then nothing is read."""
+    layer = children["from"].origin.layer if "from" in children else DEFAULTS
+    missing = field_schemas(chosen).keys() - children.keys()
+    return not missing and all(child.origin.layer >= layer for child in children.values())
+
+
+def _over(
+    chosen: type,
+    children: dict[str, Node],
+    keys: Keys,
+    source: str,
+    values_of: Callable[[str], Mapping[str, Any] | None],
+) -> tuple[dict[str, Node], list[str]]:
+    """Merge the keys over the values that the key `source` stands for."""
+    name = children.get(source, Node("", DEFAULT))
+    given = values_of(name.value) if isinstance(name.value, str) and name.value else None
     if given is None:
         return children, []
     before = lambda key: key in given and children[key].origin.layer < name.origin.layer
     left = [key for key in children if before(key) and without_origins(children[key]) != given[key]]
     remaining = {key: child for key, child in children.items() if not before(key)}
-    below = make_nodes(dict(given), SourceLocation(PRESET, setting=name.value))
+    below = make_nodes(dict(given), SourceLocation(PRESET, setting=f"{source} {name.value}"))
     notes = [
         f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
-        f"preset {name.value} was given after it"
+        f"{source} {name.value} was given after it"
         for key in left
     ]
     return merge(below, Node(remaining, name.origin)).value, notes

@@ -22,13 +22,13 @@ class SourceLocation:
     layer: int
     file: str = ""
     line: int = 0
-    setting: str = ""  # `a.b=value` as typed, or the name of a preset
+    setting: str = ""  # `a.b=value` as typed, or `preset gpt2`
 
     def __str__(self) -> str:
         if self.layer == DEFAULTS:
             return "default"
         if self.layer == PRESET:
-            return f"preset {self.setting}"
+            return self.setting
         where = f"{self.file}:{self.line}" if self.layer <= FILE else "command line"
         return f"base {where}" if self.layer < FILE else where
 
@@ -37,7 +37,7 @@ class SourceLocation:
         if self.layer == DEFAULTS:
             return f"default: {key}"
         if self.layer == PRESET:
-            return f"preset {self.setting}: {key}"
+            return f"{self.setting}: {key}"
         if self.layer == TYPED:
             setting_key, typed = self.setting.partition("=")[0], self.setting
             typed = typed if len(typed) <= SHOWN else f"{typed[:SHOWN]}..."

@@ -60,4 +60,29 @@ class F16:
         return LossScale.start(self.initial, growth=self.growth, minimum=self.minimum)
 
 
-Precision: TypeAlias = Annotated[F32 | BF16 | F16, Field(discriminator="kind")]
+@configclass
+class FP8:
+    """Linear layers in fp8, e4m3 forward and e5m2 backward; the rest as in `bf16`.
+
+    Nothing is added to the state: every scale is computed from the numbers that it scales. Source:
+    Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433.
+    """
+
+    kind: Literal["fp8"] = "fp8"
+    products: tuple[str, ...] = Field(default=("*/kernel",), min_length=1)
+    """Patterns of the leaves whose products with activations are computed in fp8: linear layers.
+    Embeddings, heads, norms, attention and convolutions stay in bfloat16."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of leaves that stay in bfloat16 though `products` matches them: layers/2/kernel."""
+    scaling: Literal["rows", "tensor"] = "rows"
+    """rows: a scale for each row of the activations, so that one row changes no other, and the
+    gradients of the weights in bfloat16; tensor: one scale for each array, and all three products
+    in fp8, which couples the rows of a batch."""
+    compute = jnp.bfloat16
+
+    def scale(self) -> Unscaled:
+        """Return no scale of the loss: each product scales its own factors."""
+        return Unscaled()
+
+
+Precision: TypeAlias = Annotated[F32 | BF16 | F16 | FP8, Field(discriminator="kind")]

@@ -102,7 +102,9 @@ def check(
     """Return the values as a `schema`, or their errors; top keys may be missing."""
     try:
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
-        return TypeAdapter(schema).validate_json(json.dumps(without_origins(root)), strict=True), []
+        text = json.dumps(without_origins(root))
+        adapter = TypeAdapter(schema)
+        return adapter.validate_json(text, strict=True, by_alias=True, by_name=False), []
     except ValidationError as error:
         details = error.errors(include_url=False)
         if not complete:

@@ -1,7 +1,12 @@
 """Schema of a config, from the dataclasses of its values."""
 
+import ast
+import functools
+import inspect
+import itertools
+import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -27,7 +32,18 @@ class FieldSchema:
     annotation: Any
     limits: tuple[str, ...] = ()  # in words
     default: Any = REQUIRED
-    doc: str = ""
+    field: tuple[type, str] | None = None
+    """The dataclass that has it, and its name there."""
+
+    @property
+    def doc(self) -> str:
+        """Help of the key: the docstring below its field, on one line."""
+        if self.field is None:
+            return ""
+        cls, name = self.field
+        # A class has the docstrings of the fields that it names itself.
+        docs = (field_docs(base).get(name, "") for base in cls.__mro__ if is_configclass(base))
+        return next(filter(None, docs), "")
 
     def members(self) -> list["FieldSchema"]:
         """Return the allowed types, with unions expanded."""
@@ -71,16 +87,40 @@ def is_configclass(cls: Any) -> TypeGuard[type]:
 def field_schemas(cls: type) -> dict[str, FieldSchema]:
     """Return the schema of each key of a dataclass, in order, `kind` first."""
     names = sorted(cls.__pydantic_fields__, key=lambda name: name != "kind")
-    return {name: _want(cls, name) for name in names}
+    return {key_of(cls, name): _want(cls, name) for name in names}
+
+
+def key_of(cls: type, name: str) -> str:
+    """Return the key of a field: its alias, where Python has no such name (`from`), or its name."""
+    field = getattr(cls, "__pydantic_fields__", {}).get(name)
+    alias = getattr(field, "validation_alias", None)
+    return alias if isinstance(alias, str) else name
 
 
 def _want(cls: type, name: str) -> FieldSchema:
     info = cls.__pydantic_fields__[name]
     default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
-    # A subclass does not have the field docstrings of its bases.
-    docs = (vars(base).get("__pydantic_fields__", {}).get(name) for base in cls.__mro__)
-    doc = next((field.description for field in docs if field and field.description), "")
-    return FieldSchema(info.annotation, _limits(info.metadata), default, " ".join(doc.split()))
+    return FieldSchema(info.annotation, _limits(info.metadata), default, (cls, name))
+
+
+@functools.cache
+def field_docs(cls: type) -> Mapping[str, str]:
+    """Return the docstring under each field that a class itself defines, as one line.
+
+    Read from the source when it is asked for: pydantic would read it of each class at import.
+    """
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, SyntaxError, TypeError):  # a class typed in a shell has no source
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    docs = {}
+    for field, below in itertools.pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            doc = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(doc, ast.Constant) and isinstance(doc.value, str):
+                docs[field.target.id] = " ".join(doc.value.split())
+    return docs
 
 
 def _members(annotation: Any, limits: tuple[str, ...]) -> Iterator[FieldSchema]:

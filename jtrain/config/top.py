@@ -74,6 +74,9 @@ class EvaluateConfig:
     """Steps between evaluations, or 1 epoch, 2M tokens, 10%, 5 minutes; 0: only at the end."""
     batch: int = Field(default=0, ge=0)
     """Rows a batch, over all devices; 0: as many as in training."""
+    int8: tuple[str, ...] = ()
+    """Patterns of leaves whose products an evaluation computes in int8, such as */kernel; empty:
+    an evaluation computes in the precision of the run."""
     couples: Literal["batch", "slice"] = "batch"
     """For a loss that couples rows in evaluation too. batch: all rows of a set are one batch, or
     the run is refused; slice: the rows of each batch are a group."""
@@ -146,8 +149,10 @@ class BaseConfig:
     """Rows a step, over all devices and microbatches."""
     microbatches: int = Field(default=1, gt=0)
     """Slices of a batch whose gradients are summed: less memory, the same update."""
-    steps_per_call: int = Field(default=1, gt=0)
-    """Steps in one call of the compiled function; above 1, small models train faster."""
+    steps_per_call: Literal["auto"] | Annotated[int, Field(gt=0)] = "auto"
+    """Steps in one call of the compiled function; above 1, small models train faster. auto: by the
+    FLOPs and bytes of a step, several where it is small, fewer before each step that a cadence
+    names; a number must divide every cadence."""
     init_from: InitFrom = InitFrom()
     """Trained parameters to start from."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -162,6 +167,15 @@ class BaseConfig:
     """Policy for a step that is not finite, or a spike."""
     xla: XlaConfig = XlaConfig()
     """Flags of the compiler."""
+
+    @property
+    def steps_divisor(self) -> int:
+        """Number of steps that divides every cadence: 1 where calls may be shorter."""
+        return 1 if self.steps_per_call == "auto" else self.steps_per_call
+
+    def rename_keys(self, message: str) -> str:
+        """Return a message with the names by which the caller gave the values: those of keys."""
+        return message
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the keys whose values are each allowed but conflict, with the conflict.
@@ -204,11 +218,11 @@ class BaseConfig:
             "log.pictures": self.log.pictures,
             "checks.recompute": self.checks.recompute,
         }.items():
-            if not isinstance(steps, Duration) and steps % self.steps_per_call:
-                near = _nearest_multiples(key, steps, self.steps_per_call)
+            if not isinstance(steps, Duration) and steps % self.steps_divisor:
+                near = _nearest_multiples(key, steps, self.steps_divisor)
                 yield (
                     key,
-                    f"{steps} is no multiple of steps_per_call, {self.steps_per_call}; {near}",
+                    f"{steps} is no multiple of steps_per_call, {self.steps_divisor}; {near}",
                 )
 
 

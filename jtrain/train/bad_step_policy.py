@@ -39,12 +39,14 @@ class OverflowCheck:
 
     def __init__(self, setup: TrainSetup):
         self._setup = setup
-        self._batches: collections.deque[tuple[int, Batch]] = collections.deque(maxlen=RECENT)
+        self._calls: collections.deque[tuple[int, Sequence[Batch]]] = collections.deque(
+            maxlen=RECENT
+        )
         self._program: Callable[[TrainState, Batch], jax.Array] | None = None
 
-    def observe(self, call: int, batch: Batch) -> None:
-        """Keep the batch of an upcoming call (the first is 0); on any thread."""
-        self._batches.append((call, batch))
+    def observe(self, first: int, batches: Sequence[Batch]) -> None:
+        """Keep the batches of the call after step `first`; on any thread."""
+        self._calls.append((first, batches))
 
     def helps(self, step: int, state: TrainState) -> bool:
         """Return whether the gradient of a step's batch is finite at the smallest loss scale.
@@ -64,10 +66,11 @@ class OverflowCheck:
         return bool(jax.device_get(self._program(state, batch)))
 
     def _batch(self, step: int) -> Batch:
-        steps_per_call = self._setup.config.steps_per_call
-        call, i = divmod(step - 1, steps_per_call)
-        batch = next(batch for number, batch in reversed(self._batches) if number == call)
-        return {name: x[i] for name, x in batch.items()} if steps_per_call > 1 else batch
+        return next(
+            batches[step - first - 1]
+            for first, batches in reversed(self._calls)
+            if first < step <= first + len(batches)
+        )
 
 
 def _is_finite(setup: TrainSetup) -> Callable[[TrainState, Batch], Any]:
@@ -149,7 +152,7 @@ class BadStepPolicy:
             )
             return [self._guard]
         config = self._setup.config
-        recent = RecentSteps(every=config.steps_per_call)
+        recent = RecentSteps()
 
         def skipped(bad: BadStep) -> None:
             self.record(bad, "skipped")
@@ -159,7 +162,7 @@ class BadStepPolicy:
             recent=recent,
             log=log,
             log_every=every,
-            steps_per_call=config.steps_per_call,
+            steps_per_call=config.steps_divisor,
             window=min(policy.window, config.steps),
             most=policy.most,
             within=policy.within,
@@ -179,8 +182,8 @@ class BadStepPolicy:
         return [recent, self._finite, inputs]
 
     @property
-    def saw(self) -> Callable[[int, Batch], None] | None:
-        """Function that takes the batch of each call beforehand; None where nothing needs it."""
+    def saw(self) -> Callable[[int, Sequence[Batch]], None] | None:
+        """Function that takes the batches of each call beforehand; None where nothing needs it."""
         return self._overflow and self._overflow.observe
 
     def _not_finite(self, step: int) -> str:

@@ -31,6 +31,7 @@ def banner_lines(setup: TrainSetup, start: int | None, root: Path = Path("/")) -
         f"{strategy.shares} shard{'s' * (strategy.shares > 1)}, {microbatches}",
         *_unused(setup, root),
         *([setup.why] if setup.why else []),
+        *([setup.schedule.why] if setup.schedule.why else []),
         format_line(summarize(setup.like)),
         *([str(strategy.schedule)] if strategy.schedule else []),
     ]

@@ -11,6 +11,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jtrain.io.atomic_write import OTHERS
 
@@ -40,6 +41,23 @@ def enable_compilation_cache() -> Path | None:
     # By default only programs that took a second to compile are kept: none of a small model.
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return directory
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Compile in a `with` block whatever JAX's persistent cache has: a hit writes no dump files."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings: Any = jax.config
+    directory = settings.jax_compilation_cache_dir
+    settings.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        settings.update("jax_compilation_cache_dir", directory)
+        compilation_cache.reset_cache()
 
 
 def find_trust_problem(directory: Path) -> str:

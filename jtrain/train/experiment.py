@@ -2,15 +2,16 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import jax
 import optax
 from jaxtyping import Array, Shaped
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.config.precision import F32, Precision
+from jtrain.config.precision import F32, FP8, Precision
 from jtrain.config.top import BaseConfig
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful
@@ -20,12 +21,16 @@ from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import check_takes, user_code
+from jtrain.finetune.adapted import adapted, adapted_loss, adapted_model
+from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel import Mirrored, Parallel
+from jtrain.train.eight_bits import quantize_experiment
 from jtrain.train.trackers import Tracker
 
 BuildOptimizer: TypeAlias = Callable[[int], optax.GradientTransformation]
+GeneratedMetrics: TypeAlias = Callable[[Params, Extra], Mapping[str, float]]
 Pictures: TypeAlias = Shaped[Array, "b h w c"]
 
 
@@ -82,6 +87,13 @@ class Experiment:
     """Images that show what the model has learned, by name, b h w c: bytes 0 .. 255 of 1, 3 or 4
     channels. They are written to pictures/NAME-STEP.png of the run's directory."""
 
+    generated: Mapping[str, GeneratedMetrics] = dataclasses.field(default_factory=dict)
+    """Metrics of texts that the model generates, by the name of the set whose evaluation has them,
+    `valid` where there is one: `jtrain.train.answers.AnswerEvaluation`."""
+
+    adapter: LowRankAdapter | None = None
+    """LoRA of the model, where the config has `lora`; the run adds it."""
+
     @property
     def transformation(self) -> optax.GradientTransformation:
         """The optimizer of an experiment whose run has a number of steps."""
@@ -107,10 +119,32 @@ class RunConfig(BaseConfig, abc.ABC):
     """Type that the loss computes in; parameters, sums and the optimizer stay in float32."""
     parallel: Parallel = Mirrored()
     """Strategy over devices. It changes no result."""
+    lora: Lora = Lora()
+    """Low-rank terms that are trained in the place of the model's weights."""
     workers: Workers = Workers()
     """Workers that read the batches. They change no result."""
     trackers: tuple[Tracker, ...] = ()
     """Services that get the run's metrics, beside its own files."""
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Return the values that conflict."""
+        yield from super().misfits()
+        if self.lora.rank and not self.lora.on:
+            yield "lora.on", "is empty, so nothing would be trained; set lora.on='[\"*\"]'"
+        if self.lora.on and not self.lora.rank:
+            yield "lora.rank", "is 0, which means no LoRA; set lora.rank=8, or leave lora.on out"
+        if self.lora.rank and isinstance(self.precision, FP8):
+            yield (
+                "precision.kind",
+                "is fp8, whose products are of whole kernels, and lora splits a kernel into frozen "
+                "weights and terms; set precision.kind=bf16, or leave lora out",
+            )
+        if self.lora.rank and self.evaluate.int8:
+            yield (
+                "evaluate.int8",
+                "has patterns of whole kernels, and lora splits a kernel into frozen weights and "
+                "terms; set evaluate.int8=[], or leave lora out",
+            )
 
     @abc.abstractmethod
     def build(self, place: Placement) -> Experiment:
@@ -137,4 +171,29 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
             f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
             f"train=..., optimizer=self.optimizer)`."
         )
-    return experiment
+    experiment = quantize_experiment(experiment, config)
+    return with_lora(experiment, config.lora) if config.lora.rank else experiment
+
+
+def with_lora(x: Experiment, settings: Lora) -> Experiment:
+    """Return the experiment that trains low-rank terms beside the model's frozen weights.
+
+    Raises:
+        ConfigError: if the settings do not suit the model.
+    """
+    with user_code("init"):
+        params, _ = jax.eval_shape(x.init, jax.random.key(0)) if callable(x.init) else x.init
+    linear = x.model.linear if x.model else {}
+    adapter = build_adapter(settings, params, x.dims, linear)
+    return dataclasses.replace(
+        x,
+        loss=adapted_loss(adapter, x.loss),
+        dims=adapter.dims(x.dims),
+        adapter=adapter,
+        model=x.model and adapted_model(adapter, x.model),
+        predict=adapted(adapter, x.predict),
+        sample=adapted(adapter, x.sample),
+        complete=adapted(adapter, x.complete),
+        pictures=adapted(adapter, x.pictures),
+        generated={name: adapted(adapter, call) for name, call in x.generated.items()},
+    )

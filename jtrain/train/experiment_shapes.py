@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jtrain.core.state import TrainState, new_state
-from jtrain.core.types import Batch, Extra, Key, Params
+from jtrain.core.types import Batch, Extra, Key, Params, Tree
 from jtrain.errors import LossError
 from jtrain.errors.user_code import user_code
 from jtrain.train.experiment import Experiment, RunConfig
@@ -23,10 +23,18 @@ def makers(
     weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
 
     def state(weights: Weights) -> TrainState:
+        if x.adapter is not None:
+            weights = x.adapter.attach(weights, jax.random.fold_in(keys()[0], 1))
         params, extra = weights
         return new_state(params, x.transformation, keys()[1], extra, scale=config.precision.scale())
 
     return weights, state
+
+
+def with_shardings(tree: Tree, shardings: Any) -> Tree:
+    """Return the shapes and dtypes of a tree with these shardings."""
+    like = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.tree.map(like, tree, shardings)
 
 
 def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:

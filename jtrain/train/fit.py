@@ -25,6 +25,7 @@ from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import Schedule
 from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments, fit_data
+from jtrain.train.allocator import reuse_memory
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_result import Fitted
@@ -61,7 +62,7 @@ def fit(
     extra: Extra = (),
     seed: int = 0,
     microbatches: int = 1,
-    steps_per_call: int = 1,
+    steps_per_call: int | Literal["auto"] = "auto",
     couples: Couples | None = None,
     precision: str | Precision = "f32",
     parallel: str | Parallel = "mirrored",
@@ -114,10 +115,11 @@ def fit(
         extra: state beside the parameters that the loss updates and no gradient is taken of.
         seed: of the order of the rows, and of the keys that the loss gets.
         microbatches: parts of a batch whose gradients are accumulated.
-        steps_per_call: steps in one call of the compiled function.
+        steps_per_call: steps in one call of the compiled function; "auto": several where a step is
+            small, and fewer before each step that is evaluated, saved, or seen by a hook.
         couples: whether the loss couples rows; see `make_step`. By default the value of the model
             (batch norm couples a batch), else "nothing".
-        precision: that the loss computes in: f32, bf16, f16, or a config.
+        precision: that the loss computes in: f32, bf16, f16, fp8, or a config.
         parallel: strategy: mirrored, fsdp, single, or a config.
         devices: number of devices, 0 for all; their indices, `[0, 2]`; names, "cpu", "gpu:1",
             `["gpu:0", "gpu:1"]`; or JAX devices.
@@ -150,6 +152,11 @@ def fit(
 
         optimizer: Any
 
+        def rename_keys(self, message: str) -> str:
+            """Name the arguments of this function."""
+            message = message.replace("evaluate.every", "valid_every")
+            return message.replace("checkpoint.every", "checkpoint_every")
+
         def build(self, place: Placement) -> Experiment:
             del place
             return Experiment(
@@ -164,9 +171,9 @@ def fit(
 
     # Durations, which are steps once the data is known.
     evaluate_every: Any = valid_every or "10%"
-    save_every: Any = checkpoint_every or "10%"
     log_every: Any = every or "2%"
     has_directory = bool(name) or directory is not None
+    save_every: Any = checkpoint_every or ("10%" if has_directory else 0)
     try:
         config = Config(
             experiment="fit",
@@ -190,8 +197,7 @@ def fit(
         key = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{error.title}.{key}: {first['msg']}") from None
     for key, words in config.misfits():
-        message = f"{key}: {words}".replace("evaluate.every", "valid_every")
-        raise ConfigError(message.replace("checkpoint.every", "checkpoint_every"))
+        raise ConfigError(config.rename_keys(f"{key}: {words}"))
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
         if has_directory:
@@ -208,12 +214,13 @@ def _fit_in_memory(
     config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None, notices: list[str]
 ) -> Fitted:
     """Train without writing anything."""
+    reuse_memory()
     enable_compilation_cache()
     HEARTBEAT.phase("start")
     store = MemoryStore()
-    started = start_run(config, store, screen)
-    with Signals(every=config.steps_per_call) as signals:
-        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen, notices=notices)
+    started = start_run(config, store, screen, hooks)
+    with Signals() as signals:
+        trained = train_to_end(store, started, signals, screen=screen, notices=notices)
     if trained.status == "failed":
         raise LossError(trained.why)
     ended = trained.ended

@@ -17,18 +17,21 @@ _ATTENTION = {
 }
 
 
-def count_flops(fn: Callable[..., Any], *args: Any) -> float | None:
+def count_flops(fn: Callable[..., Any], *args: Any, lower_bound: bool = False) -> float | None:
     """Count multiplications and additions in the products of `fn(*args)`; None where unknown.
 
     The body of a scan counts once for each iteration (XLA's own count takes it once), of a cond the
     most expensive branch counts, and recomputation in the backward pass counts again. None if a
     product is inside a while_loop, or if the function calls a kernel that is not in this file.
     Nothing is run; arguments may be shapes.
+
+    Args:
+        lower_bound: count one turn of a while_loop, and nothing for such a kernel.
     """
-    return _jaxpr_flops(jax.make_jaxpr(fn)(*args).jaxpr)
+    return _jaxpr_flops(jax.make_jaxpr(fn)(*args).jaxpr, lower_bound)
 
 
-def product_flops(eqn: Any) -> float | None:
+def product_flops(eqn: Any, lower_bound: bool = False) -> float | None:
     """Return the FLOPs of an equation that is a product, and 0 for any other.
 
     An attention kernel counts all pairs of a query and a key, also those that its mask hides.
@@ -50,13 +53,21 @@ def product_flops(eqn: Any) -> float | None:
         taps = kernel.size / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         # Between the values of a dilated input there are zeros, which are not multiplied.
         return 2.0 * out.size * taps / math.prod(params["lhs_dilation"])
-    return _attention_flops(eqn) if is_opaque(name) else 0.0
+    if not is_opaque(name):
+        return 0.0
+    flops = _attention_flops(eqn)
+    return 0.0 if flops is None and lower_bound else flops
+
+
+def attention_products(name: str) -> int | None:
+    """Return the products in a fused attention kernel of this name; None for another kernel."""
+    return next((n for kernel, n in _ATTENTION.items() if kernel in name), None)
 
 
 def _attention_flops(eqn: Any) -> float | None:
     """Return the FLOPs of a fused attention kernel; None for another kernel."""
     name = f"{eqn.params.get('name', '')} {eqn.primitive.name}"
-    products = next((n for kernel, n in _ATTENTION.items() if kernel in name), None)
+    products = attention_products(name)
     if products is None:
         return None
     q, k = [x.aval for x in eqn.invars if jnp.issubdtype(x.aval.dtype, jnp.floating)][:2]
@@ -64,31 +75,31 @@ def _attention_flops(eqn: Any) -> float | None:
     return 2.0 * products * q.size * k.shape[1 if is_b_t_h_k else -2]
 
 
-def _jaxpr_flops(jaxpr: Any) -> float | None:
-    return _sum_or_none(_equation_flops(eqn) for eqn in jaxpr.eqns)
+def _jaxpr_flops(jaxpr: Any, lower_bound: bool) -> float | None:
+    return _sum_or_none(_equation_flops(eqn, lower_bound) for eqn in jaxpr.eqns)
 
 
-def _equation_flops(eqn: Any) -> float | None:
-    own = product_flops(eqn)
-    if own != 0:
+def _equation_flops(eqn: Any, lower_bound: bool) -> float | None:
+    own = product_flops(eqn, lower_bound)
+    if own != 0 or is_opaque(eqn.primitive.name):
         return own
-    parts = [_jaxpr_flops(program) for program in inner_jaxprs(eqn)]
+    parts = [_jaxpr_flops(program, lower_bound) for program in inner_jaxprs(eqn)]
     if eqn.primitive.name == "cond":
         return None if None in parts else max((x for x in parts if x is not None), default=0.0)
     inner = _sum_or_none(parts)
-    times = repetitions(eqn)
+    times = repetitions(eqn, lower_bound)
     return inner if not inner else None if times is None else inner * times
 
 
-def repetitions(eqn: Any) -> int | None:
-    """Return how often the program of an equation runs; None for a while_loop."""
+def repetitions(eqn: Any, lower_bound: bool = False) -> int | None:
+    """Return how often the program of an equation runs; for a while_loop None, or at least 1."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         return params["length"]
     if name == "shard_map":
         axes, sizes = params.get("manual_axes", ()), dict(params["mesh"].shape)
         return math.prod(sizes[axis] for axis in axes or sizes)
-    return None if name == "while" else 1
+    return None if name == "while" and not lower_bound else 1
 
 
 def _sum_or_none(parts: Any) -> float | None:

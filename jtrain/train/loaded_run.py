@@ -20,6 +20,8 @@ from jtrain.core.types import Batch, Extra, Params
 from jtrain.data import Arrays, InOrder
 from jtrain.data.sources.row_shapes import check_rows
 from jtrain.errors import ConfigError, DataError
+from jtrain.finetune.adapter_file import write_adapter
+from jtrain.finetune.lora import LowRankAdapter
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
@@ -67,6 +69,31 @@ class LoadedRun:
     def model(self) -> Model | None:
         """The experiment's model, with `init` and `apply`; None if the experiment has none."""
         return self.experiment.model if self.experiment else None
+
+    @property
+    def merged(self) -> Params:
+        """Parameters of the model with the adapter of a run with `lora` added; else `params`."""
+        if self._adapter is None:
+            return self.params
+        return self._adapter.join(self.params, self.extra, merged=True)
+
+    def save_adapter(self, path: Path | str) -> int:
+        """Write the adapter of a run with `lora` to a .safetensors file; return its bytes.
+
+        Raises:
+            ConfigError: if the run has no adapter.
+            CheckpointError: if the file cannot be written.
+        """
+        if self._adapter is None:
+            raise ConfigError(
+                f"{self.directory} has no adapter: it was trained without lora. For all of its "
+                f"parameters: jtrain ckpt export {self.directory} --out {path}"
+            )
+        return write_adapter(Path(path), self._adapter, self.params, self.extra)
+
+    @property
+    def _adapter(self) -> LowRankAdapter | None:
+        return self.experiment.adapter if self.experiment else None
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, jax.ShapeDtypeStruct]:
@@ -119,6 +146,14 @@ class LoadedRun:
         if kind not in self._programs:
             self._programs[kind] = compile_rows(strategy, outputs, weights, example)
         return predict_rows(self._programs[kind], strategy, weights, rows)
+
+    def outputs(self) -> Outputs:
+        """Return the function of (params, extra) and a batch that `predict` computes.
+
+        Raises:
+            ConfigError: if the experiment has no `predict`.
+        """
+        return self._outputs(None)
 
     def _outputs(self, apply: Callable[[Params, Batch], Any] | ModelLoss | None) -> Outputs:
         """Return a function of (params, extra) and a batch that computes the outputs."""

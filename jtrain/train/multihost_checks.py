@@ -1,5 +1,6 @@
 """Multi-process checks: the processes of a run are joined, and must not differ."""
 
+import dataclasses
 import hashlib
 import os
 import platform
@@ -57,9 +58,11 @@ def join_processes(timeout: float = 60.0) -> Cluster:
         fail_alone()
         return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())
     cluster = detect(os.environ)
+    if cluster.servers:
+        raise _servers_in(cluster)
     if cluster.processes > 1:
         script = Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull)
-        code = {f"code {script.name}": _digest(script)} if script.is_file() else {}
+        code = {f"code {script.name}": digest_file(script)} if script.is_file() else {}
         start(cluster, _environment() | code, timeout=timeout)
         check_devices()
     return cluster
@@ -80,16 +83,29 @@ def join_run(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cl
         fail_alone()
         return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())
     cluster = detect(os.environ)
+    if getattr(config.parallel, "engine", "") == "cluster":  # each process has a JAX of its own
+        return dataclasses.replace(cluster, processes=1, index=0, warning="")
+    if cluster.servers:
+        raise _servers_in(cluster)
     if trains and cluster.role != "trains":
         raise ConfigError(
-            f"{cluster.kind} says that this process only evaluates ({cluster.variables}), and a "
-            f"run is evaluated by the processes that train. Start no such process; jtrain eval "
-            f"{path.name if path else 'NAME'} evaluates the newest checkpoint at any time."
+            f"{cluster.kind} says that this process only evaluates ({cluster.variables}), and "
+            f"jtrain run trains. Start in its place: jtrain eval {path.name if path else 'NAME'} "
+            f"--watch. Or start no such process: the processes that train evaluate the run too."
         )
     if cluster.processes > 1:
         start(cluster, process_facts(config, path), timeout=config.parallel.start_timeout)
         check_devices()
     return cluster
+
+
+def _servers_in(cluster: Cluster) -> ConfigError:
+    workers = cluster.processes - 1 - cluster.servers
+    return ConfigError(
+        f"{cluster.kind} has tasks of type ps, parameter servers, which one strategy has. Set "
+        f"parallel.kind=server parallel.engine=cluster parallel.shards={cluster.servers} "
+        f"parallel.workers={workers} for all tasks; or unset {cluster.kind} to train alone."
+    )
 
 
 def check_joined(config: RunConfig, path: Path) -> None:
@@ -119,6 +135,12 @@ def process_facts(config: RunConfig, path: Path | None) -> dict[str, str]:
     }
 
 
+def code_facts(config: RunConfig) -> dict[str, str]:
+    """Return the facts about packages and code, which change what a process computes."""
+    facts = {**_environment(), **_own_code(type(config))}
+    return {name: fact for name, fact in facts.items() if name.startswith(("package ", "code "))}
+
+
 def _environment() -> dict[str, str]:
     """Return the facts that must be equal in all processes of any program, by name."""
     return {
@@ -126,7 +148,7 @@ def _environment() -> dict[str, str]:
         "python": platform.python_version(),
         **{f"variable {name}": os.environ.get(name) or "none" for name in VARIABLES},
         **{
-            f"code jtrain/{file.relative_to(PACKAGE)}": _digest(file)
+            f"code jtrain/{file.relative_to(PACKAGE)}": digest_file(file)
             for file in sorted(PACKAGE.rglob("*.py"))
         },
     }
@@ -177,10 +199,11 @@ def _own_code(config: type) -> dict[str, str]:
     own = getattr(sys.modules.get(config.__module__), "__file__", None)
     if not own or Path(own).is_relative_to(PACKAGE):
         return {}
-    return {f"code {Path(own).name}": _digest(Path(own))}
+    return {f"code {Path(own).name}": digest_file(Path(own))}
 
 
-def _digest(file: Path) -> str:
+def digest_file(file: Path) -> str:
+    """Return the first 12 characters of the SHA-256 of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 

@@ -16,6 +16,7 @@ from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.atomic_write import private_files
+from jtrain.train.allocator import reuse_memory
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.fault_injection import folder_maker
@@ -66,6 +67,7 @@ def run(
         UserError: for what is wrong with config, data or disk, before anything is trained.
         PeerError: if another process of the run does not come.
     """
+    reuse_memory()
     enable_compilation_cache()
     flags = apply_flags(config.xla.preset, config.xla.flags, config.xla.tpu_flags)
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
@@ -96,9 +98,7 @@ def run(
     check_installed(config.trackers)
     with (
         Watchdog(path, cluster.index),
-        Signals(
-            every=config.steps_per_call, budget=GraceBudget(config.checkpoint.grace)
-        ) as signals,
+        Signals(budget=GraceBudget(config.checkpoint.grace)) as signals,
         CheckpointManager(
             run_dir.checkpoints,
             keep=config.checkpoint.keep,
@@ -112,7 +112,7 @@ def run(
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read
         store = DirectoryStore(config, run_dir, checkpoints, remote, another)
-        started = start_run(config, store, screen)
+        started = start_run(config, store, screen, hooks)
         missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)
         store.begin(started.resume)
         notices = [
@@ -124,7 +124,7 @@ def run(
             *checkpoints.notices,
             *_describe_start(started.resume, changed),
         ]
-        trained = train_to_end(store, started, signals, hooks=hooks, screen=screen, notices=notices)
+        trained = train_to_end(store, started, signals, screen=screen, notices=notices)
     return RunResult(
         run_dir,
         trained.status,

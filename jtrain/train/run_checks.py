@@ -37,13 +37,12 @@ def guard(resume: ResumePoint, run_dir: RunDir | None, stack: contextlib.ExitSta
     if run_dir is not None:
         record = StepRecorder(
             run_dir.steps if run_dir.first else None,
-            every=setup.config.steps_per_call,
             resumed_at=start,
             lost=run_dir.lost,
         )
         stack.callback(record.close)
     recompute = RecomputeCheck.build(
-        setup.config.checks.recompute, steps_per_call=setup.config.steps_per_call, start=start or 0
+        setup.config.checks.recompute, after=setup.schedule.after, start=start or 0
     )
     policy = BadStepPolicy(setup, run_dir, start=start, earlier=resume.earlier, known=resume.known)
     stack.enter_context(policy)

@@ -35,8 +35,8 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grai
 class RunDir:
     """Files in `runs/NAME/`: config.yaml, run.json, log.txt, checkpoints/ and more.
 
-    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl; events.jsonl is created
-    at the first bad step.
+    Numbers are in metrics.jsonl, speed.jsonl, time.jsonl and steps.jsonl, what was compiled in
+    compiles.jsonl; events.jsonl is created at the first bad step.
     """
 
     def __init__(self, path: Path, again: str = "", process: int = 0):
@@ -54,7 +54,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.steps, self.times = path / "steps.jsonl", path / "time.jsonl"
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
-        self.events = path / "events.jsonl"
+        self.events, self.compiles = path / "events.jsonl", path / "compiles.jsonl"
         self.resume_command = again or f"{program()} run {self.config}"
         self.lost = LostFiles()
         """Files that others have removed or truncated."""
@@ -96,6 +96,7 @@ class RunDir:
         """
         replaced = (self.config, self.status)  # as a whole, which only needs a writable folder
         written = (self.metrics, self.speed, self.times, self.steps, self.events, self.leaves)
+        written += (self.compiles,)
         for file in (*replaced, *written, self.samples, self.log):
             _check_file(file, "rb" if file in replaced else "r+b")
             _check_file(file.with_name(f"{file.name}.new"), "rb")

@@ -16,7 +16,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.early_stop import EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
 from jtrain.train.hooks.fault_injection import fault_hooks
-from jtrain.train.hooks.function_hooks import HeartbeatHook, Observer, to_hook
+from jtrain.train.hooks.function_hooks import HeartbeatHook
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
@@ -81,7 +81,6 @@ def open_hooks(
     store: RunStore,
     signals: Signals,
     *,
-    own: Sequence[Observer] = (),
     screen: TextIO | None = None,
 ) -> Iterator[RunHooks]:
     """Make the hooks of a run from `resume` on, and close their files at the end of the block.
@@ -90,11 +89,10 @@ def open_hooks(
         state: the state that the run resumes from.
         store: of a run in memory, metrics stay in memory and nothing is written.
         signals: the first of the hooks.
-        own: hooks of the caller, called before those that save.
         screen: stream that the log is printed to; only the first process prints.
 
     Raises:
-        ConfigError: if one of `own` is no hook, or waits for a set that does not exist.
+        ConfigError: if a hook of the caller waits for a set that does not exist.
     """
     config, run_dir = resume.setup.config, store.run_dir
     with contextlib.ExitStack() as stack:
@@ -104,11 +102,11 @@ def open_hooks(
         leaf_log = _log_leaves(resume, run_dir, measures, stack)
         evaluations = evaluate(resume.setup, measures, signals, results)
         best = _best_evaluation(config, evaluations)
-        own_hooks = _own_hooks(resume, own)
+        own_hooks = _own_hooks(resume)
         add_listeners(evaluations, own_hooks)
         pictures = _draw_pictures(resume.setup, run_dir, measures)
         saving = save(resume, store, measures, checks, leaf_log, results, best, signals.budget)
-        grace = watch_grace_period(config, measures, signals.budget) if run_dir else None
+        grace = watch_grace_period(resume.setup, measures, signals.budget) if run_dir else None
         guards = checks.policy.hooks(state, every=measures.log.every, log=measures.lines.print)
         time_rows = _record_time(resume, run_dir, stack)
         stack.enter_context(measures.progress)
@@ -116,7 +114,7 @@ def open_hooks(
             run_dir.lost.send_to(measures.lines.print)
         ordered = [
             signals,
-            HeartbeatHook(every=config.steps_per_call),
+            HeartbeatHook(),
             time_rows,
             *fault_hooks(),
             *(measures.speed, measures.log, measures.curve, measures.progress, measures.metrics),
@@ -179,8 +177,7 @@ def _record_time(
     """Return the hook that records where the time goes, of the first process."""
     if run_dir is None or not run_dir.first:
         return None
-    every = resume.setup.config.steps_per_call
-    rows = TimeRows(run_dir.times, start=resume.start or 0, every=every, lost=run_dir.lost)
+    rows = TimeRows(run_dir.times, start=resume.start or 0, lost=run_dir.lost)
     stack.callback(rows.close)
     return rows
 
@@ -197,10 +194,9 @@ def _log_leaves(
     return log
 
 
-def _own_hooks(resume: ResumePoint, own: Sequence[Observer]) -> list[Hook]:
+def _own_hooks(resume: ResumePoint) -> list[Hook]:
     """Return the caller's hooks, and the early stop that the config asks for."""
-    config = resume.setup.config
-    hooks = [to_hook(each, steps_per_call=config.steps_per_call) for each in own]
+    config, hooks = resume.setup.config, list(resume.setup.hooks)
     if config.evaluate.patience:
         hooks.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
     extended_at = [change.step for change in resume.extended]

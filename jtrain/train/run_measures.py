@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+import jax
+
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.heartbeat import HEARTBEAT
@@ -21,6 +23,7 @@ from jtrain.train.hooks.metrics import MetricHistory, MetricsFile, read_results
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking, build_tracking
+from jtrain.train.memory_use import measure_memory
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.summary import measure_work
@@ -87,8 +90,10 @@ def measure(
         tokens=config.batch * x.tokens or None,
         work=measure_work(resume.setup) if writes else None,
         waited=lambda: feed.waited,
+        memory=functools.partial(measure_memory, _own_devices(resume)),
+        began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
         resumed_at=start,
-        steps_per_call=config.steps_per_call,
+        steps_per_call=resume.setup.schedule.most,
         lost=lost,
     )
     stack.callback(speed.close)
@@ -110,7 +115,7 @@ def measure(
         speed=speed,
         valid=validation_loss if results else None,
         curves=curve.curves if curve else dict,
-        steps_per_call=config.steps_per_call,
+        steps_per_call=resume.setup.schedule.most,
         stream=shown,
     )
     lines = LogLines(run_dir and run_dir.log, screen=progress.print, live=progress.live)
@@ -138,6 +143,12 @@ def measure(
         lines=lines,
         tracking=tracking,
     )
+
+
+def _own_devices(resume: ResumePoint) -> list[Any]:
+    """Return the devices of a run that this process has."""
+    index = jax.process_index()
+    return [device for device in resume.setup.devices if device.process_index == index]
 
 
 def earlier_results(

@@ -7,8 +7,7 @@ from jtrain.checkpoint import SaveRetries
 from jtrain.config.durations import Duration
 from jtrain.core.loop import Hook
 from jtrain.core.state import TrainState
-from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.checkpointing import RetrySave, SaveBest, SaveEvery
+from jtrain.train.hooks.checkpointing import PrepareSaves, RetrySave, SaveBest, SaveEvery
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.signals import GraceBudget, GracePeriod
@@ -17,6 +16,7 @@ from jtrain.train.run_checks import Checks
 from jtrain.train.run_measures import Measures, log_cadence
 from jtrain.train.run_store import MemoryStore, RunStore
 from jtrain.train.save_state import CheckpointSaver
+from jtrain.train.setup import TrainSetup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,21 +71,23 @@ def save(
     )
     cadence = setup.config.checkpoint.every
     if isinstance(cadence, Duration):  # in time
-        calls = setup.config.steps_per_call
-        every = SaveEvery(every=calls, save=saver, seconds=cadence.seconds)
+        every = SaveEvery(every=1, save=saver, seconds=cadence.seconds)
     else:
         every = SaveEvery(every=cadence or setup.config.steps, save=saver)
-    hooks = [*([SaveBest(best, every)] if best else []), every, RetrySave(retries.is_due, every)]
+    bests = [SaveBest(best, every)] if best else []
+    prepare = PrepareSaves(store.checkpoints.prepare)
+    hooks = [*bests, prepare, every, RetrySave(retries.is_due, every)]
     return Saving(every=every, retries=retries, hooks=hooks)
 
 
-def watch_grace_period(config: RunConfig, measures: Measures, budget: GraceBudget) -> GracePeriod:
+def watch_grace_period(setup: TrainSetup, measures: Measures, budget: GraceBudget) -> GracePeriod:
     """Return the hook that compares the time of a step and a save with the grace period."""
-    cadence = config.checkpoint.every
+    config, most = setup.config, setup.schedule.most
+    cadence, budget.in_flight = config.checkpoint.every, setup.schedule.in_flight
 
     def seconds_per_call() -> float | None:
         pace = measures.speed.pace
-        return None if pace is None else config.steps_per_call * pace.seconds_per_step
+        return None if pace is None else most * pace.seconds_per_step
 
     return GracePeriod(
         budget,

@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jtrain.core.loop import IN_FLIGHT, LoopResult, Stop, StoppedError, train_loop
+from jtrain.core.loop import LoopResult, Stop, StoppedError, train_loop
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.data.batches.scan import describe_nonfinite
@@ -53,7 +53,8 @@ def run_steps(
                 start=start or 0,
                 stop=start if start and already_over else setup.config.steps,
                 hooks=hooks.ordered,
-                steps_per_call=setup.config.steps_per_call,
+                steps_per_call=setup.steps_per_call,
+                **({"in_flight": setup.schedule.in_flight} if setup.schedule.varies else {}),
             )
         except TypeError as error:
             explained = explain_leaked_tracer(error, setup.experiment.loss)
@@ -84,7 +85,8 @@ def _explain_failure(
     bad, blame = policy.bad, _describe_bad_data(setup, ended.step)
     if bad:  # in every process, each of which has read rows of its own
         first = next((each for each in all_gather(blame) if "every value" not in each), blame)
-        late = f"The numbers of a step are read up to {IN_FLIGHT} calls late: it was found at "
+        calls = setup.schedule.in_flight
+        late = f"The numbers of a step are read up to {calls} calls late: it was found at "
         found = f"{late}step {ended.step}. " if ended.step > bad.step else ""
         blame = f"{found}{first} {describe_bad_step(setup, ended.state, bad, ended.step)}"
     why = f"{stop.why} {blame}"
@@ -96,7 +98,7 @@ def _explain_failure(
 def _describe_bad_data(setup: TrainSetup, last: int) -> str:
     """Describe values of the recent data that are not finite, and may be why the loss is not."""
     window = getattr(setup.config.guard, "window", 0)  # the steps that the verdict is about
-    in_flight = 10 * setup.config.steps_per_call
+    in_flight = 10 * setup.schedule.most
     recent = min(window, setup.config.steps) + in_flight
     rows_of = lambda step: step_report(setup, step).get("rows", ())
     return describe_nonfinite(setup.train, range(max(1, last - recent), last + 1), rows_of)

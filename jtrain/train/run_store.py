@@ -103,7 +103,9 @@ class DirectoryStore:
             UserError: as `compile_step`; if the data or the config is not that of the run, or the
                 disk has no room for a checkpoint.
         """
-        self.checkpoints.prepare()  # in a thread; it needs devices, which are initialised now
+        self.checkpoints.acquire()
+        if self.checkpoints.newest() is not None:  # else once the first step is done
+            self.checkpoints.prepare()
         self.run_dir.check_tokenizer(setup.experiment.tokenizer)
         self.run_dir.check_data(setup.data, self._another)
         self.checkpoints.check_room(setup.like)

@@ -37,6 +37,12 @@ class ConfigDurations(NamedTuple):
     provisional: bool = False
     """Whether the time of a step is not known yet, so that durations in time are a guess."""
 
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Keys of the durations in time, while these are a guess."""
+        timed = (key for key, length in self.written.items() if length.seconds)
+        return frozenset(timed if self.provisional else ())
+
 
 class ResolvedRun(NamedTuple):
     """A config in steps, and its experiment."""
@@ -70,7 +76,7 @@ def resolve_durations(
     found = find_durations(config)
     units = {length.unit for length in found.values()}
     clock = jax.process_count() == 1  # several processes save together, and their clocks differ
-    facts = DurationUnits(config.batch, steps_per_call=config.steps_per_call, clock=clock)
+    facts = DurationUnits(config.batch, steps_per_call=config.steps_divisor, clock=clock)
     timed = {
         key: length
         for key, length in found.items()

@@ -11,11 +11,14 @@ from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.loss import Stateful
 from jtrain.core.types import Batch, Couples, LossFn
+from jtrain.data.batches.exclusive import read_exclusive
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.parallel import Strategy
-from jtrain.train.experiment import RunConfig
+from jtrain.parallel.custom_loop import gather
+from jtrain.train.answers import METRICS
+from jtrain.train.experiment import GeneratedMetrics, RunConfig
 from jtrain.train.experiment_shapes import Weights, shapes
 
 
@@ -69,6 +72,7 @@ class SetEvaluations:
         couples: how the loss couples rows in an evaluation.
         workers: read the batches.
         weights: shapes of the parameters and of the extra state, on the devices.
+        generated: metrics of generated texts, by set, which are added to those of the loss.
     """
 
     def __init__(
@@ -80,9 +84,11 @@ class SetEvaluations:
         couples: Couples,
         workers: Workers,
         weights: Weights,
+        generated: Mapping[str, GeneratedMetrics] = {},
     ):
         self._sets, self._loss, self._strategy = sets, loss, strategy
         self._couples, self._workers, self._weights = couples, workers, weights
+        self._generated = generated
         self._programs: dict[tuple[bool, str], EvaluateFn] = {}
         self._checked: set[str] = set()
 
@@ -100,6 +106,7 @@ class SetEvaluations:
         for name, rows in self._sets.items():
             program = make_evaluate(self._loss, ragged=rows.ragged)
             metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
+            metrics[name] += METRICS if name in self._generated else ()
         check_best(best, metrics)
 
     def measure(
@@ -116,10 +123,14 @@ class SetEvaluations:
         program = self._program(name)
         read = workers.build_threads(own.__getitem__, start=0, stop=len(rows))
         try:
-            batches = (self._strategy.place(read(i)) for i in range(len(rows)))
-            return evaluate(program, weights, reading(batches))
+            batches = (self._strategy.place(read_exclusive(read, i)) for i in range(len(rows)))
+            found = evaluate(program, weights, reading(batches))
         finally:
             read.close()
+        if name not in self._generated:
+            return found
+        whole = weights if jax.process_count() == 1 else gather(weights)
+        return {**found, **self._generated[name](*whole)}
 
     def check_set(self, name: str, weights: Callable[[], Weights]) -> None:
         """Check that a set is one batch where its rows meet, once for each set.

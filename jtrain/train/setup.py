@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from jtrain.checkpoint import WeightsPlan, plan_weights
+from jtrain.checkpoint import WeightsPlan
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.gradient import GradientSharding
-from jtrain.core.jaxpr import operations
+from jtrain.core.jaxpr import equations_in
+from jtrain.core.loop import Hook
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_product_precision, check_unused_params
 from jtrain.core.precision.cast import compute_in
@@ -29,12 +30,15 @@ from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
-from jtrain.parallel.program_cache import load_or_compile
 from jtrain.train.auto_layout import choose_layout
+from jtrain.train.calls.program import LIVE, mark_live, repeat_step
+from jtrain.train.calls.reading import Observe, read_call, read_calls
+from jtrain.train.calls.schedule import CallSchedule, choose_schedule
+from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
-from jtrain.train.experiment_shapes import Weights, makers, shapes
+from jtrain.train.experiment_shapes import Weights, makers, shapes, with_shardings
+from jtrain.train.initial_state import make_initial_state, plan_initial_weights, shardings_of
 from jtrain.train.leaked_tracers import warn_leaked_tracers
-from jtrain.train.run_record import find_owner
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 from jtrain.train.set_evaluations import SetEvaluations, check_set_names
 
@@ -52,10 +56,12 @@ class TrainSetup:
     unresolved: Experiment | None  # as `ResolvedRun` has it
     why: str = ""  # the layout was chosen, if it was
     windows: tuple[Window, ...] = ()  # of batches that are left out
+    hooks: tuple[Hook, ...] = ()  # of the caller: calls end where they take the state
 
     def with_step_time(self, seconds: float) -> "TrainSetup":
         """Return the setup with durations in time counted by the seconds that a step takes."""
-        return _build_setup(self.requested, self.strategy, self.why, seconds, self.unresolved)
+        run = _build_setup(self.requested, self.strategy, self.why, seconds, self.unresolved)
+        return dataclasses.replace(run, hooks=self.hooks)
 
     def fresh(self) -> TrainState:
         """Return the state before the first step, made straight into its shardings.
@@ -63,26 +69,24 @@ class TrainSetup:
         Raises:
             UserError: if `init_from` names a missing file or one that does not fit.
         """
-        to = _shardings(self.like)
-        weights, state = makers(self.config, self.experiment)
-        given = self.experiment.init
-        if self.begins is not None:
-            given = self.begins.read(jax.jit(weights, out_shardings=(to.params, to.extra))())
-        if callable(given):
-            return load_or_compile(
-                jax.jit(lambda: state(weights()), out_shardings=to).lower(), self.like
-            )()
-        # Copied, for the first step gives up its state, and who gave the weights may keep them.
-        placed = jax.device_put(given, _shardings(self._weights))
-        return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
+        return make_initial_state(
+            self.config, self.experiment, self.like, self._initial, self.begins
+        )
 
     @functools.cached_property
     def begins(self) -> WeightsPlan | None:
         """Weights that a new state starts from, if configured; raises as `fresh`."""
-        asked = self.config.init_from
-        if not asked.path:
-            return None
-        return plan_weights(asked, self.like.params, self.like.extra, find_owner)
+        return plan_initial_weights(self.config, self._initial)
+
+    @property
+    def _initial(self) -> Weights:
+        """Shapes of the weights that `init` makes, to which an adapter may then be added."""
+        if self.experiment.adapter is None:
+            return self.like.params, self.like.extra
+        params, extra = jax.eval_shape(makers(self.config, self.experiment)[0])
+        state = dataclasses.replace(self.like, params=params, extra=extra)
+        placed = with_shardings(state, self.strategy.shardings(state, self.experiment.dims))
+        return placed.params, placed.extra
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
@@ -96,32 +100,49 @@ class TrainSetup:
 
     @functools.cached_property
     def calls(self) -> StackedBatches:
-        """Batches of each call of the step, as numpy arrays: this process's rows."""
-        return StackedBatches(self.train, self.config.steps_per_call)
+        """Batches of calls that all have the most steps, as numpy arrays: this process's rows."""
+        return StackedBatches(self.train, self.schedule.most, stacked=self.schedule.varies)
 
-    def read_ahead(
-        self, start: int, observers: Sequence[Callable[[int, Batch], None]] = ()
-    ) -> ReadAhead[Batch]:
+    @functools.cached_property
+    def schedule(self) -> CallSchedule:
+        """Steps of each call."""
+        return choose_schedule(
+            self.config,
+            self.strategy,
+            self.like,
+            lambda: self._loss_jaxpr,
+            lambda: self.own_rows(self.experiment.train)[0],
+            evaluates=bool(self.sets),
+            unknown=self.lengths.unknown,
+        ).ending_for(self.hooks)
+
+    def with_schedule(self, schedule: CallSchedule) -> "TrainSetup":
+        """Return the same setup, whose calls end at other steps."""
+        other = copy.copy(self)
+        vars(other)["schedule"] = schedule
+        return other
+
+    @property
+    def steps_per_call(self) -> int | Callable[[int], int]:
+        """Steps of a call, as `train_loop` takes them."""
+        return self.schedule.steps if self.schedule.varies else self.schedule.most
+
+    def read_ahead(self, start: int, observers: Sequence[Observe] = ()) -> ReadAhead[Batch]:
         """Return the batches of each call on the devices, from step `start` on; close it after use.
 
         Args:
-            observers: called with the number and the batch of each call, as it is read.
+            observers: called with the step before each call and the batches of its steps.
 
         Raises:
             DataError: if several workers cannot read these batches.
         """
-        each, workers = self.config.steps_per_call, self.config.workers
-        first, stop = start // each, self.config.steps // each
-        workers.check(self.experiment.train)
-        read = workers.build(self.calls.__getitem__, start=first, stop=stop)
+        self.config.workers.check(self.experiment.train)
+        workers = self.config.workers
+        return read_calls(self.calls, self.schedule, workers, start, self.place, observers)
 
-        def place(call: int) -> Batch:
-            batch = read(call)
-            for observe in observers:
-                observe(call, batch)
-            return self.place(batch)
-
-        return ReadAhead(place, start=first, stop=stop, close=read.close)
+    def read_call(self, first: int) -> Batch:
+        """Return the batches of the call that begins after step `first`, as numpy arrays."""
+        return read_call(self.calls, self.schedule, first)
 
     @functools.cached_property
     def train(self) -> SkipBatches:
@@ -153,11 +174,12 @@ class TrainSetup:
 
     def place(self, batch: Batch) -> Batch:
         """Put the batch of a call on the devices."""
-        return self.strategy.place(batch, stacked=bool(self._stack))
+        batch = mark_live(batch, self.schedule.most) if self.schedule.varies else batch
+        return self.strategy.place_for_call(batch, stacked=self.stacked)
 
-    def compile_step(self) -> StepFn:
-        """Compile the step, or `steps_per_call` steps in one program; raises as `lower_step`."""
-        return self.strategy.compile(*self._step(), **self._how)
+    def compile_step(self, then: Callable[[], object] = lambda: None) -> StepFn:
+        """Compile the step, or the steps of a call; `then` is called as by `Strategy.compile`."""
+        return self.strategy.compile(*self._step(), **self._how, then=then)
 
     def lower_step(self) -> Lowered:
         """Lower the step; the result compiles also for devices of another machine.
@@ -170,11 +192,12 @@ class TrainSetup:
 
     @property
     def _how(self) -> dict[str, bool]:
-        return {"stacked": bool(self._stack), "keeps": True}
+        return {"stacked": self.stacked, "keeps": True}
 
     def _step(self) -> tuple[StepFn, TrainState, Batch]:
         """Return the step function, and the shapes that it is compiled for."""
         config, x, strategy = self.config, self.experiment, self.strategy
+        check_hardware(config.precision, self.devices)
         terms, params = self._terms(self._alike(x.train)), self._weights[0]
         check_unused_params(terms, params)
         warn_leaked_tracers(x.loss)
@@ -182,9 +205,7 @@ class TrainSetup:
         if config.precision.compute is not None:
             check_product_precision(terms, params, config.precision.compute)
         # XLA:CPU runs a convolution many times slower in a loop than written out.
-        unroll = self.devices[0].platform == "cpu" and "conv_general_dilated" in operations(
-            terms, params
-        )
+        unroll = self.devices[0].platform == "cpu" and self._has_convolutions
         step = make_step(
             x.loss,
             x.transformation,
@@ -197,14 +218,27 @@ class TrainSetup:
             sharding=self._sharding,
         )
         step = with_offload(step, self.like)
-        step = scan_steps(step, unroll=unroll) if self._stack else step
-        return step, self.like, self._shapes(x.train, *self._stack)
+        most, stack = self.schedule.most, (self.schedule.most,) * self.stacked
+        batch = self._shapes(x.train, *stack)
+        if self.schedule.varies:
+            live = jax.ShapeDtypeStruct((most, x.train.size), bool)
+            return repeat_step(step), self.like, {**batch, LIVE: live}
+        return scan_steps(step, unroll=unroll) if self.stacked else step, self.like, batch
 
     @property
-    def _stack(self) -> tuple[int, ...]:
-        """The dims of what a call takes that stand before the rows."""
-        each = self.config.steps_per_call
-        return (each,) if each > 1 else ()
+    def stacked(self) -> bool:
+        """Whether a call takes arrays k b ... and returns metrics k ...."""
+        return self.schedule.varies or self.schedule.most > 1
+
+    @functools.cached_property
+    def _loss_jaxpr(self) -> Any:
+        terms = self._terms(self._alike(self.experiment.train))
+        return jax.make_jaxpr(terms)(self._weights[0]).jaxpr
+
+    @property
+    def _has_convolutions(self) -> bool:
+        found = equations_in(self._loss_jaxpr)
+        return any(x.primitive.name == "conv_general_dilated" for x in found)
 
     @functools.cached_property
     def sets(self) -> Mapping[str, FiniteBatches]:
@@ -242,14 +276,19 @@ class TrainSetup:
 
     @functools.cached_property
     def _evaluations(self) -> SetEvaluations:
-        couples = self.experiment.couples
+        config, x = self.config, self.experiment
+        couples = x.couples
+        loss = int8_loss(x.loss, config.evaluate.int8)
+        compute = config.precision.compute
         return SetEvaluations(
             self.sets,
-            self.loss,
+            # The same object is traced once for both.
+            self.loss if loss is x.loss else compute_in(loss, compute, self._sharding.params),
             self.strategy,
-            couples=self.config.evaluate.couples if couples == "batch" else couples,
-            workers=self.config.workers,
+            couples=config.evaluate.couples if couples == "batch" else couples,
+            workers=config.workers,
             weights=self._weights,
+            generated=x.generated,
         )
 
     def _evaluation_weights(self, state: TrainState) -> tuple[Params, Extra]:
@@ -281,8 +320,8 @@ class TrainSetup:
             lambda state: evaluation_params(
                 self.experiment.transformation, to_device(state, self.like)
             ),
-            in_shardings=(_shardings(self.like),),
-            out_shardings=_shardings(device_shardings(self.like.params)),
+            in_shardings=(shardings_of(self.like),),
+            out_shardings=shardings_of(device_shardings(self.like.params)),
         )
 
     @property
@@ -339,11 +378,7 @@ def _build_setup(
     experiment = dataclasses.replace(run.experiment, optimizer=rule)
     weights, state = makers(config, experiment)
     shapes = jax.eval_shape(lambda: state(weights()))
-    like = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        strategy.shardings(shapes, experiment.dims),
-    )
+    like = with_shardings(shapes, strategy.shardings(shapes, experiment.dims))
     setup = TrainSetup(
         config=config,
         strategy=strategy,
@@ -359,7 +394,3 @@ def _build_setup(
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
     check_set_names(config, setup.sets)
     return setup
-
-
-def _shardings(like: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.sharding, like)

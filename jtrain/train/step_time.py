@@ -1,15 +1,16 @@
 """Time of a step, measured once, by which durations in time are counted in steps."""
 
+import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jtrain.core.loop import train_loop
+from jtrain.core.loop import Hook, train_loop
 from jtrain.data import ReadAhead
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.train.compile_step import compile_step
@@ -20,16 +21,22 @@ WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
 
 
-def set_up_with_step_time(config: RunConfig, seconds: float = 0.0) -> TrainSetup:
+def set_up_with_step_time(
+    config: RunConfig, seconds: float = 0.0, hooks: Sequence[Hook] = ()
+) -> TrainSetup:
     """Set up a run, with durations in time counted by the time of a step.
+
+    The run's own program is timed: calls take as many steps as in the run, unless a cadence in time
+    is shorter than 50 steps.
 
     Args:
         seconds: of a step, as measured before; 0: it is measured, if a duration needs it.
+        hooks: of the caller; a call ends where they take the state.
 
     Raises:
         UserError: as `set_up` and the compilation of a step.
     """
-    setup = set_up(config, seconds)
+    setup = dataclasses.replace(set_up(config, seconds), hooks=tuple(hooks))
     return setup.with_step_time(seconds_per_step(setup)) if setup.lengths.provisional else setup
 
 
@@ -39,17 +46,18 @@ def seconds_per_step(setup: TrainSetup) -> float:
     The run's own program trains a state of its own, which is thrown away.
     """
     step, state = compile_step(setup, setup.fresh)
-    each = setup.config.steps_per_call
+    each = setup.schedule.most  # every call has the most steps, as most calls of the run do
     last = setup.config.steps // each
     reader = setup.config.workers.build(_Again(setup.calls, last), start=0, stop=None)
     read = lambda call: setup.place(reader(call))
     feed = ReadAhead(read, start=0, stop=None, close=reader.close)
+    size = (lambda step: each) if setup.schedule.varies else each
 
     def run_calls(calls: int) -> float:
         nonlocal state
         began = time.perf_counter()
         stop = calls * each
-        state = train_loop(step, state, feed, start=0, stop=stop, steps_per_call=each).state
+        state = train_loop(step, state, feed, start=0, stop=stop, steps_per_call=size).state
         return _first_process_value((time.perf_counter() - began) / calls)
 
     try:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -87,6 +87,33 @@ def count_step_flops(setup: TrainSetup) -> StepFlops:
         LossError: if the loss breaks its contract.
         DataError: if the first batch cannot be read.
     """
+    loss, args = _loss(setup)
+    return StepFlops(count_model_flops(loss, *args), count_flops(jax.grad(loss), *args))
+
+
+class FlopsBound(NamedTuple):
+    """FLOPs of a step, or a lower bound of them."""
+
+    flops: StepFlops
+    exact: bool
+    """False: a loop of unknown length counted as one turn, an unknown kernel as nothing."""
+
+
+def bound_step_flops(setup: TrainSetup) -> FlopsBound:
+    """Return the FLOPs of `count_step_flops`, and a lower bound where they are not known."""
+    loss, args = _loss(setup)
+    known = StepFlops(count_model_flops(loss, *args), count_flops(jax.grad(loss), *args))
+    if None not in known:
+        return FlopsBound(known, True)
+    least = StepFlops(
+        count_model_flops(loss, *args, lower_bound=True),
+        count_flops(jax.grad(loss), *args, lower_bound=True),
+    )
+    return FlopsBound(least, False)
+
+
+def _loss(setup: TrainSetup) -> tuple[Callable[..., Any], tuple]:
+    """Return the loss of a whole batch as a scalar function, and its arguments."""
     x, like = setup.experiment, device_shardings(setup.like)
     terms = normalize_loss(setup.loss, ragged=x.train.ragged)
 
@@ -95,8 +122,7 @@ def count_step_flops(setup: TrainSetup) -> StepFlops:
         return combine(output.terms, [mean.weight for mean in output.terms.means])
 
     key = jax.eval_shape(TrainState.step_key, like)
-    args = like.params, like.extra, x.train[0], key
-    return StepFlops(count_model_flops(loss, *args), count_flops(jax.grad(loss), *args))
+    return loss, (like.params, like.extra, x.train[0], key)
 
 
 def measure_work(setup: TrainSetup) -> StepWork | None:

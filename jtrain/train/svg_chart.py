@@ -2,23 +2,35 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jtrain.io.formatting import format_count
 
-Points: TypeAlias = Mapping[int, Any]  # a number by step
+Points: TypeAlias = Mapping[Any, Any]  # a number by step
 WIDTH, HEIGHT = 380, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 34
 COLORS = ("#1f77b4", "#d95f02", "#2a9d4e", "#9467bd")  # distinct for the colour-blind
 
 
-def chart(title: str, lines: Mapping[str, Points]) -> str:
+def chart(
+    title: str,
+    lines: Mapping[str, Points],
+    *,
+    over: str = "step",
+    label: Callable[[float], str] | None = None,
+) -> str:
     """Return a chart of named lines over the step; "" without a finite point.
 
     Values that are not finite are omitted. Positive values that span more than three powers of ten
     get a logarithmic axis, and the title says so.
+
+    Args:
+        over: the name of the horizontal axis.
+        label: formats a number of that axis; by default as a step.
     """
+    middle = sum if label else lambda ends: 2 * (sum(ends) // 2)  # steps are whole numbers
+    label = label or _format_step
     drawn = {name: _finite(points) for name, points in lines.items()}
     drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
@@ -35,27 +47,28 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
     for tick in _ticks(low, high):
         value = 10**tick if log else tick
         parts.append(_rule(y(value)) + _text(LEFT - 6, y(value) + 4, f"{value:.3g}", "end"))
-    for step in sorted({first, (first + last) // 2, last}):
-        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, _format_step(step), "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "step", "middle"))
+    for step in sorted({first, middle((first, last)) / 2, last}):
+        anchor = "end" if step == last and len(label(step)) > 4 else "middle"
+        parts.append(_text(x(step), HEIGHT - BOTTOM + 16, label(step), anchor))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, over, "middle"))
     names = zip(drawn, COLORS * len(drawn), strict=False)
     for place, (name, color) in enumerate(names):
         dots = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in drawn[name])
         parts.append(_line(dots, color, single=len(drawn[name]) == 1))
         parts.append(_text(WIDTH - RIGHT, TOP + 10 + 14 * place, name, "end", color=color))
-    label = html.escape(f"{title} over the step")
+    words = html.escape(f"{title} over the {over}")
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{words}" '
         f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'font-family="sans-serif" font-size="11">{"".join(parts)}</svg>'
     )
 
 
-def _format_step(step: int) -> str:
-    return str(step) if step < 1e5 else format_count(step)
+def _format_step(step: float) -> str:
+    return f"{step:.0f}" if step < 1e5 else format_count(step)
 
 
-def _finite(points: Points) -> list[tuple[int, float]]:
+def _finite(points: Points) -> list[tuple[float, float]]:
     return [(step, float(value)) for step, value in points.items() if math.isfinite(value)]
 
 

@@ -12,14 +12,17 @@ from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.distributed.multihost import barrier
+from jtrain.errors import UserError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import open_regular
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
-from jtrain.train.hooks.function_hooks import Observer
+from jtrain.train.hooks.function_hooks import Observer, to_hook
 from jtrain.train.hooks.log import LogLines
 from jtrain.train.hooks.metrics import MetricHistory
 from jtrain.train.hooks.signals import Signals
+from jtrain.train.pause_collection import pause_collection
+from jtrain.train.program_signature import record_compile
 from jtrain.train.rollback import decide_rollback
 from jtrain.train.run_dir import get_environment
 from jtrain.train.run_hooks import RunHooks, open_hooks
@@ -53,19 +56,23 @@ class TrainedRun:
     """Text that the experiment sampled; empty if there is none."""
 
 
-def start_run(config: RunConfig, store: RunStore, screen: TextIO | None) -> StartedRun:
+def start_run(
+    config: RunConfig, store: RunStore, screen: TextIO | None, hooks: Sequence[Observer] = ()
+) -> StartedRun:
     """Set up a config, compile its step, and return where its run starts.
 
     Args:
         screen: stream that shows what takes long; standard output by default.
+        hooks: observers of the caller, beside those of the config.
 
     Raises:
-        UserError: for what is wrong with config, data or disk.
+        UserError: for what is wrong with config, data or disk, or if one of `hooks` is no hook.
     """
+    own = [to_hook(hook, steps_per_call=config.steps_divisor) for hook in hooks]
     show = functools.partial(print, file=screen, flush=True)
     is_shown = store.run_dir is None or store.run_dir.first
-    with StartupProgress(show) if is_shown else contextlib.nullcontext():
-        return store.start(set_up_with_step_time(config, store.pace))
+    with pause_collection(), StartupProgress(show) if is_shown else contextlib.nullcontext():
+        return store.start(set_up_with_step_time(config, store.pace, own))
 
 
 def train_to_end(
@@ -73,22 +80,23 @@ def train_to_end(
     started: StartedRun,
     signals: Signals,
     *,
-    hooks: Sequence[Observer] = (),
     screen: TextIO | None = None,
     notices: Sequence[str] = (),
 ) -> TrainedRun:
     """Train a run until it ends, resuming after each rollback.
 
     Args:
-        hooks: observers of the caller, beside those of the config.
         screen: stream to print to; standard output by default.
         notices: lines to log after the banner.
     """
     resume, step, state = started
     facts = _run_facts(resume.setup)
     with _record_crash(store, screen):
+        if store.run_dir is not None and store.run_dir.first:
+            with contextlib.suppress(UserError, OSError):  # the run does not need the file
+                record_compile(store.run_dir.compiles, resume.setup, resume.start or 0)
         while True:
-            with open_hooks(resume, state, store, signals, own=hooks, screen=screen) as run_hooks:
+            with open_hooks(resume, state, store, signals, screen=screen) as run_hooks:
                 if isinstance(store, DirectoryStore):
                     store.write_running(resume, facts)
                 at = store.run_dir and store.run_dir.path

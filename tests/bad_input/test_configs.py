@@ -336,7 +336,7 @@ def test_the_corpus_is_large_and_no_case_is_there_twice():
         (["show", "configs/toy.yaml/x"], "configs/toy.yaml/x: no such file", ["show", "configs/toy.yaml"]),
         (["show"], "the first word is a config file, found nothing; write jtrain show configs/NAME.yaml", ["show", "configs/toy.yaml"]),
         (["show", "seed=1"], "found seed=1; write jtrain show configs/NAME.yaml seed=1", ["show", "configs/toy.yaml", "seed=1"]),
-        (["show", "configs/toy.yaml", "--seed=1"], "no option --seed=1; the options are -h, --help, --schema, --model, --sharding, --topology, --cluster, --ledger, --yaml, --json; a value is set by seed=1", ["show", "configs/toy.yaml", "seed=1"]),
+        (["show", "configs/toy.yaml", "--seed=1"], "no option --seed=1; the options are -h, --help, --schema, --model, --sharding, --topology, --cluster, --ledger, --speed, --profile, --workers, --yaml, --json; a value is set by seed=1", ["show", "configs/toy.yaml", "seed=1"]),
         (["show", "configs/toy.yaml", "--jsn"], "no option --jsn", ["show", "configs/toy.yaml", "--json"]),
         (["show", "configs/toy.yaml", "optimizer.lrr"], "lrr is no key of optimizer; it has kind, lr", ["show", "configs/toy.yaml", "optimizer.lr"]),
         (["shw", "configs/toy.yaml"], f"shw is not a verb; the verbs are {', '.join(VERBS)}; did you mean show?", ["show", "configs/toy.yaml"]),

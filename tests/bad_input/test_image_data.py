@@ -127,7 +127,7 @@ CASES = [
     Case(
         "mixing without classes",
         lambda _: augmented(Augment(mixup=0.2), image=SQUARE),
-        ("a class for each row", "a batch has image, mask, row", "augment.mixup=0"),
+        ("a class for each row", "a row has image", "augment.mixup=0"),
         lambda _: augmented(Augment(mixup=0), image=SQUARE),
     ),
     Case(

@@ -248,6 +248,7 @@ def test_copies_of_a_step_need_to_know_their_rows():
     [
         (30, 4, 2, "Nearest: 24 or 32 (batch=24)", 24),
         (3, 4, 1, "Nearest: 4 (batch=4)", 4),
+        (6, 4, 2, "Nearest: 8 (batch=8)", 8),  # a microbatch has 3 rows for 4 devices
         (9, 1, 2, "Nearest: 8 or 10 (batch=8)", 8),
     ],
 )

@@ -122,6 +122,7 @@ def use(typed: dict[str, Any], steps: int, dims: Mapping[str, Dims]) -> None:
     optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_says_what_is_wrong_and_its_advice_works(case: Case):
     with pytest.raises((ConfigError, pydantic.ValidationError)) as refusal:

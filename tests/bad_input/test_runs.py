@@ -241,6 +241,7 @@ def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
     assert [numbers["skipped"] for numbers in found.values()] == [1, 2]  # once an epoch
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "settings", [(), ("log.every=50",), ("steps_per_call=2", "checkpoint.every=4")]
 )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from permissions import permissions_hold
 
-from jtrain.checkpoint.tensors import read_tensors
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.data.sources.idx import read_idx
 from jtrain.data.sources.tfrecord import TFRecords
@@ -20,6 +19,7 @@ from jtrain.data.text.token_files import TokenFiles, read_tokens
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, DataError, UserError
+from jtrain.io.safetensors import read_tensors
 
 DEEP = "[" * 100_000 + "]" * 100_000
 SHALLOW = "[" * 100 + "]" * 100

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from checkpoint_states import like, same_bits
 from killed_process import state_of
 
@@ -40,6 +41,7 @@ def check_all_steps(directory: Path, at_least: int) -> int:
     return steps[-1]
 
 
+@pytest.mark.thorough  # test_layout.py is killed before each change of a save by default
 def test_kill_9_during_a_save_leaves_older_checkpoints_valid(tmp_path: Path):
     start_and_kill(tmp_path, "3.saving")
     assert layout.list_leftovers(tmp_path), "the kill came between two saves: it proves nothing"

@@ -5,15 +5,17 @@ import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.checkpoint import CheckpointManager, SaveRetries, export, inspect
+from jtrain.checkpoint import CheckpointManager, SaveRetries, inspect
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.write_safetensors import write_safetensors
 
 STATE = {"x": jnp.arange(100_000.0)}
 
@@ -181,9 +183,17 @@ def test_a_refused_export_names_the_cause(tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.safetensors").mkdir()
     with pytest.raises(CheckpointError, match="A file is where a directory is needed"):
-        export.write_safetensors(tmp_path / "file" / "a.safetensors", {}, {})
+        write_safetensors(tmp_path / "file" / "a.safetensors", {}, {})
     with pytest.raises(
         CheckpointError, match="A file is needed and something else is in its place"
     ):
-        export.write_safetensors(tmp_path / "folder.safetensors", {}, {})
+        write_safetensors(tmp_path / "folder.safetensors", {}, {})
     assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_refused_export_names_no_flag_of_a_command(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/a.bin is no .* Name it .*/a.safetens"):
+        write_safetensors(tmp_path / "a.bin", {}, {})
+    path, wide = tmp_path / "a.safetensors", np.ones(1, np.complex128)
+    with pytest.raises(CheckpointError, match=r"x is complex128.* or leave it out\.$"):
+        write_safetensors(path, {"x": wide}, {})

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from one_of_two import value
 from two_processes import in_two_processes
 
@@ -13,6 +14,7 @@ from jtrain.checkpoint import CheckpointManager
 SCRIPT = Path(__file__).with_name("one_of_two.py")
 
 
+@pytest.mark.thorough  # tests/train/test_launched_runs.py saves in two processes by default
 def test_two_processes_save_what_one_restores(tmp_path: Path):
     words = lambda port, index: (tmp_path / "c", port, str(index))
     in_two_processes(SCRIPT, words, patience=100)

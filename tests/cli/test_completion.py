@@ -89,6 +89,7 @@ def test_where_nothing_is_known_the_shell_completes_files(line: str):
     assert complete(line) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_the_script_works_in_its_shell(shell: str, tmp_path: Path):
     program = shutil.which(shell)

@@ -25,7 +25,7 @@ def exported(page: str) -> dict[str, str]:
     """Return the variables that a page sets."""
     lines = [line.strip() for block in blocks(page, "bash") for line in block.splitlines()]
     words = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("export ")]
-    return dict(word.split("=", 1) for word in words)
+    return dict(word.split("=", 1) for word in reversed(words))  # the first of a name
 
 
 def test_a_page_for_each_is_linked():

@@ -23,6 +23,7 @@ from tiny_configs import TINY, write_sets
 
 import jtrain as jt
 from jtrain.cli import VERBS, main
+from jtrain.config.dump import dump, to_plain
 from jtrain.config.resolve import resolve
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
@@ -291,19 +292,54 @@ def test_what_shows_values_and_data_shows_them(command: Command, here: Path, cap
 
 @pytest.mark.sampled(2)
 @pytest.mark.thorough
-@of("eval", "sample", "predict", "report", "replay", "diff", "ckpt")
+@of("eval", "sample", "predict", "report", "replay", "diff", "ckpt", "export")
 def test_what_is_done_with_a_run_is_done(command: Command, used: Path, capsys):
     assert main([word.replace("200", "20") if command.verb == "sample" else word
                  for word in command.words]) == 0  # fmt: skip
     assert capsys.readouterr().out
 
 
+@of("work")
+def test_a_worker_looks_for_its_run(command: Command, here: Path, capsys):
+    """tests/server/test_work.py has runs that it joins; here the run is not running."""
+    config = resolve(Path("configs/digits.yaml"), ["name=served", "parallel.kind=server"]).config
+    run = here / "runs" / command.words[1]
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(dump(to_plain(config)))
+    assert main([*command.words, "--wait", "0"]) == 70
+    assert "Start it: jtrain run runs/served/config.yaml" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 @of("plan")
-def test_a_plan_is_made(command: Command, here: Path, capsys):
+def test_a_plan_is_made(command: Command, here: Path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))  # of the compiler's answers
     assert main(small(command)) == 0
     shown = capsys.readouterr().out
     assert "collectives" in shown if "--json" in command.words else "sent by each device" in shown
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.thorough
+@of("explain")
+def test_a_step_is_explained(command: Command, used: Path, capsys):
+    if "--why-recompile" in command.words:
+        assert main(list(command.words)) == 0
+        assert "was started" in capsys.readouterr().out
+        return
+    assert main(small(command)) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.thorough
+@of("range")
+def test_a_rate_is_suggested(command: Command, here: Path, capsys):
+    assert (
+        main(small(command, "--steps", "20") if "--steps" not in command.words else small(command))
+        == 0
+    )
+    assert "steps, the rate up to" in capsys.readouterr().out
 
 
 @pytest.mark.sampled(2)

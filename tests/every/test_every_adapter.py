@@ -298,6 +298,7 @@ def test_learns_and_its_statistics_move(name):
     assert len(moved) >= min(2, len(after))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_leaves_have_plain_names_and_are_kept(name, tmp_path):
     params, extra = jax.eval_shape(model_of(name, "plain").init, jax.random.key(0))

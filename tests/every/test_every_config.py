@@ -33,7 +33,10 @@ CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))
 
 CURVES = ["shakespeare"]
 # Experiments whose model says something of a row; of the others one samples.
-PREDICTS = {"digits", "fashion_mnist", "heat", "image_folder", "mnist1d", "two_towers", "vae"}
+PREDICTS = {
+    *("digits", "embeddings", "fashion_mnist", "heat", "image_folder", "mnist1d", "two_towers"),
+    "vae",
+}
 
 
 def tiny(name: str, *settings: str):
@@ -180,6 +183,7 @@ def after(*commands: list[str]) -> tuple[dict, str]:
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.thorough  # tests/config/test_resolve.py looks at one by default
 def test_to_show_one_or_a_mistake_in_it_starts_no_backend_and_imports_no_model():
     shows = [["show", str(path)] for path in CONFIGS.values()]  # in one process: it takes a second
     mistakes = [["optimizer.lr=fast"], ["steps=0", "model.wdith=3"]]

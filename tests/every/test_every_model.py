@@ -17,6 +17,7 @@ from jtrain.core.rows import row_keys
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import next_token
 from jtrain.models.cnn import CNN
+from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.mlp import MLP
 from jtrain.models.resnet import ResNet
 from jtrain.models.transformer import Transformer
@@ -94,6 +95,17 @@ def _resnet_names(convolutions: int, *, short: bool) -> list[str]:
     return _names(block, "stem/kernel", *both("norm"), "head/kernel", "head/bias")
 
 
+def _lite_names() -> list[str]:
+    both = lambda norm: [f"{norm}/scale", f"{norm}/bias"]
+    layers = [("depthwise", "project"), *[("expand", "depthwise", "project")] * 6]
+    names = ["stem/kernel", "features/kernel", "head/kernel", "head/bias"]
+    names += [*both("norm"), *both("norm_features")]
+    for i, block in enumerate(layers):
+        for layer in block:
+            names += [f"blocks/{i}/{layer}/kernel", *both(f"blocks/{i}/norm_{layer}")]
+    return sorted(names)
+
+
 MEMBERS = {
     "transformer": Row(
         values=Transformer(**SMALL),
@@ -157,6 +169,12 @@ MEMBERS = {
         names=_resnet_names(2, short=False),
         **IMAGES,
     ),
+    "efficientnet lite": Row(
+        values=EfficientNetLite(**IMAGE, stem=16, widths=(8,) * 7, blocks=(1,) * 7, features=16),
+        dims={SQUARES, ("batch", "channels"), ("batch", "classes")},
+        names=_lite_names(),
+        **IMAGES,
+    ),
     "vit": Row(
         values=ViT(**IMAGE, patch=3, layers=1, heads=2, width=16),
         dims={
@@ -185,6 +203,7 @@ LONG = [
     "transformer, free head, no bias",
     "transformer, capacity experts",
     "resnet, group norm, small images",
+    "efficientnet lite",
 ]
 
 
@@ -249,12 +268,14 @@ def test_computes_in_the_dtype_of_its_parameters(row):
     assert_close(outputs.astype(jnp.float32), exact, 0.05)
 
 
+@pytest.mark.sampled(2)
 def test_names_its_parameters_as_ever(row):
     _, params, _ = ready(row)
     assert sorted(named_leaves(params)) == row.names
     assert set(describe(params).values()) >= {"float32[16]"}
 
 
+@pytest.mark.sampled(2)
 def test_init_depends_on_the_key_alone(row):
     init, _ = _built(row.values)
     first, again, other = (init(jax.random.key(k))[0] for k in (3, 3, 4))
@@ -275,6 +296,7 @@ def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
     assert np.abs(whole - kept).max() > 1e-3, "nothing was dropped"
 
 
+@pytest.mark.sampled(2)
 def test_two_rows_do_not_drop_alike(row):
     apply, params, extra = ready(row)
     alike = np.repeat(row.inputs[:1], ROWS, axis=0)

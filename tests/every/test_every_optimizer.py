@@ -264,6 +264,7 @@ def test_state_does_not_change_its_structure_or_types(row: Row):
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
+@pytest.mark.sampled(2)
 @every
 def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
     frozen = replace(row, groups=[{"match": "*/bias", "freeze": True}])

@@ -239,6 +239,7 @@ def test_what_is_done_to_a_batch_does_not_reach_the_data(source: Source):
     assert_same(in_sequence(source), kept)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ["cross", "drop", "pad"])
 def test_goes_on_in_the_middle_of_an_epoch(build: Callable[[], Source], end: str):
     whole = Shuffled(build(), size=8, seed=3, end=end)

@@ -96,7 +96,7 @@ def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
 def test_layers_in_a_scan_train_as_layers_written_out():
     """Check a stack of norms: its scales would decay if they counted as a matrix."""
     layers = ("model.layers=2", "microbatches=1", "precision.kind=f32")
-    decay = ("optimizer.weight_decay=1.0", "optimizer.schedule.warmup=0")
+    decay = ("steps_per_call=1", "optimizer.weight_decay=1.0", "optimizer.schedule.warmup=0")
     losses, params = {}, {}
     for scan in (False, True):
         parts = set_up(config_of(CONFIG, [*TOY, *layers, *decay, f"model.scan={scan}"]))

@@ -89,5 +89,5 @@ def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert main(("run",)) == 2
     told = capfd.readouterr().err
-    assert "write jtrain run shakespeare; these come with jtrain: digits" in told
+    assert "write jtrain run shakespeare; these come with jtrain: additions, chat" in told
     assert main(("show", "shakespeare")) == 0, "the advice works"

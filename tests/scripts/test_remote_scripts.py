@@ -22,7 +22,7 @@ WAITS = """#!/bin/bash
 trap 'echo saved >> "$CLOUD/started"; exit 75' TERM
 echo one >> "$CLOUD/started"
 [ "$(wc -l < "$CLOUD/started")" = 1 ] || exit 0
-for _ in $(seq 600); do /bin/sleep 0.1; done
+for _ in $(seq 600); do sleep 0.1; done
 """
 LONGER = ("steps=100", "log.every=10", "evaluate.every=0")
 QUICK = ("--wait", "0")
@@ -182,7 +182,7 @@ def test_a_real_run_goes_on_where_it_was_stopped(tmp_path):
 {sys.executable} -m jtrain "$@" &
 if [ ! -e "$CLOUD/lived" ]; then
   touch "$CLOUD/lived"
-  until grep -qs "step  20" runs/quick/log.txt; do /bin/sleep 0.05; done
+  until grep -qs "step  20" runs/quick/log.txt; do sleep 0.05; done
   kill -TERM $!
 fi
 wait $!

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from quick_study import at_home, config_of, trained, write_study
 
-from jtrain.checkpoint.tensors import read_tensors
 from jtrain.config.resolve import resolve
 from jtrain.data import TokenFiles
 from jtrain.data.text.append_log import AppendLog
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, ConfigError, DataError, UserError
+from jtrain.io.safetensors import read_tensors
 from jtrain.train.restore_run import evaluate_run
 
 CONFIG = "configs/quick.yaml"

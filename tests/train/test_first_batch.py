@@ -14,10 +14,10 @@ from jaxtyping import config as jaxtyping_config
 from quick_study import CODE, at_home, trained, write_study
 
 import jtrain as jt
-from jtrain.core.index_marks import in_range
 from jtrain.errors import DataError, LossError
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy, cross_entropy_per_label
+from jtrain.losses.index_marks import in_range
 from jtrain.losses.next_token import next_token
 from jtrain.losses.squared_error import squared_error
 from jtrain.parallel import FSDP, Mirrored

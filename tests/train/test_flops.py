@@ -78,6 +78,15 @@ def test_a_loop_without_a_count_is_not_known_unless_it_multiplies_nothing():
     assert count_flops(until(lambda a: a + 1), A) == 0
 
 
+def test_a_lower_bound_counts_one_turn_of_such_a_loop():
+    until = lambda f: lambda a: lax.while_loop(lambda a: a.sum() < 1, f, a)
+    turn = 2 * 3 * 4 * 5 + 2 * 3 * 5 * 4
+    assert count_flops(until(lambda a: a @ B @ B.T), A, lower_bound=True) == turn
+    assert count_flops(lambda a: until(lambda a: a @ B @ B.T)(a) @ B, A, lower_bound=True) == (
+        turn + 2 * 3 * 4 * 5
+    )
+
+
 def test_shapes_are_enough():
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (A, B)]
     assert count_flops(jnp.matmul, *shapes) == 2 * 3 * 4 * 5

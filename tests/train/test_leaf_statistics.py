@@ -54,7 +54,7 @@ STRATEGIES = [
 @pytest.mark.parametrize("parallel", STRATEGIES)
 def test_the_statistics_are_those_of_the_next_step(parallel: str, path: Path):
     parts = set_up(config_of(path, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
-    alone = set_up(config_of(path, [*SGD, "checkpoint.every=0"]))
+    alone = set_up(config_of(path, [*SGD, "checkpoint.every=0", "steps_per_call=1"]))
     found = LeafStatistics(parts)(3, parts.fresh())
     expected = by_hand(alone, alone.fresh(), alone.place(alone.experiment.train[3]))
     assert list(found) == list(KINDS)

@@ -169,6 +169,7 @@ def test_a_run_that_ended_early_for_a_reason_is_believed():
     assert (outcome.status, outcome.step) == ("done", 6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "how",
     ["moved", pytest.param("removed", marks=THOROUGH), pytest.param("replaced", marks=THOROUGH)],

@@ -156,7 +156,11 @@ def test_a_loop_without_a_count_and_an_unknown_kernel_are_unknown():
     assert count_model_flops(until, kernel, x) is None
     unknown = Primitive("pallas_call")
     unknown.def_abstract_eval(lambda x, name: x)
-    assert count_model_flops(lambda p, x: unknown.bind(x @ p, name="mine").sum(), kernel, x) is None
+    with_kernel = lambda p, x: unknown.bind(x @ p, name="mine").sum()
+    assert count_model_flops(with_kernel, kernel, x) is None
+    product = 2 * 4 * 8 * 8
+    assert count_model_flops(until, kernel, x, lower_bound=True) == 3 * product  # by y and by p
+    assert count_model_flops(with_kernel, kernel, x, lower_bound=True) == 2 * product
 
 
 def test_the_splash_kernel_counts_as_attention_written_out():

@@ -9,6 +9,7 @@ from layouts import strategy
 from one_process import NAMES, ROWS, SIZE, STEPS, walk
 from two_processes import in_two_processes
 
+pytestmark = pytest.mark.thorough  # test_launched_runs.py has two processes by default
 SCRIPT = Path(__file__).with_name("one_process.py")
 PATIENCE = 240  # seconds; alone on two cores it takes about 20
 

@@ -21,6 +21,7 @@ from jtrain.io import jsonl
 from jtrain.optim import SGD
 from jtrain.train.rollback import resume_point
 from jtrain.train.run_hooks import open_hooks
+from jtrain.train.setup import set_up
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +74,14 @@ def test_a_rolled_back_run_ends_as_one_without_those_batches():
     assert events("never") == []
 
 
-@pytest.mark.thorough
-def test_several_steps_a_call_roll_back_too():
-    settings = {"steps_per_call": 4, "log": LogConfig(every=1)}
+@pytest.mark.parametrize("calls", [pytest.param(4, marks=pytest.mark.thorough), "auto"])
+def test_several_steps_a_call_roll_back_too(calls):
+    settings = {"steps_per_call": calls, "log": LogConfig(every=1)}
     went = config("went", (NAN,), RollbackPolicy(), **settings)
+    schedule = set_up(went).schedule
+    assert (schedule.most, schedule.varies) == (4, calls == "auto")
     assert ran(went, "went").status == "done"
+    assert "resumes from step 4 of 12" in Path("runs/went/log.txt").read_text()
     ran(config("never", (NAN,), RollbackPolicy(without=((6, 7),)), **settings), "never")
     assert different(Path("runs/went"), Path("runs/never")) == []
 
@@ -110,7 +114,7 @@ def test_a_run_that_stops_names_step_rows_and_leaf_and_what_to_type():
     for part in (
         "step 7 is not finite: loss nan",
         "In the batch of step 7, row 3 of `fault` has nan",
-        "The numbers of a step are read up to 8 calls late: it was found at step 8.",
+        "The numbers of a step are read up to 2 calls late: it was found at step 8.",
         "It took batch 6; of its gradient at the parameters after step 8, leaf by leaf, 3 of 3 "
         "are not finite, the first of them",
         "guard.without='[[6, 7]]'",

@@ -172,4 +172,5 @@ def test_a_killed_and_resumed_run_adds_up_to_the_time_on_the_clock(tmp_path):
     assert ledger.attempts == 2
     assert ledger.seconds["restarts"] > 1.0
     assert ledger.seconds["checkpoints"] > 0
+    assert ledger.seconds["evaluation"] > 0
     assert ledger.total == pytest.approx(wall, rel=0.01, abs=0.1)

@@ -65,6 +65,8 @@ class Cluster:
     devices: tuple[int, ...] = ()
     """The accelerators of this machine that it takes, by number; empty: all."""
     role: Literal["trains", "evaluates"] = "trains"
+    servers: int = 0
+    """Processes that are parameter servers, from process 1 on, where the variables say so."""
     by: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The variables that define the cluster, with their values."""
     note: str = ""

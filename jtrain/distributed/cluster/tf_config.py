@@ -8,7 +8,7 @@ from jtrain.distributed.cluster.variables import ClusterVariables
 from jtrain.errors import ConfigError
 from jtrain.io.regular_files import parse_json
 
-TASKS = ("chief", "worker", "evaluator")
+TASKS = ("chief", "ps", "worker", "evaluator")
 _EXAMPLE = (
     'TF_CONFIG=\'{"cluster": {"worker": ["10.0.0.1:8476", "10.0.0.2:8476"]}, '
     '"task": {"type": "worker", "index": 0}}\''
@@ -18,7 +18,8 @@ _EXAMPLE = (
 def read_tf_config(variables: ClusterVariables) -> Cluster:
     """Read TF_CONFIG: the chief is process 0, else the first worker; the workers follow.
 
-    An evaluator is a cluster of its own.
+    With parameter servers (`ps`) the chief coordinates, and the servers come before the workers. An
+    evaluator is a cluster of its own.
 
     Raises:
         ConfigError: if the variable is not JSON, or does not define a cluster.
@@ -34,8 +35,6 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
             f"to run in one process."
         ) from None
     cluster, task = _section(found, "cluster", text), _section(found, "task", text)
-    if "ps" in cluster:
-        raise _no_servers(cluster)
     if unknown := [name for name in cluster if name not in TASKS]:
         raise ConfigError(
             f"TF_CONFIG has tasks of type {', '.join(unknown)}, and only {', '.join(TASKS)} are "
@@ -49,25 +48,21 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
         return Cluster(kind="TF_CONFIG", role="evaluates", by=variables.used)
     if not isinstance(addresses, list) or not 0 <= index < len(addresses):
         raise _no_task(task, cluster)
-    trainers = [*cluster.get("chief", []), *cluster.get("worker", [])]
-    first = 0 if kind == "chief" else len(cluster.get("chief", []))
+    servers = len(cluster.get("ps", []))
+    if servers and len(cluster.get("chief", [])) != 1:
+        raise ConfigError(
+            "TF_CONFIG has tasks of type ps, and no task of type chief, which coordinates them. "
+            "Set a chief in cluster, and start its process too."
+        )
+    trainers = [address for name in TASKS[:-1] for address in cluster.get(name, [])]
+    first = sum(len(cluster.get(name, [])) for name in TASKS[: TASKS.index(kind)])
     return Cluster(
         kind="TF_CONFIG",
         processes=len(trainers),
         index=first + index,
         coordinator=CoordinatorAddress.parse(str(trainers[0]), "TF_CONFIG"),
+        servers=servers,
         by=variables.used,
-    )
-
-
-def _no_servers(cluster: dict[str, Any]) -> ConfigError:
-    def count(*names: str) -> int:
-        return sum(len(cluster[name]) for name in names if isinstance(cluster.get(name), list)) or 1
-
-    return ConfigError(
-        f"TF_CONFIG has tasks of type ps. A run starts its own parameter servers and workers, on "
-        f"one machine. Unset TF_CONFIG, and type jtrain run CONFIG parallel.kind=server "
-        f"parallel.shards={count('ps')} parallel.workers={count('chief', 'worker')}"
     )
 
 

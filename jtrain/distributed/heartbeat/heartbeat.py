@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ class Heartbeat:
         self._memory = mmap.mmap(-1, _SIZE)
         self.watched = False
         """True if another process, such as `jtrain launch`, watches this one."""
+        self.observer: Callable[[str], object] | None = None
+        """Called with the phase that time counts for when another begins, in the same thread."""
         self._count, self._phase, self._step = 0, 0, 0
         self._counted, self._outermost = 0, -1  # phase that time counts for, and of `during`
         self._counts_process = False
@@ -152,7 +154,10 @@ class Heartbeat:
         now = time.monotonic()
         self._seconds[self._counted] += now - self._counted_until
         self._counted_until = now
-        self._counted = self._phase if self._outermost < 0 else self._outermost
+        counted = self._phase if self._outermost < 0 else self._outermost
+        if self.observer is not None and counted != self._counted:
+            self.observer(PHASES[counted])
+        self._counted = counted
         self._count, phase, step = self._count + 1, self._phase, self._step
         check = (self._count ^ (step << 20) ^ (phase << 56)) & _ALL  # inline for speed
         self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, now, check)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jtrain.core.index_marks import MARK
 from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
+from jtrain.losses.index_marks import MARK
 
 # Primitives that return their inputs.
 _SAME = {"copy", "optimization_barrier", "sharding_constraint", "stop_gradient"}

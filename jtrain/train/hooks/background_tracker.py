@@ -33,6 +33,7 @@ class BackgroundTracker:
         resumes: whether the run resumes; if not, an old progress file is ignored.
         capacity: rows that may wait; further rows are lost.
         log: takes a line about the first error; called in the thread.
+        file: name of the file that has all rows.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class BackgroundTracker:
         resumes: bool,
         capacity: int = 1000,
         log: Callable[[str], None],
+        file: str = "metrics.jsonl",
     ):
         self.kind = str(tracker.kind)
         self._tracker, self._about = tracker, about
         self._progress = _Progress(note, resumes, about.run)
-        self._capacity, self._log = capacity, log
+        self._capacity, self._log, self._file = capacity, log, file
         self._rows: queue.SimpleQueue[ReportedNumbers | None] = queue.SimpleQueue()
         self._received = self._written = self._skipped = 0
         self._error, self._stop = "", threading.Event()
@@ -77,7 +79,7 @@ class BackgroundTracker:
         why = self._error or f"it did not end within {seconds:g} s"
         return (
             f"tracker {self.kind}: {lost} of {self._received} rows lost ({why}). "
-            f"metrics.jsonl has all of them."
+            f"{self._file} has all of them."
         )
 
     def _work(self) -> None:
@@ -106,7 +108,7 @@ class BackgroundTracker:
     def _fail(self, what: str, error: BaseException) -> None:
         if not self._error:
             self._error = f"{type(error).__name__}: {error}"
-            self._log(f"tracker {self.kind} {what}, training continues: {self._error}")
+            self._log(f"tracker {self.kind} {what}, and the run goes on without it: {self._error}")
 
 
 class _Progress:

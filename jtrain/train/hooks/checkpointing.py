@@ -62,6 +62,23 @@ class SaveEvery(Hook):
             self.settles = self._clock() - self._last >= self._seconds
 
 
+class PrepareSaves(Hook):
+    """Hook that loads what a save needs once a step is done: it would hold up the first step.
+
+    Args:
+        prepare: starts to load in the background.
+    """
+
+    def __init__(self, prepare: Callable[[], None]):
+        self._prepare: Callable[[], None] | None = prepare
+
+    def on_done(self, step: int) -> None:
+        """Start to load, at the first call."""
+        if self._prepare is not None:
+            self._prepare()
+            self._prepare = None
+
+
 class SaveBest(Hook):
     """Hook that saves the state of each best evaluation so far; comes before `save`.
 

@@ -1,7 +1,7 @@
 """Curves as text: a plot of a run for a terminal, a log or an e-mail."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from jtrain.io.formatting import format_count
@@ -21,6 +21,7 @@ def curve(
     width: int = 80,
     height: int = 20,
     ascii: bool = False,
+    label: Callable[[Number], str] | None = None,
 ) -> str:
     """Return a plot of `width` x `height` characters: a line for the first label, else marks.
 
@@ -31,6 +32,7 @@ def curve(
         width: characters.
         height: lines, with axis and legend.
         ascii: draw with ASCII only; `only_ascii` says whether a stream needs it.
+        label: formats a number of the horizontal axis; by default as a step.
     """
     series = {label: _finite(pairs) for label, pairs in points.items()}
     series = {label: pairs for label, pairs in series.items() if pairs}
@@ -50,17 +52,17 @@ def curve(
         ascii=ascii,
     )
     marks, legend = (_MARKS_ASCII if ascii else _MARKS), []
-    for i, (label, pairs) in enumerate(series.items()):
+    for i, (name, pairs) in enumerate(series.items()):
         mark = marks[(i - 1) % len(marks)]
         canvas.line(pairs) if i == 0 else canvas.mark(pairs, mark)
-        legend.append(f"{('...' if ascii else '⠤⠤⠤') if i == 0 else mark} {label}")
+        legend.append(f"{('...' if ascii else '⠤⠤⠤') if i == 0 else mark} {name}")
     side, tick, corner, floor, stub = _FRAME_ASCII if ascii else _FRAME
     at = {canvas.line_of(value): name for value, name in zip(ticks, names, strict=True)}
     picture = [
         f"{at.get(i, ''):>{margin - 1}} {tick if i in at else side}{text}"
         for i, text in enumerate(canvas.text())
     ]
-    axis, labels = _steps_axis(canvas.x, columns, floor, stub)
+    axis, labels = _steps_axis(canvas.x, columns, floor, stub, label or _step_name)
     picture += [" " * margin + corner + axis, " " * (margin + 1) + labels]
     below = "   ".join(legend)
     picture.append(" " * min(margin + 1, max(0, width - len(below))) + below)
@@ -168,12 +170,14 @@ def _ticks(low: Number, high: Number) -> tuple[list[Number], int]:
     return [i * gap for i in range(first, last + 1)], max(0, -power)
 
 
-def _steps_axis(x: tuple[Number, Number], columns: int, floor: str, stub: str) -> tuple[str, str]:
+def _steps_axis(
+    x: tuple[Number, Number], columns: int, floor: str, stub: str, label: Callable[[Number], str]
+) -> tuple[str, str]:
     """Return the axis line with a stub at five steps, and the line of step labels below it."""
     axis, labels = [floor] * columns, [" "] * columns
     for i in range(5):
         at = round(i / 4 * (columns - 1))
-        name = _step_name(x[0] + (x[1] - x[0]) * i / 4)
+        name = label(x[0] + (x[1] - x[0]) * i / 4)
         begin = max(0, min(at - len(name) // 2, columns - len(name)))
         if i and x[0] == x[1]:
             break

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.core.loop import Hook
-from jtrain.io.formatting import format_count, format_duration, format_number
+from jtrain.io.formatting import format_count, format_duration, format_number, format_seconds
 from jtrain.io.lost_files import OpenFolder
 from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
@@ -111,10 +111,18 @@ def _speed_cells(speed: Speed) -> list[str]:
     rate = pace and (pace.rows_per_second if speed.unit == "rows" else pace.tokens_per_second)
     return [
         f"{_or_blank(rate, format_count):>6} {speed.unit}/s",
+        *_quantile_cells(pace),
         *_utilization_cells(pace),
         f"{_or_blank(pace and pace.left, format_duration):>8} left",
         f"waiting {_or_blank(pace and pace.waiting, '{:.1%}'.format):>6}",
     ]
+
+
+def _quantile_cells(pace: SpeedReading | None) -> list[str]:
+    """Return the median and the ninth decile of the time of a step."""
+    if pace is None or pace.p50 is None or pace.p90 is None:
+        return []
+    return [f"p50 {format_seconds(pace.p50):>7}", f"p90 {format_seconds(pace.p90):>7}"]
 
 
 def _utilization_cells(pace: SpeedReading | None) -> list[str]:

@@ -29,20 +29,27 @@ class RecomputeCheck(Hook):
     computed, so nothing waits for them; `settle` waits, before a state is saved.
 
     Args:
-        every: steps, a multiple of `steps_per_call`.
-        steps_per_call: steps a call.
+        every: steps; a call ends at each multiple.
+        after: gives the last step of the call after a step.
         start: the step that the run resumes from.
     """
 
-    def __init__(self, *, every: int, steps_per_call: int = 1, start: int = 0):
-        self.every = steps_per_call
-        self._cadence, self._step = every, start
+    def __init__(
+        self,
+        *,
+        every: int,
+        after: Callable[[int], int] = lambda step: step + 1,
+        start: int = 0,
+    ):
+        self._cadence, self._step, self._after = every, start, after
         self._pending: collections.deque[tuple[int, PendingSums, PendingSums]] = collections.deque()
 
     @classmethod
-    def build(cls, every: int, *, steps_per_call: int, start: int) -> "RecomputeCheck | None":
+    def build(
+        cls, every: int, *, after: Callable[[int], int], start: int
+    ) -> "RecomputeCheck | None":
         """Return a check if `every` is above 0."""
-        return cls(every=every, steps_per_call=steps_per_call, start=start) if every else None
+        return cls(every=every, after=after, start=start) if every else None
 
     def wrap(self, step: Callable[[Any, Any], tuple[Any, Metrics]]):
         """Return the same step with some calls made twice.
@@ -51,7 +58,7 @@ class RecomputeCheck(Hook):
         """
 
         def checked_step(state: Any, batch: Any) -> tuple[Any, Metrics]:
-            self._step += self.every
+            self._step = self._after(self._step)
             if self._step % self._cadence:
                 return step(state, batch)
             copy = _copy(state)

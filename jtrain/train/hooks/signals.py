@@ -31,13 +31,15 @@ class GraceBudget:
     """Seconds of a call of the step; None until measured."""
     save: float | None = None
     """Seconds of a save; None until measured."""
+    in_flight: int = IN_FLIGHT
+    """Calls that are started and not yet finished."""
 
     @property
     def needed(self) -> float | None:
         """Seconds for the calls in flight, one more, and a save; None until both are measured."""
         if self.call is None or self.save is None:
             return None
-        return (IN_FLIGHT + 1) * self.call + self.save
+        return (self.in_flight + 1) * self.call + self.save
 
     def fits(self) -> bool:
         """Return whether a save fits into the grace period; True until it is known."""

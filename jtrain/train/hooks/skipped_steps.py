@@ -29,15 +29,11 @@ _NAMES = ("loss", "grad_norm", "skipped", "loss_scale")
 
 
 class RecentSteps(StatelessHook):
-    """Hook that keeps the steps since the last `forget`; only `read` fetches from a device.
+    """Hook that keeps the steps since the last `forget`; only `read` fetches from a device."""
 
-    Args:
-        every: steps of a compiled call (`steps_per_call`).
-    """
-
-    def __init__(self, *, every: int = 1):
-        self.every = every
+    def __init__(self):
         self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
+        self._forgotten = 0
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Keep the numbers of a call."""
@@ -45,14 +41,15 @@ class RecentSteps(StatelessHook):
 
     def forget(self, step: int) -> None:
         """Drop the steps up to this one."""
+        self._forgotten = step
         while self._calls and self._calls[0][0] <= step:
             self._calls.popleft()
 
     def read(self, step: int) -> list[StepMetrics]:
-        """Return the stored steps of calls that ended by this step."""
-        steps = []
+        """Return the stored steps up to this one."""
+        steps: list[StepMetrics] = []
         for last, metrics in self._calls:
-            if last > step:
+            if steps and steps[-1].step > step:
                 break
             fetched = jax.device_get(metrics)
             means = [fetched[name].value() for name in _NAMES if name in fetched]
@@ -62,7 +59,7 @@ class RecentSteps(StatelessHook):
                 zip(*columns, strict=True), first
             ):
                 steps.append(StepMetrics(number, loss, norm, round(skipped), *scale))
-        return steps
+        return [each for each in steps if self._forgotten < each.step <= step]
 
 
 FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
@@ -137,7 +134,7 @@ class SkippedSteps(Hook):
         return None
 
     def catch_up(self, step: int) -> None:
-        """Count the steps up to this one, the end of a call; waits until they are done."""
+        """Count the steps up to this one; waits until they are done."""
         for metrics in self._recent.read(step):
             self._count(metrics)
         self._counted = step

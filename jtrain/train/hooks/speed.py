@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 
 from jtrain.core.loop import Hook
 from jtrain.io.jsonl import JsonlWriter
+from jtrain.train.memory_use import MemoryUse
+
+CALLS = 512  # whose times the quantiles are of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,12 @@ class SpeedReading:
     """Model FLOPs of the steps by the peak of the devices, 0 to 1; None where either is unknown."""
     hfu: float | None = None
     """Hardware FLOPs by the peak: with what the backward pass computes again."""
+    p50: float | None = None
+    """Median seconds of a step, over the last 512 calls; None before there are two."""
+    p90: float | None = None
+    """Seconds that 90 % of these steps stayed below or reached."""
+    memory: MemoryUse | None = None
+    """Memory of the devices or of the process; None where it is not measured."""
 
     @property
     def steps_per_second(self) -> float:
@@ -55,10 +65,12 @@ class SpeedReading:
 class Speed(Hook):
     """Hook that measures the speed of a run and writes it to speed.jsonl.
 
-    Time counts from the end of the first call, which compiles; time inside `pause()` does not
-    count. The speed is that of the last `window` seconds. Numbers arrive up to 8 calls late, and in
-    bunches around a pause; long calls are reported when they are done, and 8 short calls are
-    negligible in a window.
+    A step is timed when the devices have done it and not when it was dispatched. Time counts from
+    the end of the first call, so that compiling and the first call are no part of it; time inside
+    `pause()` does not count. The speed is that of the last `window` seconds. Numbers arrive up to 8
+    calls late (2 under `auto`), and in bunches around a pause; long calls are reported when they
+    are done, and 8 short calls are negligible in a window. The quantiles are those of the times
+    between two calls that were done one after the other, without the first after a pause.
 
     This hook comes before the hooks that read it. A hook that pauses it must settle
     (`Hook.settles`), or the steps in flight would finish while no time is counted.
@@ -71,6 +83,8 @@ class Speed(Hook):
         tokens: in a step; None if the data has no tokens.
         work: of a step; None where the peak of the devices is unknown.
         waited: gives the seconds that the loop has waited for data so far.
+        memory: measures the memory; None to measure none.
+        began: facts for the first row of the file, such as the seconds of compiling.
         resumed_at, lost: as `Metrics` takes them.
     """
 
@@ -84,6 +98,8 @@ class Speed(Hook):
         tokens: int | None = None,
         work: StepWork | None = None,
         waited: Callable[[], float] = lambda: 0.0,
+        memory: Callable[[], MemoryUse] | None = None,
+        began: Callable[[], Mapping[str, Any]] = dict,
         resumed_at: int | None = None,
         steps_per_call: int = 1,
         window: float = 10.0,
@@ -97,13 +113,18 @@ class Speed(Hook):
         """Seconds in pauses since the first call."""
         self.also: Callable[[], Mapping[str, Any]] = dict
         """Gives more measurements for a row of the file, such as those of parameter servers."""
-        self._every, self._stop, self._steps_per_call = every, stop, steps_per_call
+        self._every, self._stop = every, stop
         self._rows, self._tokens, self._work, self._waited = rows, tokens, work, waited
         self._window, self._clock = window, clock
         self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
         self._samples: collections.deque[_Sample] = collections.deque()
         self._first: _Sample | None = None
         self._depth = 0
+        self._memory, self._began, self._opened = memory, began, clock()
+        self._facts: Mapping[str, Any] = {}  # for the first row
+        self._calls: collections.deque[float] = collections.deque(maxlen=CALLS)  # seconds a step
+        self._last_done: float | None = None
+        self._call_end = 0  # step at which the newest call that is done ended
 
     @property
     def unit(self) -> str:
@@ -120,11 +141,21 @@ class Speed(Hook):
             self._depth -= 1
             if self._depth == 0:
                 self.paused += self._clock() - start
+                self._last_done = None
+
+    def on_done(self, step: int) -> None:
+        """Take the time of a call; 0.3 us."""
+        now = self._clock()
+        if self._last_done is not None:
+            self._calls.append((now - self._last_done) / (step - self._call_end))
+        self._last_done, self._call_end = now, step
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Measure the speed at a step."""
-        done = -(-step // self._steps_per_call) * self._steps_per_call  # end of the step's call
+        done = max(step, self._call_end)
         if self._first is None:
+            first_call = self._clock() - self._opened - self.paused
+            self._facts = {**self._began(), "first_call": first_call}
             self.every, self.paused = self._every, 0.0
             self._first = self._sample(done)
             self._samples.append(self._first)
@@ -133,8 +164,8 @@ class Speed(Hook):
         while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - self._window:
             self._samples.popleft()
         old = self._samples[0]
-        if now.step == old.step or now.seconds <= old.seconds:
-            return  # too short for the clock
+        if now.step == self._samples[-1].step or now.seconds <= old.seconds:
+            return  # of a call that is measured already, or too short for the clock
         self._samples.append(now)
         self.pace = self._pace(old, now, pauses=self.paused / (done - self._first.step))
         if self._file is not None:
@@ -150,6 +181,7 @@ class Speed(Hook):
 
     def _pace(self, old: "_Sample", now: "_Sample", *, pauses: float) -> SpeedReading:
         seconds, steps = now.seconds - old.seconds, now.step - old.step
+        p50, p90 = self._quantiles()
         return SpeedReading(
             step=now.step,
             seconds_per_step=seconds / steps,
@@ -159,7 +191,18 @@ class Speed(Hook):
             left=(self._stop - now.step) * (seconds / steps + pauses),
             mfu=self._share_of_peak(self._work and self._work.model, seconds / steps),
             hfu=self._share_of_peak(self._work and self._work.hardware, seconds / steps),
+            p50=p50,
+            p90=p90,
+            memory=self._memory() if self._memory else None,
         )
+
+    def _quantiles(self) -> tuple[float | None, float | None]:
+        """Return the median and the ninth decile of the seconds of a step."""
+        ordered = sorted(self._calls)
+        if not ordered:
+            return None, None
+        at = lambda share: ordered[math.ceil(share * len(ordered)) - 1]
+        return at(0.5), at(0.9)
 
     def _share_of_peak(self, flops: float | None, seconds: float) -> float | None:
         if self._work is None or flops is None:
@@ -167,8 +210,11 @@ class Speed(Hook):
         return flops / seconds / self._work.peak
 
     def _row(self, pace: SpeedReading, trained: float) -> dict[str, Any]:
-        row = {name: x for name, x in dataclasses.asdict(pace).items() if x is not None}
-        return {**row, "trained": trained, "paused": self.paused, **self.also()}
+        row = {name: x for name, x in vars(pace).items() if x is not None and name != "memory"}
+        if memory := pace.memory:  # its kind is in the names: every value of a row is a number
+            row |= {f"{memory.of}_memory": memory.in_use, f"{memory.of}_memory_peak": memory.peak}
+        facts, self._facts = self._facts, {}
+        return {**row, **facts, "trained": trained, "paused": self.paused, **self.also()}
 
 
 class _Sample(NamedTuple):

@@ -9,7 +9,7 @@ import collections
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,6 @@ class StepRecorder(StatelessHook):
     Args:
         path: the file; rows after `resumed_at` are dropped, all if it is None. A process without a
             file only keeps `newest`.
-        every: steps a call.
         resumed_at: step of the checkpoint that the run resumes from.
         lost: as `JsonlWriter` takes it.
     """
@@ -52,11 +51,9 @@ class StepRecorder(StatelessHook):
         self,
         path: Path | None,
         *,
-        every: int,
         resumed_at: int | None = None,
         lost: Callable[[str], object] = lambda line: None,
     ):
-        self.every = every
         self.newest = 0
         """Digest of the batch of the last step that was written."""
         self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost) if path else None
@@ -65,12 +62,9 @@ class StepRecorder(StatelessHook):
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def observe(self, call: int, batch: Mapping[str, Any]) -> None:
-        """Take the batch of an upcoming call (the first is 0); on any thread."""
-        steps = [batch]
-        if self.every > 1:
-            steps = [{name: x[i] for name, x in batch.items()} for i in range(self.every)]
-        digests = {call * self.every + 1 + i: digest_batch(each) for i, each in enumerate(steps)}
+    def observe(self, first: int, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Take the batch of each step of the call after step `first`; on any thread."""
+        digests = {first + i: digest_batch(batch) for i, batch in enumerate(batches, 1)}
         with self._lock:
             self._digests |= digests
 
@@ -103,7 +97,7 @@ class StepRecorder(StatelessHook):
                 array.copy_to_host_async()
         # Not jax.device_get, which takes 10 us an array.
         fetched = [np.asarray(array) for array in arrays]
-        losses, norms = (np.ravel(fetched[i::2]).tolist() for i in (0, 1))
+        losses, norms = (np.hstack(fetched[i::2]).tolist() for i in (0, 1))
         last = done[-1][0]
         first = last - len(losses) + 1
         with self._lock:

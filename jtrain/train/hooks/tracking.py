@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from jtrain.config.dump import flatten, to_plain
 from jtrain.core.loop import Hook
+from jtrain.train.evaluation_rows import NAME as EVALUATIONS
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.background_tracker import BackgroundTracker, ReportedNumbers
 from jtrain.train.hooks.speed import Speed
@@ -25,6 +26,7 @@ class Tracking(Hook):
         more: gives further numbers of a step: the learning rate, the speed.
         capacity: rows that may wait for a tracker.
         patience: seconds that the end of the run waits for the remaining rows.
+        file: name of the file that has all rows.
     """
 
     last = True
@@ -40,6 +42,7 @@ class Tracking(Hook):
         more: Callable[[int], Mapping[str, float]] = lambda step: {},
         capacity: int = 1000,
         patience: float = 10.0,
+        file: str = "metrics.jsonl",
     ):
         self.every, self._log, self._more, self._patience = every, log, more, patience
         self._errors: collections.deque[str] = collections.deque()
@@ -56,6 +59,7 @@ class Tracking(Hook):
                     resumes=resumed_at is not None,
                     capacity=capacity,
                     log=self._errors.append,
+                    file=file,
                 )
             )
 
@@ -116,3 +120,20 @@ def build_tracking(
         resumed_at=resumed_at,
         more=more,
     )
+
+
+def track_evaluations(
+    config: RunConfig, path: Path, *, run: str, log: Callable[[str], None]
+) -> Tracking:
+    """Return what sends the evaluations beside a run to the trackers of `config`.
+
+    They are a run of their own in each service, `NAME-evaluation`: a service takes the rows of a
+    run from one process, in the order of the steps.
+
+    Args:
+        path: the run's directory; the trackers' files go to its folder `evaluation`.
+        run: the run's id.
+    """
+    plain = flatten(to_plain(config))
+    about = TrackedRun(f"{config.name}-evaluation", path / "evaluation", plain, run=run)
+    return Tracking(config.trackers, about, resumed_at=0, log=log, file=EVALUATIONS)

@@ -531,11 +531,11 @@ WRONG = {
     r'this process as task {"type": "worker", "index": 2} of .* 1 chief, 2 worker': tf_config(
         "worker", 2
     ),
-    "tasks of type master, and only chief, worker": tf_config(
+    "tasks of type master, and only chief, ps, worker": tf_config(
         "worker", 0, worker=["a:1"], master=[]
     ),
-    "Unset .* CONFIG parallel.kind=server parallel.shards=2 parallel.workers=3": tf_config(
-        "worker", 0, chief=["a:1"], worker=["b:1", "c:1"], ps=["d:1", "e:1"]
+    "tasks of type ps, and no task of type chief.* Set a chief": tf_config(
+        "worker", 0, worker=["b:1", "c:1"], ps=["d:1", "e:1"]
     ),
     "TF_CONFIG is the address of process 0, and 'a' is not HOST:PORT": tf_config(
         "worker", 0, worker=["a", "b"]

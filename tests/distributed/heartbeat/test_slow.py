@@ -65,7 +65,7 @@ def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd, quiet: bool):
     from jtrain.train.setup import TrainSetup
 
     compiled = TrainSetup.compile_step
-    slowly = lambda parts: time.sleep(1.0) or compiled(parts)
+    slowly = lambda setup, **options: time.sleep(1.0) or compiled(setup, **options)
     monkeypatch.setattr(TrainSetup, "compile_step", slowly)
     soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
     monkeypatch.setattr(

@@ -24,6 +24,11 @@ def test_is_silent_while_times_are_unknown_or_fit():
     assert told == []
 
 
+def test_only_calls_in_flight_count():
+    assert GraceBudget(25.0, call=2.0, save=10.0).needed == 28.0
+    assert GraceBudget(25.0, call=2.0, save=10.0, in_flight=2).needed == 16.0
+
+
 def test_a_grace_period_that_is_too_short_is_reported_once():
     told: list[str] = []
     budget = GraceBudget(25.0, save=21.0)

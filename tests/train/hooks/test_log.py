@@ -53,6 +53,19 @@ def test_a_line_has_the_utilization_where_the_peak_is_known():
     assert "rows/s  mfu 60.0%  hfu 80.0%      0:05 left" in said[3]
 
 
+def test_a_line_has_the_median_and_the_ninth_decile_of_a_step():
+    now, said = [0.0], []
+    speed = Speed(None, every=5, stop=20, rows=8, clock=lambda: now[0])
+    log = LogHook(every=5, stop=20, log=said.append, speed=speed)
+    for step in range(1, 21):
+        now[0] += 0.012 if step % 5 else 0.03
+        speed.on_done(step)
+        if step % 5 == 0:
+            speed.on_numbers(step, {})
+            log.on_numbers(step, {"loss": 1.0})
+    assert "p50 12.0 ms  p90 30.0 ms" in said[-1]
+
+
 def test_a_line_has_only_what_is_known():
     said = []
     counting.run([LogHook(every=4, stop=8, log=said.append)], stop=8)

@@ -1,9 +1,16 @@
 import json
+import time
 
+import jax
+import numpy as np
 import pytest
 
+from jtrain.core.loop import train_loop
+from jtrain.core.mean import Mean
 from jtrain.train.hooks import Speed
 from jtrain.train.hooks.speed import StepWork
+from jtrain.train.memory_use import MemoryUse, measure_memory
+from jtrain.train.speed_summary import format_speed, read_speed
 
 
 class Clock:
@@ -145,3 +152,86 @@ def test_work_that_is_unknown_gives_no_utilization():
     assert speed.pace is not None
     assert speed.pace.mfu is None
     assert speed.pace.hfu is None
+
+
+def test_quantiles_are_of_single_calls():
+    clock = Clock()
+    speed = speed_of(clock, every=10)
+    for step in range(1, 101):
+        clock.now += 0.5 if step % 5 else 2.0
+        speed.on_done(step)
+        if step % speed.every == 0:
+            speed.on_numbers(step, {})
+    assert speed.pace is not None
+    assert speed.pace.p50 == pytest.approx(0.5)
+    assert speed.pace.p90 == pytest.approx(2.0)
+    assert speed.pace.seconds_per_step == pytest.approx((4 * 0.5 + 2.0) / 5, rel=0.1)
+
+
+def test_quantiles_leave_out_pauses_and_the_first_call():
+    clock = Clock()
+    speed = speed_of(clock, steps_per_call=4, every=4)
+    clock.now += 60
+    for step in range(4, 401, 4):
+        if step == 200:
+            with speed.pause():
+                clock.now += 30
+        clock.now += 2.0
+        speed.on_done(step)
+        speed.on_numbers(step, {})
+    assert speed.pace is not None
+    assert speed.pace.p50 == speed.pace.p90 == pytest.approx(0.5)
+
+
+def test_the_first_row_has_what_came_before(tmp_path):
+    clock = Clock()
+    memory = MemoryUse(7, 9, "device")
+    path = tmp_path / "speed.jsonl"
+    begins = {"began": lambda: {"compile": 3.0}, "memory": lambda: memory}
+    speed = Speed(path, every=1, stop=9, rows=8, clock=clock, **begins)
+    train(speed, clock, 1, 4, seconds=0.5)
+    speed.close()
+    first, *rest = map(json.loads, path.read_text().splitlines())
+    assert (first["compile"], first["first_call"]) == (3.0, 0.5)
+    assert all("compile" not in row for row in rest)
+    assert {(r["device_memory"], r["device_memory_peak"]) for r in rest} == {(7, 9)}
+    found = read_speed(path)
+    assert found is not None
+    assert (found.compile, found.memory_peak, found.seconds_per_step) == (3.0, 9, 0.5)
+    assert "of the device, at most so far" in format_speed(found)
+
+
+def test_a_step_is_timed_when_it_is_done():
+    """A call that returns at once and takes 20 ms has a p50 of 20 ms."""
+
+    def slow(x):
+        time.sleep(0.02)
+        return x
+
+    def step(state, batch):
+        out = jax.pure_callback(slow, jax.ShapeDtypeStruct((), "float32"), batch["x"])
+        return state, {"loss": Mean(out, jax.numpy.float32(1))}
+
+    compiled = jax.jit(step)
+    feed = [{"x": jax.device_put(np.float32(i))} for i in range(24)]
+    speed = Speed(None, every=4, stop=24, rows=1)
+    train_loop(compiled, jax.device_put(np.float32(0)), feed, start=0, stop=24, hooks=[speed])
+    assert speed.pace is not None
+    assert speed.pace.p50 is not None
+    assert 0.02 <= speed.pace.p50 < 0.04
+
+
+def test_memory_is_the_fullest_device_or_the_process():
+    class Device:
+        def __init__(self, used, peak):
+            self._stats = {"bytes_in_use": used, "peak_bytes_in_use": peak}
+
+        def memory_stats(self):
+            return self._stats
+
+    assert measure_memory([Device(3, 9), Device(5, 7)]) == MemoryUse(5, 9, "device")
+    process = measure_memory(jax.devices("cpu"))
+    assert process.of == "process"
+    assert 50e6 < process.in_use <= process.peak
+    held = np.ones(25_000_000)  # 200 MB
+    assert measure_memory(jax.devices("cpu")).in_use > process.in_use + held.nbytes / 2

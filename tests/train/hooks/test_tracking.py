@@ -93,7 +93,7 @@ def test_what_fails_is_told_and_what_was_lost_is_counted(fake: Fake, lost, why, 
     told, _ = tracked(fake, about)
     assert len(told) == 2
     assert told[0].startswith("tracker fake ")
-    assert "training continues" in told[0]
+    assert "the run goes on without it" in told[0]
     assert told[1] == (
         f"tracker fake: {lost} of 33 rows lost ({why}). metrics.jsonl has all of them."
     )

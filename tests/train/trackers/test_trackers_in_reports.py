@@ -77,8 +77,8 @@ def test_a_failing_tracker_only_adds_a_line_to_the_log(home: Path, monkeypatch):
     assert asked.directory.metrics.read_bytes() == plain.directory.metrics.read_bytes()
     log = asked.directory.log.read_text()
     assert (
-        "tracker tensorboard could not be opened, training continues: ConnectionError: nobody"
-        in log
+        "tracker tensorboard could not be opened, and the run goes on without it: "
+        "ConnectionError: nobody" in log
     )
     assert "tracker tensorboard: 14 of 14 rows lost (ConnectionError: nobody there)" in log
 

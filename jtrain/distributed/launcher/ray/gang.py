@@ -129,6 +129,40 @@ class RayWorker(Worker):
         return seconds + self._offset if seconds else 0.0
 
 
+def watch(workers: Sequence[RayWorker], closing: threading.Event) -> None:
+    """Take the reports of actors, and make the calls to them, until all have ended."""
+    ray = import_ray()
+    pending = {worker.actor.report.remote(): worker for worker in workers}
+    while pending and not closing.is_set():
+        for worker in pending.values():
+            while worker.requests:
+                worker.requests.popleft()()
+        ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL)
+        if ready:
+            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
+        for ref in ready:
+            worker = pending.pop(ref)
+            try:
+                worker.update(ray.get(ref), time.monotonic())
+            except ray.exceptions.RayError:
+                worker.lose()
+            if worker.code is None:
+                pending[worker.actor.report.remote()] = worker
+
+
+def actor_options(resources: Resources) -> dict[str, Any]:
+    """Return the options of an actor of one process."""
+    own = dict(resources)
+    return {
+        "num_cpus": own.pop("CPU", 0),
+        "num_gpus": own.pop("GPU", 0),
+        **({"memory": own.pop("memory")} if "memory" in own else {}),
+        "resources": own,
+        "max_restarts": 0,
+        "max_concurrency": THREADS,
+    }
+
+
 class Gang:
     """Actors in one placement group, in a `with` block; none is left after the block.
 
@@ -169,21 +203,8 @@ class Gang:
                 strategy = strategies.PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=index
                 )
-                own = dict(self._resources)
-                options = {
-                    "num_cpus": own.pop("CPU", 0),
-                    "num_gpus": own.pop("GPU", 0),
-                    **({"memory": own.pop("memory")} if "memory" in own else {}),
-                }
-                actors.append(
-                    remote.options(
-                        **options,
-                        resources=own,
-                        scheduling_strategy=strategy,
-                        max_restarts=0,
-                        max_concurrency=THREADS,
-                    ).remote()
-                )
+                options = actor_options(self._resources)
+                actors.append(remote.options(**options, scheduling_strategy=strategy).remote())
             hosts = self._ask([actor.host.remote() for actor in actors])
             self._actors = [(actors[index], hosts[index]) for index in order(hosts)]
             self._stack.callback(self._close)
@@ -316,24 +337,7 @@ class Gang:
             raise StoppedBeforeStartError
 
     def _watch(self) -> None:
-        """Take the reports of the actors, and make the calls to them, until the end."""
-        ray = import_ray()
-        pending = {worker.actor.report.remote(): worker for worker in self._workers}
-        while pending and not self._closing.is_set():
-            for worker in pending.values():
-                while worker.requests:
-                    worker.requests.popleft()()
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL)
-            if ready:
-                ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
-            for ref in ready:
-                worker = pending.pop(ref)
-                try:
-                    worker.update(ray.get(ref), time.monotonic())
-                except ray.exceptions.RayError:
-                    worker.lose()
-                if worker.code is None:
-                    pending[worker.actor.report.remote()] = worker
+        watch(self._workers, self._closing)
 
     def _close(self) -> None:
         self._closing.set()

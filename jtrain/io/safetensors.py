@@ -55,15 +55,28 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     return {name: parts[file][name] for name, file in files.items()}
 
 
-def _read_file(path: Path) -> dict[str, np.ndarray]:
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a file of tensors; empty without any.
+
+    Raises:
+        CheckpointError: if the file is missing, or violates the format.
+    """
+    return dict(_read_header(path)[0].get("__metadata__", {}))
+
+
+def _read_header(path: Path) -> tuple[dict, np.ndarray]:
+    """Return the header of a file, and the bytes after it."""
     data = _map_bytes(path)
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or length > len(data) - 8:
         raise _broken_error(
             path, f"its header should have {length} bytes, and {max(0, len(data) - 8)} exist"
         )
-    header = _parse_header(path, data[8 : 8 + length])
-    data = data[8 + length :]
+    return _parse_header(path, data[8 : 8 + length]), data[8 + length :]
+
+
+def _read_file(path: Path) -> dict[str, np.ndarray]:
+    header, data = _read_header(path)
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     found = {name: _tensor(path, name, entry, data) for name, entry in entries.items()}
     _check_overlaps(path, {name: entries[name]["data_offsets"] for name in found})
@@ -104,7 +117,7 @@ def _map_bytes(path: Path) -> np.ndarray:
             return np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}). Name another file by init_from.path."
+            f"{path} cannot be read ({error.strerror}). Name another file."
         ) from None
 
 

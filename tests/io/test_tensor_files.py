@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jtrain.checkpoint.tensors import read_tensors
 from jtrain.errors import CheckpointError
+from jtrain.io.safetensors import read_tensors
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -91,5 +91,5 @@ def test_a_broken_file_is_refused(content, tmp_path):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot be read .No such file.*init_from.path"):
+    with pytest.raises(CheckpointError, match=r"cannot be read .No such file.*Name another file"):
         read_tensors(tmp_path / "x.safetensors")

@@ -1,0 +1,164 @@
+"""`jtrain explain CONFIG`: what a step computes, saves and sends, by module."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.page_file import write_page
+from jtrain.errors import UserError
+from jtrain.inspect.plan.topology import prepare_environment
+
+if TYPE_CHECKING:
+    from jtrain.config.resolve import ResolvedConfig
+    from jtrain.inspect.plan.topology import Topology
+    from jtrain.train.setup import TrainSetup
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trace, compile and print; return the exit code."""
+    parser = _arguments()
+    args = parser.parse(argv)
+    path, words = parser.config_and_words(args.words)
+    _check_options(args)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # nothing is allocated
+    if args.topology:
+        prepare_environment(args.topology)
+    start = time.perf_counter()
+    from jtrain.config.resolve import resolve
+    from jtrain.distributed.compiler_flags import apply_flags
+
+    resolved = resolve(Path(path), words)
+    for note in resolved.notes:
+        print(note, file=sys.stderr)
+    xla = resolved.config.xla
+    for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
+        print(line, file=sys.stderr)
+    if args.why_recompile is not None:
+        return _why_recompile(args, resolved)
+    from jtrain.inspect.plan.topology import find_topology
+
+    topology = find_topology(args.topology) if args.topology else None
+    return _explain(args, _set_up(resolved, words, topology), topology, start)
+
+
+def _explain(
+    args: argparse.Namespace, setup: "TrainSetup", topology: "Topology | None", start: float
+) -> int:
+    from jtrain.inspect.explain.explain import explain
+    from jtrain.inspect.explain.modules import select_modules
+    from jtrain.inspect.explain.page import render_page
+    from jtrain.inspect.explain.text import format_explanation, format_shardings
+
+    texts_only = args.jaxpr or args.sharding
+    compiles = args.hlo or not (args.no_compile or texts_only or args.module)
+    found, texts = explain(setup, compiles=compiles, start=start, topology=topology)
+    if args.jaxpr:
+        print(texts.jaxpr)
+    elif args.hlo:
+        print(texts.hlo)
+    elif args.sharding and not args.json:
+        print(format_shardings(found))
+    else:
+        selected = select_modules(found.modules, args.module) if args.module else found.modules
+        if args.json:
+            shown = {**found.plain(), "modules": selected.plain()}
+            print(json.dumps(shown))
+        else:
+            print(format_explanation(found, selected, everything=args.all))
+    if args.html:
+        line = write_page("explain", "--html", Path(args.html), render_page(found))
+        print(line, file=sys.stderr)
+    return 0
+
+
+def _set_up(
+    resolved: "ResolvedConfig", words: list[str], topology: "Topology | None"
+) -> "TrainSetup":
+    """Set up the config for these devices or those of a topology."""
+    from jtrain.config.resolve import resolve
+    from jtrain.inspect.plan.plan import single_step
+    from jtrain.train.setup import set_up
+
+    devices = topology.devices if topology else None
+    setup = set_up(single_step(resolved.config), among=devices)
+    kernel = getattr(getattr(resolved.config, "model", None), "attention", "")
+    platform = setup.devices[0].platform
+    needs: str = {"splash": "tpu", "cudnn": "gpu"}.get(kernel) or platform
+    if needs == platform or any(word.startswith("model.attention=") for word in words):
+        return setup
+    itself = " For the kernel: --topology v5e:4x4 (pip install 'jtrain[plan]')."
+    print(
+        f"model.attention={kernel} is a kernel for {needs.upper()}s, and these are devices of "
+        f"{platform}: explained with model.attention=xla.{itself if needs == 'tpu' else ''}",
+        file=sys.stderr,
+    )
+    plain = resolve(resolved.path, [*words, "model.attention=xla"])
+    return set_up(single_step(plain.config), among=devices)
+
+
+def _why_recompile(args: argparse.Namespace, resolved: "ResolvedConfig") -> int:
+    from jtrain.inspect.explain.recompile import compare_with_run, format_comparison
+    from jtrain.inspect.plan.topology import find_topology
+    from jtrain.train.run_record import find_run
+    from jtrain.train.setup import set_up
+
+    name = args.why_recompile or resolved.config.name
+    run = find_run(name, "jtrain explain --why-recompile")
+    devices = find_topology(args.topology).devices if args.topology else None
+    found = compare_with_run(run, set_up(resolved.config, among=devices))
+    print(json.dumps(found.plain()) if args.json else format_comparison(found))
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise if two options ask for different texts."""
+    texts = [name for name in ("jaxpr", "hlo", "sharding") if getattr(args, name)]
+    chosen = [f"--{name}" for name in texts]
+    chosen += ["--why-recompile"] if args.why_recompile is not None else []
+    if len(chosen) > 1:
+        raise UserError(
+            f"jtrain explain: {' and '.join(chosen)} exclude each other; type one of them"
+        )
+    if args.no_compile and args.hlo:
+        raise UserError(
+            "jtrain explain: --hlo is the compiled program; leave out --no-compile to print it"
+        )
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "explain",
+        "Print what a step of a config computes, by module: FLOPs and bytes of the loss and its\n"
+        "gradient, what autodiff saves for the backward pass, what is computed again, and the\n"
+        "fusions and collectives of the compiled program. Nothing is allocated or trained.",
+        "configs/shakespeare.yaml                       as tables",
+        "configs/shakespeare.yaml --html explain.html   and as a page with a drawing",
+        "configs/shakespeare.yaml --module blocks/qkv   one module",
+        "configs/llama2_7b.yaml --topology v5e:4x4      on devices that are not here",
+        "configs/shakespeare.yaml batch=32 --why-recompile   what differs from the last compile",
+    )
+    words = "a YAML file, values to change"
+    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    words = "only this module, such as blocks/qkv"
+    parser.add_argument("--module", metavar="NAME", default="", help=words)
+    parser.add_argument("--all", action="store_true", help="print small entries and long tables")
+    parser.add_argument("--html", metavar="FILE", default="", help="write a page with a drawing")
+    words = "print the sharding of every leaf and of the activations"
+    parser.add_argument("--sharding", action="store_true", help=words)
+    words = "print the traced programs of the loss and its gradient"
+    parser.add_argument("--jaxpr", action="store_true", help=words)
+    parser.add_argument("--hlo", action="store_true", help="print the compiled program of the step")
+    words = "leave out the compiled program: fusions and collectives"
+    parser.add_argument("--no-compile", action="store_true", help=words)
+    words = "say what differs between the last two compiles of a run, or from a config"
+    parser.add_argument("--why-recompile", metavar="RUN", nargs="?", const="", help=words)
+    words = "devices in the place of those of this machine: v5e:4x4, cpu:8"
+    parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=words)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,140 @@
+"""`jtrain export RUN --to hf | safetensors | stablehlo OUT`: a trained model for other programs."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.find_run import find_config, parse_step
+from jtrain.errors import CheckpointError, UserError
+from jtrain.io.object_store import check_local_path
+
+FORMATS = {
+    "hf": "a folder that transformers, vLLM and llama.cpp's converter load",
+    "safetensors": "one file of the parameters, under jtrain's names",
+    "stablehlo": "a folder with the compiled function of the model, by jax.export, and its weights",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the model; return the exit code."""
+    args = _arguments().parse(argv)
+    check_local_path(args.out, "jtrain export: OUT")
+    if args.dtype and args.to != "hf":
+        raise UserError(
+            f"jtrain export: --dtype is for --to hf. Leave it out, or write --to hf (found --to "
+            f"{args.to})"
+        )
+
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
+    found, text = {"hf": _hf, "safetensors": _safetensors, "stablehlo": _stablehlo}[args.to](args)
+    print(json.dumps(found) if args.json else text)
+    return 0
+
+
+def export_safetensors(
+    directory: Path, step: int, out: Path, *, everything: bool
+) -> tuple[dict[str, Any], str]:
+    """Write the leaves of a checkpoint as one file; return what was written, and a line about it.
+
+    Raises:
+        UserError: if the checkpoint has no parameters, and not everything was requested.
+    """
+    from jtrain.checkpoint import export, inspect, layout
+    from jtrain.checkpoint.disk_space import format_bytes
+    from jtrain.io.write_safetensors import write_safetensors
+
+    layout.check_valid(directory, step)
+    leaves = layout.read_record(directory, step)["leaves"]
+    names = export.exported_names(leaves, everything)
+    if not names:
+        raise UserError(
+            f"{directory / str(step)} has no leaf params/..., only {', '.join(list(leaves)[:5])}; "
+            f"for every leaf write jtrain ckpt export {directory.parent} --all"
+        )
+    read = inspect.read_arrays(directory, step, list(names.values()))
+    tensors = {key: read[names[key]] for key in sorted(names)}
+    about = {"step": str(step), "from": str(directory), "format": "np"}
+    size = write_safetensors(out, tensors, about)
+    found = {"out": str(out), "step": step, "tensors": len(tensors), "bytes": size}
+    return found, f"{out}: {len(tensors)} tensors of step {step}, {format_bytes(size)}"
+
+
+def _safetensors(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from jtrain.checkpoint import layout
+    from jtrain.train.export_lora import has_terms
+
+    directory, step = _checkpoint(args)
+    layout.check_valid(directory, step)
+    if has_terms(layout.read_record(directory, step)["leaves"]):
+        raise UserError(
+            f"jtrain export: {args.run} was trained with lora, so its parameters are low-rank "
+            f"terms beside frozen weights, which other programs do not add up. Write the sum: "
+            f"jtrain export {args.run} {Path(args.out).with_suffix('')} --to hf, or in Python "
+            f"jt.load({args.run!r}).merged. The leaves as they are: jtrain ckpt export {args.run}"
+        )
+    return export_safetensors(directory, step, Path(args.out), everything=False)
+
+
+def _hf(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from jtrain.checkpoint.disk_space import format_bytes
+    from jtrain.train.export_hf import export_hf
+
+    directory, step = _checkpoint(args)
+    config = find_config(args.run, "export")
+    done = export_hf(config, directory, step, Path(args.out), args.dtype)
+    missing = "" if done.of_images else ", without a tokenizer"
+    copied = f", with {', '.join(done.copied)}" if done.copied else missing
+    found = {**done._asdict(), "directory": str(done.directory), "step": step}
+    return found, (
+        f"{done.directory}: {done.family} of step {step}, {done.tensors} tensors of {done.dtype}, "
+        f"{format_bytes(done.bytes)}{copied}"
+    )
+
+
+def _stablehlo(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from jtrain.train.export_stablehlo import export_stablehlo
+
+    found = export_stablehlo(args.run, parse_step(args.step, "export"), Path(args.out))
+    inputs = ", ".join(f"{name} {shape}" for name, shape in found["inputs"].items())
+    return found, f"{args.out}: step {found['step']}, takes {inputs}, for {found['platforms']}"
+
+
+def _checkpoint(args: argparse.Namespace) -> tuple[Path, int]:
+    """Return the directory and the step of the requested checkpoint."""
+    from jtrain.checkpoint import inspect
+    from jtrain.train.run_record import find_owner
+
+    directory, named = inspect.find_checkpoint(args.run)
+    if named is not None:
+        raise CheckpointError(
+            f"jtrain export: {args.run} is a checkpoint, and the run has the config of the model. "
+            f"Write the run: jtrain export {directory.parent} --step {named}"
+        )
+    step = parse_step(args.step, "export")
+    return directory, inspect.resolve_step(directory, step, find_owner(directory.parent))
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "export",
+        "Write the parameters of a trained run for other programs.\n"
+        + "\n".join(f"  --to {name:12} {words}" for name, words in FORMATS.items()),
+        "chat --to hf chat-hf",
+        "chat --to hf chat-hf --dtype bfloat16 --step best",
+        "digits --to stablehlo digits-served",
+        "shakespeare --to safetensors shakespeare.safetensors",
+    )
+    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
+    parser.add_argument("out", metavar="OUT", help="the new folder, or file of tensors")
+    parser.add_argument("--to", choices=list(FORMATS), required=True, help="the format")
+    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
+    words = "of the tensors; default that of the model in model.from, or float32"
+    choices = ["", "float32", "bfloat16", "float16"]
+    parser.add_argument("--dtype", default="", choices=choices, metavar="TYPE", help=words)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

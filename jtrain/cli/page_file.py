@@ -1,0 +1,26 @@
+"""Writing of an HTML page that a verb was asked for."""
+
+from pathlib import Path
+
+from jtrain.errors import ConfigError
+from jtrain.io.atomic_write import atomic_write
+
+
+def write_page(verb: str, option: str, path: Path, page: str) -> str:
+    """Write a page, and return a line with its path and size.
+
+    Args:
+        option: that named the file.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(
+            f"jtrain {verb}: {path} cannot be written ({error.strerror}); name another file: "
+            f"{option} {verb}.html"
+        ) from None
+    return f"{path}  {path.stat().st_size:,} bytes; open it in a browser"

@@ -1,0 +1,61 @@
+"""`jtrain range CONFIG`: a learning-rate range test."""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.find_run import is_first_process
+from jtrain.cli.page_file import write_page
+from jtrain.config.resolve import resolve
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train with a growing rate and print the suggestion; return the exit code."""
+    parser = _arguments()
+    args = parser.parse(argv)
+    path, words = parser.config_and_words(args.words)
+    from jtrain.inspect.rates.range_test import STEPS, Rates, run_range_test
+    from jtrain.inspect.rates.report import format_result, render_page
+    from jtrain.train.hooks.curve import only_ascii
+
+    rates = Rates.parse(args.rates) if args.rates else Rates()
+    resolved = resolve(Path(path), words)
+    for note in resolved.notes:
+        print(note, file=sys.stderr)
+    steps = STEPS if args.steps is None else args.steps
+    found = run_range_test(resolved.config, rates, steps)
+    if not is_first_process():
+        return 0
+    if args.json:
+        print(json.dumps({"config": path, **found.plain()}))
+    else:
+        width = min(100, shutil.get_terminal_size().columns)
+        ascii = only_ascii(sys.stdout.encoding)
+        print(format_result(found, path, width=width, ascii=ascii))
+    if args.html:
+        line = write_page("range", "--html", Path(args.html), render_page(found, path))
+        print(line, file=sys.stderr)
+    return 0
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "range",
+        "Train a config for some steps with a learning rate that grows by a constant factor,\n"
+        "until the loss diverges, and suggest a rate: the one at which the loss falls fastest.\n"
+        "Works under every layout; writes nothing.",
+        "configs/shakespeare.yaml",
+        "configs/shakespeare.yaml --rates 1e-5:1 --steps 200",
+        "configs/shakespeare.yaml optimizer.kind=muon --html range.html",
+    )
+    words = "a YAML file, values to change"
+    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    words = "the lowest and the highest rate (1e-6:1)"
+    parser.add_argument("--rates", metavar="LOW:HIGH", default="", help=words)
+    parser.add_argument("--steps", metavar="N", type=int, help="steps of the test (100)")
+    parser.add_argument("--html", metavar="FILE", default="", help="write a page with the plot")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,38 @@
+"""`jtrain work RUN`: take part in a running run as one worker more."""
+
+import threading
+from collections.abc import Sequence
+
+from jtrain.cli.arguments import Arguments
+from jtrain.cli.find_run import find_config, print_error
+
+
+def main(argv: Sequence[str]) -> int:
+    """Work; return the exit code: 0 the run has ended, 75 this worker was asked to leave."""
+    args = _arguments().parse(argv)
+    directory = find_config(args.run, "work").parent
+
+    from jtrain.server.processes.join import join, read_config
+    from jtrain.server.processes.process import leave_on_signals
+    from jtrain.train.compilation_cache import enable_compilation_cache
+
+    read_config(directory)
+    leaving = threading.Event()
+    leave_on_signals(leaving)
+    enable_compilation_cache()
+    return join(directory, wait=args.wait, leaving=leaving, log=print_error)
+
+
+def _arguments() -> Arguments:
+    parser = Arguments(
+        "work",
+        "Join a running run of parallel.kind=server as one worker more, on any machine that sees\n"
+        "its directory. The worker leaves after its step at SIGTERM or Ctrl-C, and ends with the\n"
+        "run. If the run's own process dies, it waits for the next one.",
+        "digits",
+        "/shared/project/runs/gpt2 --wait 3600",
+    )
+    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
+    words = "seconds to wait for the run's own process (600)"
+    parser.add_argument("--wait", metavar="SECONDS", type=float, default=600.0, help=words)
+    return parser

@@ -1,0 +1,149 @@
+"""Evaluation by generation: the share of questions whose answer a verifier accepts."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtrain.core.types import Extra, Params
+from jtrain.data.text.encode_chat import Encoded, split_last_answer
+from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.errors import ConfigError
+from jtrain.models.generate import IncrementalModel
+from jtrain.models.generate_answers import generate_answers
+from jtrain.train.complete_text import until_mark
+
+Verifier: TypeAlias = Callable[[str, str], float]
+"""From the answer that was written and the expected one to a score, usually 0 or 1."""
+METRICS = ("correct", "finished")
+
+
+class Question(NamedTuple):
+    """Tokens that a model reads, and the text that it is expected to answer."""
+
+    prompt: np.ndarray  # n
+    answer: str
+
+
+def make_question(
+    conversation: Encoded, tokenizer: Tokenizer, stop: tuple[int, ...] = ()
+) -> Question:
+    """Return the last question of a conversation, and its answer without the mark at its end."""
+    prompt, answer = split_last_answer(conversation)
+    mark = np.asarray(stop, answer.dtype)
+    return Question(prompt, tokenizer.decode(_without(until_mark(answer, mark), mark)[0]))
+
+
+def check_fits(questions: Sequence[Question], tokens: int, context: int) -> None:
+    """Raise unless every question and an answer of `tokens` fit a model's context.
+
+    Raises:
+        ConfigError: with the numbers that would do.
+    """
+    sizes = [len(question.prompt) for question in questions]
+    long = sum(size + tokens > context for size in sizes)
+    if long:
+        fits = context - max(sizes)
+        shorter = f"answers.tokens={fits} or less, or " if fits > 0 else ""
+        raise ConfigError(
+            f"{long} of {len(sizes)} held-out questions, the longest of {max(sizes)} tokens, do "
+            f"not fit model.context={context} with answers of {tokens} tokens. Set "
+            f"{shorter}model.context={max(sizes) + tokens}."
+        )
+
+
+def same_text(answer: str, expected: str) -> float:
+    """Return 1 if the texts are equal but for white space around them, else 0."""
+    return float(answer.strip() == expected.strip())
+
+
+def same_number(answer: str, expected: str) -> float:
+    """Return 1 if the last numbers in both texts are equal, else 0; also if one has none."""
+    last = [
+        re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))[-1:] for text in (answer, expected)
+    ]
+    return float(all(last) and float(last[0][0]) == float(last[1][0]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerEvaluation:
+    """Answers of a model to questions, and their scores.
+
+    Metrics are `correct`, the mean score, and `finished`, the share of answers that ended before
+    they had `tokens` tokens.
+    """
+
+    build: Callable[[], IncrementalModel]
+    """Makes the model for rows of text, without a sharding; called at the first use."""
+    tokenizer: Tokenizer
+    questions: Sequence[Question]
+    verify: Verifier
+    stop: tuple[int, ...] = ()
+    """Tokens in a row that end an answer."""
+    rows: int = 16
+    """Questions answered at once."""
+    tokens: int = 64
+    """Most tokens of an answer."""
+
+    def __post_init__(self):
+        if not self.questions:
+            raise ConfigError(
+                "there is no question to answer. Give a set that has one, or leave "
+                "answers.verifier out."
+            )
+
+    def __call__(self, params: Params, extra: Extra) -> dict[str, float]:
+        """Return the metrics of a model over all questions; the likeliest tokens are taken."""
+        del extra
+        scores, finished = [], 0
+        for question, tokens, ended in self._answers(params):
+            finished += ended
+            text = self.tokenizer.decode(tokens[tokens < len(self.tokenizer)])
+            scores.append(float(self.verify(text, question.answer)))
+        return {"correct": float(np.mean(scores)), "finished": finished / len(self.questions)}
+
+    def _answers(self, params: Params) -> Iterator[tuple[Question, np.ndarray, bool]]:
+        """Yield each question with the tokens of its answer, and whether it reached its end."""
+        sizes = [len(question.prompt) for question in self.questions]
+        shortest, longest = min(sizes), max(sizes)
+        mark = np.asarray(self.stop, np.int32)
+        # Prompts of like lengths together: a batch takes the steps of its longest text.
+        ordered = sorted(self.questions, key=lambda question: len(question.prompt))
+        for first in range(0, len(ordered), self.rows):
+            some = ordered[first : first + self.rows]
+            lengths = np.array([len(question.prompt) for question in some], np.int32)
+            prompts = np.zeros((self.rows, longest), np.int32)
+            for row, question in zip(prompts, some, strict=False):
+                row[: len(question.prompt)] = question.prompt
+            # The rows that fill up the last batch end at once: they repeat its first question.
+            fill = self.rows - len(some)
+            prompts[len(some) :] = prompts[0]
+            text, ends = jax.device_get(
+                generate_answers(
+                    self._model,
+                    params,
+                    jnp.asarray(prompts),
+                    jnp.asarray(np.concatenate([lengths, np.full(fill, lengths[0], np.int32)])),
+                    jax.random.key(0),
+                    start=shortest,
+                    steps=self.tokens,
+                    stop=self.stop,
+                )
+            )
+            for question, row, length, end in zip(some, text, lengths, ends, strict=False):
+                yield question, *_without(row[length:end], mark)
+
+    @functools.cached_property
+    def _model(self) -> IncrementalModel:
+        return self.build()
+
+
+def _without(tokens: np.ndarray, mark: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the tokens without a mark at their end, and whether there was one."""
+    ended = len(mark) > 0 and bool(np.array_equal(tokens[-len(mark) :], mark))
+    return (tokens[: -len(mark)] if ended else tokens), ended

@@ -1,0 +1,1 @@
+"""Calls of the compiled step: how many steps each takes, its program, and its batches."""

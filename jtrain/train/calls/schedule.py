@@ -1,0 +1,224 @@
+"""Schedule of calls: how many steps one call of the compiled step takes, and where calls end.
+
+With `steps_per_call: auto` a call of a small step takes several. The number follows from the FLOPs
+and the bytes of a step, never from a clock, so it is the same on every machine of a kind and in
+every resume. A call ends at each multiple of that number and of each cadence that needs the state,
+so the steps between two of these ends take a shorter call. The program takes the number of its
+steps as an argument: where calls end changes no bit of a result.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+
+from jtrain.core.jaxpr import equations_in, inner_jaxprs
+from jtrain.core.loop import IN_FLIGHT, Hook, overrides
+from jtrain.core.state import TrainState
+from jtrain.parallel import Strategy
+from jtrain.parallel.offload import is_on_host
+from jtrain.train.experiment import RunConfig
+from jtrain.train.flops import product_flops, repetitions
+
+CALLS_IN_FLIGHT = 2  # of several steps: long enough that no device waits for the host
+MOST = 50  # steps of a call: by then the cost of a call is 2 % of that of 50
+LEAST = 2  # steps that a program of several takes: for one, XLA:CPU gives other bits (docs/log.md)
+CALL, LONG = 20e-3, 1e-3  # seconds of a call, at most; of a step that is a call by itself
+STACK = 16e6  # bytes of the batches of a call, at most
+# FLOPs and bytes a second of a small step, far below the peak: only the size has to be right.
+RATES = {"cpu": (2e10, 1e10), "gpu": (2e13, 1e12), "tpu": (2e13, 5e11)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CallSchedule:
+    """Steps of each call of a run."""
+
+    most: int
+    """Steps that the program takes in a call, at most."""
+    stop: int
+    """Last step of the run."""
+    varies: bool = False
+    """Whether calls may be shorter; else each has `most` steps, which divides every cadence."""
+    ends: tuple[int, ...] = ()
+    """Cadences at whose multiples a call ends."""
+    points: tuple[int, ...] = ()
+    """Steps at which a call ends."""
+    why: str = ""
+    """Why calls have so many steps, as a line of the log; empty where the config says it."""
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are started and not yet finished: metrics are read that late."""
+        return CALLS_IN_FLIGHT if self.varies else IN_FLIGHT
+
+    def steps(self, first: int) -> int:
+        """Return the steps of the call that begins after step `first`."""
+        if not self.varies:
+            return self.most
+        ends = [first + x - first % x for x in (self.most, *self.ends)]
+        return min(self.stop, *ends, *(x for x in self.points if x > first)) - first
+
+    def after(self, first: int) -> int:
+        """Return the last step of the call that begins after step `first`."""
+        return first + self.steps(first)
+
+    def first(self, step: int) -> int:
+        """Return the step after which the call with `step` begins."""
+        ends = [(step - 1) // x * x for x in (self.most, *self.ends)]
+        return max(*ends, *(x for x in self.points if x < step), 0)
+
+    def ending_at(self, *steps: int) -> "CallSchedule":
+        """Return the schedule whose calls end at these steps, too, where calls may be shorter."""
+        points = tuple(sorted({*self.points, *steps}))
+        return dataclasses.replace(self, points=points) if self.varies else self
+
+    def ending_for(self, hooks: Sequence[Hook]) -> "CallSchedule":
+        """Return the schedule whose calls end where these hooks take the state, too.
+
+        The program is compiled for no more steps than a call then has, whose batches it is given.
+        """
+        if not self.varies or not hooks:
+            return self
+        takes_state = {
+            x.every for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")
+        }
+        points = {point for x in hooks for point in getattr(x, "call_ends", ())}
+        longest, why = min([self.most, *self.ends]), self.why  # of the steps of all calls
+        least = min([longest, *takes_state])
+        if least < longest:
+            why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
+            why += f"{f'{least} steps' if least > 1 else 'step'}. With every={longest} for this "
+            why += f"hook it would be {longest}, which trains faster"
+        most = max(LEAST, least)
+        ends = tuple(sorted({x for x in {self.most, *self.ends, *takes_state} if x % most}))
+        points = tuple(sorted({*self.points, *points}))
+        return dataclasses.replace(self, most=most, ends=ends, points=points, why=why)
+
+
+def fixed_schedule(steps_per_call: int, stop: int) -> CallSchedule:
+    """Return the schedule of calls that all have the same number of steps."""
+    return CallSchedule(most=steps_per_call, stop=stop)
+
+
+def choose_schedule(
+    config: RunConfig,
+    strategy: Strategy,
+    like: TrainState,
+    loss: Callable[[], Any],
+    batch: Callable[[], Mapping[str, Any]],
+    *,
+    evaluates: bool,
+    unknown: Set[str] = frozenset(),
+) -> CallSchedule:
+    """Return the schedule of a run; with `auto` the loss is traced, unless the state is large.
+
+    A step is a call by itself where the strategy has a loop of its own, workers read the batches,
+    the state is offloaded, the loss has a loop whose length depends on its data, or XLA:CPU would
+    run convolutions in a loop, which it does slowly.
+
+    Args:
+        like: shapes and shardings of the state.
+        loss: gives the jaxpr of the loss.
+        batch: gives the arrays of a batch in this process.
+        evaluates: whether there are validation sets.
+        unknown: keys of cadences in time, before a step is timed: they end no call.
+    """
+    if config.steps_per_call != "auto":
+        return fixed_schedule(config.steps_per_call, config.steps)
+    single = fixed_schedule(1, config.steps)
+    leaves = jax.tree.leaves(like)
+    devices = leaves[0].sharding.device_set
+    platform = next(iter(devices)).platform
+    seconds = update_seconds(like, platform, strategy.shares)
+    if seconds >= LONG or any(map(is_on_host, leaves)):
+        return single
+    if config.workers.count or strategy.loop != Strategy.loop:
+        return single
+    traced = loss()
+    names = {x.primitive.name for x in equations_in(traced)}
+    if "while" in names or (platform == "cpu" and "conv_general_dilated" in names):
+        return single
+    seconds += loss_seconds(traced, platform, len(devices))
+    size = sum(x.nbytes for x in batch().values())
+    return auto_schedule(config, seconds, size, evaluates=evaluates, unknown=unknown)
+
+
+def auto_schedule(
+    config: RunConfig,
+    seconds: float,
+    batch_bytes: int,
+    *,
+    evaluates: bool = True,
+    unknown: Set[str] = frozenset(),
+) -> CallSchedule:
+    """Return the schedule of `steps_per_call: auto`.
+
+    Args:
+        seconds: of a step, estimated by its FLOPs and bytes.
+        batch_bytes: of the arrays of a batch in this process.
+        evaluates, unknown: as `choose_schedule` takes them.
+    """
+    fit = min(MOST, int(CALL / seconds), int(STACK / max(batch_bytes, 1)))
+    if seconds >= LONG or fit < 2:
+        return fixed_schedule(1, config.steps)
+    cadences = _cadences(config, evaluates=evaluates)
+    cadences = {key: x for key, x in cadences.items() if key == "steps" or key not in unknown}
+    (key, least), *others = sorted(cadences.items(), key=lambda pair: pair[1])
+    most, more = min(fit, least), min([fit, *(x for _, x in others)])
+    program = max(LEAST, most)
+    why = f"a step takes about {1e3 * seconds:.1g} ms, by its FLOPs and bytes"
+    if least < fit and key != "steps":
+        why = f"{key} is {least}"
+        if more > most:
+            why += f". With {key}={more} or more it would be {more}, which trains faster"
+    return CallSchedule(
+        most=program,
+        stop=config.steps,
+        varies=True,
+        ends=tuple(sorted({x for x in cadences.values() if x % program})),
+        why=config.rename_keys(f"steps_per_call: auto is {most} here, as {why}"),
+    )
+
+
+def loss_seconds(loss: Any, platform: str, devices: int) -> float:
+    """Return the rough time of a loss and its gradient, which costs twice as much as the loss.
+
+    Args:
+        loss: its jaxpr, in which the body of a scan counts once for each iteration.
+        devices: that share the work.
+    """
+    flops = moved = 0.0
+    for eqn, times in _executions(loss):
+        flops += times * (product_flops(eqn, lower_bound=True) or 0.0)
+        moved += times * 3 * sum(x.aval.size * x.aval.dtype.itemsize for x in eqn.outvars)
+    flops_rate, bytes_rate = RATES.get(platform, RATES["gpu"])
+    return max(3 * flops / devices / flops_rate, moved / devices / bytes_rate)
+
+
+def _executions(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Yield the equations of a program, the inner ones too, and how often each runs."""
+    for eqn in jaxpr.eqns:
+        yield eqn, times
+        for inner in inner_jaxprs(eqn):
+            yield from _executions(inner, times * (repetitions(eqn, lower_bound=True) or 1))
+
+
+def update_seconds(state: TrainState, platform: str, devices: int) -> float:
+    """Return the rough time in which a step reads and writes its state, without its loss."""
+    moved = 3 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    return moved / devices / RATES.get(platform, RATES["gpu"])[1]
+
+
+def _cadences(config: RunConfig, *, evaluates: bool) -> dict[str, int]:
+    """Return the cadences that need the state after a step, by the keys of the config."""
+    keys = {
+        "steps": config.steps,
+        "evaluate.every": config.evaluate.every if evaluates else 0,
+        **{f"evaluate.sets.{name}.every": x.every for name, x in config.evaluate.sets.items()},
+        "checkpoint.every": config.checkpoint.every,
+        "log.leaves": config.log.leaves,
+        "log.pictures": config.log.pictures,
+        "checks.recompute": config.checks.recompute,
+    }
+    return {key: x for key, x in keys.items() if isinstance(x, int) and x}

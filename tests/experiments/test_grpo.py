@@ -1,0 +1,143 @@
+"""Additions by supervision and by reward: a step is repeated, and a run resumed, bit for bit."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from quick_study import config_of, kept, trained
+from tiny_configs import TINY
+
+import jtrain as jt
+from jtrain.checkpoint import CheckpointManager
+from jtrain.cli import main
+from jtrain.core.placement import Unplaced
+from jtrain.errors import ConfigError, DataError
+from jtrain.train.hooks.metrics import read_results
+from jtrain.train.setup import set_up
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SINGLE = ("parallel={kind: single}",)
+ONE_DIGIT = (*SINGLE, "data={digits: 1, validation: 16}", "model.width=32", "batch=16")
+FEW = (*TINY["grpo"], *SINGLE, "policy.updates=2", "policy.beta=0.1", "steps=6")
+
+
+def experiment(name, *settings):
+    return config_of(CONFIGS / f"{name}.yaml", settings).build(Unplaced())
+
+
+def test_the_rows_are_right_sums_of_which_none_is_in_both_sets():
+    config = config_of(CONFIGS / "additions.yaml")
+    task = config.data.build()
+    seen = []
+    for rows in (task.train.arrays, task.valid.arrays):
+        asked = [task.vocabulary.decode(x) for x in rows["question"]]
+        answers = [task.vocabulary.decode(x).partition("\n")[0] for x in rows["answer"]]
+        for question, answer in zip(asked, answers, strict=True):
+            a, b = question.rstrip("=").split("+")
+            assert (len(a), len(b), int(a) + int(b)) == (2, 2, int(answer))
+        seen.append(set(asked))
+    assert not seen[0] & seen[1]
+    assert [len(x) for x in seen] == [7100, 1000]
+
+
+def test_a_right_answer_is_rewarded_up_to_its_end_alone():
+    from experiments.additions import right_answers
+
+    answer = np.array([[4, 6, 0, 0]], np.int32)  # 0 ends it
+    given = np.array([[[4, 6, 0, 9], [4, 6, 9, 0], [4, 0, 0, 0], [4, 6, 0, 0]]], np.int32)
+    got = jax.jit(lambda x, y: right_answers(x, {"answer": y}, 0))(given, answer)
+    np.testing.assert_array_equal(got, [[1, 0, 0, 1]])
+
+
+@pytest.mark.thorough
+def test_a_step_is_replayed_with_the_bits_of_its_rollouts(capsys):
+    outcome = trained(CONFIGS / "grpo.yaml", *FEW, "checkpoint.every=2", "checkpoint.keep=9")
+    for step, start in ((5, 4), (6, 4)):  # the first samples answers, the second learns from them
+        capsys.readouterr()
+        code = main(["replay", "grpo", "--step", f"{step}", "--json", "--only-again"])
+        found = json.loads(capsys.readouterr().out)
+        assert (code, found["start"], found["other"]) == (0, start, None)
+        assert found["replayed"] == found["recorded"]
+    assert found["checkpoint"] == [], "the rollouts are leaves of the checkpoint"
+    config = config_of(outcome.directory.config)
+    with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
+        rollouts = checkpoints.restore(6, set_up(config).like).extra["rollouts"]
+        before = checkpoints.restore(4, set_up(config).like).extra["rollouts"]
+    asked = config.build(Unplaced()).train[4]["question"]
+    np.testing.assert_array_equal(rollouts["question"], asked)  # those of step 5
+    assert (np.asarray(rollouts["answers"]) != np.asarray(before["answers"])).any()
+    assert "'" in (outcome.directory.path / "samples.txt").read_text()
+
+
+@pytest.mark.thorough
+def test_killed_it_resumes_to_the_same_bits(tmp_path):
+    settings = (*FEW, "steps=30", "checkpoint.every=3", "evaluate.every=0", "log.every=1")
+    whole = trained(CONFIGS / "grpo.yaml", *settings, "name=whole")
+    unbroken = kept(whole)
+    second = Path("runs/grpo/checkpoints/6")  # when it is begun, the first is complete
+    words = [str(CONFIGS / "grpo.yaml"), *settings]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "jtrain", "run", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while run.poll() is None and not second.exists():
+            time.sleep(0.002)
+        run.send_signal(signal.SIGKILL)
+        run.wait(60)
+    finally:
+        run.kill()
+    assert run.returncode == -signal.SIGKILL
+    again = trained(CONFIGS / "grpo.yaml", *settings)
+    assert again.step == 30
+    assert "resumes from step" in again.directory.log.read_text()
+    assert kept(again) == unbroken
+
+
+@pytest.mark.thorough
+def test_reward_raises_the_accuracy_that_supervision_reached():
+    settings = (*TINY["additions"], *ONE_DIGIT, "data.questions=0", "evaluate.batch=16")
+    fast = "optimizer.schedule={kind: constant, warmup: 0}", "checkpoint.every=0"
+    first = trained(CONFIGS / "additions.yaml", *settings, *fast, "steps=300", "optimizer.lr=3e-3")
+    settings = (*TINY["grpo"], *ONE_DIGIT, "data.questions=0", "evaluate.batch=16")
+    start = f"init_from={{path: {first.directory.path}}}"
+    more = trained(CONFIGS / "grpo.yaml", *settings, *fast, start, "steps=60", "log.every=1")
+    rewards = [row["reward"] for row in read_results(more.directory.metrics, "").values()]
+    assert 0.05 < np.mean(rewards[:5]) < 0.95
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:5]) + 0.03
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("grpo", ["policy.group=1"], r"policy.group.*its own baseline.*policy.group=8"),
+        ("grpo", ["policy={loss: gspo, beta: 0.1}"], r"policy.beta.*policy.beta=0"),
+        ("additions", ["model.context=8"], r"model.context.*set model.context=10"),
+        ("additions", ["data.questions=8000"], r"data.validation.*data.questions=0"),
+        ("additions", ["model.experts={kind: dropless, count: 4}"], r"model.experts.kind=none"),
+    ],
+)
+def test_values_that_conflict_are_refused(name, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        config_of(CONFIGS / f"{name}.yaml", settings)
+
+
+def test_a_tokenizer_that_joins_digits_is_refused(tmp_path):
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(merges=[], vocab={}))
+    words = ["".join(pair) for pair in ("12", "34")]
+    characters = [*"0123456789+=", "\n"]
+    vocabulary = {text: i for i, text in enumerate([*characters, *words, "<|endoftext|>"])}
+    made.model = tokenizers.models.BPE(vocab=vocabulary, merges=[("1", "2"), ("3", "4")])
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"data.tokenizer writes.*splits numbers into digits"):
+        experiment("additions", f"data.tokenizer={tmp_path / 'tokenizer.json'}")
+    assert isinstance(experiment("additions"), jt.Experiment)

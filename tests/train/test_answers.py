@@ -1,0 +1,162 @@
+"""Evaluation by generation: questions of conversations, verifiers, and the metrics of a run."""
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_configs import TINY, write_conversations
+
+import jtrain as jt
+from jtrain.config.resolve import resolve
+from jtrain.core.placement import Unplaced
+from jtrain.data.text.chat_template import ChatTemplate
+from jtrain.data.text.encode_chat import encode, end_of_turn
+from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.errors import ConfigError
+from jtrain.train.answers import AnswerEvaluation, make_question, same_number, same_text
+
+CONFIG = Path(__file__).parents[2] / "configs" / "chat.yaml"
+BYTES = ByteTokenizer()
+STOP = tuple(end_of_turn(BYTES, ChatTemplate()).tolist())
+TALK = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "and one?"},
+    {"role": "assistant", "content": "5"},
+]
+text_of = lambda tokens: bytes(np.asarray(tokens, np.uint8)).decode()
+
+
+def test_the_last_question_of_a_conversation_is_asked():
+    question = make_question(encode(BYTES, ChatTemplate(), TALK), BYTES, STOP)
+    assert question.answer == "5"
+    assert text_of(question.prompt).endswith("and one?<|im_end|>\n<|im_start|>assistant\n")
+    assert "4<|im_end|>" in text_of(question.prompt)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "text", "number"),
+    [
+        ("12", "12", 1, 1),
+        (" 12\n", "12", 1, 1),
+        ("It is 1,200.0 now", "1200", 0, 1),
+        ("3 then -4", "-4", 0, 1),
+        ("4", "-4", 0, 0),
+        ("none", "none", 1, 0),
+        ("", "7", 0, 0),
+    ],
+)
+def test_verifiers_are_functions_of_two_texts(answer, expected, text, number):
+    assert (same_text(answer, expected), same_number(answer, expected)) == (text, number)
+
+
+class Echo:
+    """A model that answers a question with its params, whatever it reads; it never ends alone."""
+
+    context = 256
+
+    def __init__(self, begins):
+        self.begins = begins
+
+    def empty(self, params, rows):
+        return jnp.zeros(rows, jnp.int32)
+
+    def extend(self, params, cache, tokens, at):
+        # The answer's next letter, from how many tokens ago the question began to be answered.
+        newline = tokens[:, -1] == ord("\n")
+        cache = jnp.where(newline, 0, cache + 1)
+        return jax.nn.one_hot(params[jnp.minimum(cache, len(params) - 1)], 257), cache
+
+
+def evaluation(talks, rows, tokens):
+    questions = [make_question(encode(BYTES, ChatTemplate(), talk), BYTES, STOP) for talk in talks]
+    return AnswerEvaluation(
+        build=functools.partial(Echo, 0),
+        tokenizer=BYTES,
+        questions=questions,
+        verify=same_text,
+        stop=STOP,
+        rows=rows,
+        tokens=tokens,
+    )
+
+
+def talks():
+    ask = lambda text, answer: [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": answer},
+    ]
+    return [ask("a" * n, "yes" if n % 3 else "no") for n in range(1, 8)]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_metrics_are_those_of_all_questions_in_any_batch(rows):
+    said = jnp.asarray(np.frombuffer(b"yes" + bytes(STOP), np.uint8), jnp.int32)
+    found = evaluation(talks(), rows, 20)(said, ())
+    assert found == {"correct": 5 / 7, "finished": 1.0}
+
+
+def test_an_answer_without_its_mark_is_not_finished():
+    said = jnp.asarray(np.frombuffer(b"yes", np.uint8), jnp.int32)
+    assert evaluation(talks(), 4, 3)(said, ()) == {"correct": 5 / 7, "finished": 0.0}
+
+
+def test_no_question_is_refused():
+    with pytest.raises(ConfigError, match="no question to answer"):
+        evaluation([], 4, 3)
+
+
+def config(folder: Path, *settings: str):
+    path = write_conversations(folder / "chat.jsonl", 40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        return resolve(CONFIG, [*TINY["chat"], f"data.path={path}", *settings]).config
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("answers.verifier=same_txt",), "did you mean same_text"),
+        (
+            ("answers.verifier=same_text", "answers.tokens=60"),
+            "Set answers.tokens=9 or less, or model.context=115",
+        ),
+    ],
+)
+def test_refuses_what_does_not_fit(tmp_path, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        config(tmp_path, *settings).build(Unplaced())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_run_measures_its_answers(tmp_path, monkeypatch, lora):
+    monkeypatch.chdir(tmp_path)
+    settings = [
+        "answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}",
+        "model.context=160",
+        "steps=2",
+        "optimizer.schedule.warmup=0",
+        "evaluate.every=2",
+        "checkpoint.best=highest correct",
+        "parallel={kind: fsdp, devices: 2, min_size: 0}",
+        *(["lora={rank: 2, on: ['*kernel']}"] if lora else []),
+    ]
+    with open(os.devnull, "w") as screen:
+        outcome = jt.run(config(tmp_path, *settings), screen=screen)
+    rows = [json.loads(line) for line in outcome.directory.metrics.read_text().splitlines()]
+    found = [row for row in rows if "valid/correct" in row]
+    assert found
+    assert 0 <= found[-1]["valid/finished"] <= 1
+    again = jt.load(outcome.directory.path)
+    assert again.experiment is not None
+    assert (
+        found[-1]["valid/correct"]
+        == again.experiment.generated["valid"](again.params, again.extra)["correct"]
+    )
