@@ -1,14 +1,15 @@
-"""A training step of our CNN against the same network plainly written in flax.
+"""A training step of our CNN against the same network in plain flax and in PyTorch.
 
 Two 3x3 convolutions (32 and 64 outputs), each with ReLU and a 2x2 max pool, and a linear map to 10
 classes, on 128 images of 28 x 28 x 1; Adam, float32, no dropout. Contestants take turns within one
 run; ratios are of turns side by side.
 
-    python benchmarks/cnn_step.py [--rounds 40] [--steps 2]
+    python benchmarks/cnn_step.py [--torch PYTHON] [--rounds 40] [--steps 2] [--cpu]
 """
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -19,11 +20,13 @@ import numpy as np
 import optax
 from pairs import machine, ratio, table, take_turns
 from peers import nnx_cnn
+from torch_process import torch_process
 
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.cnn import CNN
+from jtrain.train.allocator import reuse_memory
 
 BATCH = 128
 TARGET = 0.75  # of the same network plainly written in flax
@@ -32,9 +35,12 @@ TARGET = 0.75  # of the same network plainly written in flax
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=2, help="steps a turn")
+    parser.add_argument("--cpu", action="store_true", help="processor time in place of time")
     asked = parser.parse_args()
+    reuse_memory()  # as every run does
     optimizer = optax.adam(1e-3)
     plain = "plain nnx, jax.jit over dicts"
     trainers = {
@@ -42,11 +48,17 @@ def main() -> None:
         plain: nnx_cnn.dict_trainer(optimizer),
         "plain nnx, nnx.jit": nnx_cnn.module_trainer(optimizer),
     }
-    runs = {name: clocked(take, asked.steps) for name, take in trainers.items()}
-    print(f"{machine()}\n")
+    runs = {name: clocked(take, asked.steps, asked.cpu) for name, take in trainers.items()}
+    versions, torch = torch_process(
+        asked.torch, "torch_cnn.py", {"batch": BATCH}, steps=asked.steps, cpu=asked.cpu
+    )
+    runs |= {"PyTorch, eager": torch} if torch else {}
+    print(f"{machine()}; {versions}\n")
     times = take_turns(runs, asked.rounds, warmup=2)
     print(table(times, "ms a step", plain))
     over = ratio(times["jtrain"], times[plain])
+    for name in list(times)[1:]:
+        print(f"jtrain over {name}: {ratio(times['jtrain'], times[name])}")
     print(f"\ntarget {TARGET}: {'met' if over.median <= TARGET else 'missed'}")
 
 
@@ -70,16 +82,18 @@ def trainer(optimizer: optax.GradientTransformation) -> Callable:
     return take
 
 
-def clocked(take: Callable, steps: int) -> Callable[[], float]:
+def clocked(take: Callable, steps: int, cpu: bool) -> Callable[[], float]:
     """Return a function that measures the milliseconds of one of `steps` steps."""
     draw = np.random.default_rng(0)
     images = draw.standard_normal((steps, BATCH, 28, 28, 1)).astype(np.float32)
     labels = draw.integers(0, 10, (steps, BATCH)).astype(np.int32)
 
+    clock = time.process_time if cpu else time.perf_counter
+
     def run():
-        start = time.perf_counter()
+        start = clock()
         jax.block_until_ready([take(*batch) for batch in zip(images, labels, strict=True)])
-        return (time.perf_counter() - start) / steps * 1e3
+        return (clock() - start) / steps * 1e3
 
     return run
 

@@ -74,7 +74,7 @@ class Turn:
         """Take steps with the hooks of a run."""
         directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         guarded = stack.enter_context(BadStepPolicy(self._parts, directory))
-        self.record = StepRecorder(directory.steps, every=1)
+        self.record = StepRecorder(directory.steps)
         stack.callback(self.record.close)
         guards = guarded.hooks(self.state, every=self._parts.config.log.every, log=print)
         self.hooks = [HeartbeatHook(), self.record, *guards]
@@ -85,7 +85,7 @@ class Turn:
         for step in range(self.done, self.done + self.steps):
             batch = self._parts.calls[step]
             if self.record:
-                self.record.observe(step, batch)
+                self.record.observe(step, [batch])
             yield self._parts.place(batch)
 
     def __call__(self) -> float:

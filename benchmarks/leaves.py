@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
-    parts = set_up(resolve(CONFIG, ["parallel.kind=single"]).config)
+    parts = set_up(resolve(CONFIG, ["parallel.kind=single", "steps_per_call=1"]).config)
     step, look, still = parts.compile_step(), LeafStatistics(parts), parts.fresh()
     state = parts.fresh()
 

@@ -3,18 +3,14 @@
 nanoGPT's CPU setting: 4 layers, 4 heads, width 128, context 64, batch 12, 65 tokens, AdamW, no
 dropout, float32. Contestants take turns within one run; ratios are of turns side by side.
 
-    python benchmarks/transformer_step.py [--torch PYTHON] [--rounds 40] [--steps 5] [--keep-memory]
+    python benchmarks/transformer_step.py [--torch PYTHON] [--rounds 40] [--steps 5] [--cpu]
 """
 
 import argparse
-import ctypes
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -24,11 +20,13 @@ import numpy as np
 import optax
 from pairs import machine, ratio, take_turns
 from peers import nnx_transformer
+from torch_process import torch_process
 
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
+from jtrain.train.allocator import reuse_memory
 
 SIZES: dict[str, Any] = {"vocab": 65, "context": 64, "layers": 4, "heads": 4, "width": 128}
 BATCH = 12
@@ -41,18 +39,23 @@ def main() -> None:
     parser.add_argument("--torch", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=5, help="steps a turn")
-    parser.add_argument("--keep-memory", action="store_true", help="see keep_memory()")
+    parser.add_argument("--cpu", action="store_true", help="processor time in place of time")
     asked = parser.parse_args()
-    if asked.keep_memory:
-        keep_memory()
+    reuse_memory()  # as every run does
     optimizer = optax.adamw(1e-3, weight_decay=1e-4)
     trainers = {
         "jtrain": trainer(optimizer),
         "plain nnx, jax.jit over dicts": nnx_transformer.dict_trainer(SIZES, optimizer),
         "plain nnx, nnx.jit": nnx_transformer.module_trainer(SIZES, optimizer),
     }
-    runs = {name: clocked(take, asked.steps) for name, take in trainers.items()}
-    versions, torch = torch_process(asked.torch, asked.steps)
+    runs = {name: clocked(take, asked.steps, asked.cpu) for name, take in trainers.items()}
+    versions, torch = torch_process(
+        asked.torch,
+        "torch_transformer.py",
+        {"sizes": SIZES, "batch": BATCH},
+        steps=asked.steps,
+        cpu=asked.cpu,
+    )
     runs |= {"PyTorch, eager": torch} if torch else {}
     print(f"{machine()}; {versions}\n")
     times = take_turns(runs, asked.rounds, warmup=2)
@@ -85,51 +88,19 @@ def trainer(optimizer: optax.GradientTransformation) -> Callable:
     return take
 
 
-def clocked(take: Callable, steps: int) -> Callable[[], float]:
+def clocked(take: Callable, steps: int, cpu: bool) -> Callable[[], float]:
     """Return a function that measures the milliseconds of one of `steps` steps."""
     draw = np.random.default_rng(0)
     data = draw.integers(0, SIZES["vocab"], (steps, BATCH, SIZES["context"] + 1)).astype(np.int32)
 
+    clock = time.process_time if cpu else time.perf_counter
+
     def run():
-        start = time.perf_counter()
+        start = clock()
         jax.block_until_ready([take(tokens) for tokens in data])
-        return (time.perf_counter() - start) / steps * 1e3
+        return (clock() - start) / steps * 1e3
 
     return run
-
-
-def torch_process(python: str, steps: int) -> tuple[str, Callable[[], float] | None]:
-    """Return PyTorch's versions and the same step in it; None, and why, if unavailable."""
-    script = str(Path(__file__).parent / "peers" / "torch_transformer.py")
-    threads = len(os.sched_getaffinity(0))
-    setting = json.dumps({"sizes": SIZES, "batch": BATCH, "threads": threads})
-    pipe = subprocess.PIPE
-    child = subprocess.Popen([python, script, setting], stdin=pipe, stdout=pipe, text=True)
-    assert child.stdin
-    assert child.stdout
-    asks, answers = child.stdin, child.stdout
-    versions = answers.readline().strip()
-    if not versions:
-        return f"PyTorch SKIPPED: {python} has no torch, say --torch PYTHON", None
-
-    def run():
-        asks.write(f"{steps}\n")
-        asks.flush()
-        return float(answers.readline())
-
-    return versions, run
-
-
-def keep_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the system.
-
-    XLA:CPU asks for a step's temporaries anew at every step. Above 32 MB glibc maps them afresh
-    each time: 10,700 page faults a step of this model, a quarter of its time.
-    Source: mallopt(3); -4 is M_MMAP_MAX, -1 M_TRIM_THRESHOLD.
-    """
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(-4, 0)
-    mallopt(-1, 2**31 - 1)
 
 
 if __name__ == "__main__":

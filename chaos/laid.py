@@ -6,7 +6,7 @@ It records a digest of every row that it reads, and saves again each state that 
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,17 @@ def _record_rows(part: str) -> None:
     path = Path(SEEN.format(part, os.environ["JTRAIN_PROCESS"]))
     path.unlink(missing_ok=True)
 
-    def observe_and_record(self: StepRecorder, call: int, batch: Mapping[str, Any]) -> None:
-        rows = {
-            int(row): digest_batch({name: array[place] for name, array in batch.items()})
-            for place, row in enumerate(batch["row"])
-        }
-        with path.open("a") as file:
-            file.write(json.dumps([call + 1, rows]) + "\n")
-        observe(self, call, batch)
+    def observe_and_record(
+        self: StepRecorder, first: int, batches: Sequence[Mapping[str, Any]]
+    ) -> None:
+        for step, batch in enumerate(batches, first + 1):
+            rows = {
+                int(row): digest_batch({name: array[place] for name, array in batch.items()})
+                for place, row in enumerate(batch["row"])
+            }
+            with path.open("a") as file:
+                file.write(json.dumps([step, rows]) + "\n")
+        observe(self, first, batches)
 
     StepRecorder.observe = observe_and_record
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import read_record
@@ -108,8 +109,26 @@ log: {{every: 1}}
 """
 
 
-class Run:
+class Command:
     """A command in a process; in a `with` block, after which the process is gone."""
+
+    process: subprocess.Popen
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def ended(self) -> bool:
+        """True once the process ended."""
+        return self.process.poll() is not None
+
+
+class Run(Command):
+    """A run under faults, by one process or several."""
 
     def __init__(
         self, home: Path, processes: int, words: Sequence[str], environment: Mapping[str, str]
@@ -125,18 +144,6 @@ class Run:
                 stdout=said,
                 stderr=said,
             )
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    @property
-    def ended(self) -> bool:
-        """True once the process ended."""
-        return self.process.poll() is not None
 
     @property
     def seconds(self) -> float:

@@ -22,6 +22,8 @@ from chaos.processes import (
     worker_exception,
     worker_kill,
 )
+from chaos.servers import KILLS as SERVER_KILLS
+from chaos.servers import server_kill, server_run_kill, server_worker_kill
 from chaos.slurm.trials import slurm_kill, slurm_stop
 from chaos.trial import Trial
 from chaos.writers import no_place, two_writers
@@ -147,6 +149,27 @@ ROWS: Mapping[str, Row] = {
         "-",
         slurm_stop,
         trials=20,
+    ),
+    "server_worker_kill": Row(
+        "workers of parameter servers killed at random: each update once, sync and local bitwise",
+        "-",
+        server_worker_kill,
+        trials=5,
+        faults=SERVER_KILLS,
+    ),
+    "server_kill": Row(
+        "parameter servers killed at random: lost updates counted, sync and local bitwise",
+        "-",
+        server_kill,
+        trials=5,
+        faults=SERVER_KILLS,
+    ),
+    "server_run_kill": Row(
+        "the process of a run on parameter servers killed at random: resumed, each update once",
+        "-",
+        server_run_kill,
+        trials=5,
+        faults=SERVER_KILLS,
     ),
     "injected": Row(
         "NaN or infinity at a random step and leaf: none enters; as a run without that batch",

@@ -13,8 +13,11 @@ from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.idx_images import FashionMnist
+from jtrain.data.images.image_dataset import ImageDataset
+from jtrain.data.sources.subset import some_rows
 from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
 from jtrain.models.cnn import CNN
+from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.layers.image_classes import classes
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
@@ -26,6 +29,17 @@ class Clothes(FashionMnist):
 
     augment: Augment = Augment()
     """How; by default not at all."""
+    rows: int = Field(default=0, ge=0)
+    """Training rows that are used, drawn by a fixed seed; 0: all."""
+
+    def build(self) -> ImageDataset:
+        """Read the images as bytes and their classes.
+
+        Raises:
+            DataError: if the files do not exist or are incomplete, or have fewer rows.
+        """
+        data = super().build()
+        return data._replace(train=some_rows(data.train, self.rows)) if self.rows else data
 
 
 @jt.configclass
@@ -34,7 +48,7 @@ class Config(jt.RunConfig):
 
     data: Clothes = Clothes()
     """The images."""
-    model: Annotated[CNN | ResNet | ViT, Field(discriminator="kind")] = CNN()
+    model: Annotated[CNN | ResNet | ViT | EfficientNetLite, Field(discriminator="kind")] = CNN()
     """The network; image and classes are those of the data."""
 
     def build(self, place: Placement) -> jt.Experiment:

@@ -18,6 +18,7 @@ from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
 from jtrain.models.experts.experts import NoExperts
+from jtrain.models.pretrained.vocabulary import check_vocabulary
 from jtrain.models.transformer import Transformer
 from jtrain.train.complete_text import make_complete
 
@@ -34,17 +35,12 @@ class Config(jt.RunConfig):
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
         yield from super().misfits()
-        ours, models = self.data.context, self.model.context
-        if ours > models:
-            yield (
-                "data.context",
-                f"{ours} tokens are more than the model's context of {models}; set "
-                f"model.context={ours} or data.context={models}",
-            )
+        yield from self.model.context_misfits(self.data.context)
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the tokens, the network and the loss."""
         corpus = self.data.build()
+        check_vocabulary(self.model.pretrained, corpus.vocabulary)
         network = self.model.for_tokens(len(corpus.vocabulary))
         model, how = network.build(place), network.experts
 

@@ -1,0 +1,105 @@
+"""Language models: a step of ours beside PyTorch's, and memory beside the plan."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from sizes import LANGUAGE
+from turns import clocked, compare, torch_turns
+
+from jtrain.config.resolve import resolve
+from jtrain.parallel.chips import peak_flops
+from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.summary import bound_step_flops
+
+CONFIG = str(Path(__file__).parent.parent.parent / "configs" / "gpt2.yaml")
+BATCHES = 8  # made before the clock starts, for both
+
+
+def words(kind: str, variant: str, sizes: str) -> list[str]:
+    """Return the values of a variant: cudnn, xla or fp8 (with cuDNN's attention)."""
+    attention = "xla" if variant == "xla" or sizes == "rehearsal" else "cudnn"
+    precision = "fp8" if variant == "fp8" else "bf16"
+    given = f"model.attention={attention}", f"precision.kind={precision}", "steps=100000"
+    return LANGUAGE[sizes][kind].words(*given)
+
+
+def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
+    """Return tokens a second and MFU of both."""
+    size = LANGUAGE[sizes][kind]
+    setup = set_up(resolve(CONFIG, words(kind, variant, sizes)).config)
+    take = trainer(setup)
+    flops, peak = bound_step_flops(setup).flops.model, peak_flops(setup.devices)
+    setting = {
+        "model": "language",
+        "sizes": {**size.model, "context": size.context},
+        "batch": size.rows,
+    }
+    found = compare(
+        clocked(take),
+        sizes,
+        torch_turns(torch, setting),
+        work=size.rows * size.context,
+        unit="tokens",
+        flops=flops / peak if flops and peak else 0.0,
+    )
+    if sizes == "rehearsal":
+        found["notes"].append("rehearsed with XLA's attention: cuDNN's needs a GPU")
+    return found
+
+
+def trainer(setup: TrainSetup) -> Any:
+    """Return a function of a number that takes a step, on batches that are on the device."""
+    step, state = setup.compile_step(), [setup.fresh()]
+    batches = [setup.place(setup.calls[i]) for i in range(BATCHES)]
+
+    def take(number: int) -> Any:
+        state[0], metrics = step(state[0], batches[number % BATCHES])
+        return metrics["loss"].total
+
+    return take
+
+
+def memory(kind: str, sizes: str) -> dict[str, Any]:
+    """Return the peak of two steps, and the plan's for such a GPU."""
+    given = words(kind, "cudnn", sizes)
+    setup = set_up(resolve(CONFIG, given).config)
+    take = trainer(setup)
+    for i in range(2):
+        jax.block_until_ready(take(i))
+    device = setup.devices[0]
+    stats = device.memory_stats() or {}
+    topology = _topology(device)
+    plan = _plan(given, topology) / 1e9
+    rows = [{"what": f"plan, {topology}", "value": plan, "unit": "GB"}]
+    if "peak_bytes_in_use" not in stats:
+        return {"rows": rows, "notes": [f"{device.device_kind} counts no peak of its memory"]}
+    peak = stats["peak_bytes_in_use"] / 1e9
+    rows.append({"what": "peak_bytes_in_use", "value": peak, "unit": "GB"})
+    rows.append({"what": "plan over peak", "value": plan / peak, "unit": ""})
+    return {"rows": rows}
+
+
+def _topology(device: Any) -> str:
+    if device.platform == "cpu":
+        return "cpu:1"
+    kinds = itertools.chain(("h200", "h100", "b200", "a100"), ("h100",))
+    return next(k for k in kinds if k.upper() in device.device_kind or k == "h100") + ":1"
+
+
+def _plan(given: list[str], topology: str) -> float:
+    command = [sys.executable, "-m", "jtrain", "plan", CONFIG, *given, "--topology", topology]
+    run = subprocess.run(
+        [*command, "--json"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    if run.returncode:
+        raise RuntimeError(f"jtrain plan: {run.stderr[-1500:]}")
+    return json.loads(run.stdout.splitlines()[-1])["memory"]["peak"]

@@ -1,0 +1,54 @@
+"""Answers to additions, sampled from the model itself and rewarded by a verifier (GRPO)."""
+
+import functools
+from collections.abc import Iterator
+
+import jtrain as jt
+from experiments.additions import AdditionsConfig, right_answers
+from jtrain.core.placement import Placement
+from jtrain.core.types import Extra, Key, Params
+from jtrain.data import InOrder, Shuffled
+from jtrain.data.text.tokenizer import fingerprint
+from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
+from jtrain.finetune.rollouts import describe_rollouts
+from jtrain.train.complete_text import make_complete
+
+
+@jt.configclass
+class Config(AdditionsConfig):
+    """A transformer that is rewarded for right answers; a row of a batch is a question."""
+
+    policy: GroupPolicy = GroupPolicy()
+    """How answers are sampled and learned from."""
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Return the values that conflict."""
+        yield from super().misfits()
+        yield from self.policy.misfits()
+
+    def build(self, place: Placement) -> jt.Experiment:
+        """Build the questions, the network and the loss that samples answers."""
+        task = self.data.build()
+        network = self.model.for_tokens(len(task.vocabulary))
+        model, (question, answer) = network.build(place), task.sizes
+        verify = functools.partial(right_answers, end=task.end)
+
+        def sample(params: Params, extra: Extra, key: Key) -> str:
+            del params, key
+            return describe_rollouts(extra["rollouts"], task.vocabulary, task.end)
+
+        return jt.Experiment(
+            init=init_policy(
+                model.init, self.policy, rows=self.batch, question=question, answer=answer
+            ),
+            dims=model.dims,
+            loss=policy_loss(model, verify, self.policy, task.end),
+            train=Shuffled(task.train, size=self.batch, seed=self.seed),
+            valid=InOrder(task.valid, size=self.evaluate.batch or self.batch),
+            optimizer=self.optimizer,
+            model=model,
+            tokens=self.policy.group * (question + answer),
+            tokenizer=fingerprint(task.vocabulary),
+            sample=sample,
+            complete=make_complete(network.build, task.vocabulary, stop=[task.end]),
+        )
