@@ -1,7 +1,7 @@
 """Compilation of the step, while the first state is made and the first batches are checked."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
@@ -31,12 +31,16 @@ def compile_step(
         # checkpoint is read beside, for nothing of it is compiled.
         one_by_one = start is None and setup.devices[0].platform == "cpu"
         with HEARTBEAT.during("compile"):
-            step = setup.compile_step(then=lambda: wait([state] if one_by_one else []))
-        with HEARTBEAT.during("restore"):
-            made = state.result()
+            step = setup.compile_step(then=lambda: _wait_for(state) if one_by_one else None)
+        made = _wait_for(state)
         checked.result()
         check_batches(setup, batches.result(), made)
         return step, made
+
+
+def _wait_for(state: Future[TrainState]) -> TrainState:
+    with HEARTBEAT.during("restore"):
+        return state.result()
 
 
 def _batches_to_check(setup: TrainSetup, train_batches: Sequence[FirstBatch]) -> list[FirstBatch]:

@@ -404,8 +404,10 @@ def test_the_status_is_on_the_disk_before_waiting_for_trackers(monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("slow", ["compile_step", "fresh"])
-def test_a_run_that_takes_long_to_begin_says_what_it_does(monkeypatch, capfd, slow: str):
+@pytest.mark.parametrize(("slow", "phase"), [("compile_step", "compile"), ("fresh", "restore")])
+def test_a_run_that_takes_long_to_begin_says_what_it_does(
+    monkeypatch, capfd, slow: str, phase: str
+):
     from jtrain.distributed.heartbeat import HEARTBEAT
     from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
     from jtrain.train.setup import TrainSetup
@@ -413,7 +415,7 @@ def test_a_run_that_takes_long_to_begin_says_what_it_does(monkeypatch, capfd, sl
     does = getattr(TrainSetup, slow)
 
     def slowly(parts: TrainSetup, **options: object) -> object:
-        while HEARTBEAT.now().phase != "compile":  # the state is made beside the compilation
+        while HEARTBEAT.now().phase != phase:  # the state is made beside the compilation
             time.sleep(0.01)
         time.sleep(1.0)
         return does(parts, **options)
@@ -423,7 +425,7 @@ def test_a_run_that_takes_long_to_begin_says_what_it_does(monkeypatch, capfd, sl
     spine = importlib.import_module("jtrain.train.train_to_end")
     monkeypatch.setattr(spine, "StartupProgress", soon)
     jt.run(config_of(CONFIG))
-    assert f"{DOING['compile']}: " in capfd.readouterr().out
+    assert f"{DOING[phase]}: " in capfd.readouterr().out
 
 
 @pytest.mark.thorough

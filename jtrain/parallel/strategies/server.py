@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
 import optax
+from jax.stages import Lowered
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
@@ -51,22 +52,10 @@ class ParameterServer(OneDevice):
             params=isinstance(self._config.mode, StreamingDiLoCo),
         )
 
-    def compile(
-        self,
-        fn: Callable,
-        state: Any,
-        batch: Any,
-        /,
-        *,
-        stacked: bool = False,
-        keeps: bool = False,
-        then: Callable[[], object] = lambda: None,
-    ) -> Callable:
+    def _load(self, lowered: Lowered, state: Any, batch: Any, *, keeps: bool) -> Callable:
         """Compile what evaluates; the step is only traced, for the workers compile theirs."""
         if not keeps:
-            return super().compile(fn, state, batch, stacked=stacked, keeps=keeps, then=then)
-        self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
-        then()
+            return super()._load(lowered, state, batch, keeps=keeps)
 
         def refuse(state: Any, batch: Any) -> Any:
             raise ConfigError(

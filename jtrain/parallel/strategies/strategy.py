@@ -87,6 +87,11 @@ class Strategy(abc.ABC):
         """
         lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
         then()
+        return self._load(lowered, state, batch, keeps=keeps)
+
+    def _load(self, lowered: Lowered, state: Any, batch: Any, *, keeps: bool) -> Callable:
+        """Return what runs the lowered function; `keeps` says whether it is the step."""
+        del keeps
         return _once(load_or_compile(lowered, state), *plain(state, batch))
 
     @property
