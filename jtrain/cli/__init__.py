@@ -1,7 +1,6 @@
 """Command line: one module a verb, imported when the verb is typed."""
 
 import difflib
-import gc
 import importlib
 import os
 import signal
@@ -16,6 +15,7 @@ from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
 from jtrain.io.redact import redact
+from jtrain.train.pause_collection import pause_collection
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
 VERBS = {
@@ -84,10 +84,10 @@ def leave(code: int) -> NoReturn:
 
 def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
-        gc.disable()  # imports leave no garbage, and looking for some takes a tenth of their time
-        module = importlib.import_module(f"jtrain.cli.{verb}")
-        gc.freeze()
-        gc.enable()
+        with (
+            pause_collection()
+        ):  # imports leave no garbage; looking for it takes a tenth of their time
+            module = importlib.import_module(f"jtrain.cli.{verb}")
         code = module.main(rest)
         sys.stdout.flush()
         return code

@@ -51,6 +51,4 @@ def test_each_entry_of_the_log_has_date_finding_and_decision():
     for entry in entries:
         assert re.match(r"\d{4}-\d\d-\d\d · .*[^?]\n", entry), entry[:60]
         assert {"**Tried.**", "**Decision.**"} <= set(re.findall(r"\*\*\w+\.\*\*", entry)), entry
-        assert re.search(r"\d+ us|\d+ [KMG]B|\d+ ms|\d+ %|\d+\.\d+", entry), (
-            f"no number: {entry[:60]}"
-        )
+        assert re.search(r"\d+ us|\d+ KB|\d+ ms|\d+ %|\d+\.\d+", entry), f"no number: {entry[:60]}"
