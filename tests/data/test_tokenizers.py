@@ -153,3 +153,30 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes, says: str)
     (tmp_path / "tokenizer.json").write_bytes(data)
     with pytest.raises(DataError, match=says):
         read_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
+    plain = train_bpe(["to be or not to be"], vocab=260, end="<|end|>").description()["tokenizer"]
+    length = {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 4,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": {
+            "strategy": {"Fixed": 8},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "!",
+        },
+    }
+    long = "to be or not to be, or to be"
+    want, got = BPE(plain, end="<|end|>"), BPE(plain | length, end="<|end|>")
+    for text in ("to", long):
+        for special in (False, True):
+            np.testing.assert_array_equal(
+                got.encode(text, special=special), want.encode(text, special=special)
+            )

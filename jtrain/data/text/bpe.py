@@ -15,7 +15,8 @@ SMALLEST = 257  # every byte, and the end-of-document token
 class BPE:
     """The tokenizer of a tokenizer.json (its parsed JSON), with any model.
 
-    A special token that is spelled out in a text is encoded as plain text, unless asked for.
+    A special token that is spelled out in a text is encoded as plain text, unless asked for. A text
+    is neither cut nor padded to a length, which some published files ask for.
 
     Args:
         parsed: the content of the file.
@@ -32,7 +33,7 @@ class BPE:
     def __init__(self, parsed: dict[str, Any], *, end: str):
         self._parsed, self._end = parsed, end
         try:
-            self._tokenizer = _import_tokenizers().Tokenizer.from_str(json.dumps(parsed))
+            self._tokenizer = self._build()
         except Exception as error:  # that package raises no narrower class
             if isinstance(error, DataError):
                 raise
@@ -69,7 +70,13 @@ class BPE:
     @functools.cached_property
     def _with_special(self) -> Any:
         """The tokenizer that reads special tokens; the other one may be at work on a thread."""
-        return _import_tokenizers().Tokenizer.from_str(json.dumps(self._parsed))
+        return self._build()
+
+    def _build(self) -> Any:
+        tokenizer = _import_tokenizers().Tokenizer.from_str(json.dumps(self._parsed))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
 
     def description(self) -> dict[str, Any]:
         """Return the kind, the content of the file, and the end-of-document token."""
