@@ -55,7 +55,7 @@ class Config(jt.RunConfig):
             terms, more = with_router(
                 value, routed, real, top_k=how.top_k, group=how.group, uneven=how.uneven, z=how.z
             )
-            return terms, metrics | more | {"cross_entropy": value}
+            return terms, {**metrics, **more, "cross_entropy": value}
 
         return jt.Experiment(
             init=model.init,

@@ -97,7 +97,7 @@ def make_step(
             opt_state=opt_state,
             seed=state.seed,
         )
-        return state, metrics | own
+        return state, {**metrics, **own}
 
     return step
 

@@ -17,7 +17,7 @@ Batch: TypeAlias = Mapping[str, Any]  # arrays, b ...; always `row` (int32, b) a
 Dims: TypeAlias = tuple[str | None, ...]  # the names of an array's dims; None where one has none
 Couples: TypeAlias = Literal["nothing", "batch", "slice"]
 
-Metrics: TypeAlias = dict[str, Mean]
+Metrics: TypeAlias = Mapping[str, Mean]
 # A plain scalar means "the mean over the rows of this batch", and is refused where rows are masked.
 LossValue: TypeAlias = Mean | Terms | Float[Array, ""]
 # `(params, batch, rng)`; rng is the step's key, or None where nothing may be drawn: evaluation.

@@ -31,6 +31,7 @@ from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.auto_layout import choose_layout
+from jtrain.train.calls.packed_metrics import pack_metrics
 from jtrain.train.calls.program import LIVE, mark_live, repeat_step
 from jtrain.train.calls.reading import Observe, read_call, read_calls
 from jtrain.train.calls.schedule import CallSchedule, choose_schedule
@@ -217,7 +218,7 @@ class TrainSetup:
             compute=config.precision.compute,
             sharding=self._sharding,
         )
-        step = with_offload(step, self.like)
+        step = pack_metrics(with_offload(step, self.like))
         most, stack = self.schedule.most, (self.schedule.most,) * self.stacked
         batch = self._shapes(x.train, *stack)
         if self.schedule.varies:

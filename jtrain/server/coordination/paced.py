@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.mean import Mean
 from jtrain.parallel.strategies.server_modes import SSP, Compensate
 from jtrain.server.coordination.clock import Clock
 from jtrain.server.coordination.coordinator import StepResult
@@ -115,7 +116,6 @@ class PacedCoordinator(LeasesCoordinator):
         self.head, _ = finish(before, sums, grad_norm)
         norms = float(grad_norm), float(np.sqrt(request.fields["update"]))
         metrics = step_metrics(before, self.head, sums, norms)
-        one = jnp.float32(1)
-        metrics["staleness"] = type(metrics["loss"])(jnp.float32(staleness), one)
-        self._results[step] = StepResult(step, metrics)
+        late = Mean(jnp.float32(staleness), jnp.float32(1))
+        self._results[step] = StepResult(step, {**metrics, "staleness": late})
         self._changed.notify_all()

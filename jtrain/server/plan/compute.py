@@ -151,4 +151,4 @@ def step_metrics(before: Head, after: Head, sums: Sums, norms: tuple[float, floa
     own = {"loss": sums.value, "grad_norm": norms[0], "update_norm": norms[1]}
     own |= {"skipped": after.skipped, **before.scale.metrics()}
     one = jnp.float32(1)
-    return sums.metrics | {name: Mean(jnp.float32(x), one) for name, x in own.items()}
+    return {**sums.metrics, **{name: Mean(jnp.float32(x), one) for name, x in own.items()}}

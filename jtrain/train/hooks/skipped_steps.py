@@ -10,6 +10,7 @@ import numpy as np
 
 from jtrain.core.loop import Hook, StatelessHook, Stop
 from jtrain.core.types import Metrics
+from jtrain.train.calls.packed_metrics import select
 from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
 
 
@@ -37,7 +38,7 @@ class RecentSteps(StatelessHook):
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Keep the numbers of a call."""
-        self._calls.append((step, {name: metrics[name] for name in _NAMES if name in metrics}))
+        self._calls.append((step, select(metrics, _NAMES)))
 
     def forget(self, step: int) -> None:
         """Drop the steps up to this one."""

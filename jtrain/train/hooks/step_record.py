@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jtrain.core.loop import IN_FLIGHT, StatelessHook
@@ -20,8 +21,10 @@ from jtrain.core.types import Metrics
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
+from jtrain.train.calls.packed_metrics import select
 
 ROW = 64  # calls per row of the file
+_NAMES = ("loss", "grad_norm")
 
 
 class StepRecord(NamedTuple):
@@ -58,7 +61,7 @@ class StepRecorder(StatelessHook):
         """Digest of the batch of the last step that was written."""
         self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost) if path else None
         """The file."""
-        self._calls: collections.deque[tuple[int, tuple[Any, Any]]] = collections.deque()
+        self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -70,7 +73,7 @@ class StepRecorder(StatelessHook):
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Keep the losses and gradient norms of a call."""
-        self._calls.append((step, (metrics["loss"].total, metrics["grad_norm"].total)))
+        self._calls.append((step, select(metrics, _NAMES)))
         if len(self._calls) >= ROW + 2 * IN_FLIGHT:  # no more than half of these are still running
             self._write(ROW)
 
@@ -82,8 +85,8 @@ class StepRecorder(StatelessHook):
 
     def close(self) -> None:
         """Write the calls that are done; after a failure some never will be."""
-        done = itertools.takewhile(lambda call: all(x.is_ready() for x in call[1]), self._calls)
-        self._write(len(list(done)))
+        is_done = lambda call: all(x.is_ready() for x in jax.tree.leaves(call[1]))
+        self._write(len(list(itertools.takewhile(is_done, self._calls))))
         if self.rows:
             self.rows.close()
 
@@ -91,13 +94,13 @@ class StepRecorder(StatelessHook):
         done = [self._calls.popleft() for _ in range(calls)]
         if not done:
             return
-        arrays = [number for _, numbers in done for number in numbers]
+        arrays = jax.tree.leaves([metrics for _, metrics in done])
         if next(iter(arrays[0].devices())).platform != "cpu":
             for array in arrays:  # all at once; on a CPU this would cost more than it saves
                 array.copy_to_host_async()
         # Not jax.device_get, which takes 10 us an array.
-        fetched = [np.asarray(array) for array in arrays]
-        losses, norms = (np.hstack(fetched[i::2]).tolist() for i in (0, 1))
+        fetched = [jax.tree.map(np.asarray, metrics) for _, metrics in done]
+        losses, norms = (np.hstack([x[name].total for x in fetched]).tolist() for name in _NAMES)
         last = done[-1][0]
         first = last - len(losses) + 1
         with self._lock:
