@@ -1,6 +1,7 @@
 """Methods that the configs of image classifiers share."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ class ImageClassifier(Published):
     image: tuple[int, int, int]
     pixels: Pixels
 
+    stem_side = 3
+    """Height and width of the windows of the first convolution."""
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels of what the network gets."""
@@ -23,7 +27,11 @@ class ImageClassifier(Published):
         """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
 
         Height and width, on which no parameter depends, are those of ImageNet if they are 0.
+
+        Args:
+            shape: by name; the shape of a kernel may also be (inputs, outputs).
         """
-        image = self.image if 0 not in self.image else (224, 224, shape("stem/kernel")[2])
+        channels = math.prod(shape("stem/kernel")[:-1]) // self.stem_side**2
+        image = self.image if 0 not in self.image else (224, 224, channels)
         config: Any = self
         return dataclasses.replace(config, image=image, classes=shape("head/bias")[0])

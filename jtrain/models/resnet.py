@@ -77,6 +77,11 @@ class ResNet(ImageClassifier):
         return self
 
     @property
+    def stem_side(self) -> int:
+        """Height and width of the windows of the first convolution."""
+        return 7 if self.stem == "imagenet" else 3
+
+    @property
     def couples(self) -> Couples:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
         coupled = self.norm == "batch" and self.statistics == "batch"

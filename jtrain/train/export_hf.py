@@ -45,7 +45,7 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
             f"{config} has no `model` that is a network of jtrain, and only those have a published "
             f"family. Export the tensors: --to safetensors"
         )
-    model = _with_sizes_of_data(model, directory, step, record)
+    model = with_sizes_of_data(model, directory, step, record)
     source = Path(getattr(model, "pretrained", "") or "")
     known = bool(source.name) and is_pretrained(source)
     base = read_hf_config(source) if known else {}
@@ -62,16 +62,16 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
     )
 
 
-def _with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> Any:
+def with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> Any:
     """Return the config with the sizes that its data gave, by the leaves of the checkpoint.
 
     They are the vocabulary of a text model, and images and classes of an image classifier.
     """
     if hasattr(model, "for_leaves"):
         prefix = "extra/base/" if has_terms(record) else "params/"
-        leaves = {name.removeprefix(prefix): name for name in record if name.startswith(prefix)}
-        shape = lambda name: leaf_table.parse_leaf(record[leaves[name]]).shape
-        return model.for_leaves(shape) if "head/bias" in leaves else model
+        if f"{prefix}head/bias" not in record:
+            return model
+        return model.for_leaves(lambda name: _stored_shape(record, prefix, name))
     if getattr(model, "vocab", None) != 0:
         return model
     name = "extra/base/tokens" if has_terms(record) else "params/tokens"
@@ -80,6 +80,14 @@ def _with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> 
     if name not in record:
         return model
     return model.for_tokens(len(inspect.read_arrays(directory, step, [name])[name]))
+
+
+def _stored_shape(record: Any, prefix: str, name: str) -> tuple[int, ...]:
+    """Return the shape of a leaf; (inputs, outputs) of one that is stored in fewer bits."""
+    if stored := record.get(f"{prefix}{name}"):
+        return leaf_table.parse_leaf(stored).shape
+    a, b = (leaf_table.parse_leaf(record[f"params/{name}/{term}"]).shape for term in "ab")
+    return a[0], b[-1]
 
 
 def _reader(
