@@ -89,28 +89,20 @@ def _size(hf: HFConfig) -> tuple[int, int] | None:
     return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
 
 
-def write_preprocessor(directory: Path, model: Any, beside: Path | None) -> None:
-    """Write preprocessor_config.json for a model, over the entries of the folder it came from."""
-    source = beside / PREPROCESSOR if beside else None
-    base = _read(source) if source and source.is_file() else {}
-    sized = model.pixels.height > 0 or hasattr(model, "positions")
-    entries = _entries(model.pixels, model.shape if sized else None, base)
-    (directory / PREPROCESSOR).write_text(json.dumps(entries, indent=2) + "\n")
-
-
-def _entries(pixels: Pixels, shape: tuple[int, int, int] | None, base: HFConfig) -> Values:
-    """Return the entries; without a shape, images keep their size."""
+def write_preprocessor(directory: Path, model: Any) -> None:
+    """Write preprocessor_config.json: what is done to images before a model of ours."""
+    pixels: Pixels = model.pixels
+    sized = pixels.height > 0 or hasattr(model, "positions")  # else images keep their size
     entries: Values = {
         "image_processor_type": "ViTImageProcessor",
-        "do_resize": shape is not None,
+        "do_resize": sized,
         "resample": 2,  # bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        **base,
         "do_normalize": bool(pixels.mean),
     }
+    if sized:
+        entries["size"] = {"height": model.shape[0], "width": model.shape[1]}
     if pixels.mean:
         entries |= {"image_mean": list(pixels.mean), "image_std": list(pixels.std)}
-    if shape and _size(entries) != shape[:2]:
-        entries |= {"do_resize": True, "size": {"height": shape[0], "width": shape[1]}}
-    return entries
+    (directory / PREPROCESSOR).write_text(json.dumps(entries, indent=2) + "\n")

@@ -89,7 +89,7 @@ def write_folder(
     config = hf_config(family, model, dtype, base or {})
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     if hasattr(model, "pixels") and not family.timm:
-        write_preprocessor(directory, model, beside)
+        write_preprocessor(directory, model)
     copied = [name for name in BESIDE if beside and (beside / name).is_file()]
     for name in copied:
         assert beside is not None, "nothing was copied from nowhere"
@@ -103,7 +103,11 @@ def hf_config(family: Family, model: Any, dtype: DType, base: HFConfig) -> Value
     """Return config.json for our config, over the entries of `base`."""
     entries = family.hf(model)
     if family.timm:
-        about = {**base.get("pretrained_cfg", {}), **entries["pretrained_cfg"]}
+        # `test_...` is another size and crop, for evaluation alone: jtrain has one for all.
+        about = {
+            k: x for k, x in base.get("pretrained_cfg", {}).items() if not k.startswith("test_")
+        }
+        about |= entries["pretrained_cfg"]
         return {**base, **entries, "pretrained_cfg": about}
     # Rotary positions are written as rope_theta and rope_scaling, which every reader knows.
     kept = {key: x for key, x in base.items() if key not in {"rope_parameters", "dtype"}}

@@ -16,10 +16,11 @@ from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
 from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.pixels import Pixels
+from jtrain.models.pretrained.families.resnet import TIMM_RESNET
 from jtrain.models.pretrained.preprocessor import PREPROCESSOR
 from jtrain.models.pretrained.registry import family_of
 from jtrain.models.pretrained.source import PretrainedWeights
-from jtrain.models.pretrained.write import write_folder
+from jtrain.models.pretrained.write import hf_config, write_folder
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 
@@ -118,24 +119,31 @@ def test_an_image_of_another_size_is_changed_as_by_hand(tmp_path):
     assert_close(got, want, WITHIN)
 
 
-def test_the_export_has_the_pixels_and_the_names_of_the_classes(tmp_path):
-    size = {"height": 8, "width": 8}
-    folder = folder_with(tmp_path, "vit", size=size, resample=3, image_mean=[0.5], image_std=[0.5])
-    names = {str(i): name for i, name in enumerate(("ant", "bee", "cat", "dog", "eel"))}
-    config = published.golden("vit")["config"] | {"id2label": names}
+def test_the_export_says_what_the_run_did_to_pixels(tmp_path):
+    crop = {"do_center_crop": True, "crop_size": 8, "size": {"shortest_edge": 10}, "resample": 3}
+    folder = folder_with(tmp_path, "resnet", do_resize=True, crop_pct=0.875, **crop, **RANGE)
     source = PretrainedWeights(folder)
     arrays = source.read(source.found)
-    pixels = Pixels(mean=(0.1, 0.2, 0.3), std=(1, 1, 2))
+    pixels = Pixels(height=6, width=8, channels=3, mean=(0.1, 0.2, 0.3), std=(1, 1, 2))
     model = dataclasses.replace(source.model, pixels=pixels)
-    write_folder(tmp_path / "out", source.family, model, arrays.__getitem__, base=config,
+    write_folder(tmp_path / "out", source.family, model, arrays.__getitem__, base=source.hf,
                  beside=folder)  # fmt: skip
     written = json.loads((tmp_path / "out" / PREPROCESSOR).read_text())
     assert (written["image_mean"], written["image_std"]) == ([0.1, 0.2, 0.3], [1, 1, 2])
-    assert (written["size"], written["resample"], written["do_normalize"]) == (size, 3, True)
-    again = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert again["id2label"] == names
-    wider = dataclasses.replace(model, classes=6)
-    assert len(source.family.hf(wider)["id2label"]) == 6
+    assert written["size"] == {"height": 6, "width": 8}
+    assert (written["resample"], written["do_resize"], written["do_normalize"]) == (2, True, True)
+    assert not {"do_center_crop", "crop_size", "crop_pct"} & written.keys()
+    assert ResNet(pretrained=str(tmp_path / "out")).pixels == pixels
+
+
+def test_a_config_of_timm_says_what_the_run_did_to_pixels():
+    about = {"interpolation": "bicubic", "crop_pct": 0.95, "test_crop_pct": 1.0, "tag": "a1_in1k"}
+    model = ResNet(preset="resnet18", pixels=Pixels(height=96, width=96))
+    written = hf_config(TIMM_RESNET, model, "float32", {"pretrained_cfg": about})["pretrained_cfg"]
+    assert (written["interpolation"], written["crop_mode"]) == ("bilinear", "squash")
+    assert (written["crop_pct"], written["input_size"]) == (1.0, [3, 96, 96])
+    assert "test_crop_pct" not in written
+    assert written["tag"] == "a1_in1k"
 
 
 @pytest.mark.parametrize(

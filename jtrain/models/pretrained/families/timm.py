@@ -46,6 +46,9 @@ def timm_entries(
                 "num_classes": model.classes,
                 "first_conv": first,
                 "classifier": head,
+                "interpolation": "bilinear",  # in one step to the size, without a crop
+                "crop_mode": "squash",
+                "crop_pct": 1.0,
             }
             if pixels.mean:
                 cfg |= {"mean": list(pixels.mean), "std": list(pixels.std)}
