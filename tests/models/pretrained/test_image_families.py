@@ -16,6 +16,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
 from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.pixels import Pixels
+from jtrain.models.pretrained.families.efficientnet_lite import EFFICIENTNET_LITE
 from jtrain.models.pretrained.families.resnet import TIMM_RESNET
 from jtrain.models.pretrained.preprocessor import PREPROCESSOR
 from jtrain.models.pretrained.registry import family_of
@@ -144,6 +145,14 @@ def test_a_config_of_timm_says_what_the_run_did_to_pixels():
     assert (written["crop_pct"], written["input_size"]) == (1.0, [3, 96, 96])
     assert "test_crop_pct" not in written
     assert written["tag"] == "a1_in1k"
+
+
+def test_pixels_without_a_range_come_back_from_timm_without_one(tmp_path):
+    """EfficientNet-lite's range is -1 .. 1 where its config says none."""
+    model = EfficientNetLite(preset="lite0", pixels=Pixels(height=64, width=64))
+    (tmp_path / "config.json").write_text(json.dumps(EFFICIENTNET_LITE.hf(model)))
+    pixels = EfficientNetLite(pretrained=str(tmp_path)).pixels
+    assert (pixels.mean, pixels.std) == ((0, 0, 0), (1, 1, 1))
 
 
 @pytest.mark.parametrize(
