@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from jtrain.checkpoint import inspect, layout, leaf_table
+from jtrain.checkpoint.init_from import is_requested
 from jtrain.config.resolve import resolve
 from jtrain.errors import CheckpointError
 from jtrain.finetune.lora import Lora
 from jtrain.models.pretrained.registry import family_name, family_of
 from jtrain.models.pretrained.source import is_pretrained, read_hf_config
 from jtrain.models.pretrained.tensors_table import model_shapes
-from jtrain.models.pretrained.write import Export, check_empty, write_folder
+from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder
 from jtrain.train.export_lora import has_terms, merged_reader
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,6 +50,9 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
     source = Path(getattr(model, "pretrained", "") or "")
     known = bool(source.name) and is_pretrained(source)
     base = read_hf_config(source) if known else {}
+    start = resolved.init_from
+    if start.path or not is_requested("head/bias", start):
+        base = without_class_names(base)  # they are of another head
     family = family_of(model, family_name(base))
     chosen = dtype or base.get("torch_dtype") or base.get("dtype") or "float32"
     return write_folder(

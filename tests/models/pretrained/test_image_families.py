@@ -17,11 +17,13 @@ from jtrain.errors import CheckpointError
 from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.pixels import Pixels
 from jtrain.models.pretrained.families.efficientnet_lite import EFFICIENTNET_LITE
+from jtrain.models.pretrained.families.images import label_count
 from jtrain.models.pretrained.families.resnet import TIMM_RESNET
+from jtrain.models.pretrained.families.vit import VIT
 from jtrain.models.pretrained.preprocessor import PREPROCESSOR
 from jtrain.models.pretrained.registry import family_of
 from jtrain.models.pretrained.source import PretrainedWeights
-from jtrain.models.pretrained.write import hf_config, write_folder
+from jtrain.models.pretrained.write import hf_config, without_class_names, write_folder
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 
@@ -135,6 +137,22 @@ def test_the_export_says_what_the_run_did_to_pixels(tmp_path):
     assert (written["resample"], written["do_resize"], written["do_normalize"]) == (2, True, True)
     assert not {"do_center_crop", "crop_size", "crop_pct"} & written.keys()
     assert ResNet(pretrained=str(tmp_path / "out")).pixels == pixels
+
+
+def test_names_of_classes_are_those_of_the_head():
+    names = {str(i): name for i, name in enumerate(("ant", "bee", "cat", "dog", "eel"))}
+    source = published.golden("vit")["config"] | {"id2label": names, "num_labels": 5}
+    model = ViT(**VIT.values(source))
+    assert hf_config(VIT, model, "float32", source)["id2label"] == names
+    new_head = hf_config(VIT, model, "float32", without_class_names(source))
+    wider = hf_config(VIT, dataclasses.replace(model, classes=6), "float32", source)
+    for found, count in ((new_head, 5), (wider, 6)):
+        assert found["id2label"] == {str(i): f"LABEL_{i}" for i in range(count)}
+        assert label_count(found) == count
+    timm = {"architecture": "resnet18", "label_names": ["ant"], "label_descriptions": {"ant": "x"}}
+    model = ResNet(preset="resnet18", classes=2)
+    found = hf_config(TIMM_RESNET, model, "float32", timm)
+    assert not {"label_names", "label_descriptions"} & found.keys()
 
 
 def test_a_config_of_timm_says_what_the_run_did_to_pixels():
