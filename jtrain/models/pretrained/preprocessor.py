@@ -36,6 +36,29 @@ def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Value
     return {**found, **_from_file(path)} if path.is_file() else found
 
 
+def assumed_range(folder: Path, family: Family, hf: HFConfig, model: Any) -> list[str]:
+    """Return a line about the range of the pixels, where it is not in the folder of a classifier.
+
+    Args:
+        model: our config of the run; one whose range is set has no such line.
+    """
+    if family.timm:
+        file, stated = "config.json", "mean" in (hf.get("pretrained_cfg") or {})
+    else:
+        file, path = PREPROCESSOR, folder / PREPROCESSOR
+        found = _read(path) if path.is_file() else {}
+        stated = "image_mean" in found or not found.get("do_normalize", True)
+    assumed = _default_range(family, model.shape[2]).get("mean", ())
+    if stated or model.pixels.mean != assumed:
+        return []
+    mean = f"mean and std {family.mean} are assumed" if assumed else "they stay in 0 .. 1"
+    return [
+        f"{folder}: no {file} says with which mean and std of its pixels the model was trained, "
+        f"and {mean}. If that is wrong, download the file, or set them, such as ImageNet's: "
+        f"model.pixels.mean=[0.485,0.456,0.406] model.pixels.std=[0.229,0.224,0.225]"
+    ]
+
+
 def _default_range(family: Family, channels: int) -> Values:
     if family.mean is None:
         return {}
