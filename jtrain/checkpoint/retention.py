@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+HIGH = frozenset({"accuracy", "correct", "finished"})
+"""Metrics of jtrain's losses and evaluations of which more is better."""
+
 
 class BestMetric(NamedTuple):
     """Metric of the best checkpoint, lowest or highest."""
@@ -13,11 +16,16 @@ class BestMetric(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "BestMetric | None":
-        """Parse `loss`, `lowest loss` or `highest accuracy`; return None for an empty text."""
-        first, _, rest = text.strip().partition(" ")
+        """Parse `loss`, `valid/accuracy`, `lowest loss` or `highest return`.
+
+        A name alone is the lowest, of a metric in HIGH the highest. Return None for an empty text.
+        """
+        name = text.strip()
+        first, _, rest = name.partition(" ")
         if first in ("lowest", "highest") and rest.strip():
             return cls(first, rest.strip())
-        return cls("lowest", text.strip()) if text.strip() else None
+        end = "highest" if name.rpartition("/")[2] in HIGH else "lowest"
+        return cls(end, name) if name else None
 
 
 def best_step(values: Mapping[int, float], goal: BestMetric) -> int | None:
