@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from jtrain.train.complete_text import until_mark
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """From the answer that was written and the expected one to a score, usually 0 or 1."""
-METRICS = ("correct", "finished")
 
 
 class Question(NamedTuple):
@@ -89,6 +88,8 @@ class AnswerEvaluation:
     """Questions answered at once."""
     tokens: int = 64
     """Most tokens of an answer."""
+
+    metrics: ClassVar[Sequence[str]] = ("correct", "finished")
 
     def __post_init__(self):
         if not self.questions:
