@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -89,14 +89,17 @@ class AnswerEvaluation:
     tokens: int = 64
     """Most tokens of an answer."""
 
-    metrics: ClassVar[Sequence[str]] = ("correct", "finished")
-
     def __post_init__(self):
         if not self.questions:
             raise ConfigError(
                 "there is no question to answer. Give a set that has one, or leave "
                 "answers.verifier out."
             )
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Names of the metrics."""
+        return "correct", "finished"
 
     def __call__(self, params: Params, extra: Extra) -> dict[str, float]:
         """Return the metrics of a model over all questions; the likeliest tokens are taken."""
