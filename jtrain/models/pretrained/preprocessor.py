@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.io.regular_files import read_json
 from jtrain.models.pixels import Pixels
 from jtrain.models.pretrained.family import Family, HFConfig, Values
+from jtrain.models.pretrained.folder import read_config
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -32,8 +32,7 @@ def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Value
         found |= {"height": height, "width": width}
     if family.timm:
         return {**found, **_from_timm(hf.get("pretrained_cfg") or {})}
-    path = folder / PREPROCESSOR
-    return {**found, **_from_file(path)} if path.is_file() else found
+    return {**found, **_from_file(folder)}
 
 
 def assumed_range(folder: Path, family: Family, hf: HFConfig, model: Any) -> list[str]:
@@ -45,8 +44,7 @@ def assumed_range(folder: Path, family: Family, hf: HFConfig, model: Any) -> lis
     if family.timm:
         file, stated = "config.json", "mean" in (hf.get("pretrained_cfg") or {})
     else:
-        file, path = PREPROCESSOR, folder / PREPROCESSOR
-        found = _read(path) if path.is_file() else {}
+        file, found = PREPROCESSOR, _preprocessor(folder)
         stated = "image_mean" in found or not found.get("do_normalize", True)
     assumed = _default_range(family, model.shape[2]).get("mean", ())
     if stated or model.pixels.mean != assumed:
@@ -72,13 +70,19 @@ def _from_timm(cfg: Mapping[str, Any]) -> Values:
     return found
 
 
-def _from_file(path: Path) -> Values:
-    hf = _read(path)
+def _preprocessor(folder: Path) -> HFConfig:
+    """Return the content of preprocessor_config.json; empty if there is none."""
+    return read_config(folder, PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {}
+
+
+def _from_file(folder: Path) -> Values:
+    hf = _preprocessor(folder)
     rescale, factor = hf.get("do_rescale", True), hf.get("rescale_factor", 1 / 255)
     if not rescale or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
         raise CheckpointError(
-            f"{path} has do_rescale={rescale} and rescale_factor={factor}, and jtrain scales bytes "
-            f"to 0 .. 1: true and {1 / 255:.6f}. Fold another factor into image_mean and image_std."
+            f"{folder / PREPROCESSOR} has do_rescale={rescale} and rescale_factor={factor}, and "
+            f"jtrain scales bytes to 0 .. 1: true and {1 / 255:.6f}. Fold another factor into "
+            f"image_mean and image_std."
         )
     found: Values = {}
     if hf.get("do_normalize", True) and "image_mean" in hf:
@@ -86,17 +90,6 @@ def _from_file(path: Path) -> Values:
     if hf.get("do_resize", True) and (size := _size(hf)):
         found["height"], found["width"] = size
     return found
-
-
-def _read(path: Path) -> HFConfig:
-    try:
-        hf = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is no JSON ({error}). Download it again.") from None
-    if not isinstance(hf, dict):
-        raise CheckpointError(f"{path} holds a {type(hf).__name__}, not a JSON object. "
-                              f"Download it again.")  # fmt: skip
-    return hf
 
 
 def _size(hf: HFConfig) -> tuple[int, int] | None:
