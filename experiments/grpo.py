@@ -1,4 +1,4 @@
-"""Answers to additions, sampled from the model itself and rewarded by a verifier (GRPO)."""
+"""Answers to additions, sampled from the model itself and rewarded by a function (GRPO)."""
 
 import functools
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Config(AdditionsConfig):
         task = self.data.build()
         network = self.model.for_tokens(len(task.vocabulary))
         model, (question, answer) = network.build(place), task.sizes
-        verify = functools.partial(right_answers, end=task.end)
+        reward = functools.partial(right_answers, end=task.end)
 
         def sample(params: Params, extra: Extra, key: Key) -> str:
             del params, key
@@ -42,7 +42,7 @@ class Config(AdditionsConfig):
                 model.init, self.policy, rows=self.batch, question=question, answer=answer
             ),
             dims=model.dims,
-            loss=policy_loss(model, verify, self.policy, task.end),
+            loss=policy_loss(model, reward, self.policy, task.end),
             train=Shuffled(task.train, size=self.batch, seed=self.seed),
             valid=InOrder(task.valid, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer,

@@ -112,7 +112,7 @@ def plan_weights(
     _check_patterns("transpose", init_from.transpose, leaves)
     _check_patterns("rename", [pattern for pattern, _ in init_from.rename], found)
     stored = _stored_names(found, init_from.rename)
-    requested = [n for n in leaves if _any(n, init_from.include) and not _any(n, init_from.exclude)]
+    requested = [name for name in leaves if is_requested(name, init_from)]
     loaded = {name: stored[name] for name in requested if name in stored}
     plan = WeightsPlan(
         source=source,
@@ -125,6 +125,11 @@ def plan_weights(
     )
     _check_fit(plan, init_from, stored)
     return plan
+
+
+def is_requested(name: str, init_from: InitFrom) -> bool:
+    """Return whether a leaf of the model is to come from the source; else it starts by the seed."""
+    return _any(name, init_from.include) and not _any(name, init_from.exclude)
 
 
 def _check_fit(plan: WeightsPlan, init_from: InitFrom, stored: Mapping[str, str]) -> None:

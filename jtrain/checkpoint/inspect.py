@@ -267,18 +267,11 @@ def _remove(path: Path) -> None:
 def _best(directory: Path, owner: RunIdentity | None) -> int | None:
     """Return the best step by the metric of the newest checkpoint."""
     complete = layout.list_steps(directory, owner)
-    values_by_step = {step: layout.read_record(directory, step)["best"] for step in complete}
-    name = values_by_step[complete[-1]].get("name") if complete else ""
-    if not name:
+    record = layout.read_record(directory, complete[-1]) if complete else {"best": {}}
+    if not (name := record["best"].get("name")):
         return None
-    configured = ownership.configured_best(layout.read_record(directory, complete[-1])["about"])
-    goal = retention.BestMetric.parse(configured or name)
-    values = {
-        step: best["value"]
-        for step, best in values_by_step.items()
-        if best.get("name") == name and best.get("value") is not None
-    }
-    return retention.best_step(values, goal) if goal else None
+    goal = retention.BestMetric.parse(ownership.configured_best(record["about"]) or name)
+    return retention.find_best(directory, complete, goal) if goal else None
 
 
 def _fingerprints(place: tuple[Path, int], names: list[str]) -> Mapping[str, str]:

@@ -234,13 +234,7 @@ class CheckpointManager:
         """Return the step with the best value, if any has one; the earliest of equals."""
         if self._metric is None:
             return None
-        values = {}
-        for step in self.steps():
-            with contextlib.suppress(CheckpointError):  # damaged, or deleted since the listing
-                best = layout.read_record(self.directory, step)["best"]
-                if best.get("name") == self._metric.name and best.get("value") is not None:
-                    values[step] = best["value"]
-        return retention.best_step(values, self._metric)
+        return retention.find_best(self.directory, self.steps(), self._metric)
 
     def about(self, step: int) -> dict[str, Any]:
         """Return the `about` of a save.

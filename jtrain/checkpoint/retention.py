@@ -1,8 +1,16 @@
 """Checkpoint retention: keep the newest few, and the best one."""
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from jtrain.checkpoint import layout
+from jtrain.errors import CheckpointError
+
+HIGH = frozenset({"accuracy", "correct", "finished"})
+"""Metrics of jtrain's losses and evaluations of which more is better."""
 
 
 class BestMetric(NamedTuple):
@@ -13,11 +21,27 @@ class BestMetric(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "BestMetric | None":
-        """Parse `loss`, `lowest loss` or `highest accuracy`; return None for an empty text."""
-        first, _, rest = text.strip().partition(" ")
+        """Parse `loss`, `valid/accuracy`, `lowest loss` or `highest return`.
+
+        A name alone is the lowest, of a metric in HIGH the highest. Return None for an empty text.
+        """
+        name = text.strip()
+        first, _, rest = name.partition(" ")
         if first in ("lowest", "highest") and rest.strip():
             return cls(first, rest.strip())
-        return cls("lowest", text.strip()) if text.strip() else None
+        end = "highest" if name.rpartition("/")[2] in HIGH else "lowest"
+        return cls(end, name) if name else None
+
+
+def find_best(directory: Path, steps: Sequence[int], goal: BestMetric) -> int | None:
+    """Return the best of these steps by the values that were saved with them, if any has one."""
+    values = {}
+    for step in steps:
+        with contextlib.suppress(CheckpointError):  # damaged, or deleted since the listing
+            best = layout.read_record(directory, step)["best"]
+            if best.get("name") == goal.name and best.get("value") is not None:
+                values[step] = best["value"]
+    return best_step(values, goal)
 
 
 def best_step(values: Mapping[int, float], goal: BestMetric) -> int | None:

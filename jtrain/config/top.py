@@ -98,8 +98,9 @@ class CheckpointConfig:
     keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to retain."""
     best: str = ""
-    """Metric whose best checkpoint is retained too: loss, highest accuracy, or NAME/loss of one of
-    several sets; empty: none."""
+    """Metric whose best checkpoint is retained too: loss, accuracy, or NAME/loss of one of several
+    sets. The lowest is best, of accuracy, correct and finished the highest; of another metric write
+    `highest NAME`. Empty: none."""
     store: str = ""
     """Address to which each sealed checkpoint is copied, with the run's files: s3://bucket/runs; a
     run without a directory is restored from STORE/NAME. Empty: no copies."""

@@ -20,7 +20,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.finetune.rollouts import (
-    Verifier,
+    RewardFn,
     answer_log_probs,
     init_rollouts,
     sample_answers,
@@ -92,14 +92,14 @@ def init_policy(
     return carried
 
 
-def policy_loss(model: Any, verify: Verifier, settings: GroupPolicy, end: int) -> Stateful:
+def policy_loss(model: Any, reward: RewardFn, settings: GroupPolicy, end: int) -> Stateful:
     """Return the loss that samples answers to `question` (b q), and learns from their rewards.
 
     An evaluation answers with the likeliest tokens: its loss is the share of the reward that is
     missing, its metric `accuracy` the reward.
 
     Args:
-        verify: the reward of each answer, at most 1.
+        reward: the reward of each answer, at most 1.
         end: the token that ends an answer.
     """
     score = functools.partial(answer_log_probs, model, temperature=settings.temperature)
@@ -108,9 +108,9 @@ def policy_loss(model: Any, verify: Verifier, settings: GroupPolicy, end: int) -
         params: Params, extra: Extra, batch: Batch, rng: Key | None
     ) -> tuple[Mean, Metrics, Extra]:
         if rng is None:
-            return *_evaluate(model, verify, params, extra, batch), extra
+            return *_evaluate(model, reward, params, extra, batch), extra
         fresh = extra["steps"] % settings.updates == 0
-        rollouts = _rollouts(model, verify, settings, params, extra, batch, rng)
+        rollouts = _rollouts(model, reward, settings, params, extra, batch, rng)
         question, answers = rollouts["question"], rollouts["answers"]
         real = until_end(answers, end) & batch["mask"][:, None, None]
         own = score(params, question, answers, real)
@@ -127,19 +127,19 @@ def policy_loss(model: Any, verify: Verifier, settings: GroupPolicy, end: int) -
 
 
 def _evaluate(
-    model: Any, verify: Verifier, params: Params, extra: Extra, batch: Batch
+    model: Any, reward: RewardFn, params: Params, extra: Extra, batch: Batch
 ) -> tuple[Mean, Metrics]:
     tokens = extra["rollouts"]["answers"].shape[-1]
     keys = row_keys(jax.random.key(0), batch)
     how = {"group": 1, "tokens": tokens, "temperature": 0.0}
-    rewards = verify(sample_answers(model, params, batch["question"], keys, **how), batch)[:, 0]
+    rewards = reward(sample_answers(model, params, batch["question"], keys, **how), batch)[:, 0]
     mask = batch["mask"]
     return Mean.of(1 - rewards, mask), {"accuracy": Mean.of(rewards, mask)}
 
 
 def _rollouts(
     model: Any,
-    verify: Verifier,
+    reward: RewardFn,
     settings: GroupPolicy,
     params: Params,
     extra: Extra,
@@ -159,7 +159,7 @@ def _rollouts(
             tokens=recorded["answers"].shape[-1],
             temperature=settings.temperature,
         )
-        rewards = verify(answers, batch)
+        rewards = reward(answers, batch)
         return {**recorded, "question": batch["question"], "answers": answers, "rewards": rewards}
 
     if settings.updates == 1:

@@ -14,7 +14,7 @@ from jtrain.losses.preferences import token_log_probs
 from jtrain.models.attention.scores import soft_cap
 from jtrain.models.generate import generate
 
-Verifier: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
+RewardFn: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
 """Reward of each answer to the question of its row: a plain function."""
 
 
@@ -75,8 +75,8 @@ def answer_log_probs(
     return token_log_probs(logits, flat, real.reshape(flat.shape)).reshape(answers.shape)
 
 
-def text_verifier(tokenizer: Tokenizer, end: int, reward: Callable[[str, str], float]) -> Verifier:
-    """Return the verifier of a Python function of texts, `(question, answer) -> reward`.
+def text_reward(tokenizer: Tokenizer, end: int, score: Callable[[str, str], float]) -> RewardFn:
+    """Return the reward of a Python function of texts, `(question, answer) -> reward`.
 
     It runs on the host, within the step; the answer is without its end. A function of arrays runs
     on the device, and `jtrain check` sees into it.
@@ -86,14 +86,14 @@ def text_verifier(tokenizer: Tokenizer, end: int, reward: Callable[[str, str], f
         rewards = np.zeros(answers.shape[:2], np.float32)
         for row, group in enumerate(answers):
             asked = tokenizer.decode(question[row])
-            rewards[row] = [reward(asked, _decode(tokenizer, each, end)) for each in group]
+            rewards[row] = [score(asked, _decode(tokenizer, each, end)) for each in group]
         return rewards
 
-    def verify(answers: Int[Array, "b g a"], batch: Batch) -> Float[Array, "b g"]:
+    def reward(answers: Int[Array, "b g a"], batch: Batch) -> Float[Array, "b g"]:
         shape = jax.ShapeDtypeStruct(answers.shape[:2], jnp.float32)
         return jax.pure_callback(on_host, shape, batch["question"], answers)
 
-    return verify
+    return reward
 
 
 def init_rollouts(rows: int, group: int, question: int, answer: int) -> Extra:

@@ -1,7 +1,6 @@
 """The config of EfficientNet-lite; importing it imports no flax."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +9,7 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
+from jtrain.models.image_classifier import ImageClassifier
 from jtrain.models.layers.image_classes import check_sizes
 from jtrain.models.pixels import Pixels
 from jtrain.models.presets.vision import LITE_PRESETS, LitePreset, with_preset
@@ -20,7 +20,7 @@ Stages = tuple[Size, Size, Size, Size, Size, Size, Size]
 
 
 @configclass
-class EfficientNetLite:
+class EfficientNetLite(ImageClassifier):
     """An EfficientNet without squeeze-and-excitation and with ReLU6; the defaults are lite0.
 
     Sources: Tan and Le 2019, https://arxiv.org/abs/1905.11946; the lite variants are those of
@@ -64,30 +64,6 @@ class EfficientNetLite:
     def _check_pixels(self) -> "EfficientNetLite":
         self.pixels.shape(self.image)
         return self
-
-    @classmethod
-    def read_values(cls, path: str) -> Mapping[str, Any]:
-        """Return the values of a published model; see `jtrain.models.pretrained`.
-
-        Raises:
-            CheckpointError: if the path has no model of this kind.
-        """
-        from jtrain.models.pretrained.source import read_values
-
-        return read_values(path, "efficientnet_lite")
-
-    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "EfficientNetLite":
-        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
-
-        Height and width, on which no parameter depends, are those of ImageNet if they are 0.
-        """
-        image = self.image if 0 not in self.image else (224, 224, shape("stem/kernel")[2])
-        return dataclasses.replace(self, image=image, classes=shape("head/bias")[0])
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what the network gets."""
-        return self.pixels.shape(self.image)
 
     @property
     def couples(self) -> Couples:

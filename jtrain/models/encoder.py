@@ -1,6 +1,5 @@
 """The config of a text encoder; importing it imports no flax."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -9,11 +8,11 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.pretrained.config_values import with_pretrained
+from jtrain.models.pretrained.config_values import Published, with_pretrained
 
 
 @configclass
-class Encoder:
+class Encoder(Published):
     """A text encoder as BERT: learned positions, token types, a norm after each residual.
 
     Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
@@ -60,17 +59,6 @@ class Encoder:
                 f"{self.heads} heads do not divide width {self.width}. Nearest: heads={near}."
             )
         return self
-
-    @classmethod
-    def read_values(cls, path: str) -> Mapping[str, Any]:
-        """Return the values of a published model; see `jtrain.models.pretrained`.
-
-        Raises:
-            CheckpointError: if the path has no model that an encoder computes.
-        """
-        from jtrain.models.pretrained.source import read_values
-
-        return read_values(path, "encoder")
 
     @property
     def size_of_hidden(self) -> int:

@@ -1,7 +1,6 @@
 """The config of residual networks; importing it imports no flax."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -11,6 +10,7 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
+from jtrain.models.image_classifier import ImageClassifier
 from jtrain.models.layers.image_classes import check_sizes
 from jtrain.models.pixels import Pixels
 from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset, with_preset
@@ -18,7 +18,7 @@ from jtrain.models.pretrained.config_values import with_pretrained
 
 
 @configclass
-class ResNet:
+class ResNet(ImageClassifier):
     """A residual network; the first block of each stage after the first halves height and width.
 
     Source: He et al. 2016, https://arxiv.org/abs/1512.03385; in a bottleneck the 3x3 convolution
@@ -76,29 +76,10 @@ class ResNet:
         self.pixels.shape(self.image)
         return self
 
-    @classmethod
-    def read_values(cls, path: str) -> Mapping[str, Any]:
-        """Return the values of a published model; see `jtrain.models.pretrained`.
-
-        Raises:
-            CheckpointError: if the path has no model of this kind.
-        """
-        from jtrain.models.pretrained.source import read_values
-
-        return read_values(path, "resnet")
-
-    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ResNet":
-        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
-
-        Height and width, on which no parameter depends, are those of ImageNet if they are 0.
-        """
-        image = self.image if 0 not in self.image else (224, 224, shape("stem/kernel")[2])
-        return dataclasses.replace(self, image=image, classes=shape("head/bias")[0])
-
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what the network gets."""
-        return self.pixels.shape(self.image)
+    def stem_side(self) -> int:
+        """Height and width of the windows of the first convolution."""
+        return 7 if self.stem == "imagenet" else 3
 
     @property
     def couples(self) -> Couples:

@@ -14,14 +14,14 @@ from jtrain.models.experts.experts import Experts, NoExperts
 from jtrain.models.layers.feed_forward import Activation
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
 from jtrain.models.presets.vision import with_preset
-from jtrain.models.pretrained.config_values import with_pretrained
+from jtrain.models.pretrained.config_values import Published, with_pretrained
 
 if TYPE_CHECKING:
     from jtrain.models.language_model import LanguageModel
 
 
 @configclass
-class Transformer:
+class Transformer(Published):
     """A causal language model; the defaults are a small GPT-2.
 
     A norm before attention and before the MLP, and a residual connection around each. The source
@@ -105,17 +105,6 @@ class Transformer:
     @classmethod
     def _apply_preset(cls, given: Any) -> Any:
         return with_preset(with_pretrained(given, cls), cls.presets)
-
-    @classmethod
-    def read_values(cls, path: str) -> Mapping[str, Any]:
-        """Return the values of a published model; see `jtrain.models.pretrained`.
-
-        Raises:
-            CheckpointError: if the path has no model that a transformer computes.
-        """
-        from jtrain.models.pretrained.source import read_values
-
-        return read_values(path, "transformer")
 
     @model_validator(mode="after")
     def _check_fields(self) -> "Transformer":

@@ -11,6 +11,7 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
+from jtrain.models.image_classifier import ImageClassifier
 from jtrain.models.layers.image_classes import check_sizes
 from jtrain.models.pixels import Pixels
 from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset, with_preset
@@ -18,7 +19,7 @@ from jtrain.models.pretrained.config_values import with_pretrained
 
 
 @configclass
-class ViT:
+class ViT(ImageClassifier):
     """A vision transformer: patches with learned positions, pre-LayerNorm, exact GELU.
 
     Source: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929.
@@ -80,17 +81,6 @@ class ViT:
             )
         return self
 
-    @classmethod
-    def read_values(cls, path: str) -> Mapping[str, Any]:
-        """Return the values of a published model; see `jtrain.models.pretrained`.
-
-        Raises:
-            CheckpointError: if the path has no model of this kind.
-        """
-        from jtrain.models.pretrained.source import read_values
-
-        return read_values(path, "vit")
-
     def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ViT":
         """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
 
@@ -112,11 +102,6 @@ class ViT:
                     f"its config does not say which: set model.image=[height,width,channels]."
                 )
         return dataclasses.replace(self, image=image, classes=classes)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what the network gets."""
-        return self.pixels.shape(self.image)
 
     @property
     def size_of_hidden(self) -> int:

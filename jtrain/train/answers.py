@@ -20,7 +20,6 @@ from jtrain.train.complete_text import until_mark
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """From the answer that was written and the expected one to a score, usually 0 or 1."""
-METRICS = ("correct", "finished")
 
 
 class Question(NamedTuple):
@@ -96,6 +95,11 @@ class AnswerEvaluation:
                 "there is no question to answer. Give a set that has one, or leave "
                 "answers.verifier out."
             )
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Names of the metrics."""
+        return "correct", "finished"
 
     def __call__(self, params: Params, extra: Extra) -> dict[str, float]:
         """Return the metrics of a model over all questions; the likeliest tokens are taken."""

@@ -2,8 +2,8 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import optax
@@ -30,8 +30,35 @@ from jtrain.train.eight_bits import quantize_experiment
 from jtrain.train.trackers import Tracker
 
 BuildOptimizer: TypeAlias = Callable[[int], optax.GradientTransformation]
-GeneratedMetrics: TypeAlias = Callable[[Params, Extra], Mapping[str, float]]
 Pictures: TypeAlias = Shaped[Array, "b h w c"]
+
+
+class GeneratedMetrics(Protocol):
+    """Metrics of texts that a model generates."""
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Names of the metrics."""
+        ...
+
+    def __call__(self, params: Params, extra: Extra, /) -> Mapping[str, float]:
+        """Return the metrics by name."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _AdaptedMetrics:
+    """Metrics of texts that a model with an adapter generates."""
+
+    adapter: LowRankAdapter
+    inner: GeneratedMetrics
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        return self.inner.metrics
+
+    def __call__(self, params: Params, extra: Extra, /) -> Mapping[str, float]:
+        return self.inner(self.adapter.join(params, extra, merged=True), extra["rest"])
 
 
 @configclass
@@ -195,5 +222,5 @@ def with_lora(x: Experiment, settings: Lora) -> Experiment:
         sample=adapted(adapter, x.sample),
         complete=adapted(adapter, x.complete),
         pictures=adapted(adapter, x.pictures),
-        generated={name: adapted(adapter, call) for name, call in x.generated.items()},
+        generated={name: _AdaptedMetrics(adapter, one) for name, one in x.generated.items()},
     )

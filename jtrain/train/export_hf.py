@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from jtrain.checkpoint import inspect, layout, leaf_table
+from jtrain.checkpoint.init_from import is_requested
 from jtrain.config.resolve import resolve
 from jtrain.errors import CheckpointError
 from jtrain.finetune.lora import Lora
 from jtrain.models.pretrained.registry import family_name, family_of
 from jtrain.models.pretrained.source import is_pretrained, read_hf_config
 from jtrain.models.pretrained.tensors_table import model_shapes
-from jtrain.models.pretrained.write import Export, check_empty, write_folder
+from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder
 from jtrain.train.export_lora import has_terms, merged_reader
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -45,10 +46,13 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
             f"{config} has no `model` that is a network of jtrain, and only those have a published "
             f"family. Export the tensors: --to safetensors"
         )
-    model = _with_sizes_of_data(model, directory, step, record)
+    model = with_sizes_of_data(model, directory, step, record)
     source = Path(getattr(model, "pretrained", "") or "")
     known = bool(source.name) and is_pretrained(source)
     base = read_hf_config(source) if known else {}
+    start = resolved.init_from
+    if start.path or not is_requested("head/bias", start):
+        base = without_class_names(base)  # they are of another head
     family = family_of(model, family_name(base))
     chosen = dtype or base.get("torch_dtype") or base.get("dtype") or "float32"
     return write_folder(
@@ -62,16 +66,16 @@ def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = 
     )
 
 
-def _with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> Any:
+def with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> Any:
     """Return the config with the sizes that its data gave, by the leaves of the checkpoint.
 
     They are the vocabulary of a text model, and images and classes of an image classifier.
     """
     if hasattr(model, "for_leaves"):
         prefix = "extra/base/" if has_terms(record) else "params/"
-        leaves = {name.removeprefix(prefix): name for name in record if name.startswith(prefix)}
-        shape = lambda name: leaf_table.parse_leaf(record[leaves[name]]).shape
-        return model.for_leaves(shape) if "head/bias" in leaves else model
+        if f"{prefix}head/bias" not in record:
+            return model
+        return model.for_leaves(lambda name: _stored_shape(record, prefix, name))
     if getattr(model, "vocab", None) != 0:
         return model
     name = "extra/base/tokens" if has_terms(record) else "params/tokens"
@@ -80,6 +84,14 @@ def _with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> 
     if name not in record:
         return model
     return model.for_tokens(len(inspect.read_arrays(directory, step, [name])[name]))
+
+
+def _stored_shape(record: Any, prefix: str, name: str) -> tuple[int, ...]:
+    """Return the shape of a leaf; (inputs, outputs) of one that is stored in fewer bits."""
+    if stored := record.get(f"{prefix}{name}"):
+        return leaf_table.parse_leaf(stored).shape
+    a, b = (leaf_table.parse_leaf(record[f"params/{name}/{term}"]).shape for term in "ab")
+    return a[0], b[-1]
 
 
 def _reader(

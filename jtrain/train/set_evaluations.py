@@ -1,7 +1,7 @@
 """Evaluation of the sets of a run: their programs, their batches, and what may not be split."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,13 +17,14 @@ from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
-from jtrain.train.answers import METRICS
 from jtrain.train.experiment import GeneratedMetrics, RunConfig
 from jtrain.train.experiment_shapes import Weights, shapes
 
 
-def check_set_names(config: RunConfig, sets: Iterable[str]) -> None:
-    """Raise unless each set has a plain name and the config names existing sets only.
+def check_set_names(
+    config: RunConfig, sets: Collection[str], generated: Iterable[str] = ()
+) -> None:
+    """Raise unless each set has a plain name, and the config and `generated` name existing ones.
 
     Raises:
         ConfigError: if a name is not an identifier, or there is no such set.
@@ -40,6 +41,13 @@ def check_set_names(config: RunConfig, sets: Iterable[str]) -> None:
             raise ConfigError(
                 f"evaluate.sets.{name} is no set of experiment {config.experiment}, which "
                 f"has {names}{did_you_mean(name, sets) or '; remove it'}"
+            )
+    for name in generated:
+        if name not in sets:
+            raise ConfigError(
+                f"generated[{name!r}] of experiment {config.experiment} belongs to no evaluation "
+                f"set: the experiment has {', '.join(sets) or 'none'}"
+                f"{did_you_mean(name, sets) or '; name one of them, or give `valid`'}"
             )
 
 
@@ -106,7 +114,7 @@ class SetEvaluations:
         for name, rows in self._sets.items():
             program = make_evaluate(self._loss, ragged=rows.ragged)
             metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
-            metrics[name] += METRICS if name in self._generated else ()
+            metrics[name] += self._generated[name].metrics if name in self._generated else ()
         check_best(best, metrics)
 
     def measure(

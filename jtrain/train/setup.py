@@ -393,5 +393,5 @@ def _build_setup(
     )
     for rows in setup.sets.values():
         check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
-    check_set_names(config, setup.sets)
+    check_set_names(config, setup.sets, setup.experiment.generated)
     return setup

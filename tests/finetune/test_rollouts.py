@@ -14,7 +14,7 @@ from jtrain.finetune.rollouts import (
     answer_log_probs,
     describe_rollouts,
     sample_answers,
-    text_verifier,
+    text_reward,
     until_end,
 )
 from jtrain.losses.group_policy import advantages_by_row, group_advantages
@@ -118,8 +118,8 @@ ANSWERS = jnp.asarray(
 REWARDS = [[1, 0.5], [1, 0], [0, 1]]
 
 
-def test_a_function_of_texts_is_a_verifier():
-    verify = jax.jit(text_verifier(TEXT, END, reward))
+def test_a_function_of_texts_gives_rewards():
+    verify = jax.jit(text_reward(TEXT, END, reward))
     np.testing.assert_array_equal(verify(ANSWERS, {"question": QUESTIONS}), REWARDS)
 
 
@@ -128,7 +128,7 @@ def test_a_function_of_texts_sees_all_rows_that_are_split_over_devices():
     rows = np.array([0, 1, 2, 0])
     batch = {"question": np.asarray(QUESTIONS)[rows], "answers": np.asarray(ANSWERS)[rows]}
     placed = strategy.place(batch | {"row": np.arange(4), "mask": np.ones(4, bool)})
-    verify = text_verifier(TEXT, END, reward)
+    verify = text_reward(TEXT, END, reward)
     got = jax.jit(lambda batch: verify(batch["answers"], batch))(placed)
     np.testing.assert_array_equal(got, np.array(REWARDS, np.float32)[rows])
 

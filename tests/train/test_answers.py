@@ -1,6 +1,7 @@
 """Evaluation by generation: questions of conversations, verifiers, and the metrics of a run."""
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tiny_configs import TINY, write_conversations
 
 import jtrain as jt
+from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
 from jtrain.data.text.chat_template import ChatTemplate
@@ -20,6 +22,7 @@ from jtrain.data.text.encode_chat import encode, end_of_turn
 from jtrain.data.text.tokenizer import ByteTokenizer
 from jtrain.errors import ConfigError
 from jtrain.train.answers import AnswerEvaluation, make_question, same_number, same_text
+from jtrain.train.set_evaluations import check_set_names
 
 CONFIG = Path(__file__).parents[2] / "configs" / "chat.yaml"
 BYTES = ByteTokenizer()
@@ -136,27 +139,41 @@ def test_refuses_what_does_not_fit(tmp_path, settings, words):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_run_measures_its_answers(tmp_path, monkeypatch, lora):
+def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch, lora):
     monkeypatch.chdir(tmp_path)
     settings = [
         "answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}",
         "model.context=160",
-        "steps=2",
+        "steps=6",
         "optimizer.schedule.warmup=0",
         "evaluate.every=2",
-        "checkpoint.best=highest correct",
+        "checkpoint.every=2",
+        "checkpoint.keep=1",
+        "checkpoint.best=correct",
         "parallel={kind: fsdp, devices: 2, min_size: 0}",
         *(["lora={rank: 2, on: ['*kernel']}"] if lora else []),
     ]
+    values, asked = config(tmp_path, *settings), itertools.count()
+    accepts = lambda answer, expected: float(3 <= next(asked) < 6)  # the second evaluation is best
+    monkeypatch.setitem(sys.modules[type(values).__module__].VERIFIERS, "same_text", accepts)
     with open(os.devnull, "w") as screen:
-        outcome = jt.run(config(tmp_path, *settings), screen=screen)
+        outcome = jt.run(values, screen=screen)
     rows = [json.loads(line) for line in outcome.directory.metrics.read_text().splitlines()]
-    found = [row for row in rows if "valid/correct" in row]
-    assert found
-    assert 0 <= found[-1]["valid/finished"] <= 1
+    found = {row["step"]: row["valid/correct"] for row in rows if "valid/correct" in row}
+    assert found == {2: 0, 4: 1, 6: 0}
+    assert all(0 <= row.get("valid/finished", 0) <= 1 for row in rows)
+    with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
+        assert checkpoints.steps() == [4, 6]
     again = jt.load(outcome.directory.path)
     assert again.experiment is not None
-    assert (
-        found[-1]["valid/correct"]
-        == again.experiment.generated["valid"](again.params, again.extra)["correct"]
-    )
+    generated = again.experiment.generated["valid"]
+    assert generated.metrics == ("correct", "finished")
+    assert generated(again.params, again.extra)["correct"] == 0
+
+
+def test_answers_to_a_set_that_is_not_there_are_refused(tmp_path):
+    values = config(tmp_path)
+    experiment = values.build(Unplaced())
+    generated = {"vaild": evaluation(talks(), 4, 3)}
+    with pytest.raises(ConfigError, match=r"generated\['vaild'\].*did you mean valid"):
+        check_set_names(values, {"valid": experiment.valid}, generated)

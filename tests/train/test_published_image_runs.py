@@ -60,10 +60,17 @@ def test_images_are_not_resized_to_another_size_than_the_positions_have(start, c
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "head"), [("vit", "classifier"), ("resnet", "classifier.1")])
-def test_an_export_is_the_source_but_for_the_new_head(start, kind, head):
-    folder = start(kind)
+def test_an_export_is_the_source_but_for_the_new_head(start, kind, head, capsys):
+    folder, golden = start(kind), published.golden(kind)
+    ends = {f"{head}.{end}": shape for end, shape in {"weight": (10, 16), "bias": (10,)}.items()}
+    classes = {str(i): f"kind of wolf {i}" for i in range(10)}
+    golden["config"] |= {"id2label": classes}  # as many as the data have, of another head
+    published.write_model(
+        folder / "hf", golden, **{n: published.draw(n, shape) for n, shape in ends.items()}
+    )
     frozen = ["model.statistics=running"] if kind == "resnet" else []
     assert main(["run", "tuned.yaml", NEW_HEAD, *frozen]) == 0
+    assert "no preprocessor_config.json says" in capsys.readouterr().out
     assert main(["export", "tuned", "back", "--to", "hf"]) == 0
     back, sent = (load_file(folder / name / "model.safetensors") for name in ("back", "hf"))
     sent = {name: x for name, x in sent.items() if not name.endswith("num_batches_tracked")}
@@ -74,7 +81,7 @@ def test_an_export_is_the_source_but_for_the_new_head(start, kind, head):
         else:
             assert bitwise(back[name], array), name
     config = json.loads((folder / "back/config.json").read_text())
-    assert len(config["id2label"]) == 10
+    assert config["id2label"] == {str(i): f"LABEL_{i}" for i in range(10)}
     written = json.loads((folder / "back/preprocessor_config.json").read_text())
     size = {"height": 8, "width": 8} if kind == "vit" else None
     assert (written["do_resize"], written.get("size")) == (kind == "vit", size)

@@ -1,7 +1,7 @@
 """Pairs of texts that belong together, with texts that do not, as rows of tokens."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -14,10 +14,7 @@ from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 
-
-class _Pair(NamedTuple):
-    where: str
-    texts: list[str]  # anchor, positive, negatives
+_Texts: TypeAlias = list[str]  # anchor, positive, negatives
 
 
 @configclass
@@ -62,13 +59,13 @@ class TextPairs:
         encoded = [self._encode(tokenizer, part) for part in (train, validation)]
         return Corpus(encoded[0], encoded[1], tokenizer)
 
-    def _encode(self, tokenizer: Tokenizer, pairs: Sequence[_Pair]) -> Arrays:
+    def _encode(self, tokenizer: Tokenizer, pairs: Sequence[_Texts]) -> Arrays:
         before, after = self._marks(tokenizer)
         room = self.context - len(before) - len(after)
         shape = (len(pairs), 2 + self.negatives, self.context)
         tokens, visible = np.zeros(shape, np.int32), np.zeros(shape, bool)
-        for i, pair in enumerate(pairs):
-            for j, text in enumerate(pair.texts):
+        for i, texts in enumerate(pairs):
+            for j, text in enumerate(texts):
                 numbers = np.concatenate([before, tokenizer.encode(text)[:room], after])
                 tokens[i, j, : len(numbers)] = numbers
                 visible[i, j, : len(numbers)] = True
@@ -92,13 +89,13 @@ class TextPairs:
         empty = np.zeros(0, np.int64)
         return (numbers[0], numbers[1]) if numbers else (empty, empty)
 
-    def _read(self) -> Iterator[_Pair]:
+    def _read(self) -> Iterator[_Texts]:
         columns = ["anchor", "positive", *(["negatives"] if self.negatives else [])]
         form = "an `anchor`, a `positive` and perhaps `negatives`"
         for where, row in read_rows(self.path, columns, noun="row", form=form):
             yield self._checked(where, row)
 
-    def _checked(self, where: str, row: Any) -> _Pair:
+    def _checked(self, where: str, row: Any) -> _Texts:
         fields = row if isinstance(row, dict) else {}
         texts: list[Any] = [fields.get("anchor"), fields.get("positive")]
         if not all(isinstance(text, str) and text for text in texts):
@@ -116,4 +113,4 @@ class TextPairs:
                 f"many texts of each row. Set data.negatives=0, or write a list of texts; "
                 f"jtrain.models.embeddings.hard_negatives finds them."
             )
-        return _Pair(where, [*texts, *others[: self.negatives]])
+        return [*texts, *others[: self.negatives]]

@@ -8,11 +8,28 @@ from pydantic_core import ArgsKwargs
 from jtrain.config.schema import key_of
 
 
+class Published:
+    """Base of a config class whose key `from` names a published model."""
+
+    kind: Any
+
+    @classmethod
+    def read_values(cls, path: str) -> Mapping[str, Any]:
+        """Return the values of a published model; see `jtrain.models.pretrained`.
+
+        Raises:
+            CheckpointError: if the path has no model of this kind.
+        """
+        from jtrain.models.pretrained.source import read_values
+
+        return read_values(path, cls.kind)
+
+
 def with_pretrained(given: Any, cls: Any) -> Any:
     """Return the values given to a config class, over those of the model that they name.
 
     For a `@model_validator(mode="before")`: `given` is the argument of the validator, and `cls` a
-    config class that has `read_values(path)`. Where all values are given nothing is read, so a
+    `Published` config class. Where all values are given nothing is read, so a
     stored config outlives the folder.
 
     Raises:

@@ -22,19 +22,19 @@ def is_folder(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def read_config(folder: Path) -> HFConfig:
-    """Return the content of config.json.
+def read_config(folder: Path, name: str = CONFIG) -> HFConfig:
+    """Return the content of config.json, or of another file of a folder.
 
     Raises:
         CheckpointError: if it is missing or no JSON object.
     """
-    path = folder / CONFIG
+    path = folder / name
     try:
         found = read_json(path)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}). Name a folder that has {CONFIG}, "
-            f"tensors as {SUFFIX} and tokenizer.json."
+            f"{path} cannot be read ({error.strerror}). Name a folder whose files can be: "
+            f"{CONFIG}, tensors as {SUFFIX} and tokenizer.json."
         ) from None
     except ValueError as error:
         raise CheckpointError(f"{path} is no JSON ({error}). Download it again.") from None

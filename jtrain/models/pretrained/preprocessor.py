@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.io.regular_files import read_json
 from jtrain.models.pixels import Pixels
 from jtrain.models.pretrained.family import Family, HFConfig, Values
+from jtrain.models.pretrained.folder import read_config
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -32,8 +32,29 @@ def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Value
         found |= {"height": height, "width": width}
     if family.timm:
         return {**found, **_from_timm(hf.get("pretrained_cfg") or {})}
-    path = folder / PREPROCESSOR
-    return {**found, **_from_file(path)} if path.is_file() else found
+    return {**found, **_from_file(folder)}
+
+
+def assumed_range(folder: Path, family: Family, hf: HFConfig, model: Any) -> list[str]:
+    """Return a line about the range of the pixels, where it is not in the folder of a classifier.
+
+    Args:
+        model: our config of the run; one whose range is set has no such line.
+    """
+    if family.timm:
+        file, stated = "config.json", "mean" in (hf.get("pretrained_cfg") or {})
+    else:
+        file, found = PREPROCESSOR, _preprocessor(folder)
+        stated = "image_mean" in found or not found.get("do_normalize", True)
+    assumed = _default_range(family, model.shape[2]).get("mean", ())
+    if stated or model.pixels.mean != assumed:
+        return []
+    mean = f"mean and std {family.mean} are assumed" if assumed else "they stay in 0 .. 1"
+    return [
+        f"{folder}: no {file} says with which mean and std of its pixels the model was trained, "
+        f"and {mean}. If that is wrong, download the file, or set them, such as ImageNet's: "
+        f"model.pixels.mean=[0.485,0.456,0.406] model.pixels.std=[0.229,0.224,0.225]"
+    ]
 
 
 def _default_range(family: Family, channels: int) -> Values:
@@ -49,13 +70,19 @@ def _from_timm(cfg: Mapping[str, Any]) -> Values:
     return found
 
 
-def _from_file(path: Path) -> Values:
-    hf = _read(path)
+def _preprocessor(folder: Path) -> HFConfig:
+    """Return the content of preprocessor_config.json; empty if there is none."""
+    return read_config(folder, PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {}
+
+
+def _from_file(folder: Path) -> Values:
+    hf = _preprocessor(folder)
     rescale, factor = hf.get("do_rescale", True), hf.get("rescale_factor", 1 / 255)
     if not rescale or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
         raise CheckpointError(
-            f"{path} has do_rescale={rescale} and rescale_factor={factor}, and jtrain scales bytes "
-            f"to 0 .. 1: true and {1 / 255:.6f}. Fold another factor into image_mean and image_std."
+            f"{folder / PREPROCESSOR} has do_rescale={rescale} and rescale_factor={factor}, and "
+            f"jtrain scales bytes to 0 .. 1: true and {1 / 255:.6f}. Fold another factor into "
+            f"image_mean and image_std."
         )
     found: Values = {}
     if hf.get("do_normalize", True) and "image_mean" in hf:
@@ -63,17 +90,6 @@ def _from_file(path: Path) -> Values:
     if hf.get("do_resize", True) and (size := _size(hf)):
         found["height"], found["width"] = size
     return found
-
-
-def _read(path: Path) -> HFConfig:
-    try:
-        hf = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is no JSON ({error}). Download it again.") from None
-    if not isinstance(hf, dict):
-        raise CheckpointError(f"{path} holds a {type(hf).__name__}, not a JSON object. "
-                              f"Download it again.")  # fmt: skip
-    return hf
 
 
 def _size(hf: HFConfig) -> tuple[int, int] | None:
@@ -89,28 +105,20 @@ def _size(hf: HFConfig) -> tuple[int, int] | None:
     return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
 
 
-def write_preprocessor(directory: Path, model: Any, beside: Path | None) -> None:
-    """Write preprocessor_config.json for a model, over the entries of the folder it came from."""
-    source = beside / PREPROCESSOR if beside else None
-    base = _read(source) if source and source.is_file() else {}
-    sized = model.pixels.height > 0 or hasattr(model, "positions")
-    entries = _entries(model.pixels, model.shape if sized else None, base)
-    (directory / PREPROCESSOR).write_text(json.dumps(entries, indent=2) + "\n")
-
-
-def _entries(pixels: Pixels, shape: tuple[int, int, int] | None, base: HFConfig) -> Values:
-    """Return the entries; without a shape, images keep their size."""
+def write_preprocessor(directory: Path, model: Any) -> None:
+    """Write preprocessor_config.json: what is done to images before a model of ours."""
+    pixels: Pixels = model.pixels
+    sized = pixels.height > 0 or hasattr(model, "positions")  # else images keep their size
     entries: Values = {
         "image_processor_type": "ViTImageProcessor",
-        "do_resize": shape is not None,
+        "do_resize": sized,
         "resample": 2,  # bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        **base,
         "do_normalize": bool(pixels.mean),
     }
+    if sized:
+        entries["size"] = {"height": model.shape[0], "width": model.shape[1]}
     if pixels.mean:
         entries |= {"image_mean": list(pixels.mean), "image_std": list(pixels.std)}
-    if shape and _size(entries) != shape[:2]:
-        entries |= {"do_resize": True, "size": {"height": shape[0], "width": shape[1]}}
-    return entries
+    (directory / PREPROCESSOR).write_text(json.dumps(entries, indent=2) + "\n")

@@ -13,7 +13,7 @@ from jtrain.errors import CheckpointError, DataError
 from jtrain.models.pretrained.family import Family, HFConfig
 from jtrain.models.pretrained.folder import check_no_pickle, is_folder, read_config, read_folder
 from jtrain.models.pretrained.gguf_file import GGUF, read_gguf
-from jtrain.models.pretrained.preprocessor import read_pixels
+from jtrain.models.pretrained.preprocessor import assumed_range, read_pixels
 from jtrain.models.pretrained.registry import build_model, find_family, model_values
 from jtrain.models.pretrained.slices import put_slices, release_host_memory
 from jtrain.models.pretrained.tensors_table import Tensors, make_table
@@ -64,6 +64,15 @@ def read_values(path: str, kind: str) -> Mapping[str, Any]:
         pixels = read_pixels(Path(path), family, hf, build_model(family, hf))
         values["pixels"] = {**values["pixels"], **pixels}
     return values
+
+
+def describe_pixels(model: Any) -> list[str]:
+    """Return a line where a config of ours has a range of pixels that its folder does not say."""
+    path = Path(getattr(model, "pretrained", ""))
+    if not hasattr(model, "pixels") or not path.name or not is_pretrained(path):
+        return []
+    hf = read_hf_config(path)
+    return assumed_range(path, find_family(hf, str(path)), hf, model)
 
 
 class PretrainedWeights:

@@ -14,6 +14,8 @@ import numpy as np
 from jtrain.errors import CheckpointError
 from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX
 from jtrain.io.write_safetensors import write_safetensors
+from jtrain.models.pretrained.families.images import label_count
+from jtrain.models.pretrained.families.timm import timm_classes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
 from jtrain.models.pretrained.folder import CONFIG
 from jtrain.models.pretrained.preprocessor import write_preprocessor
@@ -26,6 +28,8 @@ BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+# Entries about the classes of a head, of transformers and of timm.
+CLASSES = ("id2label", "label2id", "num_labels", "num_classes", "label_names", "label_descriptions")
 
 
 class Export(NamedTuple):
@@ -89,7 +93,7 @@ def write_folder(
     config = hf_config(family, model, dtype, base or {})
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     if hasattr(model, "pixels") and not family.timm:
-        write_preprocessor(directory, model, beside)
+        write_preprocessor(directory, model)
     copied = [name for name in BESIDE if beside and (beside / name).is_file()]
     for name in copied:
         assert beside is not None, "nothing was copied from nowhere"
@@ -101,14 +105,18 @@ def write_folder(
 
 def hf_config(family: Family, model: Any, dtype: DType, base: HFConfig) -> Values:
     """Return config.json for our config, over the entries of `base`."""
-    entries = family.hf(model)
+    entries, classes = family.hf(model), (timm_classes if family.timm else label_count)(base)
+    if getattr(model, "classes", classes) != classes:
+        base = without_class_names(base)
     if family.timm:
-        about = {**base.get("pretrained_cfg", {}), **entries["pretrained_cfg"]}
-        return {**base, **entries, "pretrained_cfg": about}
+        # `test_...` is another size and crop, for evaluation alone: jtrain has one for all.
+        about = base.get("pretrained_cfg", {})
+        about = {key: x for key, x in about.items() if not key.startswith("test_")}
+        return {**base, **entries, "pretrained_cfg": about | entries["pretrained_cfg"]}
     # Rotary positions are written as rope_theta and rope_scaling, which every reader knows.
     kept = {key: x for key, x in base.items() if key not in {"rope_parameters", "dtype"}}
-    if len(kept.get("id2label", ())) == len(entries.get("id2label", ())):  # these have names
-        entries = {key: x for key, x in entries.items() if key not in {"id2label", "label2id"}}
+    if "id2label" in kept:  # names, in place of LABEL_0 and so on
+        entries = without_class_names(entries)
     return {
         **kept,
         "architectures": [family.architecture],
@@ -116,6 +124,11 @@ def hf_config(family: Family, model: Any, dtype: DType, base: HFConfig) -> Value
         "torch_dtype": dtype,
         **entries,
     }
+
+
+def without_class_names(hf: HFConfig) -> Values:
+    """Return a config.json without the number and the names of its classes."""
+    return {key: x for key, x in hf.items() if key not in CLASSES}
 
 
 def check_empty(directory: Path) -> None:

@@ -16,10 +16,14 @@ from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
 from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.pixels import Pixels
+from jtrain.models.pretrained.families.efficientnet_lite import EFFICIENTNET_LITE
+from jtrain.models.pretrained.families.images import label_count
+from jtrain.models.pretrained.families.resnet import TIMM_RESNET
+from jtrain.models.pretrained.families.vit import VIT
 from jtrain.models.pretrained.preprocessor import PREPROCESSOR
 from jtrain.models.pretrained.registry import family_of
-from jtrain.models.pretrained.source import PretrainedWeights
-from jtrain.models.pretrained.write import write_folder
+from jtrain.models.pretrained.source import PretrainedWeights, describe_pixels
+from jtrain.models.pretrained.write import hf_config, without_class_names, write_folder
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 
@@ -84,6 +88,25 @@ def test_without_a_preprocessor_the_range_is_that_of_the_bytes(tmp_path):
     assert ResNet(pretrained=str(net)).pixels == Pixels(channels=3)
 
 
+def test_a_range_that_no_file_says_is_told_with_the_line_to_type(tmp_path):
+    folder = published.write_model(tmp_path / "vit", published.golden("vit"))
+    (line,) = describe_pixels(ViT(pretrained=str(folder)))
+    assert "no preprocessor_config.json says" in line
+    assert "they stay in 0 .. 1" in line
+    typed = dict(word.split("=") for word in line.split() if word.startswith("model.pixels."))
+    mean, std = (tuple(json.loads(typed[f"model.pixels.{name}"])) for name in ("mean", "std"))
+    ranged = Pixels(height=8, width=8, channels=3, mean=mean, std=std)
+    assert not describe_pixels(ViT(pretrained=str(folder), pixels=ranged))
+    assert not describe_pixels(ViT(pretrained=str(folder_with(tmp_path, "vit", **RANGE))))
+    same = folder_with(tmp_path, "vit", do_normalize=False)
+    assert not describe_pixels(ViT(pretrained=str(same)))
+    (tmp_path / "config.json").write_text('{"architecture": "tf_efficientnet_lite0"}')
+    (line,) = describe_pixels(EfficientNetLite(pretrained=str(tmp_path)))
+    assert "no config.json says" in line
+    assert "mean and std 0.5 are assumed" in line
+    assert not describe_pixels(ViT(image=(8, 8, 3)))
+
+
 def test_timm_has_its_range_in_the_config(tmp_path):
     golden = published.golden("efficientnet_lite")
     model = EfficientNetLite(pretrained=str(published.write_model(tmp_path, golden)))
@@ -118,24 +141,55 @@ def test_an_image_of_another_size_is_changed_as_by_hand(tmp_path):
     assert_close(got, want, WITHIN)
 
 
-def test_the_export_has_the_pixels_and_the_names_of_the_classes(tmp_path):
-    size = {"height": 8, "width": 8}
-    folder = folder_with(tmp_path, "vit", size=size, resample=3, image_mean=[0.5], image_std=[0.5])
-    names = {str(i): name for i, name in enumerate(("ant", "bee", "cat", "dog", "eel"))}
-    config = published.golden("vit")["config"] | {"id2label": names}
+def test_the_export_says_what_the_run_did_to_pixels(tmp_path):
+    crop = {"do_center_crop": True, "crop_size": 8, "size": {"shortest_edge": 10}, "resample": 3}
+    folder = folder_with(tmp_path, "resnet", do_resize=True, crop_pct=0.875, **crop, **RANGE)
     source = PretrainedWeights(folder)
     arrays = source.read(source.found)
-    pixels = Pixels(mean=(0.1, 0.2, 0.3), std=(1, 1, 2))
+    pixels = Pixels(height=6, width=8, channels=3, mean=(0.1, 0.2, 0.3), std=(1, 1, 2))
     model = dataclasses.replace(source.model, pixels=pixels)
-    write_folder(tmp_path / "out", source.family, model, arrays.__getitem__, base=config,
+    write_folder(tmp_path / "out", source.family, model, arrays.__getitem__, base=source.hf,
                  beside=folder)  # fmt: skip
     written = json.loads((tmp_path / "out" / PREPROCESSOR).read_text())
     assert (written["image_mean"], written["image_std"]) == ([0.1, 0.2, 0.3], [1, 1, 2])
-    assert (written["size"], written["resample"], written["do_normalize"]) == (size, 3, True)
-    again = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert again["id2label"] == names
-    wider = dataclasses.replace(model, classes=6)
-    assert len(source.family.hf(wider)["id2label"]) == 6
+    assert written["size"] == {"height": 6, "width": 8}
+    assert (written["resample"], written["do_resize"], written["do_normalize"]) == (2, True, True)
+    assert not {"do_center_crop", "crop_size", "crop_pct"} & written.keys()
+    assert ResNet(pretrained=str(tmp_path / "out")).pixels == pixels
+
+
+def test_names_of_classes_are_those_of_the_head():
+    names = {str(i): name for i, name in enumerate(("ant", "bee", "cat", "dog", "eel"))}
+    source = published.golden("vit")["config"] | {"id2label": names, "num_labels": 5}
+    model = ViT(**VIT.values(source))
+    assert hf_config(VIT, model, "float32", source)["id2label"] == names
+    new_head = hf_config(VIT, model, "float32", without_class_names(source))
+    wider = hf_config(VIT, dataclasses.replace(model, classes=6), "float32", source)
+    for found, count in ((new_head, 5), (wider, 6)):
+        assert found["id2label"] == {str(i): f"LABEL_{i}" for i in range(count)}
+        assert label_count(found) == count
+    timm = {"architecture": "resnet18", "label_names": ["ant"], "label_descriptions": {"ant": "x"}}
+    model = ResNet(preset="resnet18", classes=2)
+    found = hf_config(TIMM_RESNET, model, "float32", timm)
+    assert not {"label_names", "label_descriptions"} & found.keys()
+
+
+def test_a_config_of_timm_says_what_the_run_did_to_pixels():
+    about = {"interpolation": "bicubic", "crop_pct": 0.95, "test_crop_pct": 1.0, "tag": "a1_in1k"}
+    model = ResNet(preset="resnet18", pixels=Pixels(height=96, width=96))
+    written = hf_config(TIMM_RESNET, model, "float32", {"pretrained_cfg": about})["pretrained_cfg"]
+    assert (written["interpolation"], written["crop_mode"]) == ("bilinear", "squash")
+    assert (written["crop_pct"], written["input_size"]) == (1.0, [3, 96, 96])
+    assert "test_crop_pct" not in written
+    assert written["tag"] == "a1_in1k"
+
+
+def test_pixels_without_a_range_come_back_from_timm_without_one(tmp_path):
+    """EfficientNet-lite's range is -1 .. 1 where its config says none."""
+    model = EfficientNetLite(preset="lite0", pixels=Pixels(height=64, width=64))
+    (tmp_path / "config.json").write_text(json.dumps(EFFICIENTNET_LITE.hf(model)))
+    pixels = EfficientNetLite(pretrained=str(tmp_path)).pixels
+    assert (pixels.mean, pixels.std) == ((0, 0, 0), (1, 1, 1))
 
 
 @pytest.mark.parametrize(

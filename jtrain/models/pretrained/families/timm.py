@@ -40,16 +40,20 @@ def timm_entries(
         ours = {key: _explicit(model, key) for key in fields}
         side = values.get("image", (height, width, channels))
         if ours == fields and side == (height, width, channels):
-            cfg: Values = {
+            about: Values = {
                 "architecture": name,
                 "input_size": [channels, height, width],
                 "num_classes": model.classes,
                 "first_conv": first,
                 "classifier": head,
+                "interpolation": "bilinear",  # in one step to the size, without a crop
+                "crop_mode": "squash",
+                "crop_pct": 1.0,
+                # A reader takes a mean of its own where there is none.
+                "mean": list(pixels.mean or (0.0,) * channels),
+                "std": list(pixels.std or (1.0,) * channels),
             }
-            if pixels.mean:
-                cfg |= {"mean": list(pixels.mean), "std": list(pixels.std)}
-            return {"architecture": name, "num_classes": model.classes, "pretrained_cfg": cfg}
+            return {"architecture": name, "num_classes": model.classes, "pretrained_cfg": about}
     raise CheckpointError(
         f"timm has no {model.kind} of these sizes, only {', '.join(architectures)}. Export the "
         f"tensors under jtrain's names: --to safetensors"

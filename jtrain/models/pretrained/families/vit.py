@@ -69,7 +69,7 @@ def _entries(model: Any) -> Values:
 def _leaves(model: Any) -> Iterator[Leaf]:
     yield from _embedding_leaves(
         model,
-        patches="vit.embeddings.patch_embeddings.projection",
+        convolution="vit.embeddings.patch_embeddings.projection",
         token="vit.embeddings.cls_token",
         positions="vit.embeddings.position_embeddings",
     )
@@ -96,7 +96,7 @@ def _timm_values(hf: HFConfig) -> Values:
 
 def _timm_leaves(model: Any) -> Iterator[Leaf]:
     yield from _embedding_leaves(
-        model, patches="patch_embed.proj", token="cls_token", positions="pos_embed"
+        model, convolution="patch_embed.proj", token="cls_token", positions="pos_embed"
     )
     width, hidden = model.width, model.size_of_hidden
     grouped = by_group(model.heads, model.heads)
@@ -115,18 +115,17 @@ def _timm_leaves(model: Any) -> Iterator[Leaf]:
     yield from linear_leaves("head", "head", width, model.classes)
 
 
-def _embedding_leaves(model: Any, *, patches: str, token: str, positions: str) -> Iterator[Leaf]:
+def _embedding_leaves(
+    model: Any, *, convolution: str, token: str, positions: str
+) -> Iterator[Leaf]:
     width = model.width
-    kernel = _patches(model.patch, model.shape[2], width)
-    yield Leaf("patches/kernel", (f"{patches}.weight",), kernel)
-    yield Leaf("patches/bias", (f"{patches}.bias",))
-    if model.pool == "class":
-        yield Leaf("token", (token,), reshape((1, 1, width), (width,)))
+    kernel = patches(model.patch, model.shape[2], width)
+    yield Leaf("patches/kernel", (f"{convolution}.weight",), kernel)
+    yield Leaf("patches/bias", (f"{convolution}.bias",))
+    yield Leaf("token", (token,), reshape((1, 1, width), (width,)))
     count = model.positions
     yield Leaf("positions", (positions,), reshape((1, count, width), (count, width)))
 
-
-_patches = patches
 
 VIT = Family(
     name="vit",
