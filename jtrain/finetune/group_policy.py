@@ -27,6 +27,7 @@ from jtrain.finetune.rollouts import (
     until_end,
 )
 from jtrain.losses.group_policy import advantages_by_row, dapo, dr_grpo, grpo, gspo
+from jtrain.models.language_model import LanguageModel
 
 
 @configclass
@@ -92,7 +93,7 @@ def init_policy(
     return carried
 
 
-def policy_loss(model: Any, verify: Verifier, settings: GroupPolicy, end: int) -> Stateful:
+def policy_loss(model: LanguageModel, verify: Verifier, settings: GroupPolicy, end: int) -> Stateful:
     """Return the loss that samples answers to `question` (b q), and learns from their rewards.
 
     An evaluation answers with the likeliest tokens: its loss is the share of the reward that is
@@ -127,7 +128,7 @@ def policy_loss(model: Any, verify: Verifier, settings: GroupPolicy, end: int) -
 
 
 def _evaluate(
-    model: Any, verify: Verifier, params: Params, extra: Extra, batch: Batch
+    model: LanguageModel, verify: Verifier, params: Params, extra: Extra, batch: Batch
 ) -> tuple[Mean, Metrics]:
     tokens = extra["rollouts"]["answers"].shape[-1]
     keys = row_keys(jax.random.key(0), batch)
@@ -138,7 +139,7 @@ def _evaluate(
 
 
 def _rollouts(
-    model: Any,
+    model: LanguageModel,
     verify: Verifier,
     settings: GroupPolicy,
     params: Params,

@@ -1,7 +1,7 @@
 """Rollouts: groups of answers that a model samples to questions, and their rewards."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,14 @@ from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.losses.preferences import token_log_probs
 from jtrain.models.attention.scores import soft_cap
 from jtrain.models.generate import generate
+from jtrain.models.language_model import LanguageModel
 
 Verifier: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
 """Reward of each answer to the question of its row: a plain function."""
 
 
 def sample_answers(
-    model: Any,
+    model: LanguageModel,
     params: Params,
     question: Int[Array, "b q"],
     keys: Shaped[Array, "b"],
@@ -53,7 +54,7 @@ def until_end(answers: Int[Array, "b g a"], end: int) -> Bool[Array, "b g a"]:
 
 
 def answer_log_probs(
-    model: Any,
+    model: LanguageModel,
     params: Params,
     question: Int[Array, "b q"],
     answers: Int[Array, "b g a"],
