@@ -25,6 +25,12 @@ class Config(AdditionsConfig):
         """Return the values that conflict."""
         yield from super().misfits()
         yield from self.policy.misfits()
+        if self.lora.dropout:
+            yield (
+                "lora.dropout",
+                f"is {self.lora.dropout} and draws by row of a batch, of which each is a group of "
+                "answers here; set lora.dropout=0",
+            )
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the questions, the network and the loss that samples answers."""
@@ -38,9 +44,8 @@ class Config(AdditionsConfig):
             return describe_rollouts(extra["rollouts"], task.vocabulary, task.end)
 
         return jt.Experiment(
-            init=init_policy(
-                model.init, self.policy, rows=self.batch, question=question, answer=answer
-            ),
+            init=model.init,
+            init_extra=init_policy(self.policy, question=question, answer=answer),
             dims=model.dims,
             loss=policy_loss(model, verify, self.policy, task.end),
             train=Shuffled(task.train, size=self.batch, seed=self.seed),

@@ -119,6 +119,7 @@ def test_reward_raises_the_accuracy_that_supervision_reached():
     [
         ("grpo", ["policy.group=1"], r"policy.group.*its own baseline.*policy.group=8"),
         ("grpo", ["policy={loss: gspo, beta: 0.1}"], r"policy.beta.*policy.beta=0"),
+        ("grpo", ["lora={rank: 2, on: ['*'], dropout: 0.1}"], r"lora.dropout.*set lora.dropout=0"),
         ("additions", ["model.context=8"], r"model.context.*set model.context=10"),
         ("additions", ["data.questions=8000"], r"data.validation.*data.questions=0"),
         ("additions", ["model.experts={kind: dropless, count: 4}"], r"model.experts.kind=none"),

@@ -12,6 +12,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.core.placement import Placement, Unplaced
+from jtrain.errors import LossError
 from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import FSDP, Mirrored
@@ -51,10 +52,9 @@ def loss_of(kind, updates=2, place: Placement = Unplaced()):
 def states(kind):
     """Return the states before the first and the second step, and the metrics of the second."""
     sgd = optax.sgd(0.1)
-    sizes = {"rows": ROWS, "question": START, "answer": TOKENS}
-    init = init_policy(NETWORK.build().init, settings_of(kind), **sizes)
-    params, extra = jax.jit(init)(jax.random.key(0))
+    params, _ = jax.jit(NETWORK.build().init)(jax.random.key(0))
     params = jax.tree.map(lambda x: 3 * x, params)  # as stored weights differ from what init makes
+    extra = init_policy(settings_of(kind), question=START, answer=TOKENS)(params, {}, ROWS)
     first = jt.new_state(params, sgd, jax.random.key(1), extra)
     step = jax.jit(jt.make_step(loss_of(kind), sgd, ragged=True))
     second, _ = step(first, BATCH)
@@ -188,3 +188,14 @@ def test_settings_that_learn_nothing_are_refused(fields, words, mended):
     assert len(found) == 1
     assert re.search(words, found[0])
     assert not list(GroupPolicy(**(fields | mended)).misfits())
+
+
+def test_a_state_of_fewer_rows_than_the_batch_is_refused():
+    model, settings = NETWORK.build(), settings_of("grpo")
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    init = init_policy(settings, question=START, answer=TOKENS)
+    loss = lambda params, extra: loss_of("grpo").loss(params, extra, BATCH, jax.random.key(0))
+    extra = jax.eval_shape(lambda params: init(params, {}, ROWS - 2), params)
+    words = rf"{ROWS} questions.*rollouts of {ROWS - 2}.*\(params, extra, {ROWS}\)"
+    with pytest.raises(LossError, match=words):
+        jax.eval_shape(loss, params, extra)
