@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jtrain.core.types import Batch, Extra, Params
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import Tokenizer, decode_known
 from jtrain.losses.preferences import token_log_probs
 from jtrain.models.attention.scores import soft_cap
 from jtrain.models.generate import generate
@@ -86,8 +86,8 @@ def text_verifier(tokenizer: Tokenizer, end: int, reward: Callable[[str, str], f
     def on_host(question: np.ndarray, answers: np.ndarray) -> np.ndarray:
         rewards = np.zeros(answers.shape[:2], np.float32)
         for row, group in enumerate(answers):
-            asked = tokenizer.decode(question[row])
-            rewards[row] = [reward(asked, _decode(tokenizer, each, end)) for each in group]
+            text = tokenizer.decode(question[row])
+            rewards[row] = [reward(text, _decode(tokenizer, answer, end)) for answer in group]
         return rewards
 
     def verify(answers: Int[Array, "b g a"], batch: Batch) -> Float[Array, "b g"]:
@@ -109,19 +109,17 @@ def init_rollouts(rows: int, group: int, question: int, answer: int) -> Extra:
 
 def describe_rollouts(rollouts: Extra, tokenizer: Tokenizer, end: int, *, rows: int = 4) -> str:
     """Return the first recorded questions, with the answers to each and their rewards, as text."""
-    found = jax.device_get(rollouts)
+    arrays = jax.device_get(rollouts)
     lines = []
     for question, answers, rewards in zip(
-        found["question"][:rows], found["answers"], found["rewards"], strict=False
+        arrays["question"][:rows], arrays["answers"], arrays["rewards"], strict=False
     ):
-        texts = [_decode(tokenizer, each, end) for each in answers]
-        told = ", ".join(
-            f"{text!r} {reward:g}" for text, reward in zip(texts, rewards, strict=True)
-        )
-        lines.append(f"{tokenizer.decode(question)!r}: {told}")
+        texts = [repr(_decode(tokenizer, answer, end)) for answer in answers]
+        scored = [f"{text} {reward:g}" for text, reward in zip(texts, rewards, strict=True)]
+        lines.append(f"{tokenizer.decode(question)!r}: {', '.join(scored)}")
     return "\n".join(lines)
 
 
 def _decode(tokenizer: Tokenizer, answer: np.ndarray, end: int) -> str:
     at = np.flatnonzero(answer == end)
-    return tokenizer.decode(answer[: at[0]] if len(at) else answer)
+    return decode_known(tokenizer, answer[: at[0]] if len(at) else answer)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jtrain.core.types import Extra, Params
 from jtrain.data.text.encode_chat import Encoded, split_last_answer
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import Tokenizer, decode_known
 from jtrain.errors import ConfigError
 from jtrain.models.generate import IncrementalModel
 from jtrain.models.generate_answers import generate_answers
@@ -103,7 +103,7 @@ class AnswerEvaluation:
         scores, finished = [], 0
         for question, tokens, ended in self._answers(params):
             finished += ended
-            text = self.tokenizer.decode(tokens[tokens < len(self.tokenizer)])
+            text = decode_known(self.tokenizer, tokens)
             scores.append(float(self.verify(text, question.answer)))
         return {"correct": float(np.mean(scores)), "finished": finished / len(self.questions)}
 
