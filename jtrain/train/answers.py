@@ -84,8 +84,8 @@ def _last_number(text: str) -> float | None:
 class AnswerEvaluation:
     """Answers of a model to questions, and their scores.
 
-    Metrics are `correct`, the mean score, and `finished`, the share of answers that end with `stop`:
-    the others were cut after `tokens` tokens.
+    Metrics are `correct`, the mean score, and `finished`, the share of answers that end with
+    `stop`: the others were cut after `tokens` tokens.
     """
 
     build: Callable[[], IncrementalModel]
