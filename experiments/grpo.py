@@ -11,6 +11,7 @@ from jtrain.data import InOrder, Shuffled
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
 from jtrain.finetune.rollouts import describe_rollouts
+from jtrain.models.pretrained.vocabulary import check_vocabulary
 from jtrain.train.complete_text import make_complete
 
 
@@ -35,6 +36,7 @@ class Config(AdditionsConfig):
     def build(self, place: Placement) -> jt.Experiment:
         """Build the questions, the network and the loss that samples answers."""
         task = self.data.build()
+        check_vocabulary(self.model.pretrained, task.vocabulary, option="data.tokenizer")
         network = self.model.for_tokens(len(task.vocabulary))
         model, (question, answer) = network.build(place), task.sizes
         verify = functools.partial(right_answers, end=task.end)

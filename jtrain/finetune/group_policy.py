@@ -7,7 +7,7 @@ samples the same answers.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ from jtrain.finetune.rollouts import (
 from jtrain.losses.group_policy import advantages_by_row, dapo, dr_grpo, grpo, gspo
 from jtrain.models.language_model import LanguageModel
 
+Below = Annotated[float, Field(gt=0, lt=1)]
+Above = Annotated[float, Field(gt=0)]
+
 
 @configclass
 class GroupPolicy:
@@ -39,25 +42,19 @@ class GroupPolicy:
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
     """Weights of tokens and answers; see `jtrain.losses.group_policy`. Tokens of DAPO are those of
     a group, as in its paper."""
-    group: int = Field(default=8, ge=1)
+    group: int = Field(default=8, ge=2)
     """Answers to a question, at least 2; their mean reward is the baseline."""
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of the logits, in sampling and in the loss."""
     updates: int = Field(default=1, ge=1)
     """Steps that learn from the same answers; the questions of the later ones are left out."""
-    clip: tuple[float, float] | None = None
+    clip: tuple[Below, Above] | None = None
     """How far below and above 1 a ratio of probabilities counts; null: as the paper of `loss`."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the divergence from the parameters before the first step; 0: it is not computed."""
 
     def misfits(self, name: str = "policy") -> Iterator[tuple[str, str]]:
         """Yield the values that conflict, under the name of this field."""
-        if self.group < 2:
-            yield (
-                f"{name}.group",
-                "is 1, and an answer alone in its group is its own baseline, so that its "
-                f"advantage is always 0; set {name}.group=8, or at least 2",
-            )
         if self.loss == "gspo" and self.beta:
             yield (
                 f"{name}.beta",
