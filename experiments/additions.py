@@ -20,6 +20,7 @@ from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 from jtrain.finetune.rollouts import sample_answers, until_end
 from jtrain.losses.next_token import next_token
+from jtrain.models.pretrained.vocabulary import check_vocabulary
 from jtrain.models.transformer import Transformer
 from jtrain.train.complete_text import make_complete
 
@@ -136,6 +137,7 @@ class Config(AdditionsConfig):
     def build(self, place: Placement) -> jt.Experiment:
         """Build the questions, the network and the loss."""
         task = self.data.build()
+        check_vocabulary(self.model.pretrained, task.vocabulary, option="data.tokenizer")
         network = self.model.for_tokens(len(task.vocabulary))
         model, (start, tokens) = network.build(place), task.sizes
 

@@ -46,12 +46,13 @@ class Config(jt.RunConfig):
                 f"is {self.data.context}, and the model reads {self.model.context} tokens; set "
                 f"data.context={self.model.context} or less",
             )
-        if self.batch % self.chunks:
-            yield (
-                "chunks",
-                f"is {self.chunks} and does not divide batch={self.batch}; set chunks=1, or "
-                f"batch={-(-self.batch // self.chunks) * self.chunks}",
-            )
+        for name, rows in {"batch": self.batch, "evaluate.batch": self.evaluate.batch}.items():
+            if rows % self.chunks:
+                yield (
+                    "chunks",
+                    f"is {self.chunks} and does not divide {name}={rows}; set chunks=1, or "
+                    f"{name}={-(-rows // self.chunks) * self.chunks}",
+                )
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the pairs, the encoder and the loss, which couples all rows of a batch."""

@@ -11,6 +11,7 @@ from jtrain.data import InOrder, Shuffled
 from jtrain.data.text.tokenizer import fingerprint
 from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
 from jtrain.finetune.rollouts import describe_rollouts
+from jtrain.models.pretrained.vocabulary import check_vocabulary
 from jtrain.train.complete_text import make_complete
 
 
@@ -25,10 +26,17 @@ class Config(AdditionsConfig):
         """Return the values that conflict."""
         yield from super().misfits()
         yield from self.policy.misfits()
+        if self.lora.dropout:
+            yield (
+                "lora.dropout",
+                f"is {self.lora.dropout} and draws by row of a batch, of which each is a group of "
+                "answers here; set lora.dropout=0",
+            )
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the questions, the network and the loss that samples answers."""
         task = self.data.build()
+        check_vocabulary(self.model.pretrained, task.vocabulary, option="data.tokenizer")
         network = self.model.for_tokens(len(task.vocabulary))
         model, (question, answer) = network.build(place), task.sizes
         reward = functools.partial(right_answers, end=task.end)
@@ -38,9 +46,8 @@ class Config(AdditionsConfig):
             return describe_rollouts(extra["rollouts"], task.vocabulary, task.end)
 
         return jt.Experiment(
-            init=init_policy(
-                model.init, self.policy, rows=self.batch, question=question, answer=answer
-            ),
+            init=model.init,
+            init_extra=init_policy(self.policy, question=question, answer=answer),
             dims=model.dims,
             loss=policy_loss(model, reward, self.policy, task.end),
             train=Shuffled(task.train, size=self.batch, seed=self.seed),

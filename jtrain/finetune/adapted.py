@@ -1,14 +1,16 @@
 """Functions of an experiment with an adapter in the place of the model's parameters."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.types import Batch, Extra, Key, LossFn, LossValue, Metrics, Params
 from jtrain.finetune.lora import LowRankAdapter, Weights
+from jtrain.finetune.reference import ReferenceLoss, read_reference
 
 T = TypeVar("T")
+InitExtra: TypeAlias = Callable[[Params, Extra, int], Extra]
 
 
 def adapted_loss(adapter: LowRankAdapter, loss: LossFn | Stateful) -> Stateful:
@@ -18,7 +20,10 @@ def adapted_loss(adapter: LowRankAdapter, loss: LossFn | Stateful) -> Stateful:
         params: Params, extra: Extra, batch: Batch, rng: Key | None
     ) -> tuple[LossValue, Metrics, Extra]:
         full, rest = adapter.join(params, extra, adapter.row_keys(rng, batch)), extra["rest"]
-        if isinstance(loss, Stateful):
+        if isinstance(loss, ReferenceLoss):
+            reference = adapter.join(read_reference(params, rest), extra)
+            value, metrics, rest = loss.compare(full, reference, rest, batch, rng)
+        elif isinstance(loss, Stateful):
             value, metrics, rest = loss.loss(full, rest, batch, rng)
         else:
             output: Any = loss(full, batch, rng)
@@ -26,6 +31,16 @@ def adapted_loss(adapter: LowRankAdapter, loss: LossFn | Stateful) -> Stateful:
         return value, metrics, {"base": extra["base"], "rest": rest}
 
     return Stateful(call)
+
+
+def adapted_init_extra(init_extra: InitExtra | None) -> InitExtra | None:
+    """Return the function that makes the state of the loss, where there is one, of the terms."""
+    if init_extra is None:
+        return None
+    return lambda params, extra, rows: {
+        "base": extra["base"],
+        "rest": init_extra(params, extra["rest"], rows),
+    }
 
 
 def adapted(adapter: LowRankAdapter, call: Callable[..., T] | None) -> Callable[..., T] | None:

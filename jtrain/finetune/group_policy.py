@@ -6,12 +6,12 @@ samples the same answers.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
@@ -19,6 +19,8 @@ from jtrain.core.loss import Stateful
 from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
+from jtrain.errors import LossError
+from jtrain.finetune.reference import copy_reference, reference_loss
 from jtrain.finetune.rollouts import (
     RewardFn,
     answer_log_probs,
@@ -27,6 +29,10 @@ from jtrain.finetune.rollouts import (
     until_end,
 )
 from jtrain.losses.group_policy import advantages_by_row, dapo, dr_grpo, grpo, gspo
+from jtrain.models.language_model import LanguageModel
+
+Below = Annotated[float, Field(gt=0, lt=1)]
+Above = Annotated[float, Field(gt=0)]
 
 
 @configclass
@@ -36,25 +42,19 @@ class GroupPolicy:
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
     """Weights of tokens and answers; see `jtrain.losses.group_policy`. Tokens of DAPO are those of
     a group, as in its paper."""
-    group: int = Field(default=8, ge=1)
+    group: int = Field(default=8, ge=2)
     """Answers to a question, at least 2; their mean reward is the baseline."""
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of the logits, in sampling and in the loss."""
     updates: int = Field(default=1, ge=1)
     """Steps that learn from the same answers; the questions of the later ones are left out."""
-    clip: tuple[float, float] | None = None
+    clip: tuple[Below, Above] | None = None
     """How far below and above 1 a ratio of probabilities counts; null: as the paper of `loss`."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the divergence from the parameters before the first step; 0: it is not computed."""
 
     def misfits(self, name: str = "policy") -> Iterator[tuple[str, str]]:
         """Yield the values that conflict, under the name of this field."""
-        if self.group < 2:
-            yield (
-                f"{name}.group",
-                "is 1, and an answer alone in its group is its own baseline, so that its "
-                f"advantage is always 0; set {name}.group=8, or at least 2",
-            )
         if self.loss == "gspo" and self.beta:
             yield (
                 f"{name}.beta",
@@ -64,35 +64,27 @@ class GroupPolicy:
 
 
 def init_policy(
-    init: Callable[[Key], tuple[Params, Extra]],
-    settings: GroupPolicy,
-    *,
-    rows: int,
-    question: int,
-    answer: int,
-) -> Callable[[Key], tuple[Params, Extra]]:
-    """Return `init` of a model with what the loss carries: steps, rollouts and the reference.
+    settings: GroupPolicy, *, question: int, answer: int
+) -> Callable[[Params, Extra, int], Extra]:
+    """Return the `init_extra` of an experiment: steps, rollouts and the reference.
 
     Args:
-        rows: in the whole batch.
         question: tokens of a question.
         answer: most tokens of an answer.
     """
 
-    def carried(key: Key) -> tuple[Params, Extra]:
-        params, _ = init(key)
-        extra = {
-            "steps": jnp.int32(0),
-            "rollouts": init_rollouts(rows, settings.group, question, answer),
-        }
-        if settings.beta:  # a copy, set by the first step: by then stored weights are loaded
-            extra["reference"] = jax.tree.map(lambda x: x.astype(jnp.float32), params)
-        return params, extra
+    def init_extra(params: Params, extra: Extra, rows: int) -> Extra:
+        del extra
+        rollouts = init_rollouts(rows, settings.group, question, answer)
+        reference = copy_reference(params) if settings.beta else {}
+        return {"steps": jnp.int32(0), "rollouts": rollouts, **reference}
 
-    return carried
+    return init_extra
 
 
-def policy_loss(model: Any, reward: RewardFn, settings: GroupPolicy, end: int) -> Stateful:
+def policy_loss(
+    model: LanguageModel, reward: RewardFn, settings: GroupPolicy, end: int
+) -> Stateful:
     """Return the loss that samples answers to `question` (b q), and learns from their rewards.
 
     An evaluation answers with the likeliest tokens: its loss is the share of the reward that is
@@ -104,11 +96,12 @@ def policy_loss(model: Any, reward: RewardFn, settings: GroupPolicy, end: int) -
     """
     score = functools.partial(answer_log_probs, model, temperature=settings.temperature)
 
-    def loss(
-        params: Params, extra: Extra, batch: Batch, rng: Key | None
+    def compare(
+        params: Params, reference: Params | None, extra: Extra, batch: Batch, rng: Key | None
     ) -> tuple[Mean, Metrics, Extra]:
         if rng is None:
             return *_evaluate(model, reward, params, extra, batch), extra
+        _check_rows(batch, extra)
         fresh = extra["steps"] % settings.updates == 0
         rollouts = _rollouts(model, reward, settings, params, extra, batch, rng)
         question, answers = rollouts["question"], rollouts["answers"]
@@ -116,18 +109,29 @@ def policy_loss(model: Any, reward: RewardFn, settings: GroupPolicy, end: int) -
         own = score(params, question, answers, real)
         old = jnp.where(fresh, jax.lax.stop_gradient(own), rollouts["log_probs"])
         rollouts = {**rollouts, "log_probs": old}
-        more, reference = {}, None
-        if settings.beta:
-            reference = _reference(params, extra)
-            more["reference"] = score(reference, question, answers, real)
-        value, metrics = _by_group(settings, own, rollouts, real, batch, **more)
-        return value, metrics, _record(extra, rollouts, reference, batch)
+        log_probs = {"log_probs": own, "old": old}
+        if reference is not None:
+            log_probs["reference"] = score(reference, question, answers, real)
+        value, metrics = _by_group(settings, log_probs, rollouts["rewards"], real, batch)
+        return value, metrics, _record(extra, rollouts, batch)
 
-    return Stateful(loss)
+    if settings.beta:
+        return reference_loss(compare)
+    return Stateful(lambda params, extra, batch, rng: compare(params, None, extra, batch, rng))
+
+
+def _check_rows(batch: Batch, extra: Extra) -> None:
+    rows, recorded = len(batch["mask"]), len(extra["rollouts"]["answers"])
+    if rows > recorded:
+        raise LossError(
+            f"a batch has {rows} questions, and the state has room for the rollouts of {recorded}. "
+            f"Make it for the rows of a whole batch: init_policy(...)(params, extra, {rows}). An "
+            f"Experiment with `init_extra=init_policy(...)` does."
+        )
 
 
 def _evaluate(
-    model: Any, reward: RewardFn, params: Params, extra: Extra, batch: Batch
+    model: LanguageModel, reward: RewardFn, params: Params, extra: Extra, batch: Batch
 ) -> tuple[Mean, Metrics]:
     tokens = extra["rollouts"]["answers"].shape[-1]
     keys = row_keys(jax.random.key(0), batch)
@@ -138,7 +142,7 @@ def _evaluate(
 
 
 def _rollouts(
-    model: Any,
+    model: LanguageModel,
     reward: RewardFn,
     settings: GroupPolicy,
     params: Params,
@@ -167,33 +171,24 @@ def _rollouts(
     return jax.lax.cond(extra["steps"] % settings.updates == 0, sample, lambda: recorded)
 
 
-def _reference(params: Params, extra: Extra) -> Params:
-    """Return the parameters before the first step, in the type that the loss computes in."""
-    first = extra["steps"] == 0
-    keep = lambda now, then: jnp.where(first, jax.lax.stop_gradient(now), then.astype(now.dtype))
-    return jax.tree.map(keep, params, extra["reference"])
-
-
 def _by_group(
     settings: GroupPolicy,
-    own: Float[Array, "b g a"],
-    rollouts: Extra,
-    real: Array,
+    log_probs: Mapping[str, Float[Array, "b g a"]],
+    rewards: Float[Array, "b g"],
+    real: Bool[Array, "b g a"],
     batch: Batch,
-    **reference: Float[Array, "b g a"],
 ) -> tuple[Mean, Metrics]:
     """Return the mean over groups of the loss of each, so that its weight depends on no sample."""
-    mask, rewards = batch["mask"], rollouts["rewards"]
-    loss = _loss(settings, own.shape[-1])
+    mask, loss = batch["mask"], _loss(settings, real.shape[-1])
     advantages = advantages_by_row(rewards, by_deviation=settings.loss != "dr_grpo")
-    given = own, rollouts["log_probs"], advantages, real
-    means, metrics = jax.vmap(lambda given, named: loss(*given, **named))(given, reference)
+    by_answer = {**log_probs, "advantages": advantages, "real": real}
+    means, metrics = jax.vmap(lambda group: loss(**group))(by_answer)
     values = means.total / jnp.maximum(means.weight, 1)
-    counted = {name: _sum(mean, mask) for name, mean in metrics.items()}
-    counted["reward"] = Mean.of(rewards.mean(1), mask)
-    counted["mixed"] = Mean.of((advantages != 0).any(1).astype(jnp.float32), mask)
-    counted["length"] = Mean.of(real.sum(-1).astype(jnp.float32).mean(1), mask)
-    return Mean.of(values, mask), counted
+    totals = {name: _sum(mean, mask) for name, mean in metrics.items()}
+    totals["reward"] = Mean.of(rewards.mean(1), mask)
+    totals["mixed"] = Mean.of((advantages != 0).any(1).astype(jnp.float32), mask)
+    totals["length"] = Mean.of(real.sum(-1).astype(jnp.float32).mean(1), mask)
+    return Mean.of(values, mask), totals
 
 
 def _sum(mean: Mean, mask: Array) -> Mean:
@@ -209,24 +204,20 @@ def _loss(settings: GroupPolicy, tokens: int) -> Callable[..., tuple[Mean, Metri
     return functools.partial(losses[settings.loss], **how)
 
 
-def _record(extra: Extra, rollouts: Extra, reference: Params | None, batch: Batch) -> Extra:
-    """Return what is carried, each leaf as sums: a row's by its place, others by the first row."""
+def _record(extra: Extra, rollouts: Extra, batch: Batch) -> Extra:
+    """Return the next `extra`: each row's rollouts at its place, the steps of the first row."""
     row, mask = batch["row"], batch["mask"]
     first = (mask & (row == 0)).any().astype(jnp.float32)
 
     def place(new: Array, old: Array) -> Mean:
-        shown = mask.reshape(-1, *[1] * (new.ndim - 1))
-        wide = jnp.where(shown, new, 0).astype(jnp.float32)
-        ones = jnp.broadcast_to(shown, new.shape).astype(jnp.float32)
+        by_row = mask.reshape(-1, *[1] * (new.ndim - 1))
+        values = jnp.where(by_row, new, 0).astype(jnp.float32)
+        ones = jnp.broadcast_to(by_row, new.shape).astype(jnp.float32)
         zeros = jnp.zeros(old.shape, jnp.float32)
-        return Mean(zeros.at[row].add(wide), zeros.at[row].add(ones))
+        return Mean(zeros.at[row].add(values), zeros.at[row].add(ones))
 
-    after = {
+    return {
+        **extra,
         "steps": Mean(first * (extra["steps"] + 1).astype(jnp.float32), first),
         "rollouts": jax.tree.map(place, rollouts, extra["rollouts"]),
     }
-    if reference is not None:
-        once = first * (extra["steps"] == 0).astype(jnp.float32)
-        keep = lambda x: Mean(once * x.astype(jnp.float32), once)
-        after["reference"] = jax.tree.map(keep, reference)
-    return after

@@ -1,7 +1,7 @@
 """Rollouts: groups of answers that a model samples to questions, and their rewards."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +9,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jtrain.core.types import Batch, Extra, Params
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import Tokenizer, decode_known
 from jtrain.losses.preferences import token_log_probs
 from jtrain.models.attention.scores import soft_cap
 from jtrain.models.generate import generate
+from jtrain.models.language_model import LanguageModel
 
 RewardFn: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
 """Reward of each answer to the question of its row: a plain function."""
 
 
 def sample_answers(
-    model: Any,
+    model: LanguageModel,
     params: Params,
     question: Int[Array, "b q"],
     keys: Shaped[Array, "b"],
@@ -53,7 +54,7 @@ def until_end(answers: Int[Array, "b g a"], end: int) -> Bool[Array, "b g a"]:
 
 
 def answer_log_probs(
-    model: Any,
+    model: LanguageModel,
     params: Params,
     question: Int[Array, "b q"],
     answers: Int[Array, "b g a"],
@@ -108,19 +109,17 @@ def init_rollouts(rows: int, group: int, question: int, answer: int) -> Extra:
 
 def describe_rollouts(rollouts: Extra, tokenizer: Tokenizer, end: int, *, rows: int = 4) -> str:
     """Return the first recorded questions, with the answers to each and their rewards, as text."""
-    found = jax.device_get(rollouts)
+    arrays = jax.device_get(rollouts)
     lines = []
     for question, answers, rewards in zip(
-        found["question"][:rows], found["answers"], found["rewards"], strict=False
+        arrays["question"][:rows], arrays["answers"], arrays["rewards"], strict=False
     ):
-        texts = [_decode(tokenizer, each, end) for each in answers]
-        told = ", ".join(
-            f"{text!r} {reward:g}" for text, reward in zip(texts, rewards, strict=True)
-        )
-        lines.append(f"{tokenizer.decode(question)!r}: {told}")
+        texts = [repr(_decode(tokenizer, answer, end)) for answer in answers]
+        scored = [f"{text} {reward:g}" for text, reward in zip(texts, rewards, strict=True)]
+        lines.append(f"{tokenizer.decode(question)!r}: {', '.join(scored)}")
     return "\n".join(lines)
 
 
 def _decode(tokenizer: Tokenizer, answer: np.ndarray, end: int) -> str:
     at = np.flatnonzero(answer == end)
-    return tokenizer.decode(answer[: at[0]] if len(at) else answer)
+    return decode_known(tokenizer, answer[: at[0]] if len(at) else answer)

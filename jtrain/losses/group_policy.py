@@ -1,7 +1,8 @@
 """GRPO and its kin: policy gradients whose baseline is a group of answers to one prompt.
 
-Advantages are made on the host, where a group is complete (`group_advantages`). In the loss the
-rows are then independent, so that any split of a batch gives one result.
+Advantages need complete groups: `advantages_by_row` makes them on the device, where a row is a
+group, `group_advantages` on the host, before a batch is split. In the losses every answer is
+independent, so that any split of a batch gives one result.
 """
 
 import jax
@@ -87,7 +88,7 @@ def grpo(
     Args:
         log_probs: of the answers' tokens, under the model that is trained.
         old: the same under the model that sampled them.
-        advantages: of the answers, by `group_advantages`.
+        advantages: of the answers, by `group_advantages` or `advantages_by_row`.
         real: which tokens belong to the answer.
         reference: log probabilities under a frozen model, towards which `beta` pulls.
         beta: weight of the estimated divergence from the reference, `r - log r - 1` for
@@ -187,9 +188,9 @@ def _token_values(
     """Return the loss of each token, 0 where there is none, and metrics."""
     _check(log_probs, old, advantages, real)
     if (reference is None) != (beta == 0):
-        given = "no reference" if reference is None else "a reference"
+        found = "no reference" if reference is None else "a reference"
         raise LossError(
-            f"beta={beta} is the weight of the divergence from a reference, and there is {given}. "
+            f"beta={beta} is the weight of the divergence from a reference, and there is {found}. "
             f"Give both, or leave both out."
         )
     ratio = jnp.exp(_log_ratio(log_probs, old, real))

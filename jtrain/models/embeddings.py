@@ -7,6 +7,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jtrain.core.pytree import at_least_f32
 from jtrain.errors import DataError
 
+_EQUAL = 1 - 1e-5  # a cosine of equal texts is 1 but for rounding: 1e-6 in float32
+
 
 def mean_pool(
     hidden: Float[Array, "b t d"], visible: Bool[Array, "b t"], *, normalise: bool = True
@@ -39,6 +41,9 @@ def hard_negatives(
 ) -> Int[np.ndarray, "n count"]:
     """Return for each anchor the texts of the largest cosine that are not its own, on the host.
 
+    A text whose embedding is that of the anchor or of its positive (a cosine of 1 within 1e-5) is
+    the same text, and no negative.
+
     Args:
         anchors, texts: embeddings of length 1.
         own: index of each anchor's positive among the texts.
@@ -51,18 +56,26 @@ def hard_negatives(
 
     Source: Xiong et al. 2020 (ANCE), arXiv 2007.00808, without its updates in training.
     """
-    if len(texts) < skip + count + 1:
-        others = len(texts) - 1
-        raise DataError(
-            f"{count} hard negatives after {skip} that are left out were asked for, and beside an "
-            f"anchor's own text there are {others}. Set count={max(others - skip, 0)} or less, or "
-            f"give more texts."
-        )
-    found = []
+    nearest = []
     for start in range(0, len(anchors), block):
-        cosines = anchors[start : start + block] @ texts.T
-        mine = own[start : start + block]
-        cosines[np.arange(len(mine)), mine] = -np.inf
-        order = np.argsort(-cosines, axis=1, kind="stable")
-        found.append(order[:, skip : skip + count])
-    return np.concatenate(found)
+        some, positives = anchors[start : start + block], own[start : start + block]
+        cosines = some @ texts.T
+        equal = (cosines > _EQUAL) | (texts[positives] @ texts.T > _EQUAL)
+        equal[np.arange(len(positives)), positives] = True
+        _check_count(start, len(texts) - equal.sum(1), count, skip)
+        order = np.argsort(np.where(equal, np.inf, -cosines), axis=1, kind="stable")
+        nearest.append(order[:, skip : skip + count])
+    return np.concatenate(nearest)
+
+
+def _check_count(start: int, others: Int[np.ndarray, "b"], count: int, skip: int) -> None:
+    row = int(others.argmin())
+    most = int(others[row])
+    if most >= skip + count:
+        return
+    settings = f"count={most - skip}" if most > skip else f"skip=0 and count={most}"
+    raise DataError(
+        f"{count} hard negatives after {skip} that are left out were asked for, and {most} of the "
+        f"texts are another than anchor {start + row} and its positive. "
+        + (f"Set {settings} or less, or give more texts." if most else "Give more texts.")
+    )

@@ -1,16 +1,11 @@
 """A transformer as pure functions: the `init` and `apply` of a Model, and the parts of `apply`."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jtrain.core.model import Model
 from jtrain.core.types import Extra, Keys, Params
-from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.attention.kv_cache import KVCache
-from jtrain.models.networks.decoder import Decoder
 
 
 class LanguageModel(Model):
@@ -94,8 +89,8 @@ class LanguageModel(Model):
         return self.apply(params, {}, tokens, cache, at, method="extend")[0]
 
 
-def language_model(
-    make: Callable[[nnx.Rngs], Decoder],
+def build_language_model(
+    parts: Model,
     *,
     context: int,
     layers: int,
@@ -105,8 +100,8 @@ def language_model(
     scan: bool,
     logit_cap: float | None,
 ) -> LanguageModel:
-    """Build the model of the decoder that `make` makes with these fields."""
-    model = LanguageModel(*from_nnx(make))
+    """Build the model of a decoder's `init` and `apply`, which has these fields."""
+    model = LanguageModel(*parts)
     model.context, model.layers = context, layers
     model.kv_heads, model.head_size = kv_heads, head_size
     model.tied, model.scan, model.logit_cap = tied, scan, logit_cap

@@ -30,8 +30,8 @@ def map_rows(call: Callable[[Any], Array], rows: Any, chunks: int) -> Array:
     if chunks < 1 or count % chunks:
         near = [n for n in range(1, count + 1) if count % n == 0]
         raise LossError(
-            f"{count} rows do not divide into chunks={chunks}. Take chunks of "
-            f"{min(near, key=lambda n: abs(n - chunks))}, or another number of rows."
+            f"{count} rows do not divide into chunks={chunks}. Set "
+            f"chunks={min(near, key=lambda n: abs(n - chunks))}, or another number of rows."
         )
     if chunks == 1:
         return call(rows)

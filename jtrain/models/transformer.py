@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,13 +11,11 @@ from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.attention.positions import LearnedPositions, Positions
 from jtrain.models.experts.experts import Experts, NoExperts
+from jtrain.models.language_model import LanguageModel, build_language_model
 from jtrain.models.layers.feed_forward import Activation
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
 from jtrain.models.presets.vision import with_preset
 from jtrain.models.pretrained.config_values import Published, with_pretrained
-
-if TYPE_CHECKING:
-    from jtrain.models.language_model import LanguageModel
 
 
 @configclass
@@ -186,7 +184,7 @@ class Transformer(Published):
             )
         return self if self.vocab else dataclasses.replace(self, vocab=count)
 
-    def build(self, placement: Placement = Unplaced()) -> "LanguageModel":
+    def build(self, placement: Placement = Unplaced()) -> LanguageModel:
         """Build the model: `apply(params, {}, tokens, rng=keys)` returns logits b t v.
 
         `keys` are those of the rows (`jtrain.row_keys`), for dropout; `segments=` are those of
@@ -200,7 +198,7 @@ class Transformer(Published):
                 "a transformer of vocab=0 has no tokens: the experiment did not say how many its "
                 "data has. Set model.vocab."
             )
-        from jtrain.models.language_model import language_model  # flax: 0.6 s, only where built
+        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where built
         from jtrain.models.networks.decoder import Decoder
 
         def make(rngs: Any) -> Decoder:
@@ -238,8 +236,8 @@ class Transformer(Published):
                 rngs=rngs,
             )
 
-        return language_model(
-            make,
+        return build_language_model(
+            from_nnx(make),
             context=self.context,
             layers=self.layers,
             kv_heads=self.groups,

@@ -12,7 +12,7 @@ import numpy as np
 
 from jtrain.core.types import Extra, Params
 from jtrain.data.text.encode_chat import Encoded, split_last_answer
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import Tokenizer, decode_known
 from jtrain.errors import ConfigError
 from jtrain.models.generate import IncrementalModel
 from jtrain.models.generate_answers import generate_answers
@@ -20,6 +20,10 @@ from jtrain.train.complete_text import until_mark
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """From the answer that was written and the expected one to a score, usually 0 or 1."""
+# A number with groups of thousands, or plain digits; the minus of 5-7 or n-7 is an operator.
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)%])-)?(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d]|,\d)|\d+)(?:\.\d+)?"
+)
 
 
 class Question(NamedTuple):
@@ -62,19 +66,25 @@ def same_text(answer: str, expected: str) -> float:
 
 
 def same_number(answer: str, expected: str) -> float:
-    """Return 1 if the last numbers in both texts are equal, else 0; also if one has none."""
-    last = [
-        re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))[-1:] for text in (answer, expected)
-    ]
-    return float(all(last) and float(last[0][0]) == float(last[1][0]))
+    """Return 1 if the last numbers in both texts are equal, else 0; also if one has none.
+
+    Commas in a number separate groups of three digits; a minus after a number subtracts.
+    """
+    one, other = (_last_number(text) for text in (answer, expected))
+    return float(one is not None and one == other)
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerEvaluation:
     """Answers of a model to questions, and their scores.
 
-    Metrics are `correct`, the mean score, and `finished`, the share of answers that ended before
-    they had `tokens` tokens.
+    Metrics are `correct`, the mean score, and `finished`, the share of answers that end with
+    `stop`: the others were cut after `tokens` tokens.
     """
 
     build: Callable[[], IncrementalModel]
@@ -107,7 +117,7 @@ class AnswerEvaluation:
         scores, finished = [], 0
         for question, tokens, ended in self._answers(params):
             finished += ended
-            text = self.tokenizer.decode(tokens[tokens < len(self.tokenizer)])
+            text = decode_known(self.tokenizer, tokens)
             scores.append(float(self.verify(text, question.answer)))
         return {"correct": float(np.mean(scores)), "finished": finished / len(self.questions)}
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.types import Extra, Key, Params
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import Tokenizer, decode_known
 from jtrain.errors import DataError
 from jtrain.models.generate import IncrementalModel, generate
 from jtrain.train.experiment import Prompt
@@ -51,7 +51,7 @@ def make_complete(
             top_p=prompt.top_p,
         )
         row = until_mark(jax.device_get(tokens)[0], np.asarray(stop), len(start))
-        return tokenizer.decode(row[row < len(tokenizer)])
+        return decode_known(tokenizer, row)
 
     return complete
 

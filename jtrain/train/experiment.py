@@ -21,7 +21,13 @@ from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import check_takes, user_code
-from jtrain.finetune.adapted import adapted, adapted_loss, adapted_model
+from jtrain.finetune.adapted import (
+    InitExtra,
+    adapted,
+    adapted_init_extra,
+    adapted_loss,
+    adapted_model,
+)
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
@@ -89,6 +95,9 @@ class Experiment:
     optimizer: OptimizerConfig | optax.GradientTransformation | BuildOptimizer
     """The config of an optimizer (`self.optimizer`), an optax transformation, or a function that
     makes one of the number of steps of the run."""
+    init_extra: InitExtra | None = None
+    """`(params, extra, rows) -> extra`, which makes the state of the loss from the parameters that
+    the run begins with, loaded ones where it loads some, and the number of rows of a batch."""
     valid: FiniteBatches | Mapping[str, FiniteBatches] | None = None
     """Validation set, evaluated in full and without dropout; several sets by name, the first of
     which is the main one."""
@@ -134,6 +143,8 @@ class Experiment:
             check_takes(self.loss, ("params", "batch", "rng"), "the loss")
         if callable(self.init):
             check_takes(self.init, ("key",), "init")
+        if self.init_extra is not None:
+            check_takes(self.init_extra, ("params", "extra", "rows"), "init_extra")
 
 
 @configclass
@@ -215,6 +226,7 @@ def with_lora(x: Experiment, settings: Lora) -> Experiment:
     return dataclasses.replace(
         x,
         loss=adapted_loss(adapter, x.loss),
+        init_extra=adapted_init_extra(x.init_extra),
         dims=adapter.dims(x.dims),
         adapter=adapter,
         model=x.model and adapted_model(adapter, x.model),

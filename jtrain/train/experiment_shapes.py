@@ -26,6 +26,9 @@ def makers(
         if x.adapter is not None:
             weights = x.adapter.attach(weights, jax.random.fold_in(keys()[0], 1))
         params, extra = weights
+        if x.init_extra is not None:
+            with user_code("init_extra"):
+                extra = x.init_extra(params, extra, x.train.size)
         return new_state(params, x.transformation, keys()[1], extra, scale=config.precision.scale())
 
     return weights, state

@@ -25,7 +25,7 @@ def make_initial_state(
     """Return the state before the first step, made straight into the shardings of `like`.
 
     Args:
-        initial: shapes of the weights that `init` makes, without an adapter.
+        initial: shapes of the weights that `init` makes, without an adapter and the loss's state.
         stored: the weights that replace some or all of them.
     """
     to = shardings_of(like)

@@ -81,8 +81,8 @@ class TrainSetup:
 
     @property
     def _initial(self) -> Weights:
-        """Shapes of the weights that `init` makes, to which an adapter may then be added."""
-        if self.experiment.adapter is None:
+        """Shapes of the weights that `init` makes, without an adapter and the loss's state."""
+        if self.experiment.adapter is None and self.experiment.init_extra is None:
             return self.like.params, self.like.extra
         params, extra = jax.eval_shape(makers(self.config, self.experiment)[0])
         state = dataclasses.replace(self.like, params=params, extra=extra)

@@ -90,3 +90,27 @@ def test_hard_negatives_are_the_nearest_of_the_others():
     with pytest.raises(DataError, match="Set count=7 or less"):
         hard_negatives(anchors, texts, own, count=8, skip=1)
     assert hard_negatives(anchors, texts, own, count=7, skip=1).shape == (7, 7)
+
+
+def test_a_text_equal_to_the_anchor_or_its_positive_is_no_negative():
+    draw = np.random.default_rng(0)
+    unit = lambda x: np.float32(x / np.linalg.norm(x, axis=1, keepdims=True))
+    texts, anchors = unit(draw.normal(size=(6, 5))), unit(draw.normal(size=(2, 5)))
+    texts[4] = unit(texts[:1] * 1.7)[0]  # the positive of anchor 0 again
+    texts[5] = anchors[1]
+    found = hard_negatives(anchors, texts, np.array([0, 1]), count=4)
+    assert [sorted(row) for row in found.tolist()] == [[1, 2, 3, 5], [0, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (4, r"Set count=1 or less"),
+        (2, r"Set skip=0 and count=1 or less"),
+        (1, r"\. Give more texts"),
+    ],
+)
+def test_too_few_texts_are_refused_with_numbers_that_do(texts, words):
+    unit = np.eye(5, dtype=np.float32)
+    with pytest.raises(DataError, match=words):
+        hard_negatives(unit[4:], unit[:texts], np.array([0]), count=2, skip=2)

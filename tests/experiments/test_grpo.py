@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import published_models as published
 import pytest
 from quick_study import config_of, kept, trained
 from tiny_configs import TINY
@@ -117,8 +118,10 @@ def test_reward_raises_the_accuracy_that_supervision_reached():
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("grpo", ["policy.group=1"], r"policy.group.*its own baseline.*policy.group=8"),
+        ("grpo", ["policy.group=1"], r"policy.group=1: must be a whole number at least 2"),
+        ("grpo", ["policy.clip=[0.2, 0]"], r"policy.clip.1: must be a number above 0"),
         ("grpo", ["policy={loss: gspo, beta: 0.1}"], r"policy.beta.*policy.beta=0"),
+        ("grpo", ["lora={rank: 2, on: ['*'], dropout: 0.1}"], r"lora.dropout.*set lora.dropout=0"),
         ("additions", ["model.context=8"], r"model.context.*set model.context=10"),
         ("additions", ["data.questions=8000"], r"data.validation.*data.questions=0"),
         ("additions", ["model.experts={kind: dropless, count: 4}"], r"model.experts.kind=none"),
@@ -141,3 +144,12 @@ def test_a_tokenizer_that_joins_digits_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"data.tokenizer writes.*splits numbers into digits"):
         experiment("additions", f"data.tokenizer={tmp_path / 'tokenizer.json'}")
     assert isinstance(experiment("additions"), jt.Experiment)
+
+
+@pytest.mark.parametrize("name", ["additions", "grpo"])
+def test_a_published_model_of_another_tokenizer_is_refused(tmp_path, name):
+    published.write_model(tmp_path / "hf", published.golden("llama31"))
+    words = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(DataError, match=r"another kind than.*Set data.tokenizer="):
+        experiment(name, f"model={{from: {tmp_path / 'hf'}}}")

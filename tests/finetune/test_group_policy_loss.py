@@ -12,6 +12,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.core.placement import Placement, Unplaced
+from jtrain.errors import LossError
 from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import FSDP, Mirrored
@@ -51,10 +52,9 @@ def loss_of(kind, updates=2, place: Placement = Unplaced()):
 def states(kind):
     """Return the states before the first and the second step, and the metrics of the second."""
     sgd = optax.sgd(0.1)
-    sizes = {"rows": ROWS, "question": START, "answer": TOKENS}
-    init = init_policy(NETWORK.build().init, settings_of(kind), **sizes)
-    params, extra = jax.jit(init)(jax.random.key(0))
+    params, _ = jax.jit(NETWORK.build().init)(jax.random.key(0))
     params = jax.tree.map(lambda x: 3 * x, params)  # as stored weights differ from what init makes
+    extra = init_policy(settings_of(kind), question=START, answer=TOKENS)(params, {}, ROWS)
     first = jt.new_state(params, sgd, jax.random.key(1), extra)
     step = jax.jit(jt.make_step(loss_of(kind), sgd, ragged=True))
     second, _ = step(first, BATCH)
@@ -174,15 +174,27 @@ def test_every_split_gives_one_step(kind, steps):
     assert {"2 microbatches", "4 microbatches", "parts"} <= {row.check for row in report.rows}
 
 
-@pytest.mark.parametrize(
-    ("fields", "words", "mended"),
-    [
-        ({"group": 1}, r"its own baseline.*policy.group=8", {"group": 2}),
-        ({"loss": "gspo", "beta": 0.1}, r"gspo has no term.*policy.beta=0", {"beta": 0.0}),
-    ],
-)
-def test_settings_that_learn_nothing_are_refused(fields, words, mended):
-    found = [f"{name} {text}" for name, text in GroupPolicy(**fields).misfits()]
+def test_a_divergence_that_the_loss_has_no_term_for_is_refused():
+    found = [f"{name} {text}" for name, text in GroupPolicy(loss="gspo", beta=0.1).misfits()]
     assert len(found) == 1
-    assert re.search(words, found[0])
-    assert not list(GroupPolicy(**(fields | mended)).misfits())
+    assert re.search(r"gspo has no term.*policy.beta=0", found[0])
+    assert not list(GroupPolicy(loss="gspo").misfits())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"group": 1}, {"clip": (0.0, 0.2)}, {"clip": (1.0, 0.2)}, {"clip": (0.2, 0.0)}]
+)
+def test_groups_of_one_and_clips_without_room_are_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        GroupPolicy(**fields)
+
+
+def test_a_state_of_fewer_rows_than_the_batch_is_refused():
+    model, settings = NETWORK.build(), settings_of("grpo")
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    init = init_policy(settings, question=START, answer=TOKENS)
+    loss = lambda params, extra: loss_of("grpo").loss(params, extra, BATCH, jax.random.key(0))
+    extra = jax.eval_shape(lambda params: init(params, {}, ROWS - 2), params)
+    words = rf"{ROWS} questions.*rollouts of {ROWS - 2}.*\(params, extra, {ROWS}\)"
+    with pytest.raises(LossError, match=words):
+        jax.eval_shape(loss, params, extra)

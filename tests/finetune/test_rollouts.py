@@ -139,6 +139,15 @@ def test_rollouts_are_readable():
     assert text == "'1+2=': '3' 1, '33' 0.5\n'0+3=': '3' 1, '2' 0"
 
 
+def test_tokens_beyond_the_vocabulary_are_no_text():
+    answers = ANSWERS[:1].at[0, 0, 1].set(len(TEXT) + 3)
+    rollouts = {"question": QUESTIONS, "answers": answers, "rewards": np.ones((1, 2), np.float32)}
+    assert describe_rollouts(rollouts, TEXT, END) == "'1+2=': '322' 1, '33' 1"
+    lengths = text_verifier(TEXT, END, lambda question, answer: len(question + answer))
+    got = jax.jit(lengths)(answers, {"question": QUESTIONS[:1]})
+    np.testing.assert_array_equal(got, [[7, 6]])
+
+
 @pytest.mark.parametrize("by_deviation", [True, False])
 def test_advantages_are_those_of_the_host(by_deviation):
     rewards = np.array([[1, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [1, 2, 5, -1]], np.float32)

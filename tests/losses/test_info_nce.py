@@ -170,7 +170,7 @@ def test_map_rows_gives_the_rows_in_their_order():
 def test_map_rows_refuses_chunks_that_do_not_divide(chunks):
     with pytest.raises(LossError, match="12 rows do not divide into chunks=") as caught:
         map_rows(lambda x: x, jnp.zeros((12, 2)), chunks)
-    advice = int(str(caught.value).split("chunks of ")[1].split(",")[0])
+    advice = int(str(caught.value).split("Set chunks=")[1].split(",")[0])
     assert 12 % advice == 0
 
 
@@ -179,6 +179,8 @@ def test_the_config_refuses_chunks_and_contexts_that_do_not_fit(monkeypatch):
     file = ROOT / "configs" / "embeddings.yaml"
     with pytest.raises(ConfigError, match=r"chunks.*set chunks=1, or\s+batch=66"):
         resolve(file, ["chunks=3"])
+    with pytest.raises(ConfigError, match=r"chunks.*set chunks=1, or\s+evaluate.batch=66"):
+        resolve(file, ["chunks=3", "batch=66"])
     with pytest.raises(ConfigError, match=r"set\s+data.context=64 or less"):
         resolve(file, ["data.context=65"])
     assert resolve(file, ["chunks=3", "batch=66", "evaluate.batch=66"]).config

@@ -39,6 +39,11 @@ class Tokenizer(Protocol):
         ...
 
 
+def decode_known(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
+    """Return the text of tokens n, without those beyond the vocabulary: a model may have more."""
+    return tokenizer.decode(tokens[tokens < len(tokenizer)])
+
+
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return 12 hex digits that identify the tokenizer on any machine, for any library."""
     text = json.dumps(tokenizer.description(), sort_keys=True, separators=(",", ":"))
