@@ -24,6 +24,9 @@ MEMORY = {
     "fsdp, remat": [*LARGE, "parallel.kind=fsdp", "model.remat=full"],
     "tensor 8": [*LARGE, "parallel.kind=sharded", "parallel.fsdp=1", "parallel.tensor=8",
                  "model.heads=8"],
+    "tensor 8, arrays of 1 GB": ["model.width=8192", "model.layers=1", "model.heads=8", "batch=8",
+                                 "data.context=64", "model.context=64", "parallel.kind=sharded",
+                                 "parallel.fsdp=1", "parallel.tensor=8", "optimizer.kind=sgd"],
 }  # fmt: skip
 SMALL = ["data.context=64", "model.context=64", "model.heads=4"]
 TIMES = {

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
+from jtrain.distributed.compiler_flags import check_environment
 from jtrain.distributed.heartbeat.exit_alone import exit_alone
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
@@ -41,6 +42,9 @@ VERBS = {
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
     "completion": "print what makes bash, zsh or fish complete these commands",
 }
+# They compute with JAX and leave the flags of the compiler as they are; run, plan and explain set
+# flags, and check them then.
+_COMPUTE = {"eval", "predict", "sample", "check", "range", "replay", "export", "work"}
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
@@ -86,8 +90,10 @@ def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
         with (
             pause_collection()
-        ):  # imports leave no garbage; looking for it takes a tenth of their time
+        ):  # imports leave no garbage: looking for it takes a tenth of the time
             module = importlib.import_module(f"jtrain.cli.{verb}")
+        if verb in _COMPUTE or "--model" in rest:
+            check_environment()
         code = module.main(rest)
         sys.stdout.flush()
         return code

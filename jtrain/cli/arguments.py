@@ -19,7 +19,9 @@ class Arguments(argparse.ArgumentParser):
         super().__init__(
             prog=f"jtrain {verb}",
             description=description,
-            epilog="\n".join(["for example:", *(f"  jtrain {verb} {e}" for e in examples)]),
+            epilog="\n".join(
+                ["for example:", *(f"  jtrain {verb} {e}".rstrip() for e in examples)]
+            ),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -1,9 +1,12 @@
 """`jtrain plan CONFIG --topology v5e:4x4`: the cost of a step on devices that are not here."""
 
+import contextlib
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from jtrain.errors import DONE, STOPPED, UserError
 from jtrain.inspect.plan.topology import Topology, find_topology, prepare_environment
 
 if TYPE_CHECKING:
+    from jtrain.inspect.plan.search import Report
     from jtrain.train.experiment import RunConfig
 
 NO_FIT = 1  # exit code: the step is larger than the memory of a device
@@ -27,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain plan: the devices are missing. Write jtrain plan {path} --topology v5e:4x4, "
             f"or cpu:8."
         )
+    _check_numbers(args)
     if args.write:
         _check_write(args)
     dump = _make_empty(Path(args.dump)) if args.dump else None
@@ -41,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
         print(line, file=sys.stderr)
     topology = find_topology(args.topology)
-    if args.memory:
+    if args.memory is not None:
         topology = topology._replace(limit=int(args.memory * 1e9))
     config: Any = resolved.config
     if args.search:
@@ -77,7 +82,8 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
     from jtrain.config.dump import dump, to_plain
     from jtrain.inspect.plan.search import format_search, search
 
-    result = search(config, topology, compiles=args.compiles, report=_report)
+    with _progress(args.compiles) as report:
+        result = search(config, topology, compiles=args.compiles, report=report)
     best = result.best
     if args.json:
         print(json.dumps({"config": path, "topology": topology.name, **result.plain()}))
@@ -109,6 +115,29 @@ def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any
     return DONE if found.batch else NO_FIT
 
 
+@contextlib.contextmanager
+def _progress(of: int) -> Iterator["Report"]:
+    """Yield what prints the progress of a search: lines, and on a terminal a bar below them."""
+    from jtrain.io.formatting import format_duration
+    from jtrain.train.hooks.live_line import live_line_for
+
+    kind, began = live_line_for(sys.stderr), time.monotonic()
+    live = kind(sys.stderr) if kind else None
+
+    def report(line: str, done: int = 0) -> None:
+        if live is None:
+            return _report(line)
+        seconds = (time.monotonic() - began) / max(done, 1) * (of - done)
+        live.print(line)
+        live.draw(done, of, f"{done} of {of} programs  {format_duration(seconds)} left", {})
+
+    try:
+        yield report
+    finally:
+        if live is not None:
+            live.close()
+
+
 def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -130,7 +159,7 @@ def _arguments() -> Arguments:
     shape = "the devices: v5e:4x4, 2*v5p:4x4x4, h100:8, 2*h200:8, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
     words = "memory of a device in GB, in the place of the chip's"
-    parser.add_argument("--memory", metavar="GB", type=float, default=0.0, help=words)
+    parser.add_argument("--memory", metavar="GB", type=float, help=words)
     words = "compare layouts, microbatches, recomputation and offload; print those compiled, ranked"
     parser.add_argument("--search", action="store_true", help=words)
     words = "find the largest batch whose step fits"
@@ -146,6 +175,19 @@ def _arguments() -> Arguments:
     parser.add_argument("--dump", metavar="FOLDER", default="", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _check_numbers(args: Any) -> None:
+    if args.compiles < 1:
+        raise UserError(
+            f"jtrain plan: --compiles {args.compiles}: a search compiles the config itself and "
+            f"those that it compares; write --compiles 12."
+        )
+    if args.memory is not None and not 0 < args.memory < math.inf:
+        raise UserError(
+            f"jtrain plan: --memory {args.memory:g} is no memory of a device; write it in GB: "
+            f"--memory 16."
+        )
 
 
 def _check_write(args: Any) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic_core import ErrorDetails
 
@@ -166,6 +166,8 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
                 f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
             )
             return f"; write {mapping}"
+        if any(m is str or value in get_args(m) for each in types for m in get_args(each)[:1]):
+            return f"; write {dotted(keys)}=[{value}]" if typed else f"; write [{value}]"
         return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
     if isinstance(value, float) and int in types and value.is_integer():
         return f"; write {int(value)}"

@@ -6,6 +6,7 @@ loaded. Both end the process at a flag that they do not know.
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import mmap
 import os
@@ -24,6 +25,7 @@ VARIABLES = (FLAGS, LIBTPU_FLAGS)
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
 _UNKNOWN_TPU = re.compile(r"Unknown command line flag '(\w+)'")
 _VALUE = re.compile(r"Couldn't interpret value (.*) for flag (\w+)\.")
+_CPU_DEVICES = "xla_force_host_platform_device_count"
 _IN_LIBRARY = re.compile(rb"\0(xla_[a-z0-9_]+)(?=\0)")
 
 # Each flag exists in jaxlib 0.10.2 and 0.12.0.1, those of libtpu in 0.0.42.1 and 0.0.52.
@@ -140,6 +142,7 @@ def apply_flags(preset: str, flags: Sequence[str], tpu_flags: Sequence[str]) -> 
     """
     changed = merge_flags(preset, flags, tpu_flags, os.environ)
     if not changed:
+        check_environment()
         return []
     if _has_devices():
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in changed.items())
@@ -150,6 +153,31 @@ def apply_flags(preset: str, flags: Sequence[str], tpu_flags: Sequence[str]) -> 
     check_known(changed)
     os.environ.update(changed)
     return [f"xla: {name}={value}" for name, value in changed.items()]
+
+
+def check_environment() -> None:
+    """Check the flags that the variables of this process have already, once and before JAX does.
+
+    Without flags, or with the number of CPU devices alone, it takes no time.
+
+    Raises:
+        ConfigError: naming the flags that would end the process.
+    """
+    given = {name: os.environ.get(name, "") for name in VARIABLES}
+    if not _has_libtpu():
+        del given[LIBTPU_FLAGS]
+    given = {
+        name: text
+        for name, text in given.items()
+        if any(flag_name(flag) != _CPU_DEVICES for flag in split_flags(text))
+    }
+    if given and not _has_devices():
+        _check_once(tuple(given.items()))
+
+
+@functools.cache
+def _check_once(variables: tuple[tuple[str, str], ...]) -> None:
+    check_known(dict(variables))
 
 
 def check_known(variables: Mapping[str, str]) -> None:
@@ -169,9 +197,10 @@ def check_known(variables: Mapping[str, str]) -> None:
     values = refused_values(errors)
     found = [f"--{n}={values[n]}" if n in values else f"--{n}" for n in names]
     near = closest_flag(names[0]) if names[0] not in values else ""
+    them = "it" if len(found) == 1 else "them"
     raise ConfigError(
-        f"xla: the installed compiler refuses {', '.join(found)}, and would end the process{near}. "
-        f"Remove {'it' if len(found) == 1 else 'them'} from xla.flags, xla.tpu_flags or the "
+        f"xla: the installed compiler refuses {', '.join(found)}, and would end the process"
+        f"{near or '.'} Remove {them} from xla.flags, xla.tpu_flags or the "
         f"variable {' or '.join(VARIABLES)}."
     )
 

@@ -253,6 +253,7 @@ CASES = [
     typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),
     typed("optimizer.lrr=3", "is no key of optimizer; it has kind, lr", "did you mean optimizer.lr?", mend="optimizer.lr=3"),
     typed("steps=ten", 'must be a whole number above 0, found the text "ten"', mend="steps=20"),
+    typed("xla.flags=--xla_a=1", 'found the text "--xla_a=1"; write xla.flags=[--xla_a=1]', mend="xla.flags=[--xla_a=1]"),
     typed("steps=", "has no value; write steps=VALUE, a whole number above 0", mend="steps=20"),
     typed("checkpoint.best=", "has no value; write checkpoint.best='\"\"' for empty text",
           mend="checkpoint.best=\"\""),

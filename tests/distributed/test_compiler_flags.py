@@ -11,6 +11,7 @@ import jax
 import pytest
 from quick_study import write_study
 
+from jtrain.cli import main
 from jtrain.config.xla import XlaConfig, misfitting_flags
 from jtrain.distributed import compiler_flags
 from jtrain.distributed.compiler_flags import (
@@ -18,6 +19,7 @@ from jtrain.distributed.compiler_flags import (
     LIBTPU_FLAGS,
     PRESETS,
     apply_flags,
+    check_environment,
     check_known,
     flag_name,
     merge_flags,
@@ -82,6 +84,29 @@ def test_an_unknown_flag_and_a_wrong_value_are_errors_of_the_config():
     assert "did you mean --xla_gpu_enable_latency_hiding_scheduler?" in str(refused.value)
     with pytest.raises(ConfigError, match="--xla_backend_optimization_level=high"):
         check_known({FLAGS: "--xla_backend_optimization_level=high"})
+
+
+@pytest.mark.parametrize("words", [["run", "digits"], ["eval", "digits"]], ids=" ".join)
+def test_an_unknown_flag_of_the_environment_is_an_error_and_no_crash(monkeypatch, capsys, words):
+    monkeypatch.setattr(compiler_flags, "_has_devices", lambda: False)
+    monkeypatch.setenv(FLAGS, "--xla_force_host_platform_device_count=8 --xla_gpu_nonsense=1")
+    assert main(words) == 2
+    assert "refuses --xla_gpu_nonsense" in capsys.readouterr().err
+
+
+def test_known_flags_of_the_environment_are_read_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(compiler_flags, "_has_devices", lambda: False)
+    monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: False)
+    monkeypatch.setattr(compiler_flags, "check_known", checked.append)
+    monkeypatch.setenv(LIBTPU_FLAGS, "--xla_tpu_a=1")  # nobody reads it without libtpu
+    monkeypatch.setenv(FLAGS, "--xla_force_host_platform_device_count=8")
+    check_environment()
+    assert checked == []
+    monkeypatch.setenv(FLAGS, "--xla_read_once=1")
+    check_environment()
+    check_environment()
+    assert checked == [{FLAGS: "--xla_read_once=1"}]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jtrain.errors import UserError
 from jtrain.inspect.plan.candidates import Candidate, Costs, candidates, current
@@ -14,6 +14,14 @@ from jtrain.io.formatting import align_columns, format_seconds
 from jtrain.train.experiment import RunConfig
 
 COMPILES = 12
+
+
+class Report(Protocol):
+    """What takes the progress of a search."""
+
+    def __call__(self, line: str, done: int = 0) -> None:
+        """Take a line, and how many programs are compiled."""
+        ...
 
 
 class SearchRow(NamedTuple):
@@ -95,7 +103,7 @@ def search(
     topology: Topology,
     *,
     compiles: int = COMPILES,
-    report: Callable[[str], None] = lambda line: None,
+    report: Report = lambda line, done=0: None,
 ) -> SearchResult:
     """Compile the config and the candidates that promise to be fastest; keep all on Ctrl-C.
 
@@ -104,7 +112,7 @@ def search(
 
     Args:
         compiles: programs to compile at most, the config's own included.
-        report: called with each line of progress.
+        report: called with each line of progress and the number of programs compiled.
 
     Raises:
         UserError: if the config is invalid.
@@ -113,9 +121,9 @@ def search(
     default = current(config)
     try:
         _compile(result, default, config, topology, report)
-        report("counting memory and operations of the candidates by their shapes")
+        report("counting memory and operations of the candidates by their shapes", 1)
         found = _ordered(config, topology, costs, result)
-        report(f"{result.considered} candidates; compiling {compiles} at most")
+        report(f"{result.considered} candidates; compiling {compiles} at most", 1)
         for candidate in _promising(found, costs, result, topology.limit):
             if len(result.rows) >= compiles:
                 break
@@ -205,7 +213,7 @@ def _compile(
     candidate: Candidate,
     config: RunConfig,
     topology: Topology,
-    report: Callable[[str], None],
+    report: Report,
 ) -> None:
     is_default = not result.rows
     try:
@@ -220,7 +228,8 @@ def _compile(
     words = "fits" if plan.fits else "does not fit"
     report(
         f"{len(result.rows)}: {candidate.describe()}: {format_bytes(plan.peak)}, {words}, "
-        f"{format_seconds(row.seconds)}{' (cached)' if plan.cached else ''}"
+        f"{format_seconds(row.seconds)}{' (cached)' if plan.cached else ''}",
+        len(result.rows),
     )
 
 

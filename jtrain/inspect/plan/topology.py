@@ -18,6 +18,7 @@ from jtrain.inspect.plan.gpu_targets import FRACTION, GPU_TARGETS
 # Slices of each kind of TPU that libtpu 0.0.51 compiles for.
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
+_FLAT_KINDS = ("v2", "v3", "v5e", "v6e")  # their chips have links in two directions
 SLICES = {
     "v2": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
     "v3": ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
@@ -60,6 +61,8 @@ def find_topology(name: str) -> Topology:
             f"--topology {name}: there is no compiler for {parsed.kind!r} here; kinds: "
             f"{', '.join(kinds)}{suggestion or '.'}"
         )
+    if len(parsed.dims) > 2 and parsed.kind in _FLAT_KINDS:  # libtpu accepts v5e:4x4x4
+        raise _no_slice(name, parsed)
     devices = _tpu(name, parsed)
     return Topology(name, devices, device_memory(devices), f"libtpu {_version('libtpu')}")
 
@@ -165,13 +168,18 @@ def _tpu(name: str, parsed: TopologyName) -> Sequence[Any]:
                 f"({_first_line(error)}). It may be older than jax {_version('jax')}: "
                 f"pip install --upgrade 'jtrain[plan]'"
             ) from error
-        count = f"{parsed.count}*" if parsed.count > 1 else ""
-        near = [f"{count}{parsed.kind}:{s}" for s in nearest_slices(parsed.kind, parsed.dims)]
-        raise ConfigError(
-            f"--topology {name}: {parsed.kind} has no slice {parsed.shape}; the nearest are "
-            f"{', '.join(near)}."
-        ) from error
+        raise _no_slice(name, parsed) from error
     return description.devices
+
+
+def _no_slice(name: str, parsed: TopologyName) -> ConfigError:
+    """Return the error for a slice that does not exist, with those nearest to it."""
+    count = f"{parsed.count}*" if parsed.count > 1 else ""
+    near = [f"{count}{parsed.kind}:{s}" for s in nearest_slices(parsed.kind, parsed.dims)]
+    return ConfigError(
+        f"--topology {name}: {parsed.kind} has no slice {parsed.shape}; the nearest are "
+        f"{', '.join(near)}."
+    )
 
 
 def _check_libtpu(name: str) -> None:

@@ -96,6 +96,9 @@ class ProfileWindow(StatelessHook):
         """First and last step of the trace; None while there is none."""
         self._window, self._folder, self._log = window, folder, log
         self._each, self._heartbeat = steps_per_call, heartbeat
+        # The steps in flight are done when the hook has waited for the devices. If they were
+        # reported after that, they would seem to take no time.
+        self.settles = 2 * steps_per_call >= window.first
         self._first = 0  # step of the trace, while it is written
         self._over = False
         self._step, self._phase = contextlib.ExitStack(), contextlib.ExitStack()
@@ -113,10 +116,13 @@ class ProfileWindow(StatelessHook):
                 self._log(f"no profile: the run resumed after steps {self._window}")
                 return
             self._start(step, metrics)
+        after = step + self._each
         if self._first:
-            self._step.enter_context(
-                jax.profiler.StepTraceAnnotation(STEP, step_num=step + self._each)
-            )
+            self._step.enter_context(jax.profiler.StepTraceAnnotation(STEP, step_num=after))
+        turn = (
+            after >= self._window.last if self._first else after + self._each >= self._window.first
+        )
+        self.settles = turn and not self._over
 
     def finish(self, step: int) -> None:
         """End a trace that a run has begun, and say so where it has none.

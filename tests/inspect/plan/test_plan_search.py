@@ -6,12 +6,14 @@ import pytest
 from small_plans import CONFIG, SMALL, small
 
 from jtrain.cli import main
+from jtrain.cli.plan import _progress
 from jtrain.config.resolve import resolve
 from jtrain.inspect.plan import search as search_module
 from jtrain.inspect.plan.candidates import Costs, candidates, current
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.search import format_search, search
 from jtrain.inspect.plan.topology import find_topology
+from jtrain.train.hooks.live_line import NotebookLine
 
 CPU = ["plan", str(CONFIG), *SMALL, "--topology", "cpu:8"]
 
@@ -82,6 +84,32 @@ def test_the_largest_batch_fits_and_the_next_does_not(capsys):
     assert found["proved"]
     assert found["peaks"]["56"] > 1.001 * peak >= found["peaks"]["48"]
     assert len(found["peaks"]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--search", "--compiles", "0"], "--compiles 12"),
+        (["--memory", "-1"], "--memory 16"),
+        (["--memory", "0"], "--memory 16"),
+        (["--memory", "nan"], "--memory 16"),
+    ],
+)
+def test_numbers_of_no_plan_are_refused(words, advice, capsys):
+    assert main([*CPU, *words]) == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_a_terminal_gets_a_bar_and_a_file_lines(monkeypatch, capsys):
+    with _progress(12) as report:
+        report("3: fits", 3)
+    assert capsys.readouterr().err == "3: fits\n"
+    monkeypatch.setattr("jtrain.train.hooks.live_line.live_line_for", lambda stream: NotebookLine)
+    with _progress(12) as report:
+        report("3: fits", 3)
+    shown = capsys.readouterr().err
+    assert "3: fits\n" in shown
+    assert "━━━━━───────────────  3 of 12 programs" in shown
 
 
 def test_without_a_memory_there_is_no_largest_batch(capsys):

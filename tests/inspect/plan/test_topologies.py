@@ -30,6 +30,7 @@ def test_the_nearest_slices_have_nearly_as_many_chips(kind, dims, nearest):
         ("h100:6", r"a machine has 1, 2, 4 or 8 GPUs; write h100:8\."),
         ("h100:16", r"write h100:8, or 2\*h100:8 for 2 machines"),
         ("a100:2x4", r"a machine has 1, 2, 4 or 8 GPUs; write a100:8"),
+        ("2*v5e:4x4x4", r"v5e has no slice 4x4x4; the nearest are 2\*v5e:8x8,"),  # links in a plane
     ],
 )
 def test_an_unknown_machine_raises_with_those_that_exist(name, said):

@@ -5,12 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from quick_study import write_study
 
 import jtrain as jt
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
+from jtrain.core.loop import StatelessHook, train_loop
 from jtrain.errors import ConfigError
 from jtrain.inspect.profile.read_trace import (
     Gap,
@@ -147,6 +149,33 @@ def test_several_steps_a_call_are_traced_by_calls(study):
     settings = ["steps_per_call=3", "checkpoint.every=6", "evaluate.every=0"]
     hook, lines = profiled(study, "5:8", *settings)
     assert (hook.traced, lines) == ((4, 9), [])
+
+
+@pytest.mark.parametrize(
+    ("each", "turns"), [(1, [3, 6]), (3, [3, 6]), (4, [4, 8])], ids=["1", "3", "4"]
+)
+def test_steps_in_flight_are_reported_before_the_trace_begins_and_ends(tmp_path, each, turns):
+    """Reported later they would seem to take no time: a median of 3 ms for steps of 73."""
+    done, late = [0], {}
+
+    class Clock(StatelessHook):
+        every = each
+
+        def on_done(self, step):
+            done.append(step)
+
+        def on_state(self, step, state, metrics):
+            late[step] = step - done[-1]
+
+    hook = ProfileWindow(StepWindow(4, 6), tmp_path, steps_per_call=each)
+    hook._start = lambda step, metrics: setattr(hook, "_first", step + 1)
+    hook._stop = lambda step, metrics: vars(hook).update(_first=0, _over=True)
+    ones = jnp.ones(each if each > 1 else ())
+    metrics = {"loss": jt.Mean(ones, ones)}
+    step = lambda state, batch: (state, metrics)
+    options = {"start": 0, "stop": 6 * each, "steps_per_call": each}
+    train_loop(step, 0, [{}] * 6, hooks=[hook, Clock()], **options)
+    assert [step for step, steps in late.items() if not steps] == turns
 
 
 def test_gaps_are_what_no_operation_covers():
