@@ -90,7 +90,7 @@ def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
         with (
             pause_collection()
-        ):  # imports leave no garbage: looking for it takes a tenth of the time
+        ):  # imports leave no garbage, and looking for it takes a tenth longer
             module = importlib.import_module(f"jtrain.cli.{verb}")
         if verb in _COMPUTE or "--model" in rest:
             check_environment()
