@@ -143,7 +143,7 @@ def test_tokens_beyond_the_vocabulary_are_no_text():
     answers = ANSWERS[:1].at[0, 0, 1].set(len(TEXT) + 3)
     rollouts = {"question": QUESTIONS, "answers": answers, "rewards": np.ones((1, 2), np.float32)}
     assert describe_rollouts(rollouts, TEXT, END) == "'1+2=': '322' 1, '33' 1"
-    lengths = text_verifier(TEXT, END, lambda question, answer: len(question + answer))
+    lengths = text_reward(TEXT, END, lambda question, answer: len(question + answer))
     got = jax.jit(lengths)(answers, {"question": QUESTIONS[:1]})
     np.testing.assert_array_equal(got, [[7, 6]])
 
