@@ -94,7 +94,7 @@ def test_hard_negatives_are_the_nearest_of_the_others():
 
 def test_a_text_equal_to_the_anchor_or_its_positive_is_no_negative():
     draw = np.random.default_rng(0)
-    unit = lambda x: np.float32(x / np.linalg.norm(x, axis=1, keepdims=True))
+    unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
     texts, anchors = unit(draw.normal(size=(6, 5))), unit(draw.normal(size=(2, 5)))
     texts[4] = unit(texts[:1] * 1.7)[0]  # the positive of anchor 0 again
     texts[5] = anchors[1]
