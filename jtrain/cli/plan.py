@@ -89,6 +89,8 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
         print(json.dumps({"config": path, "topology": topology.name, **result.plain()}))
     elif result.rows:
         print(format_search(result))
+    else:
+        _report("stopped before the first program was compiled; the same command starts again")
     if args.write and best is not None:
         text = dump(to_plain(best.candidate.apply(config)))
         note = (

@@ -149,7 +149,8 @@ def _format(changes: Sequence[ProgramChange]) -> list[str]:
         lines.append(
             f"  {first.name}{more}: {first.before or 'absent'} -> {first.after or 'absent'}"
         )
-        lines.append(f"    {advise(first)}")
+        if (advice := f"    {advise(first)}") not in lines:
+            lines.append(advice)
     if len(groups) > len(shown):
         lines.append(f"  and {len(groups) - len(shown)} more changes")
     return lines

@@ -10,10 +10,20 @@ def format_plan(plan: Plan) -> str:
     """Return the plan as text: layout, memory of a device, traffic, work and estimated time."""
     layout = " x ".join(f"{axis} {size}" for axis, size in plan.layout.items())
     how = "from the cache" if plan.cached else "compiled"
-    head = f"{plan.topology}: {plan.devices} devices, {layout}; {how} in {plan.seconds:.0f} s"
-    notes = [str(note) for note in (plan.why, plan.schedule) if note]
+    count = f"{plan.devices} of {plan.devices + plan.unused}" if plan.unused else plan.devices
+    head = f"{plan.topology}: {count} devices, {layout}; {how} in {plan.seconds:.0f} s"
+    notes = [str(note) for note in (_unused(plan), plan.why, plan.schedule) if note]
     parts = [[head, *notes], _memory(plan), _tensors(plan), _collectives(plan), _work(plan)]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _unused(plan: Plan) -> str:
+    if not plan.unused:
+        return ""
+    return (
+        f"warning: the layout leaves {plan.unused} devices unused; parallel.kind=fsdp "
+        f"parallel.devices=0 uses all"
+    )
 
 
 def _memory(plan: Plan) -> list[str]:

@@ -65,6 +65,8 @@ class Plan:
     """The roofline estimate; None if the program or the chip's figures are not known."""
     cached: bool = False
     """The compiler's answer came from the cache."""
+    unused: int = 0
+    """Devices of the topology that the layout leaves out."""
 
     @property
     def peak(self) -> int:
@@ -92,6 +94,7 @@ class Plan:
         return {
             "topology": self.topology,
             "devices": self.devices,
+            "unused": self.unused,
             "layout": dict(self.layout),
             "fits": self.fits,
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves, **headroom},
@@ -186,9 +189,11 @@ def single_step(config: RunConfig) -> RunConfig:
 def _read(setup: TrainSetup, topology: Topology, step: CompiledStep) -> Plan:
     """Return the plan of a compiled step; parts that cannot be read are in `unread`."""
     layout, state = setup.strategy.axes or {"data": 1}, describe_sharding(setup)
+    devices = math.prod(layout.values())
     plan = Plan(
         topology=topology.name,
-        devices=math.prod(layout.values()),
+        devices=devices,
+        unused=len(topology.devices) - devices,
         layout=layout,
         memory={**step.memory, "limit": topology.limit},
         leaves=state.device + state.host,

@@ -7,6 +7,7 @@ import sys
 
 import jax
 import pytest
+from small_plans import small
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
@@ -79,6 +80,19 @@ def test_a_missing_compiler_raises_with_advice(monkeypatch):
 def test_missing_arguments_are_named(words, said, capsys):
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [(["parallel.kind=single"], 7), (["parallel.devices=4"], 4), (["parallel.kind=fsdp"], 0)],
+    ids=["single", "four", "fsdp"],
+)
+def test_a_layout_that_leaves_devices_unused_says_so(words, unused):
+    plan = make_plan(small(*words), find_topology("cpu:8"))
+    assert plan.unused == plan.plain()["unused"] == unused
+    head, *rest = format_plan(plan).splitlines()
+    assert head.startswith(f"cpu:8: {8 - unused} of 8 devices" if unused else "cpu:8: 8 devices")
+    assert (f"leaves {unused} devices unused" in rest[0]) == bool(unused)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")

@@ -8,6 +8,7 @@ from small_plans import CONFIG, SMALL, small
 from jtrain.cli import main
 from jtrain.cli.plan import _progress
 from jtrain.config.resolve import resolve
+from jtrain.errors import STOPPED
 from jtrain.inspect.plan import search as search_module
 from jtrain.inspect.plan.candidates import Costs, candidates, current
 from jtrain.inspect.plan.plan import make_plan
@@ -72,6 +73,15 @@ def test_ctrl_c_keeps_what_is_done(monkeypatch):
     assert result.stopped
     assert [row.plan for row in result.rows] == made
     assert "resumes from the cache" in format_search(result)
+
+
+def test_ctrl_c_before_the_first_program_says_so(monkeypatch, capsys):
+    def interrupted(config, topology):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_module, "make_plan", interrupted)
+    assert main([*CPU, "--search"]) == STOPPED
+    assert "stopped before the first program" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
