@@ -40,6 +40,12 @@ class Config(jt.RunConfig):
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
         yield from super().misfits()
+        if self.model.pooler:
+            yield (
+                "model.pooler",
+                "is true, and an embedding is the mean of all vectors, which a pooler has no part "
+                "in; set model.pooler=false",
+            )
         if self.data.context > self.model.context:
             yield (
                 "data.context",

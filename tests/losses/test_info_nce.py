@@ -184,3 +184,5 @@ def test_the_config_refuses_chunks_and_contexts_that_do_not_fit(monkeypatch):
     with pytest.raises(ConfigError, match=r"set\s+data.context=64 or less"):
         resolve(file, ["data.context=65"])
     assert resolve(file, ["chunks=3", "batch=66", "evaluate.batch=66"]).config
+    with pytest.raises(ConfigError, match=r"model.pooler.*set\s+model.pooler=false"):
+        resolve(file, ["model.pooler=true"])
