@@ -12,7 +12,6 @@ from jtrain.config.top import RUNS
 from jtrain.distributed.cluster import Cluster, detect
 from jtrain.errors import ConfigError
 from jtrain.parallel import Server
-from jtrain.parallel.strategies.server_modes import Sync
 from jtrain.server.processes.join import hold_shard, join
 from jtrain.server.processes.process import leave_on_signals
 from jtrain.train.compilation_cache import enable_compilation_cache
@@ -38,7 +37,7 @@ def find_task(server: Server, cluster: Cluster) -> Task:
             f"{cluster.kind} has {cluster.servers} servers, and the config parallel.shards="
             f"{shards}. Set parallel.shards={cluster.servers}."
         )
-    needed = server.workers if isinstance(server.mode, Sync) else server.min_workers
+    needed = server.needed_workers
     if workers < needed:
         raise ConfigError(
             f"{cluster.kind} started {cluster.processes} processes ({cluster.variables}): one for "

@@ -8,6 +8,7 @@ from comparison import assert_leaves_close, distance
 from quick_study import write_study
 from server_runs import Losses, host, server_setup, train_on_one_device, train_on_servers
 
+from jtrain.core.loop import Stop
 from jtrain.parallel.strategies.delayed_nesterov import delayed_nesterov
 
 SGD = "optimizer={kind: sgd, lr: 0.3}"
@@ -99,3 +100,26 @@ def test_each_step_is_reported_once_and_gates_have_all_of_it(study):
     assert int(got.state.step) == 30
     one = train_on_one_device(study, SGD, "steps=30", "batch=12", "evaluate.every=0")
     assert setup.measure(got.state)["loss"] < 1.2 * setup.measure(one.state)["loss"]
+
+
+class StopAt(Losses):
+    def on_numbers(self, step, numbers):
+        super().on_numbers(step, numbers)
+        return Stop("asked") if step == 4 else None
+
+
+@pytest.mark.thorough
+def test_a_stop_waits_for_what_is_leased_and_leases_no_more(study):
+    """A slow worker is behind the others when the run is asked to stop."""
+    mode = "{kind: async_diloco, inner_steps: 4}"
+    setup = server_setup(study, mode, SGD, "steps=400", "batch=12", *CADENCE, workers=2)
+    found = []
+    ended = train_on_servers(
+        setup,
+        hooks=[StopAt()],
+        meddle=lambda coordinator, supervisor: found.append(coordinator),
+        environ={"JTRAIN_SERVER_SLOW": "0,0.02"},
+    )
+    (coordinator,) = found
+    assert coordinator.lost_updates == 0
+    assert ended.step <= 8

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -309,3 +310,13 @@ def test_a_script_schedules_its_own_functions(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, timeout=100, cwd=tmp_path
     )
     assert (found.returncode, found.stdout) == (0, "42\n"), found.stderr
+
+
+def test_pushes_of_several_threads_are_all_applied():
+    size, threads, pushes = 200_000, 4, 20
+    ones = {"w": np.ones(size, np.float32)}
+    with jt.ParameterServers({"w": np.zeros(size, np.float32)}, SGD) as servers:
+        push = lambda _: [servers.push(ones) for _ in range(pushes)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(push, range(threads)))
+        assert servers.updates == threads * pushes

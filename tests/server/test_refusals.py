@@ -186,6 +186,8 @@ def test_fragments_that_are_more_than_the_steps_or_overlap(study):
     assert "parallel.mode.inner_steps=3, or parallel.mode.fragments=2" in words
     for settings in ("parallel.mode.inner_steps=3", "parallel.mode.fragments=2"):
         plan(study, few, "checkpoint.every=0", settings)
+    words = refusal(study, few.replace("overlap: 0", "overlap: 1"), "checkpoint.every=0")
+    assert "parallel.mode.inner_steps=6, or parallel.mode.fragments=1" in words
     words = refusal(study, STREAMING % (9, 0), "checkpoint.every=0")
     assert "Set parallel.mode.fragments=3." in words
 
@@ -202,15 +204,16 @@ def test_state_beside_the_parameters_of_fragments(study):
 
 def test_rounded_numbers_where_the_mode_is_exact(study):
     more = "parallel={kind: server, mode: {kind: %s}, %s}"
-    words = "takes the steps of one device.*parallel.%s, or parallel.mode.kind=async"
-    for value, repair in {
-        "compress: {kind: int8}": "compress.kind=none",
-        "pulls: bf16": "pulls=exact",
-    }.items():
-        with pytest.raises(UserError, match=words % repair):
+    words = "takes the steps of one device.*parallel.%s, or parallel.mode.kind=%s"
+    for value, repair, mode in (
+        ("compress: {kind: int8}", "compress.kind=none", "async"),
+        ("pulls: bf16", "pulls=exact", "async"),
+        ("pulls: int8", "pulls=exact", "streaming_diloco"),
+    ):
+        with pytest.raises(UserError, match=words % (repair, mode)):
             config_of(study, [more % ("sync", value)])
         assert config_of(study, [more % ("sync", value), f"parallel.{repair}"])
-        assert config_of(study, [more % ("async", value)])
+        assert config_of(study, [more % (mode, value)])
 
 
 def test_changes_are_pulled_only_where_workers_wait_for_each_other(study):
@@ -229,6 +232,14 @@ def test_fewer_workers_than_shares_that_wait_for_all(study):
         config_of(study, [server % "streaming_diloco"])
     for repair in ("parallel.workers=3", "parallel.max_workers=0"):
         assert config_of(study, [server % "streaming_diloco", repair])
+
+
+def test_more_needed_workers_than_there_are(study):
+    server = "parallel={kind: server, workers: 2, min_workers: 4, mode: {kind: %s}}"
+    for mode, repair in (("sync", "parallel.workers=4"), ("async", "parallel.max_workers=4")):
+        with pytest.raises(UserError, match=f"min_workers=2 at most, or {repair}"):
+            config_of(study, [server % mode])
+        assert config_of(study, [server % mode, repair])
 
 
 def test_feedback_with_compensation(study):

@@ -17,7 +17,7 @@ from jtrain.distributed.cluster import Cluster, detect
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
 from jtrain.parallel import Server
-from jtrain.parallel.strategies.server_modes import Async
+from jtrain.parallel.strategies.server_modes import Async, StreamingDiLoCo
 from jtrain.server.tasks import find_task, take_part
 from jtrain.train.multihost_checks import join_processes
 
@@ -54,6 +54,9 @@ def test_another_number_of_servers_or_too_few_workers_are_refused():
         find_task(Server(engine="cluster", workers=2, shards=1), cluster)
     with pytest.raises(ConfigError, match=r"leave 2 workers, and 3 are needed\. Start 6 processes"):
         find_task(Server(engine="cluster", workers=3, shards=2), cluster)
+    streaming = StreamingDiLoCo()
+    with pytest.raises(ConfigError, match=r"3 are needed\. Start 6 processes"):
+        find_task(Server(engine="cluster", workers=3, shards=2, mode=streaming), cluster)
     find_task(Server(engine="cluster", workers=3, shards=2, mode=Async()), cluster)
     few = Cluster(kind="Slurm", processes=2, index=1)
     with pytest.raises(ConfigError, match=r"leave 0 workers, and 1 are needed\. Start 3"):

@@ -168,9 +168,9 @@ def _promising(
             for key, candidate in left.items()
             if not limit or memories.of(candidate) * key[1] <= limit
         }
+        result.too_large = len(left) - len(fitting)
         if not fitting:
             break
-        result.too_large = len(left) - len(fitting)
         yield left.pop(min(fitting, key=lambda key: (fitting[key], key)))
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jtrain.core.placement import Placement
-from jtrain.errors import DataError
+from jtrain.errors import ConfigError, DataError
 from jtrain.models.attention.full import FullAttention
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.embedding import look_up
@@ -112,8 +112,17 @@ class TextEncoder(nnx.Module):
         types: Int[Array, "b t"] | None = None,
         keys: Shaped[Array, "b"] | None = None,
     ) -> Float[Array, "b d"]:
-        """Return tanh of a linear map of the first position's vector; raise as `__call__`."""
-        assert self.pooler is not None, "the config has a pooler"
+        """Return tanh of a linear map of the first position's vector.
+
+        Raises:
+            ConfigError: if the model has no pooler.
+            DataError: as `__call__`.
+        """
+        if self.pooler is None:
+            raise ConfigError(
+                'method="pooled" is of a model that has a pooler. Set model.pooler=true, or '
+                "take the mean of the vectors: jtrain.models.embeddings.mean_pool."
+            )
         return jnp.tanh(self.pooler(self(tokens, visible, types, keys)[:, 0]))
 
 

@@ -135,10 +135,11 @@ class Server(BaseParallelConfig):
             )
         self._check_compression()
         if not self.min_workers <= self.most_workers:
+            more = "workers" if splits_rows(self.mode) else "max_workers"
             raise ConfigError(
                 f"parallel.min_workers={self.min_workers} is more than the {self.most_workers} "
                 f"workers that may compute at the same time. Set parallel.min_workers="
-                f"{self.most_workers} at most, or parallel.max_workers={self.min_workers}."
+                f"{self.most_workers} at most, or parallel.{more}={self.min_workers}."
             )
         if splits_rows(self.mode) and self.most_workers > self.workers:
             raise ConfigError(
@@ -147,7 +148,7 @@ class Server(BaseParallelConfig):
                 f"Set parallel.workers={self.max_workers}, of which fewer may be there, or "
                 f"parallel.max_workers=0."
             )
-        if isinstance(self.mode, Sync | StreamingDiLoCo) and self.most_workers < self.workers:
+        if self.needs_all_workers and self.most_workers < self.workers:
             raise ConfigError(
                 f"parallel.max_workers={self.max_workers}: each step of {self.mode.kind} needs all "
                 f"{self.workers} workers. Set parallel.workers={self.max_workers}, or "
@@ -166,9 +167,10 @@ class Server(BaseParallelConfig):
         found = found or (f"parallel.pulls={self.pulls}" if self.pulls != "exact" else "")
         if found and isinstance(mode, Sync):
             value = "parallel.compress.kind=none" if kind != "none" else "parallel.pulls=exact"
+            other = "streaming_diloco" if self.pulls == "int8" else "async"
             raise ConfigError(
                 f"{found}: parallel.mode.kind=sync takes the steps of one device, which rounded "
-                f"numbers do not. Set {value}, or parallel.mode.kind=async."
+                f"numbers do not. Set {value}, or parallel.mode.kind={other}."
             )
         if self.pulls == "int8" and not isinstance(mode, LocalSGD | DiLoCo | StreamingDiLoCo):
             raise ConfigError(
@@ -183,6 +185,16 @@ class Server(BaseParallelConfig):
                 f"parallel.mode.staleness.kind=compensate corrects for what has changed since the "
                 f"newest. Set parallel.compress.kind=bf16, or parallel.mode.staleness.kind=scale."
             )
+
+    @property
+    def needs_all_workers(self) -> bool:
+        """Whether each step needs every one of `workers`."""
+        return isinstance(self.mode, Sync | StreamingDiLoCo)
+
+    @property
+    def needed_workers(self) -> int:
+        """Workers without which the run waits."""
+        return self.workers if self.needs_all_workers else self.min_workers
 
     @property
     def most_workers(self) -> int:

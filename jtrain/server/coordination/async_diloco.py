@@ -81,7 +81,9 @@ class AsyncDiLoCoCoordinator(OwnStatesCoordinator, LeasesCoordinator):
             workers = self.plan.server.workers
             blocks = -(-self._clock.newest // workers)
             self._clock.limit = blocks * workers
-            return self._block(blocks - 1)[1] if blocks else self._base
+            # Else the next `advance` would lease up to the old limit again.
+            self._limit = self._block(blocks - 1)[1] if blocks else self._base
+            return self._limit
 
     def advance(self, limit: int) -> Sequence[StepResult]:
         """Return the steps of the next block that is done."""

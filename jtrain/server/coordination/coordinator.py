@@ -57,7 +57,7 @@ class Coordinator(abc.ABC):
     Args:
         shards: connections to the shards, used by the thread of the loop.
         supervise: called while the loop waits; restarts processes that died, and says by
-            `worker_left` and `shard_left` which.
+            `process_left` and `shard_left` which.
         log: takes a line.
         record: takes a row for each worker that comes or goes.
     """

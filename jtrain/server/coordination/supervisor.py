@@ -107,10 +107,11 @@ class Supervisor:
             self._short = now
         limit = LATE * self._plan.server.timeout
         if now > self._short + limit:
+            key = "workers" if self._plan.server.needs_all_workers else "min_workers"
             raise PeerError(
                 f"{len(coordinator.members)} workers were there for {limit:g} s, and "
                 f"{missing} more are needed. Start them by jtrain work RUN, and resume the run by "
-                f"the same command; or set parallel.min_workers to a smaller number."
+                f"the same command; or set parallel.{key} to a smaller number."
             )
 
     def _replace(self, role: Role, index: int, process: Process, coordinator: Coordinator) -> None:

@@ -132,12 +132,14 @@ def _check_local(plan: Plan) -> None:
 
 def _check_streaming(plan: Plan) -> None:
     schedule, most = plan.fragment_schedule, plan.fragment_schedule.shortest - 1
+    apart = schedule.overlap + 1  # steps between two pushes, at least
+    least = schedule.fragments * apart
     if schedule.fragments > schedule.inner_steps:
         raise ConfigError(
             f"parallel.mode.inner_steps={schedule.inner_steps} are fewer than the "
             f"{schedule.fragments} fragments, which are pushed after different steps. Set "
-            f"parallel.mode.inner_steps={schedule.fragments}, or parallel.mode.fragments="
-            f"{schedule.inner_steps}."
+            f"parallel.mode.inner_steps={least}, or parallel.mode.fragments="
+            f"{max(schedule.inner_steps // apart, 1)}."
         )
     if schedule.overlap > most:
         raise ConfigError(

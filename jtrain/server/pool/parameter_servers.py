@@ -38,6 +38,7 @@ _author: Author | None = None
 _pushes = 0
 _outside = f"process-{uuid.uuid4().hex}"  # who pushes outside of a scheduled function
 _outside_pushes = 0
+_in_turn = threading.Lock()  # a server takes a number below its last one for a push sent again
 _connected: dict[str, "ParameterServers"] = {}
 
 
@@ -161,15 +162,16 @@ class ParameterServers:
         grads = jax.tree.map(np.asarray, grads)
         self._check(grads)
         size = float(norm(jax.tree.map(jnp.asarray, grads)))
-        if _author is not None:
-            _pushes += 1
-            fields = {"author": _author[0], "sequence": _pushes, "ended": list(_author[1])}
-        else:
-            _outside_pushes += 1
-            fields = {"author": _outside, "sequence": _outside_pushes, "ended": []}
-        fields |= {"norm": size if np.isfinite(size) else -1.0}
         parts = [self._partition.of_params(grads, i) for i in range(len(self._ports))]
-        self._call([Message("push", fields, jax.tree.leaves(part)) for part in parts])
+        with _in_turn:
+            if _author is not None:
+                _pushes += 1
+                fields = {"author": _author[0], "sequence": _pushes, "ended": list(_author[1])}
+            else:
+                _outside_pushes += 1
+                fields = {"author": _outside, "sequence": _outside_pushes, "ended": []}
+            fields |= {"norm": size if np.isfinite(size) else -1.0}
+            self._call([Message("push", fields, jax.tree.leaves(part)) for part in parts])
 
     def state(self) -> tuple[Params, optax.OptState]:
         """Return parameters and optimizer state, with which other servers go on; no push at a time.
