@@ -47,12 +47,15 @@ class CompileRecord(NamedTuple):
     signature: Signature
 
 
-def program_signature(setup: TrainSetup) -> Signature:
+def program_signature(setup: TrainSetup, step: int = 0) -> Signature:
     """Return the arguments of a setup's step and all values that are constants of its program.
 
     Nothing is traced or compiled.
+
+    Args:
+        step: whose batch is read: the next one of a run, as going back is slow for some readers.
     """
-    batch = setup.train[0]
+    batch = setup.train[step]
     arguments = {f"state/{name}": _leaf(leaf) for name, leaf in named_leaves(setup.like).items()}
     for name, array in batch.items():
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
@@ -91,7 +94,7 @@ def compare_signatures(before: Signature, after: Signature) -> list[ProgramChang
 def record_compile(path: Path, setup: TrainSetup, step: int) -> None:
     """Append the signature of a compiled step to a file; only its time if it is the last one."""
     records = read_compiles(path)
-    signature = program_signature(setup)
+    signature = program_signature(setup, step)
     row: dict[str, Any] = {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     if not records or records[-1].signature != signature:
         row["signature"] = signature

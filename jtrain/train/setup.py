@@ -34,7 +34,7 @@ from jtrain.train.auto_layout import choose_layout
 from jtrain.train.calls.packed_metrics import pack_metrics
 from jtrain.train.calls.program import LIVE, mark_live, repeat_step
 from jtrain.train.calls.reading import Observe, read_call, read_calls
-from jtrain.train.calls.schedule import CallSchedule, choose_schedule
+from jtrain.train.calls.schedule import CallSchedule, HookEnds, choose_schedule
 from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, shapes, with_shardings
@@ -57,12 +57,13 @@ class TrainSetup:
     unresolved: Experiment | None  # as `ResolvedRun` has it
     why: str = ""  # the layout was chosen, if it was
     windows: tuple[Window, ...] = ()  # of batches that are left out
-    hooks: tuple[Hook, ...] = ()  # of the caller: calls end where they take the state
+    hooks: tuple[Hook, ...] = ()  # of the caller
+    hook_ends: HookEnds = HookEnds()  # where those of any process take the state: a call ends
 
     def with_step_time(self, seconds: float) -> "TrainSetup":
         """Return the setup with durations in time counted by the seconds that a step takes."""
         run = _build_setup(self.requested, self.strategy, self.why, seconds, self.unresolved)
-        return dataclasses.replace(run, hooks=self.hooks)
+        return dataclasses.replace(run, hooks=self.hooks, hook_ends=self.hook_ends)
 
     def fresh(self) -> TrainState:
         """Return the state before the first step, made straight into its shardings.
@@ -115,7 +116,7 @@ class TrainSetup:
             lambda: self.own_rows(self.experiment.train)[0],
             evaluates=bool(self.sets),
             unknown=self.lengths.unknown,
-        ).ending_for(self.hooks)
+        ).ending_for(self.hook_ends)
 
     def with_schedule(self, schedule: CallSchedule) -> "TrainSetup":
         """Return the same setup, whose calls end at other steps."""

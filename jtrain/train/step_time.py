@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from jtrain.core.loop import Hook, train_loop
 from jtrain.data import ReadAhead
 from jtrain.data.batches.stacked import StackedBatches
+from jtrain.train.calls.schedule import find_hook_ends
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import TrainSetup, set_up
@@ -36,7 +37,8 @@ def set_up_with_step_time(
     Raises:
         UserError: as `set_up` and the compilation of a step.
     """
-    setup = dataclasses.replace(set_up(config, seconds), hooks=tuple(hooks))
+    ends = find_hook_ends(hooks)
+    setup = dataclasses.replace(set_up(config, seconds), hooks=tuple(hooks), hook_ends=ends)
     return setup.with_step_time(seconds_per_step(setup)) if setup.lengths.provisional else setup
 
 

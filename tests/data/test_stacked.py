@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled
+from jtrain.data.batches.skip import SkipBatches
 from jtrain.data.batches.stacked import StackedBatches
 
 
@@ -39,3 +40,38 @@ def test_arrays_shared_by_all_batches_stay_one_object():
 def test_one_step_a_call_is_the_batch_itself():
     batches = Shuffled(Arrays(x=np.zeros((40, 2), np.float32)), size=5)
     assert StackedBatches(batches)[2].keys() == batches[2].keys()
+
+
+class OneBuffer:
+    """Batches that a reader makes in one buffer, which it hands out as it is or read-only."""
+
+    def __init__(self, *, read_only: bool):
+        self._buffer, self._read_only = np.zeros((2, 3), np.float32), read_only
+
+    def __getitem__(self, step):
+        self._buffer[...] = step
+        view = self._buffer.view()
+        view.setflags(write=not self._read_only)
+        return {"x": view}
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_batches_of_one_buffer_are_stacked_as_they_were_read(read_only):
+    calls = StackedBatches(OneBuffer(read_only=read_only), 4)
+    for first in (0, 4):
+        assert calls[first // 4]["x"][:, 0, 0].tolist() == [first + i for i in range(4)]
+
+
+class Doubled(Shuffled):
+    def __getitem__(self, step, /):
+        batch = super().__getitem__(step)
+        return batch | {"x": 2 * batch["x"]}
+
+
+@pytest.mark.parametrize("wrap", [lambda batches: batches, SkipBatches])
+def test_a_subclass_that_changes_each_batch_changes_those_of_a_call(wrap):
+    source = Arrays(x=np.arange(40, dtype=np.float32))
+    calls = StackedBatches(wrap(Doubled(source, size=5, seed=1)), 4)
+    plain = Shuffled(source, size=5, seed=1)
+    for i in range(4):
+        np.testing.assert_array_equal(calls[0]["x"][i], 2 * plain[i]["x"])

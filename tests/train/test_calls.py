@@ -23,6 +23,7 @@ from jtrain.train.calls.schedule import (
     MOST,
     CallSchedule,
     auto_schedule,
+    find_hook_ends,
     fixed_schedule,
     loss_seconds,
 )
@@ -233,15 +234,15 @@ def test_functions_of_the_state_see_every_step():
 def test_calls_are_as_long_as_the_cadence_of_a_hook():
     """Or each call would read batches that its padding hides."""
     schedule = CallSchedule(most=50, stop=120, varies=True, ends=(60,))
-    ending = schedule.ending_for([on_state(lambda step, state: None, every=7)])
+    ending = schedule.ending_for(find_hook_ends([on_state(lambda step, state: None, every=7)]))
     assert ending.most == 7
     lasts = {last for _, last in tiles(ending)}
     assert lasts >= {*range(7, 120, 7), 50, 100, 60, 120}
-    one = schedule.ending_for([on_state(lambda step, state: None)])
+    one = schedule.ending_for(find_hook_ends([on_state(lambda step, state: None)]))
     assert (one.most, one.steps(3)) == (LEAST, 1), "a program for one step has other bits"
-    assert schedule.ending_for([on_numbers(lambda step, numbers: None)]) == schedule
+    assert schedule.ending_for(find_hook_ends([on_numbers(lambda step, numbers: None)])) == schedule
     fixed = fixed_schedule(5, 20)
-    assert fixed.ending_for([on_state(lambda step, state: None)]) == fixed
+    assert fixed.ending_for(find_hook_ends([on_state(lambda step, state: None)])) == fixed
 
 
 def test_fit_names_its_own_arguments(capsys):

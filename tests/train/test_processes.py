@@ -83,3 +83,8 @@ def test_refuse_what_is_made_for_one(processes):
     assert "parallel.kind=single runs in one process" in said
     assert "Take parallel.kind=mirrored" in said
     assert "Take parallel.impl=shard_map" in said
+
+
+def test_a_hook_of_one_process_ends_the_calls_of_both():
+    script = SCRIPT.with_name("hooks_of_one_process.py")
+    in_two_processes(script, lambda port, index: (port, str(index)), patience=PATIENCE)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.data.batches.stacked import ResumableBatches, StepBatches
+from jtrain.data.batches.stacked import ResumableBatches, StepBatches, read_at_once
 
 Window: TypeAlias = tuple[int, int]  # batches first .. stop - 1 are skipped, counted from 0
 
@@ -48,11 +48,8 @@ class SkipBatches:
 
     def read_stacked(self, step: int, count: int) -> Mapping[str, Any] | None:
         """Return the batches of `count` steps, stacked; None if they cannot be read at once."""
-        read_stacked = getattr(self._batches, "read_stacked", None)
         first, last = self.number(step), self.number(step + count - 1)
-        if read_stacked is None or last - first > count - 1:
-            return None
-        return read_stacked(first, count)
+        return read_at_once(self._batches, first, count) if last - first < count else None
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Return the state of the batches at a step; empty if they are functions of the step."""

@@ -5,16 +5,23 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jtrain.data.batches.exclusive import read_exclusive
+
 
 @runtime_checkable
 class StepBatches(Protocol):
-    """A batch as a function of the step.
-
-    A class may add `read_stacked(step, count)`, which reads several batches at once; where that
-    returns None, the batches are read one by one.
-    """
+    """A batch as a function of the step."""
 
     def __getitem__(self, step: int, /) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class StackedReader(StepBatches, Protocol):
+    """Batches of which several are read at once."""
+
+    def read_stacked(self, step: int, count: int, /) -> Mapping[str, Any] | None:
+        """Return the batches of `count` steps, stacked k b ...; None to read them one by one."""
+        ...
 
 
 @runtime_checkable
@@ -32,6 +39,18 @@ class ResumableBatches(Protocol):
     def restore(self, state: Mapping[str, Any], /) -> None:
         """Resume from a state."""
         ...
+
+
+def read_at_once(batches: StepBatches, first: int, count: int) -> Mapping[str, Any] | None:
+    """Return `batches.read_stacked(first, count)`; None where batches are to be read one by one.
+
+    So are those of a subclass that overrides `__getitem__` alone: the method that it inherits does
+    not have its change.
+    """
+    own = next(k for k in type(batches).__mro__ if {"read_stacked", "__getitem__"} & vars(k).keys())
+    if "read_stacked" not in vars(own) or not isinstance(batches, StackedReader):
+        return None
+    return batches.read_stacked(first, count)
 
 
 class StackedBatches:
@@ -53,10 +72,10 @@ class StackedBatches:
 
     def read(self, first: int, count: int) -> Mapping[str, Any]:
         """Return the batches of `count` steps from step `first` on, stacked: k b ..."""
-        read_stacked = getattr(self._batches, "read_stacked", lambda first, count: None)
-        if (stacked := read_stacked(first, count)) is not None:
+        if (stacked := read_at_once(self._batches, first, count)) is not None:
             return stacked
-        batches = [self._batches[first + i] for i in range(count)]
+        # A reader may fill one buffer again for each batch.
+        batches = [read_exclusive(self._batches.__getitem__, first + i) for i in range(count)]
         return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
 
     def state(self, step: int) -> Mapping[str, Any]:

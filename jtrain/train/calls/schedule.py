@@ -8,6 +8,7 @@ steps as an argument: where calls end changes no bit of a result.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 from jtrain.core.jaxpr import equations_in, inner_jaxprs
 from jtrain.core.loop import IN_FLIGHT, Hook, overrides
 from jtrain.core.state import TrainState
+from jtrain.distributed.multihost import all_gather
 from jtrain.parallel import Strategy
 from jtrain.parallel.offload import is_on_host
 from jtrain.train.experiment import RunConfig
@@ -28,6 +30,28 @@ CALL, LONG = 20e-3, 1e-3  # seconds of a call, at most; of a step that is a call
 STACK = 16e6  # bytes of the batches of a call, at most
 # FLOPs and bytes a second of a small step, far below the peak: only the size has to be right.
 RATES = {"cpu": (2e10, 1e10), "gpu": (2e13, 1e12), "tpu": (2e13, 5e11)}
+
+
+@dataclasses.dataclass(frozen=True)
+class HookEnds:
+    """Steps after which hooks take the state."""
+
+    cadences: frozenset[int] = frozenset()
+    """Steps of whose multiples a hook takes it."""
+    points: frozenset[int] = frozenset()
+    """Single steps."""
+
+
+def find_hook_ends(hooks: Sequence[Hook]) -> HookEnds:
+    """Return where hooks of any process take the state; all processes call this.
+
+    A hook that one process alone has ends the calls of all: they run one program.
+    """
+    takes_state = [x for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")]
+    points = [point for x in hooks for point in getattr(x, "call_ends", ())]
+    found = all_gather([[x.every for x in takes_state], points])
+    cadences, points = (frozenset(itertools.chain(*each)) for each in zip(*found, strict=True))
+    return HookEnds(cadences, points)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,26 +97,22 @@ class CallSchedule:
         points = tuple(sorted({*self.points, *steps}))
         return dataclasses.replace(self, points=points) if self.varies else self
 
-    def ending_for(self, hooks: Sequence[Hook]) -> "CallSchedule":
-        """Return the schedule whose calls end where these hooks take the state, too.
+    def ending_for(self, hooks: HookEnds) -> "CallSchedule":
+        """Return the schedule whose calls end where hooks take the state, too.
 
         The program is compiled for no more steps than a call then has, whose batches it is given.
         """
-        if not self.varies or not hooks:
+        if not self.varies or hooks == HookEnds():
             return self
-        takes_state = {
-            x.every for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")
-        }
-        points = {point for x in hooks for point in getattr(x, "call_ends", ())}
         longest, why = min([self.most, *self.ends]), self.why  # of the steps of all calls
-        least = min([longest, *takes_state])
+        least = min([longest, *hooks.cadences])
         if least < longest:
             why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
             why += f"{f'{least} steps' if least > 1 else 'step'}. With every={longest} for this "
             why += f"hook it would be {longest}, which trains faster"
         most = max(LEAST, least)
-        ends = tuple(sorted({x for x in {self.most, *self.ends, *takes_state} if x % most}))
-        points = tuple(sorted({*self.points, *points}))
+        ends = tuple(sorted({x for x in {self.most, *self.ends, *hooks.cadences} if x % most}))
+        points = tuple(sorted({*self.points, *hooks.points}))
         return dataclasses.replace(self, most=most, ends=ends, points=points, why=why)
 
 
