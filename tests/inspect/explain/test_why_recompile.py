@@ -102,3 +102,17 @@ def test_a_run_without_a_record_says_how_to_get_one(study, capsys):
     assert "jtrain run runs/quick/config.yaml steps=8" in capsys.readouterr().err
     assert main(["run", "runs/quick/config.yaml", "steps=8"]) == 0
     assert [c.step for c in read_compiles(record)] == [4]
+
+
+def test_the_batch_of_the_next_step_is_read(study):
+    setup, read = setup_of(study), []
+    train = setup.train
+
+    class Watched:
+        def __getitem__(self, step):
+            read.append(step)
+            return train[step]
+
+    vars(setup)["train"] = Watched()
+    program_signature(setup, 3)
+    assert set(read) == {3}, "a reader that goes back begins anew"
