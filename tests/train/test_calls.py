@@ -220,14 +220,24 @@ def test_a_signal_ends_a_run_within_a_call():
 
 def test_functions_of_the_state_see_every_step():
     seen = []
-    outcome = trained(CONFIG, hooks=[lambda step, state: seen.append((step, int(state.step)))])
+
+    def look(step, state):
+        seen.append((step, int(state.step)))
+
+    outcome = trained(CONFIG, hooks=[look])
     assert seen == [(step, step) for step in range(1, 13)]
     log = outcome.directory.log.read_text()
-    why = r"auto is 1 here, as a hook takes the state at every step. With every=(\d) for this hook "
-    (every,) = re.findall(why + r"it would be \d, which trains faster", log)
-    hook = on_state(lambda step, state: None, every=int(every))
+    why = r"auto is 1 here, as a hook takes the state at every step. With on_state\(look, every="
+    why += r"(\d)\) of jtrain.train.hooks it would be \d, which trains faster"
+    (every,) = re.findall(why, log)
+    hook = on_state(look, every=int(every))
     followed = trained(CONFIG, "name=followed", hooks=[hook]).directory.log.read_text()
     assert f"auto is {every} here, as checkpoint.every is {every}." in followed
+
+
+class StateHook(jt.Hook):
+    def on_state(self, step, state, metrics):
+        """Take the state of every step."""
 
 
 def test_calls_are_as_long_as_the_cadence_of_a_hook():
@@ -235,6 +245,8 @@ def test_calls_are_as_long_as_the_cadence_of_a_hook():
     schedule = CallSchedule(most=50, stop=120, varies=True, ends=(60,))
     ending = schedule.ending_for([on_state(lambda step, state: None, every=7)])
     assert ending.most == 7
+    assert "With on_state(function, every=50) of jtrain.train.hooks it" in ending.why
+    assert "With every=50 for this hook it" in schedule.ending_for([StateHook()]).why
     lasts = {last for _, last in tiles(ending)}
     assert lasts >= {*range(7, 120, 7), 50, 100, 60, 120}
     one = schedule.ending_for([on_state(lambda step, state: None)])

@@ -81,19 +81,30 @@ class CallSchedule:
         if not self.varies or not hooks:
             return self
         takes_state = {
-            x.every for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")
+            x.every: x for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")
         }
         points = {point for x in hooks for point in getattr(x, "call_ends", ())}
         longest, why = min([self.most, *self.ends]), self.why  # of the steps of all calls
         least = min([longest, *takes_state])
         if least < longest:
             why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
-            why += f"{f'{least} steps' if least > 1 else 'step'}. With every={longest} for this "
-            why += f"hook it would be {longest}, which trains faster"
+            why += f"{f'{least} steps' if least > 1 else 'step'}. With "
+            why += f"{_longer(takes_state[least], longest)} it would be {longest}, which trains "
+            why += "faster"
         most = max(LEAST, least)
         ends = tuple(sorted({x for x in {self.most, *self.ends, *takes_state} if x % most}))
         points = tuple(sorted({*self.points, *points}))
         return dataclasses.replace(self, most=most, ends=ends, points=points, why=why)
+
+
+def _longer(hook: Hook, every: int) -> str:
+    """Return how a hook is made that takes the state more rarely; a function has no `every`."""
+    function = getattr(hook, "function", None)
+    if function is None:
+        return f"every={every} for this hook"
+    name = getattr(function, "__name__", "")
+    name = name if name.isidentifier() else "function"
+    return f"on_state({name}, every={every}) of jtrain.train.hooks"
 
 
 def fixed_schedule(steps_per_call: int, stop: int) -> CallSchedule:
