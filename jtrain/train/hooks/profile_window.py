@@ -40,7 +40,8 @@ class StepWindow:
         first, last = int(found[1]), int(found[2])
         if first > last:
             raise ConfigError(
-                f"{option} {text} ends before it begins; write {option} {last}:{first}"
+                f"{option} {text} ends before it begins; write {option} "
+                f"{max(2, last)}:{max(2, first)}"
             )
         if first < 2:
             raise ConfigError(

@@ -82,6 +82,7 @@ def test_operations_have_their_modules_and_collectives_their_share(study, capsys
     [
         ("10:5", "--profile 5:10"),
         ("1:5", "--profile 2:5"),
+        ("5:1", "--profile 2:5"),
         ("ten", "--profile 10:15"),
         ("10:15", "--profile 7:12"),
     ],
