@@ -179,6 +179,26 @@ def test_steps_in_flight_are_reported_before_the_trace_begins_and_ends(tmp_path,
     assert [step for step, steps in late.items() if not steps] == turns
 
 
+def test_steps_in_flight_are_reported_where_calls_have_different_lengths(study):
+    done, late = [0], {}
+
+    class Clock(StatelessHook):
+        call_ends = ()  # adds none
+
+        def on_done(self, step):
+            done.append(step)
+
+        def on_state(self, step, state, metrics):
+            late[step] = step - done[-1]
+
+    config = resolve(study, ["evaluate.every=0", "checkpoint.every=0"]).config
+    hook = ProfileWindow(StepWindow(4, 6), Path("trace"))
+    hook._start = lambda step, metrics: setattr(hook, "_first", step + 1)
+    hook._stop = lambda step, metrics: vars(hook).update(_first=0, _over=True)
+    jt.run(config, hooks=[hook, Clock()], screen=io.StringIO())
+    assert (late[3], late[6]) == (0, 0)
+
+
 def test_gaps_are_what_no_operation_covers():
     busy = [_Span(1.0, 2.0, "a"), _Span(1.5, 2.5, "b"), _Span(4.0, 5.0, "c")]
     merged = _merge(busy)
