@@ -16,6 +16,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 import jtrain as jt
 from chaos import numbers
 from jtrain.core.loop import train_loop
+from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.train.calls.program import LIVE, mark_live
 from jtrain.train.calls.schedule import (
@@ -64,6 +65,14 @@ def test_calls_take_every_step_once_and_end_at_each_cadence(ends):
     without_points = dataclasses.replace(schedule, points=())
     for first, last in tiles(without_points):
         assert {without_points.first(step) for step in range(first, last + 1)} == {first - 1}
+
+
+def test_calls_of_different_lengths_build_no_workers(monkeypatch):
+    setup = set_up(config_of(CONFIG))
+    assert setup.schedule.varies
+    monkeypatch.setattr(Workers, "build", lambda *_, **__: pytest.fail("built"))
+    with setup.read_ahead(0) as feed:
+        assert len(next(iter(feed))["mask"]) == setup.schedule.most
 
 
 def test_calls_of_a_number_of_steps_are_all_alike():
