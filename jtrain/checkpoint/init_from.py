@@ -158,13 +158,12 @@ def _check_fit(plan: WeightsPlan, init_from: InitFrom, stored: Mapping[str, str]
 
 def _likely_cause(rows: Sequence[tuple[str, ...]]) -> str:
     """Return what to type where only the classes or the size of the images differ."""
-    names = {name.partition("/")[0] for name, *_ in rows}
-    if names == {"head"}:
+    if all(name.startswith("head/") and found != "-" for name, _, found, _ in rows):
         return (
             "Data of other classes have another head. For a new one, which starts by the seed: "
-            "init_from.exclude=[head/*]. Or: "
+            "init_from.exclude='[head/*]'. Or: "
         )
-    if names == {"positions"}:
+    if {name.partition("/")[0] for name, *_ in rows} == {"positions"}:
         return (
             "Images of another size have other positions. Have them resized to that of the "
             "source: model.pixels.height and model.pixels.width. Or: "

@@ -76,6 +76,14 @@ def sealed_run(directory: Path) -> str:
         return ""
 
 
+def sealed_digest(directory: Path) -> str:
+    """Return the digest of a checkpoint's seal, which has those of its files; empty if unknown."""
+    try:
+        return _digest_of(_read(directory))
+    except (_BrokenError, CheckpointError):
+        return ""
+
+
 def sealed_step(directory: Path) -> int | None:
     """Return the sealed step of a checkpoint, whatever the name of its folder.
 

@@ -88,11 +88,11 @@ def leave(code: int) -> NoReturn:
 
 def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in VERBS:
-        with (
-            pause_collection()
-        ):  # imports leave no garbage, and looking for it takes a tenth longer
+        # Imports leave no garbage, and looking for it takes a tenth longer.
+        with pause_collection():
             module = importlib.import_module(f"jtrain.cli.{verb}")
-        if verb in _COMPUTE or "--model" in rest:
+        computes = verb in _COMPUTE or "--model" in rest
+        if computes and not {"-h", "--help"} & set(rest):
             check_environment()
         code = module.main(rest)
         sys.stdout.flush()

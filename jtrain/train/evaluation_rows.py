@@ -1,7 +1,9 @@
 """File evaluations.jsonl: results that another program than the training one has measured.
 
 Its rows are those of metrics.jsonl, `{"step": 20, "valid/loss": 2.25}`, with the id of the run
-under `run`. The training process never opens the file, so that neither waits for the other.
+under `run`, and the digest of the checkpoint's seal under `seal`: after a rollback the run saves
+another checkpoint of the same step, whose row replaces the older one. The training process never
+opens the file, so that neither waits for the other.
 """
 
 from collections.abc import Mapping
@@ -25,17 +27,32 @@ class EvaluationRows:
     """
 
     def __init__(self, directory: Path, run: str):
-        self._run = run
-        self._rows = JsonlWriter(directory / NAME, retain=lambda row: row.get("run") == run)
-        self.steps = {row["step"] for row in complete_rows(directory / NAME)}
-        """Steps that are evaluated."""
+        self._path, self._run = directory / NAME, run
+        self._rows = JsonlWriter(self._path, retain=lambda row: row.get("run") == run)
+        self._seals = {row["step"]: row.get("seal", "") for row in complete_rows(self._path)}
 
-    def append(self, step: int, results: Mapping[str, Mapping[str, Any]]) -> None:
+    @property
+    def newest(self) -> int | None:
+        """Newest step that is evaluated; None if there is none."""
+        return max(self._seals, default=None)
+
+    def has(self, step: int, seal: str) -> bool:
+        """Return whether the checkpoint of a step with this seal is evaluated.
+
+        A row or checkpoint without a seal, of an older jtrain, is compared by its step alone.
+        """
+        return step in self._seals and (not seal or self._seals[step] in ("", seal))
+
+    def append(self, step: int, seal: str, results: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the results of a step, by set, so that they survive a power cut."""
+        if step in self._seals:
+            self._rows.close()
+            self._rows = JsonlWriter(self._path, retain=lambda row: row["step"] != step)
         named = {f"{name}/{key}": x for name, each in results.items() for key, x in each.items()}
-        self._rows.append({"step": step, **named, "run": self._run})
+        sealed = {"seal": seal} if seal else {}
+        self._rows.append({"step": step, **named, "run": self._run, **sealed})
         self._rows.sync()
-        self.steps.add(step)
+        self._seals[step] = seal
 
     def close(self) -> None:
         """Close the file."""

@@ -18,6 +18,7 @@ from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
 from jtrain.train.hooks.fault_injection import fault_hooks
 from jtrain.train.hooks.function_hooks import HeartbeatHook
 from jtrain.train.hooks.leaf_log import LeafLog
+from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.time_rows import TimeRows
@@ -199,6 +200,9 @@ def _own_hooks(resume: ResumePoint) -> list[Hook]:
     config, hooks = resume.setup.config, list(resume.setup.hooks)
     if config.evaluate.patience:
         hooks.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
+    for hook in hooks:
+        if isinstance(hook, ProfileWindow):
+            hook.follow(resume.setup.schedule.after, resume.start or 0)
     extended_at = [change.step for change in resume.extended]
     return [hook.extended(extended_at) if isinstance(hook, EarlyStop) else hook for hook in hooks]
 

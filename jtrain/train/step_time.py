@@ -49,7 +49,7 @@ def seconds_per_step(setup: TrainSetup) -> float:
     """
     step, state = compile_step(setup, setup.fresh)
     each = setup.schedule.most  # every call has the most steps, as most calls of the run do
-    last = setup.config.steps // each
+    last = max(1, setup.config.steps // each)  # a program of several may take fewer steps
     reader = setup.config.workers.build(_Again(setup.calls, last), start=0, stop=None)
     read = lambda call: setup.place(reader(call))
     feed = ReadAhead(read, start=0, stop=None, close=reader.close)

@@ -101,10 +101,10 @@ class FlopsBound(NamedTuple):
 
 def bound_step_flops(setup: TrainSetup) -> FlopsBound:
     """Return the FLOPs of `count_step_flops`, and a lower bound where they are not known."""
-    loss, args = _loss(setup)
-    known = StepFlops(count_model_flops(loss, *args), count_flops(jax.grad(loss), *args))
+    known = count_step_flops(setup)
     if None not in known:
         return FlopsBound(known, True)
+    loss, args = _loss(setup)
     least = StepFlops(
         count_model_flops(loss, *args, lower_bound=True),
         count_flops(jax.grad(loss), *args, lower_bound=True),

@@ -5,11 +5,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock, read_holder
 from jtrain.checkpoint.pinned import RemovedError, pin, unpin_all
+from jtrain.checkpoint.seal import sealed_digest
 from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError
 from jtrain.train.evaluation_rows import EvaluationRows
 from jtrain.train.hooks.tracking import Tracking
@@ -23,6 +24,14 @@ PINS = "evaluating"  # folder of the run with the checkpoint that is read
 _SIGNS = ("run.json", "metrics.jsonl", "speed.jsonl", "time.jsonl", "log.txt", "checkpoints")
 _ENDS: dict[int, End] = {DONE: "done", STOPPED: "stopped", FAULT: "failed"}  # by the exit code
 _ENDED = {"done", "failed"}  # statuses after which no further checkpoint comes
+
+
+class Checkpoint(NamedTuple):
+    """Checkpoint of a step; after a rollback the step has another one, with another seal."""
+
+    step: int
+    seal: str
+    """Digest of the seal; empty if unknown."""
 
 
 class WatchedCheckpoints:
@@ -51,11 +60,11 @@ class WatchedCheckpoints:
         self._run_dir, self._policy, self._timeout = run_dir, policy, timeout
         self._stack, self._log, self._tracking = stack, log, tracking
         self._pins = run_dir.path / PINS
-        self._skipped: set[int] = set()
-        self._known: set[int] = set()  # listed, and neither evaluated nor skipped
+        self._skipped: set[Checkpoint] = set()  # damaged
+        self._known: set[Checkpoint] = set()  # listed, and neither evaluated nor skipped
         self._signs: list[tuple[int, int]] = []
         self._changed = time.monotonic()
-        self._pinned = -1
+        self._pinned: Checkpoint | None = None
         self._rows: EvaluationRows | None = None
 
     def look(self) -> dict[str, Any]:
@@ -71,10 +80,12 @@ class WatchedCheckpoints:
     def record(self, step: int, results: Mapping[str, Mapping[str, Any]] | None) -> None:
         """Write the row of a step, and unpin it; without results it is left out from now on."""
         assert self._rows is not None, "opened by the first look"
+        assert self._pinned is not None, "pinned by the last look"
+        assert self._pinned.step == step, "one at a time"
         if results is None:
-            self._skipped.add(step)
+            self._skipped.add(self._pinned)
         else:
-            self._rows.append(step, results)
+            self._rows.append(step, self._pinned.seal, results)
             for name, numbers in results.items():
                 self._tracking.row(step, name, numbers)
         self._unpin()
@@ -82,18 +93,23 @@ class WatchedCheckpoints:
     def _look(self) -> dict[str, Any]:
         rows = self._rows or self._open()
         status = self._run_dir.facts().get("status", "")  # before the list: no later one is missed
-        steps = layout.list_steps(self._run_dir.checkpoints, self._run_dir.owner())
-        self._report_removed(steps)
-        while (step := self._choose(steps, rows)) is not None:
+        directory, owner = self._run_dir.checkpoints, self._run_dir.owner()
+        steps = layout.list_steps(directory, owner)
+        found = [Checkpoint(step, sealed_digest(directory / str(step))) for step in steps]
+        self._report_removed(found, rows)
+        while (chosen := self._choose(found, rows)) is not None:
+            step = chosen.step
             try:
-                pin(self._run_dir.checkpoints, step, self._pins, self._run_dir.owner())
-                self._pinned = step
-                return {"step": step}
+                pin(directory, step, self._pins, owner)
             except RemovedError as error:
-                self._skipped.add(step)
+                found.remove(chosen)
+                self._known.discard(chosen)
                 self._log(f"{error}. It is skipped")
+                continue
+            self._pinned = Checkpoint(step, sealed_digest(self._pins / str(step)))
+            return {"step": step}
         if status in _ENDED:
-            return self._end(status, steps, rows)
+            return self._end(status, found, rows)
         return self._check_signs(status, rows)
 
     def _open(self) -> EvaluationRows:
@@ -117,30 +133,29 @@ class WatchedCheckpoints:
         self._stack.callback(self._rows.close)
         return self._rows
 
-    def _choose(self, steps: list[int], rows: EvaluationRows) -> int | None:
-        """Return the next step to evaluate."""
-        done = rows.steps | self._skipped
-        if self._policy == "latest":
-            newest = max(steps, default=None)
-            return None if newest in done else newest
-        return next((step for step in steps if step not in done), None)
+    def _choose(self, found: list[Checkpoint], rows: EvaluationRows) -> Checkpoint | None:
+        """Return the next checkpoint to evaluate."""
+        due = found[-1:] if self._policy == "latest" else found
+        return next((each for each in due if not self._is_done(each, rows)), None)
 
-    def _report_removed(self, steps: list[int]) -> None:
+    def _is_done(self, checkpoint: Checkpoint, rows: EvaluationRows) -> bool:
+        return checkpoint in self._skipped or rows.has(*checkpoint)
+
+    def _report_removed(self, found: list[Checkpoint], rows: EvaluationRows) -> None:
         """Log the checkpoints that were listed before and are gone, under the policy `every`."""
-        assert self._rows is not None, "opened by the first look"
-        done = self._rows.steps | self._skipped
-        for step in sorted(self._known - set(steps) - done):
-            if self._policy == "every":
-                self._log(f"checkpoint {step} was removed before its turn, and is skipped")
-            self._skipped.add(step)
-        self._known = set(steps) - done
+        for checkpoint in sorted(self._known - set(found)):
+            if self._policy == "every" and not self._is_done(checkpoint, rows):
+                self._log(
+                    f"checkpoint {checkpoint.step} was removed before its turn, and is skipped"
+                )
+        self._known = {each for each in found if not self._is_done(each, rows)}
 
-    def _end(self, status: str, steps: list[int], rows: EvaluationRows) -> dict[str, Any]:
-        last = max(steps, default=None)
-        if last is not None and last not in rows.steps:
-            words = f"the run is {status}, and its last checkpoint ({last}) cannot be evaluated"
-            return {"end": words, "code": FAULT}
-        evaluated = f"step {last} is evaluated" if last is not None else "it has no checkpoint"
+    def _end(self, status: str, found: list[Checkpoint], rows: EvaluationRows) -> dict[str, Any]:
+        last = max(found, default=None)
+        if last is not None and not rows.has(*last):
+            words = f"its last checkpoint ({last.step}) cannot be evaluated"
+            return {"end": f"the run is {status}, and {words}", "code": FAULT}
+        evaluated = f"step {last.step} is evaluated" if last is not None else "it has no checkpoint"
         return {"end": f"the run is {status}, and {evaluated}", "code": DONE}
 
     def _check_signs(self, status: str, rows: EvaluationRows) -> dict[str, Any]:
@@ -155,8 +170,7 @@ class WatchedCheckpoints:
         if status in {"stopped", "crashed"}:
             words = f"the run is {status}, and was not resumed within {self._timeout:g} s. {resume}"
             return {"end": words, "code": STOPPED if status == "stopped" else FAULT}
-        newest = max(rows.steps, default=None)
-        last = f"step {newest}" if newest is not None else "no step"
+        last = f"step {rows.newest}" if rows.newest is not None else "no step"
         return {
             "end": f"nothing of the run has changed for {self._timeout:g} s, though its status is "
             f"{status or 'unknown'}: it was killed, or hangs; {last} was evaluated last. {resume}; "
@@ -169,9 +183,9 @@ class WatchedCheckpoints:
             self._pins.rmdir()
 
     def _unpin(self) -> None:
-        if self._pinned >= 0:
-            layout.try_remove(self._pins / str(self._pinned))
-        self._pinned = -1
+        if self._pinned is not None:
+            layout.try_remove(self._pins / str(self._pinned.step))
+        self._pinned = None
 
 
 def _sign(path: Path) -> tuple[int, int]:

@@ -5,14 +5,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from quick_study import at_home, trained, write_study
+from watched_run import KEEP_ALL, rows, set_status
 
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
@@ -24,8 +23,6 @@ from jtrain.train.evaluation_rows import NAME
 from jtrain.train.run_result import RunResult
 from jtrain.train.trackers import TensorBoard, TrackedRun
 from jtrain.train.watched_checkpoints import PINS
-
-KEEP_ALL = ("checkpoint.every=4", "checkpoint.keep=9")
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +53,6 @@ def watch(capfd, *words: str) -> tuple[int, list[dict], str]:
     code = main(["eval", "quick", "--watch", "--json", *words])
     out, err = capfd.readouterr()
     return code, [json.loads(line) for line in out.splitlines()], err
-
-
-def rows(run: Path) -> list[dict]:
-    path = run / NAME
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def set_status(run: Path, status: str) -> None:
-    facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**facts, "status": status}))
 
 
 def add_tracker(run: Path) -> None:
@@ -187,6 +174,51 @@ def test_a_checkpoint_that_is_removed_before_is_skipped_with_a_line(run: Path, c
     assert (code, [row["step"] for row in printed]) == (0, [4, 12])
     assert "checkpoint 8 in " in err
     assert "a larger checkpoint.keep leaves more time. It is skipped" in err
+
+
+def save_again(run: Path, step: int) -> None:
+    """Save other weights as the checkpoint of a step, as a run does after a rollback."""
+    later, directory = layout.read_record(run / "checkpoints", 12), run / "checkpoints"
+    written = layout.create_saving_path(directory, step)
+    shutil.copytree(directory / "12" / layout.STATE, written / layout.STATE)
+    id = json.loads((run / "run.json").read_text())["id"]
+    layout.commit(written, {**later, "step": step, "fingerprints": {}}, id)
+
+
+def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, capfd):
+    assert watch(capfd)[0] == 0
+    before = {row["step"]: row["valid/loss"] for row in rows(run)}
+    layout.delete_checkpoint(run / "checkpoints", 8)
+    save_again(run, 8)
+    code, printed, _ = watch(capfd)
+    assert (code, [row["step"] for row in printed]) == (0, [8])
+    after = {row["step"]: row["valid/loss"] for row in rows(run)}
+    assert len(rows(run)) == 3, "the row of the removed weights is replaced"
+    assert after == {4: before[4], 8: before[12], 12: before[12]}
+    assert watch(capfd)[:2] == (0, [])
+    text = "".join(f"{json.dumps({**row, 'seal': ''})}\n" for row in rows(run))
+    (run / NAME).write_text(text.replace(', "seal": ""', ""))  # as an older jtrain wrote them
+    assert watch(capfd)[:2] == (0, [])
+
+
+def test_a_checkpoint_that_was_removed_and_is_saved_again_is_evaluated(
+    run: Path, capfd, monkeypatch
+):
+    """A rollback removes checkpoint 12 while 4 is evaluated, and the run saves another one."""
+    plain = watch_run._evaluate
+    shutil.copytree(run / "checkpoints" / "12", run / "later")
+
+    def evaluate(setup, run_dir, step, asked, log):
+        if step == 4:
+            layout.delete_checkpoint(run_dir.checkpoints, 12)
+        if step == 8:
+            (run / "later").rename(run_dir.checkpoints / "12")
+        return plain(setup, run_dir, step, asked, log)
+
+    monkeypatch.setattr(watch_run, "_evaluate", evaluate)
+    code, printed, err = watch(capfd)
+    assert (code, [row["step"] for row in printed]) == (0, [4, 8, 12])
+    assert "checkpoint 12 was removed before its turn, and is skipped" in err
 
 
 @pytest.mark.thorough
@@ -327,71 +359,3 @@ def test_handlers_are_those_of_before_after_the_block():
         assert asked.name == "SIGTERM"
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a second one ends the process"
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-# Real processes.
-
-LONG = ("steps=600", "checkpoint.every=40", "evaluate.every=0", "log.every=40")
-
-
-@pytest.fixture
-def study(tmp_path: Path, monkeypatch) -> Path:
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    return tmp_path
-
-
-def start(*words: str, out: str) -> subprocess.Popen:
-    with open(out, "a") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "jtrain", *words], stdout=file, stderr=subprocess.STDOUT
-        )
-
-
-def ends(process: subprocess.Popen, out: str, code: int = 0) -> None:
-    assert process.wait(timeout=150) == code, Path(out).read_text()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("settings", [(), ("parallel={kind: server, workers: 2}",)])
-def test_a_watch_beside_a_training_process(study: Path, settings):
-    """It starts first; retention removes checkpoints; both die once and are started again."""
-    run, words = Path("runs/quick"), ("eval", "quick", "--watch", "--json")
-    train = ("run", "configs/quick.yaml", *LONG, "checkpoint.keep=2", *settings)
-    watcher, trainer = start(*words, out="watch.txt"), start(*train, out="train.txt")
-    end = time.monotonic() + 120
-    while len(rows(run)) < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    trainer.kill()
-    trainer.wait()
-    watcher.kill()
-    watcher.wait()
-    watcher, trainer = start(*words, out="watch.txt"), start(*train, out="train.txt")
-    ends(trainer, "train.txt")
-    ends(watcher, "watch.txt")
-    steps = [row["step"] for row in rows(run)]
-    assert len(set(steps)) == len(steps) >= 3, "none twice"
-    assert steps[-1] == 600, "the last one"
-    assert not (run / PINS).exists()
-    printed = [json.loads(x) for x in Path("watch.txt").read_text().splitlines() if x[:1] == "{"]
-    assert [row["step"] for row in printed][-1] == 600
-
-
-@pytest.mark.thorough
-def test_several_processes_watch_and_sigterm_ends_them(study: Path):
-    run = Path("runs/quick")
-    trained("configs/quick.yaml", *KEEP_ALL)
-    set_status(run, "running")
-    words = ("launch", "--processes", "2", "--devices", "2", "eval", "quick", "--watch")
-    layout_of_both = "parallel={kind: mirrored, devices: 2}"
-    watcher = start(*words, layout_of_both, out="watch.txt")
-    end = time.monotonic() + 120
-    while len(rows(run)) < 3 and time.monotonic() < end and watcher.poll() is None:
-        time.sleep(0.05)
-    watcher.send_signal(signal.SIGTERM)
-    ends(watcher, "watch.txt", 75)
-    assert [row["step"] for row in rows(run)] == [4, 8, 12]
-    set_status(run, "done")
-    watcher = start(*words, layout_of_both, out="watch.txt")
-    ends(watcher, "watch.txt")
-    assert [row["step"] for row in rows(run)] == [4, 8, 12]

@@ -45,6 +45,15 @@ def test_rows_keep_marks_and_segments_of_each_conversation(tmp_path):
     assert set(shown.split(END)) == {"4", ""}
 
 
+def test_a_large_share_for_validation_leaves_a_conversation_to_train_on(tmp_path):
+    path = write(tmp_path / "a.jsonl", *[[USER, ANSWER]] * 3)
+    corpus = Chat(path=path, context=80, validation=0.9).build()
+    assert (len(corpus.train.conversations), len(corpus.validation.conversations)) == (1, 2)
+    one = write(tmp_path / "b.jsonl", [USER, ANSWER])
+    with pytest.raises(DataError, match="1 conversation, and training and validation need one"):
+        Chat(path=one, context=80).build()
+
+
 def test_parquet_has_the_rows_of_json_lines(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow

@@ -21,6 +21,15 @@ def test_rows_are_the_texts_of_the_file(tmp_path):
     assert not row["tokens"][~row["visible"]].any()
 
 
+def test_a_large_share_for_validation_leaves_a_row_to_train_on(tmp_path):
+    path = write_pairs(tmp_path / "a.jsonl", 3)
+    corpus = TextPairs(path=str(path), validation=0.9).build()
+    assert (len(corpus.train), len(corpus.validation)) == (1, 2)
+    one = write_pairs(tmp_path / "b.jsonl", 1)
+    with pytest.raises(DataError, match="has 1 row, and training and validation need one each"):
+        TextPairs(path=str(one), validation=0.9).build()
+
+
 def test_a_parquet_file_is_read_alike(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = write_pairs(tmp_path / "a.jsonl", 20)

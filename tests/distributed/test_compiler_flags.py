@@ -134,6 +134,17 @@ def test_too_late_once_jax_has_devices(monkeypatch):
     assert jax.config.jax_num_cpu_devices == number  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_printed_whatever_the_flags(word, monkeypatch, capsys):
+    def refuse():
+        raise ConfigError("a bad flag")
+
+    monkeypatch.setattr("jtrain.cli.check_environment", refuse)
+    assert main(["eval", word]) == 0
+    assert "usage: jtrain eval" in capsys.readouterr().out
+    assert main(["eval", "nothing"]) == ConfigError.code
+
+
 @pytest.mark.thorough
 def test_a_run_prints_and_records_its_flags_and_a_resume_says_what_changed(tmp_path):
     write_study(tmp_path)

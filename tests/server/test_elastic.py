@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from quick_study import write_study
 from server_runs import Losses, host, server_setup, train_on_servers
 
 from jtrain.errors import ConfigError, PeerError
+from jtrain.server.coordination.members import Members
+from jtrain.server.coordination.supervisor import Supervisor
 from jtrain.server.plan.server_plan import Plan
 from jtrain.server.processes.process import work
 from jtrain.server.server_loop import coordinator_of
@@ -62,6 +65,23 @@ def study(tmp_path_factory):
 
 def counts(state) -> np.ndarray:
     return np.round(np.asarray(state.params["count"]) * BATCH).astype(int)
+
+
+def test_a_guest_is_no_reason_to_start_a_worker_too_many():
+    members, started = Members(), []
+    members.join({"process": 1, "host": "node1", "pid": 11}, 0)
+    members.join({"process": None, "host": "spot7", "pid": 77}, 0)
+    supervisor = Supervisor(None, None, None, {}, lambda line: None)
+    supervisor._plan = SimpleNamespace(server=SimpleNamespace(timeout=60.0))
+    supervisor._start = lambda role, index: (
+        started.append(index),
+        supervisor.processes.update({(role, index): None}),
+    )
+    supervisor.processes, supervisor._resting = {("worker", 1): None}, {0, 2}
+    few = SimpleNamespace(members=members, missing=lambda: 1, worker_started=lambda index: None)
+    supervisor._check_number(few)
+    supervisor._check_number(few)  # worker 0 is started and has not joined yet
+    assert started == [0]
 
 
 class Crowd:

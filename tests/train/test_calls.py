@@ -16,6 +16,7 @@ from quick_study import at_home, config_of, kept, trained, write_study
 import jtrain as jt
 from chaos import numbers
 from jtrain.core.loop import train_loop
+from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.train.calls.program import LIVE, mark_live
 from jtrain.train.calls.schedule import (
@@ -65,6 +66,14 @@ def test_calls_take_every_step_once_and_end_at_each_cadence(ends):
     without_points = dataclasses.replace(schedule, points=())
     for first, last in tiles(without_points):
         assert {without_points.first(step) for step in range(first, last + 1)} == {first - 1}
+
+
+def test_calls_of_different_lengths_build_no_workers(monkeypatch):
+    setup = set_up(config_of(CONFIG))
+    assert setup.schedule.varies
+    monkeypatch.setattr(Workers, "build", lambda *_, **__: pytest.fail("built"))
+    with setup.read_ahead(0) as feed:
+        assert len(next(iter(feed))["mask"]) == setup.schedule.most
 
 
 def test_calls_of_a_number_of_steps_are_all_alike():
@@ -221,14 +230,24 @@ def test_a_signal_ends_a_run_within_a_call():
 
 def test_functions_of_the_state_see_every_step():
     seen = []
-    outcome = trained(CONFIG, hooks=[lambda step, state: seen.append((step, int(state.step)))])
+
+    def look(step, state):
+        seen.append((step, int(state.step)))
+
+    outcome = trained(CONFIG, hooks=[look])
     assert seen == [(step, step) for step in range(1, 13)]
     log = outcome.directory.log.read_text()
-    why = r"auto is 1 here, as a hook takes the state at every step. With every=(\d) for this hook "
-    (every,) = re.findall(why + r"it would be \d, which trains faster", log)
-    hook = on_state(lambda step, state: None, every=int(every))
+    why = r"auto is 1 here, as a hook takes the state at every step. With on_state\(look, every="
+    why += r"(\d)\) of jtrain.train.hooks it would be \d, which trains faster"
+    (every,) = re.findall(why, log)
+    hook = on_state(look, every=int(every))
     followed = trained(CONFIG, "name=followed", hooks=[hook]).directory.log.read_text()
     assert f"auto is {every} here, as checkpoint.every is {every}." in followed
+
+
+class StateHook(jt.Hook):
+    def on_state(self, step, state, metrics):
+        """Take the state of every step."""
 
 
 def test_calls_are_as_long_as_the_cadence_of_a_hook():
@@ -236,6 +255,10 @@ def test_calls_are_as_long_as_the_cadence_of_a_hook():
     schedule = CallSchedule(most=50, stop=120, varies=True, ends=(60,))
     ending = schedule.ending_for(find_hook_ends([on_state(lambda step, state: None, every=7)]))
     assert ending.most == 7
+    assert "With on_state(function, every=50) of jtrain.train.hooks it" in ending.why
+    assert (
+        "With every=50 for this hook it" in schedule.ending_for(find_hook_ends([StateHook()])).why
+    )
     lasts = {last for _, last in tiles(ending)}
     assert lasts >= {*range(7, 120, 7), 50, 100, 60, 120}
     one = schedule.ending_for(find_hook_ends([on_state(lambda step, state: None)]))

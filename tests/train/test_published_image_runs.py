@@ -45,7 +45,7 @@ def test_data_of_other_classes_need_a_new_head(start, capsys):
     told = capsys.readouterr().err
     assert "head/bias" in told
     assert "patches" not in told
-    assert f"For a new one, which starts by the seed: {NEW_HEAD}" in told
+    assert "For a new one, which starts by the seed: init_from.exclude='[head/*]'" in told
 
 
 @pytest.mark.thorough

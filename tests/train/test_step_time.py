@@ -138,6 +138,16 @@ def test_what_a_step_takes_is_measured_once_and_kept(tmp_path):
     assert re.search(rf"steps: 0.02 seconds is {result.step} steps of [0-9.]+ (u|m)s", said)
 
 
+def test_a_run_of_one_step_is_timed_with_a_program_of_two(tmp_path):
+    loss = lambda params, batch, rng: jt.Mean.of(
+        (batch["x"] * params["slope"])[:, 0], batch["mask"]
+    )
+    data = {"x": np.ones((4, 1), np.float32)}
+    call = {"steps": 1, "batch": 4, "parallel": "single", "directory": tmp_path / "one"}
+    start = {"slope": np.float32(1)}
+    assert jt.fit(loss, start, data, valid=data, valid_every="1 minute", **call).step == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -38,10 +38,8 @@ class Blocks:
         if cached_block != block:
             steps = np.arange(block * self._steps, (block + 1) * self._steps, dtype=np.int64)
             values = self._make(steps[:, None] * self._size + self._row)
-            self._cached = (
-                block,
-                values,
-            )  # one assignment: a thread sees the old block or the new
+            # One assignment: a thread sees the old block or the new.
+            self._cached = block, values
         return values[offset]
 
 

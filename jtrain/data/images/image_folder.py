@@ -48,7 +48,8 @@ class ImageFolder:
     validation: float = Field(default=0.1, gt=0, lt=1)
     """The share that is held out for validation, if there is no folder for it."""
     cache: str = ""
-    """Cache of decoded images: `memory`; or a folder, which later runs use too; empty: none."""
+    """Cache of the resized images: `memory`; or a folder, which later runs use too; empty: none.
+    With a cache `augment.zoom` cuts its windows from the resized images, and not from the files."""
 
     def build(self) -> ImageDataset:
         """List the images, decoded on access, and number their classes by the order of their names.

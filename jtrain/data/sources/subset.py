@@ -1,5 +1,8 @@
 """Subsets of a source, and the split into training and validation rows."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import numpy as np
 
 from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays
@@ -7,6 +10,7 @@ from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
+Row = TypeVar("Row")
 SPLIT = 0x5EED  # seed of the split: the same on every machine, in every run
 
 
@@ -55,6 +59,29 @@ def hold_out(source: Source, share: float) -> tuple[Subset, Subset]:
         )
     places = permute(np.arange(rows, dtype=np.int64), rows, seed=SPLIT, epoch=0)
     return Subset(source, np.sort(places[:-held_out])), Subset(source, np.sort(places[-held_out:]))
+
+
+def hold_out_last(
+    rows: Sequence[Row], share: float, *, where: object, noun: str
+) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Split rows in their order: all but the last ones, and a `share` of them at the end.
+
+    Each part has a row at least.
+
+    Args:
+        where: the files of the rows, as the config names them.
+        noun: of a row.
+
+    Raises:
+        DataError: if there are fewer than two.
+    """
+    if len(rows) < 2:
+        raise DataError(
+            f"{where} has {len(rows)} {noun}{'s' * (not rows)}, and training and validation need "
+            f"one each. Give more."
+        )
+    first = len(rows) - min(len(rows) - 1, max(1, round(len(rows) * share)))
+    return rows[:first], rows[first:]
 
 
 def some_rows(source: Source, rows: int) -> Subset:

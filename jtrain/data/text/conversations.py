@@ -9,6 +9,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.sources.json_rows import read_rows
+from jtrain.data.sources.subset import hold_out_last
 from jtrain.data.text.chat_template import Message
 from jtrain.data.text.encode_chat import Encoded, encode, encode_prompt, end_of_turn
 from jtrain.data.text.packed import Packed
@@ -73,13 +74,7 @@ class Chat:
                 f"data.path=FILES."
             )
         fit = self._truncated(found)
-        held_out = max(1, round(len(fit) * self.validation))
-        if held_out == len(fit):
-            raise DataError(
-                f"{self.path} has {len(fit)} conversation, and training and validation need one "
-                f"each. Give more."
-            )
-        parts = fit[:-held_out], fit[-held_out:]
+        parts = hold_out_last(fit, self.validation, where=self.path, noun="conversation")
         train, validation = (ChatRows(part, context=self.context) for part in parts)
         return Corpus(train, validation, tokenizer)
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.json_rows import read_rows
+from jtrain.data.sources.subset import hold_out_last
 from jtrain.data.text.text import Corpus
 from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.data.text.tokenizer_file import read_tokenizer
@@ -49,14 +50,8 @@ class TextPairs:
         """
         tokenizer = read_tokenizer(self.tokenizer) if self.tokenizer else ByteTokenizer()
         pairs = list(self._read())
-        held_out = max(1, round(len(pairs) * self.validation))
-        if held_out >= len(pairs):
-            raise DataError(
-                f"{self.path} has {len(pairs)} rows, and training and validation need one each. "
-                f"Give more."
-            )
-        train, validation = pairs[:-held_out], pairs[-held_out:]
-        encoded = [self._encode(tokenizer, part) for part in (train, validation)]
+        parts = hold_out_last(pairs, self.validation, where=self.path, noun="row")
+        encoded = [self._encode(tokenizer, part) for part in parts]
         return Corpus(encoded[0], encoded[1], tokenizer)
 
     def _encode(self, tokenizer: Tokenizer, pairs: Sequence[_Texts]) -> Arrays:

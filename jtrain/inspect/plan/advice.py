@@ -145,7 +145,7 @@ def _smallest_layout(
     found = [
         each.parallel
         for each in candidates(config, topology, costs)
-        if each[1:] == here[1:]
+        if each.microbatches == here.microbatches
         and bool(each.parallel.offload) == offload
         and each.parallel.context == each.parallel.tensor == 1
     ]

@@ -75,6 +75,11 @@ class Members:
         found.broken = None
         return found
 
+    @property
+    def processes(self) -> int:
+        """Number of members that are processes of the run's own."""
+        return sum(member.process is not None for member in list(self._present.values()))
+
     def of_process(self, process: int) -> Member | None:
         """Return the member that is a process of the run's own."""
         mine = (member for member in self._present.values() if member.process == process)

@@ -98,7 +98,7 @@ class Supervisor:
             self._short = None
             return
         running = [role for role, _ in self.processes].count("worker")
-        if self._resting and running < missing + len(coordinator.members):
+        if self._resting and running < missing + coordinator.members.processes:
             index = min(self._resting)
             self._log(f"worker {index} is started again, since the run needs it")
             self._start_worker(index, coordinator)

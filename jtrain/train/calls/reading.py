@@ -38,11 +38,10 @@ def read_calls(
             f"the run resumes from step {start}, which is no multiple of steps_per_call, {most}. "
             f"Set steps_per_call=auto, or steps_per_call=1."
         )
-    reader = workers.build(calls.__getitem__, start=start // most, stop=schedule.stop // most)
-
-    # Several workers read calls of one length alone, by their number.
-    alike = lambda step: reader(step // most)
-    read = functools.partial(read_call, calls, schedule) if schedule.varies else alike
+    read, close = functools.partial(read_call, calls, schedule), lambda: None
+    if not schedule.varies:  # several workers read calls of one length alone, by their number
+        reader = workers.build(calls.__getitem__, start=start // most, stop=schedule.stop // most)
+        read, close = (lambda step: reader(step // most)), reader.close
 
     def get(step: int) -> Batch:
         batch = read_exclusive(read, step)
@@ -51,7 +50,7 @@ def read_calls(
             observe(step, steps)
         return place(batch)
 
-    return ReadAhead(get, start=start, stop=schedule.stop, after=schedule.after, close=reader.close)
+    return ReadAhead(get, start=start, stop=schedule.stop, after=schedule.after, close=close)
 
 
 def read_call(calls: StackedBatches, schedule: CallSchedule, first: int) -> Batch:

@@ -36,9 +36,9 @@ RATES = {"cpu": (2e10, 1e10), "gpu": (2e13, 1e12), "tpu": (2e13, 5e11)}
 class HookEnds:
     """Steps after which hooks take the state."""
 
-    cadences: frozenset[int] = frozenset()
-    """Steps of whose multiples a hook takes it."""
-    points: frozenset[int] = frozenset()
+    cadences: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Steps of whose multiples a hook takes it; and the name of a plain function, "" of a hook."""
+    points: Set[int] = frozenset()
     """Single steps."""
 
 
@@ -49,9 +49,18 @@ def find_hook_ends(hooks: Sequence[Hook]) -> HookEnds:
     """
     takes_state = [x for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")]
     points = [point for x in hooks for point in getattr(x, "call_ends", ())]
-    found = all_gather([[x.every for x in takes_state], points])
-    cadences, points = (frozenset(itertools.chain(*each)) for each in zip(*found, strict=True))
-    return HookEnds(cadences, points)
+    found = all_gather([[(x.every, _function_name(x)) for x in takes_state], points])
+    cadences, points = (itertools.chain(*each) for each in zip(*found, strict=True))
+    return HookEnds({every: name for every, name in cadences}, frozenset(points))
+
+
+def _function_name(hook: Hook) -> str:
+    """Return the name of the function that a hook calls; "" if it calls none."""
+    function = getattr(hook, "function", None)
+    if function is None:
+        return ""
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else "function"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,8 +117,10 @@ class CallSchedule:
         least = min([longest, *hooks.cadences])
         if least < longest:
             why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
-            why += f"{f'{least} steps' if least > 1 else 'step'}. With every={longest} for this "
-            why += f"hook it would be {longest}, which trains faster"
+            name, every = hooks.cadences[least], f"every={longest}"
+            more = f"on_state({name}, {every}) of jtrain.train.hooks" if name else ""
+            why += f"{f'{least} steps' if least > 1 else 'step'}. With "
+            why += f"{more or f'{every} for this hook'} it would be {longest}, which trains faster"
         most = max(LEAST, least)
         ends = tuple(sorted({x for x in {self.most, *self.ends, *hooks.cadences} if x % most}))
         points = tuple(sorted({*self.points, *hooks.points}))

@@ -85,10 +85,10 @@ class _OnNumbers(Hook):
 
 class _OnState(Hook):
     def __init__(self, function: Callable[[int, Any], Stop | None], every: int):
-        self._function, self.every = function, every
+        self.function, self.every = function, every
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
-        return self._function(step, state)
+        return self.function(step, state)
 
 
 class _OnResults(Hook):

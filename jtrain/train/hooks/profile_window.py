@@ -40,7 +40,8 @@ class StepWindow:
         first, last = int(found[1]), int(found[2])
         if first > last:
             raise ConfigError(
-                f"{option} {text} ends before it begins; write {option} {last}:{first}"
+                f"{option} {text} ends before it begins; write {option} "
+                f"{max(2, last)}:{max(2, first)}"
             )
         if first < 2:
             raise ConfigError(
@@ -95,33 +96,43 @@ class ProfileWindow(StatelessHook):
         self.traced: tuple[int, int] | None = None
         """First and last step of the trace; None while there is none."""
         self._window, self._folder, self._log = window, folder, log
-        self._each, self._heartbeat = steps_per_call, heartbeat
-        # The steps in flight are done when the hook has waited for the devices. If they were
-        # reported after that, they would seem to take no time.
-        self.settles = 2 * steps_per_call >= window.first
+        self._heartbeat = heartbeat
+        self.follow(lambda step: step + steps_per_call)
         self._first = 0  # step of the trace, while it is written
         self._over = False
         self._step, self._phase = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def follow(self, after: Callable[[int], int], start: int = 0) -> None:
+        """Take the calls of a run, which may be shorter than `steps_per_call`.
+
+        Args:
+            after: gives the last step of the call after a step.
+            start: the step that the run resumes from.
+        """
+        self._after = after
+        # The steps in flight are done when the hook has waited for the devices. If they were
+        # reported after that, they would seem to take no time.
+        self.settles = after(after(start)) >= self._window.first
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
         """Begin or end the trace."""
         if self._over:
             return
         self._step.close()
+        after = self._after(step)
         if self._first and step >= self._window.last:
             self._stop(step, metrics)
-        elif not self._first and step + self._each >= self._window.first:
+        elif not self._first and after >= self._window.first:
             if step >= self._window.last:
                 self._over = True
                 self._log(f"no profile: the run resumed after steps {self._window}")
                 return
             self._start(step, metrics)
-        after = step + self._each
         if self._first:
             self._step.enter_context(jax.profiler.StepTraceAnnotation(STEP, step_num=after))
-        turn = (
-            after >= self._window.last if self._first else after + self._each >= self._window.first
-        )
+            turn = after >= self._window.last
+        else:
+            turn = self._after(after) >= self._window.first
         self.settles = turn and not self._over
 
     def finish(self, step: int) -> None:

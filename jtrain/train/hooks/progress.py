@@ -31,6 +31,8 @@ class ProgressBar(Hook):
         clock: gives seconds.
     """
 
+    last = True
+
     def __init__(
         self,
         *,

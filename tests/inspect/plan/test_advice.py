@@ -7,7 +7,8 @@ import pytest
 from small_plans import CONFIG, SMALL, small
 
 from jtrain.cli import main
-from jtrain.inspect.plan.advice import advise, format_advice
+from jtrain.inspect.plan.advice import _smallest_layout, advise, format_advice
+from jtrain.inspect.plan.candidates import Costs
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.topology import find_topology
 
@@ -59,6 +60,13 @@ def test_nothing_that_saves_too_little_is_called_enough(peak):
     assert "None is enough" in format_advice(found, plan)
     saves = [each.saves for each in found]
     assert saves == sorted(saves, reverse=True)
+
+
+def test_layouts_are_advised_for_any_saved_tensors():
+    config, topology = small("model.remat=names", "model.saved=[attention]"), find_topology("cpu:4")
+    layout = _smallest_layout(config, topology, Costs(config, topology), offload=False)
+    assert layout is not None
+    assert layout.fsdp == 4
 
 
 @pytest.mark.compiler

@@ -82,6 +82,7 @@ def test_operations_have_their_modules_and_collectives_their_share(study, capsys
     [
         ("10:5", "--profile 5:10"),
         ("1:5", "--profile 2:5"),
+        ("5:1", "--profile 2:5"),
         ("ten", "--profile 10:15"),
         ("10:15", "--profile 7:12"),
     ],
@@ -176,6 +177,26 @@ def test_steps_in_flight_are_reported_before_the_trace_begins_and_ends(tmp_path,
     options = {"start": 0, "stop": 6 * each, "steps_per_call": each}
     train_loop(step, 0, [{}] * 6, hooks=[hook, Clock()], **options)
     assert [step for step, steps in late.items() if not steps] == turns
+
+
+def test_steps_in_flight_are_reported_where_calls_have_different_lengths(study):
+    done, late = [0], {}
+
+    class Clock(StatelessHook):
+        call_ends = ()  # adds none
+
+        def on_done(self, step):
+            done.append(step)
+
+        def on_state(self, step, state, metrics):
+            late[step] = step - done[-1]
+
+    config = resolve(study, ["evaluate.every=0", "checkpoint.every=0"]).config
+    hook = ProfileWindow(StepWindow(4, 6), Path("trace"))
+    hook._start = lambda step, metrics: setattr(hook, "_first", step + 1)
+    hook._stop = lambda step, metrics: vars(hook).update(_first=0, _over=True)
+    jt.run(config, hooks=[hook, Clock()], screen=io.StringIO())
+    assert (late[3], late[6]) == (0, 0)
 
 
 def test_gaps_are_what_no_operation_covers():

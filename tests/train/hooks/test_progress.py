@@ -10,8 +10,11 @@ import sys
 import time
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from jtrain.core.loop import train_loop
+from jtrain.core.mean import Mean
 from jtrain.train.hooks import ProgressBar
 from jtrain.train.hooks.live_cell import LossCurve
 
@@ -196,6 +199,18 @@ def test_without_a_live_line_it_checks_once(tmp_path):
         assert look_at(progress, clock, 1000, seconds=1e-3) == [1000]
         progress.print("a line")
     assert path.read_text() == "a line\n"
+
+
+def test_a_finished_run_is_drawn_to_its_end_by_calls_that_do_not_divide_it(tmp_path):
+    path, one = tmp_path / "screen", np.ones(2, np.float32)
+    step = lambda state, batch: (state, {"loss": Mean(one, one)})
+    with (
+        screen(path, terminal=True) as stream,
+        ProgressBar(stop=5, steps_per_call=2, stream=stream) as progress,
+    ):
+        lengths = lambda first: min(2, 5 - first)
+        train_loop(step, 0, [{}] * 3, start=0, stop=5, hooks=[progress], steps_per_call=lengths)
+    assert "5/5  loss 1.0000" in path.read_text(encoding="utf-8")
 
 
 class OutStream(io.TextIOWrapper):

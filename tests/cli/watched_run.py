@@ -1,0 +1,20 @@
+"""A run that `jtrain eval --watch` follows: its evaluated rows, and its status."""
+
+import json
+from pathlib import Path
+
+from jtrain.train.evaluation_rows import NAME
+
+KEEP_ALL = ("checkpoint.every=4", "checkpoint.keep=9")
+
+
+def rows(run: Path) -> list[dict]:
+    """Return the rows of evaluations.jsonl."""
+    path = run / NAME
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def set_status(run: Path, status: str) -> None:
+    """Change the status of a run."""
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "status": status}))
