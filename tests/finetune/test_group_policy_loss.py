@@ -152,7 +152,15 @@ def test_an_evaluation_answers_with_the_likeliest_tokens():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("kind", "steps"), [("dr_grpo", 2), ("grpo", 1), ("dapo", 1), ("gspo", 1)])
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        ("dr_grpo", 2),
+        ("dapo", 1),
+        pytest.param("grpo", 1, marks=pytest.mark.slow),
+        pytest.param("gspo", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_every_split_gives_one_step(kind, steps):
     """Microbatches and devices have some of the groups; none has a part of one.
 
