@@ -19,7 +19,7 @@ from jtrain.train.hooks import ProgressBar
 from jtrain.train.hooks.live_cell import LossCurve
 
 _SCRIPT = """
-import itertools, signal, sys, time
+import itertools, os, signal, sys, time
 import numpy as np
 from jtrain.train.hooks import LogLines, LogHook, ProgressBar, Speed
 from jtrain.core.loop import train_loop
@@ -38,6 +38,7 @@ with ProgressBar(stop=200, speed=speed, valid=lambda: 2.5) as progress:
     train_loop(step, 0, itertools.repeat({}), start=0, stop=200, hooks=[speed, log, progress])
     if sys.argv[2:]:
         with progress.during("evaluating"):
+            os.write(2, b"waits")  # when rich has drawn, and is not interrupted within
             time.sleep(60)
 print("live", progress.live, "rich" in sys.modules)
 """
@@ -104,7 +105,7 @@ def test_a_file_has_plain_lines(tmp_path):
 
 @pytest.mark.thorough
 def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path):
-    written, code = in_terminal(tmp_path / "log.txt", "wait", interrupt_at="evaluating")
+    written, code = in_terminal(tmp_path / "log.txt", "wait", interrupt_at="waits")
     assert code == -signal.SIGINT
     assert "KeyboardInterrupt" in written
     assert_cursor_is_shown(written)
