@@ -33,6 +33,15 @@ def pin(checkpoints: Path, step: int, directory: Path, owner: RunIdentity | None
     path = directory / str(step)
     layout.try_remove(path)  # of a process that was killed
     try:
+        _copy(checkpoints, step, directory, owner)
+    except BaseException:
+        layout.try_remove(path)
+        raise
+
+
+def _copy(checkpoints: Path, step: int, directory: Path, owner: RunIdentity | None) -> None:
+    path = directory / str(step)
+    try:
         shutil.copytree(checkpoints / str(step), path, symlinks=True, copy_function=_link)
     except (OSError, shutil.Error) as error:
         if _is_removed(checkpoints, step):

@@ -18,7 +18,7 @@ from jtrain.checkpoint.lock import WriteLock
 from jtrain.cli import main
 from jtrain.distributed.heartbeat.noted_signals import NotedSignals
 from jtrain.inspect.report.read_run import read_run
-from jtrain.train import watch_run
+from jtrain.train import watch_run, watched_checkpoints
 from jtrain.train.evaluation_rows import NAME
 from jtrain.train.run_result import RunResult
 from jtrain.train.trackers import TensorBoard, TrackedRun
@@ -165,12 +165,15 @@ def test_a_checkpoint_that_is_removed_before_is_skipped_with_a_line(run: Path, c
     plain = shutil.copytree
 
     def copytree(source, *args, **options):
+        copied = plain(source, *args, **options)
         if Path(source).name == "8":
             layout.delete_checkpoint(Path(source).parent, 8)
-        return plain(source, *args, **options)
+            raise FileNotFoundError(source)
+        return copied
 
     monkeypatch.setattr("jtrain.checkpoint.pinned.shutil.copytree", copytree)
     code, printed, err = watch(capfd)
+    assert not (run / watched_checkpoints.PINS).exists(), "nothing of it is left"
     assert (code, [row["step"] for row in printed]) == (0, [4, 12])
     assert "checkpoint 8 in " in err
     assert "a larger checkpoint.keep leaves more time. It is skipped" in err
