@@ -122,11 +122,6 @@ class Coordinator(abc.ABC):
     def _step(self) -> int:
         """The last step that is done, in order."""
 
-    @property
-    @abc.abstractmethod
-    def _needed(self) -> int:
-        """Workers without which nothing goes on."""
-
     @abc.abstractmethod
     def _begin(self) -> None:
         """Begin from the snapshot."""
@@ -181,7 +176,7 @@ class Coordinator(abc.ABC):
         with self._changed:
             for member in self.members.gone():
                 self._remove(member, "its connection broke")
-            return max(self._needed - len(self.members), 0)
+            return max(self.plan.server.needed_workers - len(self.members), 0)
 
     def _remove(self, member: Member, why: str) -> None:
         if self.members.leave(member, why, self._step if self._ready else 0):
@@ -272,13 +267,15 @@ class Coordinator(abc.ABC):
             case "beat":
                 return Message("thanks")
             case "may_leave":
-                return Message("stay" if len(self.members) <= self._needed else "go")
+                return Message(
+                    "stay" if len(self.members) <= self.plan.server.needed_workers else "go"
+                )
             case "leave":
                 before = self._before_leave(member.worker) if self._ready else None
                 if before is None:
                     self._remove(member, request.fields["why"])
                 return before or Message("left")
-            case "lease" if self._needed > len(self.members):
+            case "lease" if self.plan.server.needed_workers > len(self.members):
                 return None
             case "lease" if self._may_step_in(member):  # it joins again, with a lower number
                 self._remove(member, "takes a place that is free")

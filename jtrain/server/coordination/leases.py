@@ -29,10 +29,6 @@ class LeasesCoordinator(Coordinator):
     def _counts(self) -> dict[str, int]:
         return {"lost": self.lost_updates}
 
-    @property
-    def _needed(self) -> int:
-        return self.plan.server.min_workers
-
     def _give_back(self, worker: int) -> None:
         self._clock.leave(worker)
 

@@ -57,11 +57,6 @@ class RoundCoordinator(Coordinator):
     def _step(self) -> int:
         return self._done
 
-    @property
-    def _needed(self) -> int:
-        server = self.plan.server
-        return server.min_workers if self.plan.is_local else server.workers
-
     def _clocks(self) -> dict[int, int]:
         shares = range(self.plan.server.workers)
         return {share: self._done + (share in self._reports) for share in shares}

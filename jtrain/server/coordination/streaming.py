@@ -43,10 +43,6 @@ class StreamingCoordinator(OwnStatesCoordinator, RoundCoordinator):
     def _first_update(self) -> int:
         return super()._first_update() * self.plan.fragments
 
-    @property
-    def _needed(self) -> int:
-        return self.plan.server.workers
-
     def _give_back(self, worker: int) -> None:
         """Note that a worker's state is lost; one that takes its place begins with the snapshot."""
         if worker in self._advanced:

@@ -51,7 +51,7 @@ def find_hook_ends(hooks: Sequence[Hook]) -> HookEnds:
     points = [point for x in hooks for point in getattr(x, "call_ends", ())]
     found = all_gather([[(x.every, _function_name(x)) for x in takes_state], points])
     cadences, points = (itertools.chain(*each) for each in zip(*found, strict=True))
-    return HookEnds({every: name for every, name in cadences}, frozenset(points))
+    return HookEnds(dict(cadences), frozenset(points))
 
 
 def _function_name(hook: Hook) -> str:
