@@ -113,13 +113,15 @@ def test_a_stop_waits_for_what_is_leased_and_leases_no_more(study):
     """A slow worker is behind the others when the run is asked to stop."""
     mode = "{kind: async_diloco, inner_steps: 4}"
     setup = server_setup(study, mode, SGD, "steps=400", "batch=12", *CADENCE, workers=2)
-    found = []
+    coordinators, closed_at = [], []
+
+    def record(coordinator, supervisor):
+        close = coordinator.close
+        coordinator.close = lambda: closed_at.append(close()) or closed_at[-1]
+        coordinators.append(coordinator)
+
     ended = train_on_servers(
-        setup,
-        hooks=[StopAt()],
-        meddle=lambda coordinator, supervisor: found.append(coordinator),
-        environ={"JTRAIN_SERVER_SLOW": "0,0.02"},
+        setup, hooks=[StopAt()], meddle=record, environ={"JTRAIN_SERVER_SLOW": "0,0.02"}
     )
-    (coordinator,) = found
-    assert coordinator.lost_updates == 0
-    assert ended.step <= 8
+    assert ended.step == closed_at[0] < 400
+    assert coordinators[0].lost_updates == 0

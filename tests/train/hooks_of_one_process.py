@@ -15,7 +15,10 @@ from jtrain.train.hooks import on_state
 
 def main(port: str, index: str) -> None:
     """Train a linear map, whose state the first process reads each 7 steps."""
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(index))
+    address = f"127.0.0.1:{port}"
+    jax.distributed.initialize(
+        address, num_processes=2, process_id=int(index), coordinator_bind_address=address
+    )
     x = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
     loss = lambda params, batch, rng: jt.Mean.of(
         (batch["x"] @ params["w"] - batch["y"]) ** 2, batch["mask"]
