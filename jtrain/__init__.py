@@ -121,7 +121,7 @@ def __getattr__(name: str) -> object:
     elif name in _PACKAGES:
         value = importlib.import_module(f"jtrain.{_PACKAGES[name]}")
     elif name == "__version__":
-        value = importlib.import_module("importlib.metadata").version("jtrain")
+        value = importlib.import_module("jtrain.io.version").jtrain_version()
     elif name in _RENAMED:
         raise AttributeError(f"jt.{name} is called jt.{_RENAMED[name]} now")
     else:

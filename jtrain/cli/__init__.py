@@ -7,7 +7,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
 from jtrain.distributed.compiler_flags import check_environment
@@ -16,6 +15,7 @@ from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
 from jtrain.io.redact import redact
+from jtrain.io.version import jtrain_version
 from jtrain.train.pause_collection import pause_collection
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.
@@ -99,7 +99,7 @@ def _run_verb(verb: str, rest: list[str]) -> int:
         return code
     if verb not in {"-h", "--help", "--version"}:
         raise UserError(_unknown_verb(verb))
-    print(f"jtrain {version('jtrain')}" if verb == "--version" else _help())
+    print(f"jtrain {jtrain_version()}" if verb == "--version" else _help())
     return DONE
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +23,7 @@ from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import open_regular
+from jtrain.io.version import jtrain_version
 from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
 
@@ -276,7 +276,7 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
 def get_environment(devices: list[Any]) -> Mapping[str, Any]:
     """Return what a result depends on besides the config: versions, devices, the git state."""
     return {
-        "jtrain": version("jtrain"),
+        "jtrain": jtrain_version(),
         "python": platform.python_version(),
         "packages": {name: installed_version(name) for name in PACKAGES},
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in devices],

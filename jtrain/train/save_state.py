@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import check_equal, merge_shards
 from jtrain.io.jsonl import JsonlWriter
+from jtrain.io.version import jtrain_version
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
@@ -106,7 +106,7 @@ class CheckpointSaver:
         found = {name: results.get(step, {}) for name, results in self._results.items()}
         return {
             "config": to_plain(self._setup.config),
-            "jtrain": version("jtrain"),
+            "jtrain": jtrain_version(),
             "jax": jax.__version__,
             "data": self._setup.data,
             "valid": {},
