@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from sizes import IMAGES
-from turns import clocked, compare, torch_turns
+from turns import TorchPeer, clocked, compare
 
 from jtrain.core.loss import stateful
 from jtrain.core.state import new_state
@@ -23,10 +23,11 @@ def images(kind: str, sizes: str, torch: str) -> dict[str, Any]:
     """Return images a second of both; momentum SGD for the ResNet, Adam for the CNN."""
     rows, image, width = IMAGES[sizes][kind]
     setting = {"model": kind, "batch": rows, "image": image, "width": width, "classes": CLASSES}
+    peer = TorchPeer(torch, setting)
     return compare(
         clocked(trainer(kind, rows, image, width)),
         sizes,
-        torch_turns(torch, setting),
+        peer,
         work=rows,
         unit="images",
         flops=0.0,

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from sizes import LANGUAGE
-from turns import clocked, compare, torch_turns
+from turns import TorchPeer, clocked, compare
 
 from jtrain.config.resolve import resolve
 from jtrain.parallel.chips import peak_flops
@@ -32,18 +32,15 @@ def words(kind: str, variant: str, sizes: str) -> list[str]:
 def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
     """Return tokens a second and MFU of both."""
     size = LANGUAGE[sizes][kind]
+    model = {**size.model, "context": size.context}
+    peer = TorchPeer(torch, {"model": "language", "sizes": model, "batch": size.rows})
     setup = set_up(resolve(CONFIG, words(kind, variant, sizes)).config)
     take = trainer(setup)
     flops, peak = bound_step_flops(setup).flops.model, peak_flops(setup.devices)
-    setting = {
-        "model": "language",
-        "sizes": {**size.model, "context": size.context},
-        "batch": size.rows,
-    }
     found = compare(
         clocked(take),
         sizes,
-        torch_turns(torch, setting),
+        peer,
         work=size.rows * size.context,
         unit="tokens",
         flops=flops / peak if flops and peak else 0.0,

@@ -31,46 +31,50 @@ def clocked(take: Callable[[int], Any]) -> Turn:
     return turn
 
 
-def torch_turns(python: str, setting: dict[str, Any]) -> tuple[str, Turn | None]:
-    """Return PyTorch's versions and turns; without torch a loud note and None."""
-    script = str(Path(__file__).parent / "torch_peer.py")
-    pipe = subprocess.PIPE
-    child = subprocess.Popen(
-        [python, script, json.dumps(setting)], stdin=pipe, stdout=pipe, text=True
-    )
-    assert child.stdin
-    assert child.stdout
-    asks, answers = child.stdin, child.stdout
-    versions = answers.readline().strip()
-    if not versions:
-        return (
-            f"PYTORCH SKIPPED: {python} cannot run it; pip install torch, or --torch PYTHON",
-            None,
+class TorchPeer:
+    """PyTorch's step in a process of its own, which compiles while ours does."""
+
+    def __init__(self, python: str, setting: dict[str, Any]) -> None:
+        script = str(Path(__file__).parent / "torch_peer.py")
+        pipe = subprocess.PIPE
+        self._python = python
+        self._child = subprocess.Popen(
+            [python, script, json.dumps(setting)], stdin=pipe, stdout=pipe, text=True
         )
 
-    def turn(steps: int) -> float:
-        asks.write(f"{steps}\n")
-        asks.flush()
-        return float(answers.readline())
+    def wait(self) -> tuple[str, Turn | None]:
+        """Return PyTorch's versions and turns; without torch a loud note and None."""
+        assert self._child.stdin
+        assert self._child.stdout
+        asks, answers = self._child.stdin, self._child.stdout
+        versions = answers.readline().strip()
+        if not versions:
+            advice = "pip install torch, or --torch PYTHON"
+            return f"PYTORCH SKIPPED: {self._python} cannot run it; {advice}", None
 
-    return versions, turn
+        def turn(steps: int) -> float:
+            asks.write(f"{steps}\n")
+            asks.flush()
+            return float(answers.readline())
+
+        return versions, turn
 
 
 def compare(
-    ours: Turn, sizes: str, torch: tuple[str, Turn | None], *, work: float, unit: str, flops: float
+    ours: Turn, sizes: str, torch: TorchPeer, *, work: float, unit: str, flops: float
 ) -> dict[str, Any]:
     """Return the rows of steps in turns: work a second, ratio and MFU.
 
     Args:
         ours: our turns.
         sizes: of the turns.
-        torch: versions and turns of PyTorch.
+        torch: PyTorch's process.
         work: tokens or images of a step.
         unit: their name.
         flops: the model's operations in a step over the peak of the GPU; 0: not known.
     """
     turns, steps = TURNS[sizes]
-    note, theirs = torch
+    note, theirs = torch.wait()
     runs: dict[str, Callable[[], float]] = {"jtrain": lambda: ours(steps)}
     if theirs is not None:
         runs["PyTorch"] = lambda: theirs(steps)
