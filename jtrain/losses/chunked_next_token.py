@@ -105,7 +105,7 @@ def _loss(settings, hidden, head, targets, real):
         more, *_ = _chunk(settings, head, *slices)
         return jax.tree.map(jnp.add, sums, more), None
 
-    sums, _ = jax.lax.scan(add, _zero_sums(hidden), _slices(settings, hidden, targets, real))
+    sums, _ = jax.lax.scan(add, _zero_sums(hidden), _slices(settings, hidden, head, targets, real))
     return _value(settings, sums), sums
 
 
@@ -125,7 +125,9 @@ def _forward(settings, hidden, head, targets, real):
 
     zeros = constrain(jnp.zeros((s, p, *head.shape), _wide(settings.dtype)))
     start = _zero_sums(hidden), zeros
-    (sums, grad_head), grad_x = jax.lax.scan(add, start, _slices(settings, hidden, targets, real))
+    (sums, grad_head), grad_x = jax.lax.scan(
+        add, start, _slices(settings, hidden, head, targets, real)
+    )
     grad_x = jnp.moveaxis(grad_x, 0, 2).reshape(b, -1, d)[:, :t]
     # Nothing needs the sum soon: without a barrier the unsummed gradient lives through the layers'
     # backward pass.
@@ -144,7 +146,7 @@ def _backward(settings, gradients, upstream):
 _loss.defvjp(_forward, _backward)
 
 
-def _chunk(settings, head, x, targets, real):
+def _chunk(settings, head, x, targets, own, real):
     """Return the sums of a chunk, its hidden states, and the gradient in each logit."""
     x = jnp.where(real[..., None], x, 0)  # the others may be NaN
     logits = _product("btd,vd->btv", x, head)
@@ -154,18 +156,20 @@ def _chunk(settings, head, x, targets, real):
         tanh = jnp.tanh(logits / settings.soft_cap)
         logits = settings.soft_cap * tanh
     top = logits.max(-1, keepdims=True)
-    powers = jnp.exp(logits - top)
+    shifted = logits - top
+    powers = jnp.exp(shifted)
     total = powers.sum(-1, keepdims=True)
-    log_total = top + jnp.log(total)  # b t 1
-    targets = targets[..., None]
+    log_shifted = jnp.log(total)  # b t 1
+    targets, own = targets[..., None], own[..., None]
     tokens = jnp.arange(len(head), dtype=targets.dtype)[None, None]
-    own = targets.clip(0, len(head) - 1)
-    at_target = jnp.where(tokens == own, logits, 0).sum(-1, keepdims=True)
+    # From `shifted`, as the sum is: a GPU then takes both in one reading of the logits.
+    at_target = jnp.where(tokens == own, shifted, 0).sum(-1, keepdims=True)
     # The first of the maxima, as argmax returns, which XLA:CPU computes one number at a time.
     likeliest = jnp.where(logits == top, tokens, len(head)).min(-1, keepdims=True)
     by_row = lambda x: jnp.where(real, x[..., 0], 0).sum(1)
+    log_total = top + log_shifted
     sums = _Sums(
-        nats=by_row(log_total - at_target),
+        nats=by_row(log_shifted - at_target),
         squares=by_row(jnp.square(log_total)),
         hits=by_row((likeliest == targets).astype(logits.dtype)),
     )
@@ -185,9 +189,9 @@ def _zero_sums(hidden):
     return _Sums(*[jnp.zeros(len(hidden), _wide(hidden.dtype))] * 3)
 
 
-def _slices(settings, *by_token):
+def _slices(settings, hidden, head, targets, real):
     """Cut arrays b t ... into chunks of every n-th position, n b c ...; pad with unreal tokens."""
-    t = by_token[0].shape[1]
+    t = hidden.shape[1]
     chunks = -(-t // settings.chunk)
     size = -(-t // (chunks * settings.placement.times)) * settings.placement.times
 
@@ -195,7 +199,8 @@ def _slices(settings, *by_token):
         x = jnp.pad(x, [(0, 0), (0, chunks * size - t), *[(0, 0)] * (x.ndim - 2)])
         return jnp.moveaxis(x.reshape(len(x), size, chunks, *x.shape[2:]), 2, 0)
 
-    return tuple(cut(x) for x in by_token)
+    own = targets.clip(0, len(head) - 1)
+    return tuple(cut(x) for x in (hidden, targets, own, real))
 
 
 def _product(dims, x, y):

@@ -16,10 +16,10 @@ SLOPE, CUBE = math.sqrt(2 / math.pi), 0.044715
 def gelu(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Return the GELU of `x`, approximated by tanh as in GPT-2, computed in at least float32.
 
-    The forward pass uses a logistic function (1 + tanh(u) = 2 / (1 + exp(-2u))), the backward pass
-    tanh: as the two share no expression, the compiler cannot save the tanh for the backward pass,
-    and each block writes one array of the MLP's width less. Only reverse mode: `jax.jvp` and
-    `jax.hessian` raise.
+    The forward pass takes 1 + tanh(u) = 2 / (1 + exp(-2u)), the backward pass tanh(u) =
+    1 - 2 / (1 + exp(2u)): as the two share no expression, the compiler cannot save one for the
+    backward pass, and each block writes one array of the MLP's width less. Only reverse mode:
+    `jax.jvp` and `jax.hessian` raise.
 
     Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415.
     """
@@ -34,7 +34,8 @@ def _forward(x):
 def _backward(x, grad):
     wide = at_least_f32(x)
     square = jnp.square(wide)
-    tanh = jnp.tanh(SLOPE * wide * (1 + CUBE * square))
+    # An exponential takes a GPU half of the instructions of a tanh.
+    tanh = 1 - 2 / (1 + jnp.exp(2 * SLOPE * wide * (1 + CUBE * square)))
     inner = SLOPE * (1 + 3 * CUBE * square)
     slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - jnp.square(tanh)) * inner
     return ((at_least_f32(grad) * slope).astype(x.dtype),)

@@ -43,39 +43,47 @@ def layer_norm(
     Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
     """
     leading = range(x.ndim - 1)
-    y: Array = standardize(x, epsilon)  # typed: pyright does not see through custom_vjp
-    y = y * jnp.expand_dims(scale, leading)
+    # Of ones like `x`, and not broadcast: inside of `shard_map` it then varies as the rows do.
+    scales = jnp.ones_like(x, scale.dtype) * jnp.expand_dims(scale, leading)
+    y: Array = _scaled(epsilon, x, scales, scale)  # typed: pyright does not see through custom_vjp
     return y if bias is None else y + jnp.expand_dims(bias, leading)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def standardize(x: Float[Array, "*b d"], epsilon: float = EPSILON) -> Float[Array, "*b d"]:
-    """Give `x` mean 0 and variance 1 over its last dim.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scaled(epsilon, x, scales, scale):
+    """Return the layer norm of `x`, times `scales`.
 
     Autodiff of a mean and a variance costs XLA:CPU a fifth of the step of a small transformer
-    (benchmarks/transformer_step.py); this saves the result and 1 / deviation. Scale and bias stay
-    outside, so that every argument varies with the rows.
+    (benchmarks/transformer_step.py). This saves `x`, its mean and 1 / deviation, and not the
+    standardized `x`, an array more to write and to keep.
+
+    Args:
+        scales: `scale` for each row; it has the gradient, which autodiff adds up over the rows.
+        scale: what is saved of it.
     """
-    return _forward(x, epsilon)[0]
+    return _forward(epsilon, x, scales, scale)[0]
 
 
-def _forward(x, epsilon):
+def _forward(epsilon, x, scales, scale):
     wide = at_least_f32(x)
-    centred = wide - wide.mean(-1, keepdims=True)
+    mean = wide.mean(-1, keepdims=True)
+    centred = wide - mean
     rate = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
-    y = (centred * rate).astype(x.dtype)
-    return y, (y, rate)
+    y = centred * rate * scales
+    return y.astype(jnp.result_type(x, scale)), (x, mean, rate, scale)
 
 
 def _backward(epsilon, saved, grad):
     del epsilon  # part of the rate
-    y, rate = saved
-    wide, g = at_least_f32(y), at_least_f32(grad)
-    slope = (g * wide).mean(-1, keepdims=True)
-    return ((rate * (g - g.mean(-1, keepdims=True) - wide * slope)).astype(y.dtype),)
+    x, mean, rate, scale = saved
+    y, g = (at_least_f32(x) - mean) * rate, at_least_f32(grad)
+    h = g * jnp.expand_dims(scale, range(x.ndim - 1))
+    slope = (h * y).mean(-1, keepdims=True)
+    grad_x = rate * (h - h.mean(-1, keepdims=True) - y * slope)
+    return grad_x.astype(x.dtype), (g * y).astype(scale.dtype), jnp.zeros_like(scale)
 
 
-standardize.defvjp(_forward, _backward)
+_scaled.defvjp(_forward, _backward)
 
 
 class Norm(nnx.Module):

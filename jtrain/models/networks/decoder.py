@@ -19,7 +19,7 @@ from jtrain.models.attention.scores import places_within, soft_cap
 from jtrain.models.experts.experts import Experts
 from jtrain.models.layers.block_stack import Remat, stack_modules, through
 from jtrain.models.layers.dropout import KeySequence, drawn_from, drop
-from jtrain.models.layers.embedding import look_up
+from jtrain.models.layers.embedding import add_positions, look_up, take_rows
 from jtrain.models.layers.feed_forward import Activation
 from jtrain.models.layers.norms import Norm
 from jtrain.models.networks.block import STD, TransformerBlock
@@ -162,7 +162,7 @@ class Decoder(nnx.Module):
         if self.positions is not None:
             plain = segments is None and order is None
             learned = self.positions[:time] if plain else self.positions[...][at]
-            x = x + (learned[None] if segments is None else learned)
+            x = add_positions(x, learned) if segments is None else x + learned
         x = drop(x, self.dropout, keys, order=order)
         x = self.placement.constrain(x, "rows", "time", "width")
         angles = self._angles(at)
@@ -231,7 +231,7 @@ class Decoder(nnx.Module):
         # Split over devices, each device sums over its own tokens: blocks would only add
         # exchanges.
         single = self.placement.rows * self.placement.times == 1
-        x = look_up(self.tokens[...], tokens) if single else self.tokens[...][tokens]
+        x = look_up(self.tokens[...], tokens) if single else take_rows(self.tokens[...], tokens)
         x = x if self.embedding_scale == 1 else x * jnp.asarray(self.embedding_scale, x.dtype)
         x = self.placement.constrain(x, "group", "time", "split")
         return self.placement.constrain(x, "rows", "time", "width")
