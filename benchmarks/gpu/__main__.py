@@ -3,10 +3,11 @@
     pip install -r benchmarks/gpu-requirements.txt
     python benchmarks/gpu                          all parts; writes gpu.md and gpu.json
     python benchmarks/gpu --parts gpt2-cudnn kill  some of them
+    python benchmarks/gpu --quick                  fewer turns, and one round of starts and saves
     python benchmarks/gpu --rehearse               every part at toy size on the CPU
 
 Each part is a process of its own, so that one which fails leaves the others their memory and their
-row in the table. `--torch PYTHON` names another Python that has torch.
+row in the table, which is written after each. `--torch PYTHON` names another Python that has torch.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--quick", action="store_true", help="fewer turns of the same sizes")
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on the CPU")
     parser.add_argument("--torch", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for a part")
@@ -56,9 +58,9 @@ def main() -> int:
         seconds = round(time.perf_counter() - began)
         outcome = results[name].get("failed") or "done"
         print(f"{name:14} {seconds:5} s  {outcome.splitlines()[-1]}", flush=True)
-    found = {"environment": environment(asked.rehearse), "parts": results}
-    asked.out.with_suffix(".json").write_text(json.dumps(found, indent=1))
-    asked.out.with_suffix(".md").write_text(markdown(found))
+        found = {"environment": environment(asked.rehearse), "parts": results}
+        asked.out.with_suffix(".json").write_text(json.dumps(found, indent=1))
+        asked.out.with_suffix(".md").write_text(markdown(found))
     print(f"wrote {asked.out.with_suffix('.md')} and {asked.out.with_suffix('.json')}")
     return int(any("failed" in part for part in results.values()))
 
@@ -67,7 +69,7 @@ def run_part(name: str, asked: argparse.Namespace) -> dict[str, Any]:
     """Return the rows of a part, or why it failed."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "part.json"
-        sizes = "rehearsal" if asked.rehearse else "full"
+        sizes = "rehearsal" if asked.rehearse else "quick" if asked.quick else "full"
         command = [sys.executable, str(HERE / "part.py"), name, sizes, asked.torch, str(out)]
         paths = [str(HERE.parent.parent), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
         changed = {"PYTHONPATH": os.pathsep.join(paths)}

@@ -45,6 +45,9 @@ def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
         unit="tokens",
         flops=flops / peak if flops and peak else 0.0,
     )
+    peak_bytes = (setup.devices[0].memory_stats() or {}).get("peak_bytes_in_use")
+    if peak_bytes:
+        found["rows"].append({"what": "jtrain's peak", "value": peak_bytes / 1e9, "unit": "GB"})
     if sizes == "rehearsal":
         found["notes"].append("rehearsed with XLA's attention: cuDNN's needs a GPU")
     return found

@@ -14,8 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from language import CONFIG, words
-
-ROUNDS = {"full": 3, "rehearsal": 1}
+from sizes import ROUNDS
 
 
 def start(sizes: str) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def save(sizes: str) -> dict[str, Any]:
 
     setup = set_up(resolve(CONFIG, words("gpt2", "cudnn", sizes)).config)
     take, state = trainer(setup), setup.fresh()
-    steps = 20 if sizes == "full" else 2
+    steps = 2 if sizes == "rehearsal" else 20
 
     def step_times() -> list[float]:
         times = []
@@ -81,7 +80,8 @@ def save(sizes: str) -> dict[str, Any]:
 def kill(sizes: str) -> dict[str, Any]:
     """Kill a run by SIGKILL, resume it, and compare it with one that was left alone."""
     last, save_every = 6, 2
-    given = [*short(sizes, last), f"checkpoint.every={save_every}", "xla.preset=deterministic"]
+    given = [*short(sizes, last, "xla"), f"checkpoint.every={save_every}"]
+    given.append("xla.preset=deterministic")
     cache = Path("cache").resolve()
     whole = begin(["name=whole", *given], cache)
     said = whole.communicate()[0]
@@ -110,11 +110,10 @@ def kill(sizes: str) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def short(sizes: str, steps: int) -> list[str]:
+def short(sizes: str, steps: int, attention: str = "cudnn") -> list[str]:
     """Return the values of a run of a few steps."""
-    given = [
-        w for w in words("gpt2", "cudnn", sizes) if not w.startswith(("steps=", "checkpoint."))
-    ]
+    given = words("gpt2", attention, sizes)
+    given = [w for w in given if not w.startswith(("steps=", "checkpoint."))]
     return [*given, f"steps={steps}", "optimizer.schedule.warmup=1", "data.rows=64"]
 
 

@@ -65,5 +65,8 @@ IMAGES = {
     "rehearsal": {"resnet18": (4, (8, 8, 3), 8), "cnn": (4, (8, 8, 1), 4)},
 }
 """Rows, image and channels of the first layer."""
-TURNS = {"full": (10, 10), "rehearsal": (2, 1)}
+LANGUAGE["quick"], IMAGES["quick"] = LANGUAGE["full"], IMAGES["full"]
+TURNS = {"full": (10, 10), "quick": (6, 10), "rehearsal": (2, 1)}
 """Turns, and steps in each."""
+ROUNDS = {"full": 3, "quick": 1, "rehearsal": 1}
+"""Starts of each kind, and saves after the first."""

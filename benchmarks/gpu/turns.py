@@ -78,7 +78,7 @@ def compare(
     runs: dict[str, Callable[[], float]] = {"jtrain": lambda: ours(steps)}
     if theirs is not None:
         runs["PyTorch"] = lambda: theirs(steps)
-    times = take_turns(runs, turns, warmup=2 if sizes == "full" else 1)
+    times = take_turns(runs, turns, warmup=1 if sizes == "rehearsal" else 2)
     rows = []
     for name, seconds in times.items():
         middle = statistics.median(seconds)
