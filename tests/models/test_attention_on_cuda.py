@@ -124,3 +124,12 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(KERNELS, "check_cudnn_version", missing)
     with pytest.raises(ConfigError, match=r"cuDNN is not detected. Install it .*\[cuda13\]"):
         lowered(attention="cudnn")
+
+
+def test_deterministic_operations_are_refused_with_what_to_type(monkeypatch):
+    monkeypatch.setattr(KERNELS, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=true")
+    with pytest.raises(ConfigError, match=r"model\.attention=xla.*xla\.preset=none"):
+        lowered(attention="cudnn")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
+    assert "fmha" in lowered(attention="cudnn")

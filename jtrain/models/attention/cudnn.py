@@ -1,5 +1,8 @@
 """Attention by cuDNN's fused kernels, on an NVIDIA GPU: the scores are never written out."""
 
+import os
+import re
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -8,6 +11,7 @@ from jtrain.errors import ConfigError
 from jtrain.parallel.devices import Device, compute_capability
 
 OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities
+DETERMINISTIC = r"xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(true|1))?(\s|$)"
 
 
 def cudnn(
@@ -26,13 +30,14 @@ def cudnn(
     With `segments` the mask is an array b t t, whose memory is that of the scores of one head.
 
     Raises:
-        ConfigError: if there is no NVIDIA GPU, it is older than Ampere, or cuDNN is not installed
-            or has no kernel for the arguments.
+        ConfigError: if there is no NVIDIA GPU, it is older than Ampere, cuDNN is not installed or
+            has no kernel for the arguments, or XLA is asked for deterministic operations.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html.
     """
     capability = check_gpu(jax.devices()[0], platform)
     check_kernel_exists(q, k, soft_cap=soft_cap, segments=segments, capability=capability)
+    check_order_is_free(os.environ.get("XLA_FLAGS", ""))
     same = None if segments is None else segments[:, :, None] == segments[:, None]
     try:
         return jax.nn.dot_product_attention(
@@ -111,3 +116,18 @@ def check_kernel_exists(
         wrong = f"an even number of positions where there are segments, and there are {t}"
     if wrong:
         raise ConfigError(f'attention by cuDNN needs {wrong}; or take implementation="xla".')
+
+
+def check_order_is_free(flags: str) -> None:
+    """Raise ConfigError if `flags` of XLA ask for deterministic operations.
+
+    XLA compiles such a program, and its first step on a GPU ends in an IndexError (an H200, jaxlib
+    0.11.2, cuDNN 9.19).
+    """
+    if re.search(DETERMINISTIC, flags):
+        raise ConfigError(
+            "attention by cuDNN does not run with XLA's deterministic operations, which "
+            "xla.preset=deterministic and XLA_FLAGS ask for. Take attention by XLA "
+            '(model.attention=xla, implementation="xla"), or leave the operations free '
+            "(xla.preset=none)."
+        )

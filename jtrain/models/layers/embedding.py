@@ -64,7 +64,7 @@ def count_blocks(tokens: int, rows: int) -> int:
 def add_positions(
     x: Float[Array, "b t d"], positions: Float[Array, "t d"]
 ) -> Float[Array, "b t d"]:
-    """Return `x` plus a vector for each position.
+    """Return `x` plus a vector of its type for each position.
 
     The backward pass sums over the rows by a matrix product, in at least float32. For a plain sum
     XLA:GPU lays the rows out innermost, in each array of each layer before and after, and
@@ -79,8 +79,8 @@ def _positions_forward(x, positions):
 
 def _positions_backward(_, grad):
     wide = jnp.promote_types(grad.dtype, jnp.float32)
-    ones = jnp.ones(len(grad), grad.dtype)
-    total = jnp.einsum("b,btd->td", ones, grad, preferred_element_type=wide)
+    ones = jnp.ones((2, len(grad)), grad.dtype)  # a product with one row becomes a sum again
+    total = jnp.einsum("nb,btd->ntd", ones, grad, preferred_element_type=wide)[0]
     return grad, total.astype(grad.dtype)
 
 

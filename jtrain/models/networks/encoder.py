@@ -11,7 +11,7 @@ from jtrain.core.placement import Placement
 from jtrain.errors import ConfigError, DataError
 from jtrain.models.attention.full import FullAttention
 from jtrain.models.layers.dropout import drawn_from, drop
-from jtrain.models.layers.embedding import look_up
+from jtrain.models.layers.embedding import add_positions, look_up
 from jtrain.models.layers.feed_forward import Activation, bend
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
@@ -98,7 +98,7 @@ class TextEncoder(nnx.Module):
         # Padding is a segment of its own, which no text sees.
         segments = None if visible is None else visible.astype(jnp.int32)
         kinds = self.types[:1][None] if types is None else look_up(self.types[...], types)
-        x = look_up(self.tokens[...], tokens) + self.positions[:time][None] + kinds
+        x = add_positions(look_up(self.tokens[...], tokens), self.positions[:time]) + kinds
         x = drop(self.norm(x), self.dropout, keys)
         x = self.placement.constrain(x, "batch", "time", "width")
         for block in self.blocks:

@@ -12,6 +12,7 @@ from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
 from jtrain.models.attention.full import FullAttention
 from jtrain.models.layers.dropout import drawn_from, drop
+from jtrain.models.layers.embedding import add_positions
 from jtrain.models.layers.feed_forward import bend
 from jtrain.models.layers.image_classes import as_images
 from jtrain.models.layers.linear import Linear
@@ -91,7 +92,7 @@ class ViTModule(nnx.Module):
         if self.token is not None:
             first = jnp.broadcast_to(self.token[...][None, None], (len(x), 1, x.shape[-1]))
             x = jnp.concatenate([first, x], 1)
-        x = drop(x + self.positions[...][None], self.dropout, keys)
+        x = drop(add_positions(x, self.positions[...]), self.dropout, keys)
         x = self.placement.constrain(x, "batch", "time", "width")
         for block in self.blocks:
             x = block(x, keys)
