@@ -66,9 +66,9 @@ def add_positions(
 ) -> Float[Array, "b t d"]:
     """Return `x` plus a vector of its type for each position.
 
-    The backward pass sums over the rows by a matrix product, in at least float32. For a plain sum
-    XLA:GPU lays the rows out innermost, in each array of each layer before and after, and
-    transposes them for every product. Only reverse mode: `jax.jvp` and `jax.hessian` raise.
+    The backward pass sums over the rows in at least float32, behind a barrier: for a plain sum of
+    32 rows or more XLA:GPU lays the rows out innermost, in each array of each layer before and
+    after, and transposes them for every product. Only reverse mode: `jax.jvp` raises.
     """
     return x + positions[None]
 
@@ -79,8 +79,10 @@ def _positions_forward(x, positions):
 
 def _positions_backward(_, grad):
     wide = jnp.promote_types(grad.dtype, jnp.float32)
-    ones = jnp.ones((2, len(grad)), grad.dtype)  # a product with one row becomes a sum again
-    total = jnp.einsum("nb,btd->ntd", ones, grad, preferred_element_type=wide)[0]
+    flat = jax.lax.optimization_barrier(
+        grad.reshape(len(grad), -1)
+    )  # else the layout comes through
+    total = flat.astype(wide).sum(0).reshape(grad.shape[1:])
     return grad, total.astype(grad.dtype)
 
 

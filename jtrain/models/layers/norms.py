@@ -43,8 +43,8 @@ def layer_norm(
     Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
     """
     leading = range(x.ndim - 1)
-    # Of ones like `x`, and not broadcast: inside of `shard_map` it then varies as the rows do.
-    scales = jnp.ones_like(x, scale.dtype) * jnp.expand_dims(scale, leading)
+    # Plus zeros like `x`, and not broadcast: inside of `shard_map` it then varies as the rows do.
+    scales = jnp.zeros_like(x, scale.dtype) + jnp.expand_dims(scale, leading)
     y: Array = _scaled(epsilon, x, scales, scale)  # typed: pyright does not see through custom_vjp
     return y if bias is None else y + jnp.expand_dims(bias, leading)
 
