@@ -119,7 +119,7 @@ def from_the_top(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -
     monkeypatch.chdir(pytestconfig.rootpath)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs of a file keep what they compiled, for one another."""
+    """Folder in which the runs of all files keep what they compiled, for one another."""
     return tmp_path_factory.mktemp("compiled")

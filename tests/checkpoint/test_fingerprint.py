@@ -32,6 +32,7 @@ def by_hand(words: list[int]) -> str:
     return f"{sums[0]:08x}{sums[1]:08x}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "int8", "bool", "complex64", "int4", "float8_e4m3fn", "uint16"]
 )

@@ -183,6 +183,7 @@ def test_leftovers_of_a_running_writer_stay(tmp_path):
 
 
 # An interrupt while a lock is collected is printed and not raised.
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("way", ["lock", "acquire", "close"])
 def test_ctrl_c_at_any_moment_leaves_no_lock(tmp_path: Path, way: str, monkeypatch):

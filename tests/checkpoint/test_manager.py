@@ -73,6 +73,7 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: CheckpointMa
         x = jnp.arange(4_000_000, dtype=jnp.float32) + step
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("devices", "axes", "spec"),
     [(1, "a", ()), (2, "a", ("a",)), (4, "a", (None, "a")), (8, "ab", ("b", "a")), (8, "a", ())],
@@ -102,10 +103,10 @@ def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec:
     [
         (2, "", [3, 1, 2, 4], [3, 4], None),
         (2, "loss", [3, 1, 2, 4], [2, 3, 4], 2),
-        (1, "lowest loss", [3, 1, 1, 4], [2, 4], 2),
+        pytest.param(1, "lowest loss", [3, 1, 1, 4], [2, 4], 2, marks=pytest.mark.thorough),
         (1, "highest accuracy", [3, 1, 2, 1], [1, 4], 1),
         (1, "loss", [None, 7, None, float("nan")], [2, 4], 2),
-        (1, "loss", [4, 3, 2, 1], [4], 4),
+        pytest.param(1, "loss", [4, 3, 2, 1], [4], 4, marks=pytest.mark.thorough),
         (0, "loss", [4, 3, 2, 5], [1, 2, 3, 4], 3),
     ],
 )

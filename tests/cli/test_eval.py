@@ -59,6 +59,7 @@ def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd)
         assert (found["step"], found["valid"]) == (step, dict(outcome.results[step]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [

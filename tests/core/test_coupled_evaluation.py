@@ -46,6 +46,7 @@ def in_float64() -> float:
     return float((log_total(1) + log_total(0)).mean() / 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "how",
     [
@@ -62,6 +63,7 @@ def test_all_rows_meet_in_one_batch(how):
     assert got["rows"] == ROWS
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [8, 16])
 def test_what_would_cut_them_is_refused_and_its_advice_works(size):
     with pytest.raises(LossError, match=rf"batches of {size} would cut the data into") as caught:

@@ -37,6 +37,7 @@ def in_float64() -> tuple[np.ndarray, np.ndarray]:
     return predicted, np.square(predicted - y)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [8, 16, 40])
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_counts_every_row_of_a_ragged_set_once(place, size):

@@ -47,6 +47,7 @@ def closed_form() -> tuple[float, dict[str, np.ndarray]]:
     return float(value), {"slope": slope @ x, "offset": slope.sum()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("place", "microbatches"),
     [
@@ -82,6 +83,7 @@ def test_a_loss_scale_changes_nothing():
     assert float(state.scale.factor) == 1024
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_an_evaluation_is_that_of_the_whole_set_though_its_batches_have_either_sign(size):
     names = ("x", "y", "advantage")

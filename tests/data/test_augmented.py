@@ -42,6 +42,7 @@ def assert_same(got: dict, expected: dict) -> None:
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name, strict=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_row_draws_the_same_however_the_batch_is_sharded(name: str):
     whole = batches(EVERY[name])

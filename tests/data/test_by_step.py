@@ -99,6 +99,7 @@ def test_row_and_mask_are_the_same_read_only_objects(batches: Shuffled | InOrder
             first[name][0] = 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("end", ["cross", "drop", "pad"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_processes_read_only_their_rows(end, count: int):

@@ -73,6 +73,7 @@ def test_a_window_is_the_triangle_sum_over_the_pixels_of_the_file(
     assert np.abs(got - exact).max() <= 2.5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_windows_at_a_fraction_are_close_to_those_of_a_full_decode(
     tmp_path: Path, orientation: int

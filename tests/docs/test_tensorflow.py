@@ -26,7 +26,7 @@ def _start() -> Mapping[str, Any]:
     return namespace
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_jtrain_gives_the_numbers_of_tensorflow(row: Row, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)

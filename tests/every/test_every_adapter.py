@@ -287,7 +287,7 @@ def test_takes_the_same_steps_as_one_device(name, kind, layout):
         assert distance(many.state.extra, one.state.extra) < 1e-5
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_learns_and_its_statistics_move(name):
     before, walked = start(name, "batch norm").extra, alone(name, "batch norm")

@@ -227,6 +227,7 @@ def _rest(x):
     return x[3:] if len(x) == ROWS else x
 
 
+@pytest.mark.sampled(2)
 def test_what_the_mask_hides_may_be_nan(loss):
     outputs, _, mask = (np.asarray(x) for x in loss.arrays)
     seen = np.expand_dims(mask, tuple(range(mask.ndim, outputs.ndim)))
@@ -266,6 +267,7 @@ def test_the_gradient_is_the_slope(loss):
     assert_close((ahead - back) / 2e-2, slopes.sum(), 1e-2, terms=np.abs(slopes).sum())
 
 
+@pytest.mark.sampled(2)
 def test_half_precision_is_summed_in_full(loss):
     outputs, *rest = loss.arrays
     half = outputs.astype(jnp.bfloat16)

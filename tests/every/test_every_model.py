@@ -215,7 +215,7 @@ def _row(request) -> Row:
     return row._replace(inputs=jnp.asarray(row.inputs), targets=jnp.asarray(row.targets))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 def test_what_makes_rows_meet_says_so(row):
     apply, params, extra = ready(row)
@@ -248,7 +248,7 @@ def keys_of(rows) -> jax.Array:
     return row_keys(jax.random.key(7), {"row": jnp.asarray(rows, jnp.int32)})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_gives_logits_of_the_shape_and_dtype_it_says(row):
     apply, params, extra = ready(row)
     outputs, _ = apply(params, extra, row.inputs)
@@ -268,14 +268,14 @@ def test_computes_in_the_dtype_of_its_parameters(row):
     assert_close(outputs.astype(jnp.float32), exact, 0.05)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_names_its_parameters_as_ever(row):
     _, params, _ = ready(row)
     assert sorted(named_leaves(params)) == row.names
     assert set(describe(params).values()) >= {"float32[16]"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_init_depends_on_the_key_alone(row):
     init, _ = _built(row.values)
     first, again, other = (init(jax.random.key(k))[0] for k in (3, 3, 4))
@@ -284,7 +284,7 @@ def test_init_depends_on_the_key_alone(row):
     assert not all(jax.tree.leaves(same))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", APART, indirect=True)
 def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
     apply, params, extra = ready(row)
@@ -296,7 +296,7 @@ def test_a_row_drops_by_its_own_key_wherever_it_stands(row):
     assert np.abs(whole - kept).max() > 1e-3, "nothing was dropped"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_two_rows_do_not_drop_alike(row):
     apply, params, extra = ready(row)
     alike = np.repeat(row.inputs[:1], ROWS, axis=0)
@@ -333,7 +333,7 @@ def test_learns_a_batch_by_heart_in_20_steps(row):
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_every_parameter_gets_a_gradient(row):
     _, params, _ = ready(row)
     _, gradient = _gradient(row.values, row.loss)
@@ -394,6 +394,7 @@ def test_tells_the_placement_its_dims_by_name(row):
         assert place.attended == [(ROWS, 5, 2, 8)] * 3 * row.values.layers
 
 
+@pytest.mark.sampled(2)
 def test_compiles_once_for_a_shape(row):
     traces = []
     model = row.values.build()
@@ -425,7 +426,7 @@ TRANSFORMED = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize(("row", "how"), TRANSFORMED, indirect=["row"])
 def test_gradients_go_through_every_transformation(row, how):

@@ -253,7 +253,7 @@ def test_state_can_be_laid_out_like_the_parameters(row: Row):
         assert leaf.ndim == 0 or alike or odd, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @every
 def test_state_does_not_change_its_structure_or_types(row: Row):
     optimizer, params = row.values.build(STEPS), start()
@@ -264,7 +264,7 @@ def test_state_does_not_change_its_structure_or_types(row: Row):
     assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @every
 def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
     frozen = replace(row, groups=[{"match": "*/bias", "freeze": True}])

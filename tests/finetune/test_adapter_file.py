@@ -27,6 +27,7 @@ def saved(path, *on: str, frozen="as_is", base=BASE):
     return adapter, params, extra
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frozen", ["as_is", "bfloat16", "int8", "nf4"])
 def test_comes_back_and_merges_to_the_weights_of_the_run(tmp_path, frozen):
     path = tmp_path / "one.safetensors"

@@ -38,6 +38,7 @@ def test_the_backward_pass_makes_dense_weights_again(kind):
         assert (frozen.codes.shape, frozen.codes.dtype) in saved
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
 def test_value_and_gradient_are_those_of_dense_weights(kind):
     dense = low_rank(kind).dense()

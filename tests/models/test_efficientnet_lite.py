@@ -37,6 +37,7 @@ def test_has_as_many_parameters_as_was_published(name: str):
     assert num_elements(params) == PARAMETERS[name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
 def test_convolves_each_channel_as_xla_does_with_groups(kernel: int, stride: int):
     x = draw(2, 7, 4, 3)

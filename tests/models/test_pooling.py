@@ -55,6 +55,7 @@ def test_keeps_half_precision():
     assert max_pool(jnp.ones((1, 4, 4, 1), jnp.bfloat16), 3, 2, 1).dtype == jnp.bfloat16
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_whole_tiles_are_differentiated_as_a_maximum_is(dtype):
     draw = np.random.default_rng(1)

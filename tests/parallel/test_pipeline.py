@@ -74,6 +74,7 @@ def both_ways_of(place):
     return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True)).lower(*parameters())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", by_name(WAYS, QUICK, pytest.mark.slow))
 def test_layers_in_stages_give_what_they_give_one_after_the_other(way):
     (value, (y, gave)), grads = both_ways(axes(**way).build().placement)

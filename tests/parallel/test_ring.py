@@ -100,6 +100,7 @@ def permutes(fn, *args) -> int:
     return of(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("remat", "travels"), [("none", 3), ("full", 4), ("names", 3)])
 def test_what_a_remat_saves_does_not_travel_again(remat, travels):
     saved = ("attention",) if remat == "names" else ()

@@ -116,7 +116,7 @@ def read_in_every_way(directory: Path) -> list[str]:
     return told
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed anew", "as it was sealed"])
 @pytest.mark.parametrize("hurt", CASES.values(), ids=CASES)
 def test_hostile_checkpoints(hurt, sealed: bool, kept: Path, tmp_path: Path, monkeypatch, capsys):

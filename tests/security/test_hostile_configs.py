@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from audit import Event, unwanted, watched
+from cases import by_name
 from toy_study import YAML, write_study
 
 from jtrain.cli import main
@@ -81,6 +82,7 @@ CASES = {
     "a key with a tag": config(YAML + "? !!python/object/apply:os.system ['touch OWNED']\n: 1\n"),
     "a nought": config(YAML + MODEL + 'title: "\\0; touch OWNED"\n'),
 }  # fmt: skip
+LONG = {f"an experiment {name}" for name in ("_owned", "os", "builtins")}  # "__main__" is alike
 OWNED_CODE = "open('OWNED', 'w').close()\nclass Owned:\n    def __init__(self, *a, **k): open('OWNED', 'w').close()\n"
 
 
@@ -124,7 +126,7 @@ def events_of(path: Path, settings: tuple[str, ...]) -> tuple[list[Event], str]:
     return events, told
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", by_name(CASES, CASES.keys() - LONG, pytest.mark.thorough))
 def test_hostile_configs(case, path: Path):
     text, settings = case
     path.write_text(text)
@@ -141,7 +143,7 @@ def test_hostile_configs_are_60():
     assert len(CASES) >= 60
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", by_name(CASES, CASES.keys() - LONG, pytest.mark.thorough))
 def test_hostile_configs_are_refused_without_a_traceback(case, path: Path, capsys):
     text, settings = case
     path.write_text(text)

@@ -106,7 +106,8 @@ def talks():
     return [ask("a" * n, "yes" if n % 3 else "no") for n in range(1, 8)]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("rows", [3, 1, 16])
 def test_metrics_are_those_of_all_questions_in_any_batch(rows):
     said = jnp.asarray(np.frombuffer(b"yes" + bytes(STOP), np.uint8), jnp.int32)
     found = evaluation(talks(), rows, 20)(said, ())

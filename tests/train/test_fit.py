@@ -218,6 +218,7 @@ def test_an_update_that_is_not_finite_is_no_matter_of_the_data():
         jt.fit(loss, zeros(), (X, Y), huge, steps=3, batch=16, quiet=True, guard="stop")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("calls", [1, 7])
 @pytest.mark.parametrize("kept", [{}, {"name": "mine"}], ids=["in memory", "kept"])
 def test_the_history_always_has_the_last_step(kept, calls):

@@ -32,16 +32,19 @@ def setup(*words: str):
 
 @functools.cache
 def trained(*words: str):
-    """Return the state after a step of SGD, which moves by the gradient, and the step's loss."""
+    """Return the state after a step of SGD, its loss, and how far it moved the parameters."""
     made = setup(*words)
-    state, metrics = made.compile_step()(made.fresh(), made.place(made.calls[0]))
-    return jax.device_get(state), float(metrics["loss"].value())
+    fresh = made.fresh()
+    start = jax.device_get(fresh.params)  # the step takes the state away
+    state, metrics = made.compile_step()(fresh, made.place(made.calls[0]))
+    after = jax.device_get(state)
+    moved = jax.tree.map(np.subtract, after.params, start)
+    return after, float(metrics["loss"].value()), moved
 
 
 def moved(*words: str):
-    """Return how far the step moved the parameters."""
-    start = jax.device_get(setup(*words).fresh().params)
-    return jax.tree.map(np.subtract, trained(*words)[0].params, start)
+    """Return how far the step moved the parameters: by the gradient."""
+    return trained(*words)[2]
 
 
 SPLITS = {

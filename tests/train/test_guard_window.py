@@ -85,6 +85,7 @@ def test_a_short_fit_does_not_die_of_its_first_nan(steps, batch, every):
     assert np.isfinite(np.asarray(result.params["w"])).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("every", [1, 7, 1000])
 def test_where_rows_that_are_no_numbers_end_a_run_is_no_matter_of_the_log(every):
     call = {"batch": 16, "every": every, "quiet": True, "parallel": "single"}

@@ -222,6 +222,7 @@ def read_back(out: Path) -> dict[str, np.ndarray]:
     return {"label": table[:, 0], "logits": table[:, 1:]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("out", ["out/y.npz", "y.jsonl", "y.csv"])
 def test_the_verb_writes_a_prediction_for_each_row(out: str, params, capfd):
     Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))

@@ -72,6 +72,7 @@ def transformer_flops(*, hidden=4 * WIDTH, kernels=2, groups=4, head=4, tokens=B
     return LAYERS * (attention + feed) + 2 * tokens * WIDTH * VOCAB
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "options"),
     [

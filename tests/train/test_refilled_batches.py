@@ -55,7 +55,11 @@ class Config(jt.RunConfig):
         return jt.Experiment(init=init, loss=loss, train=Refilled(), optimizer=optax.sgd(0.1))
 
 
-@pytest.mark.parametrize("parallel", [Single(), Mirrored(devices=2)], ids=["single", "mirrored"])
+@pytest.mark.parametrize(
+    "parallel",
+    [Single(), pytest.param(Mirrored(devices=2), marks=pytest.mark.thorough)],
+    ids=["single", "mirrored"],
+)
 def test_a_reader_may_fill_one_buffer_again(parallel):
     """XLA:CPU computes with memory that begins at a multiple of 64, and copies other memory."""
     config = Config(

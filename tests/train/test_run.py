@@ -521,19 +521,37 @@ def _newest(metrics: Path) -> int:
 # What may be otherwise when a run goes on.
 
 
-def test_a_run_resumes_under_another_layout(unbroken):
-    layouts = (
-        "parallel={kind: mirrored, devices: 4}",
-        "parallel={kind: fsdp, devices: 8, min_size: 0}",
-        "parallel={kind: single}",
-    )
-    for layout, step in zip(layouts, (4, 8, 12), strict=True):
-        outcome = trained(CONFIG, layout, hooks=[At(step, lambda: jt.Stop("to be moved"))])
-        assert outcome.step == step
+MIRRORED = "parallel={kind: mirrored, devices: 4}"
+FSDP, SINGLE = "parallel={kind: fsdp, devices: 8, min_size: 0}", "parallel={kind: single}"
+
+
+@pytest.mark.parametrize(
+    ("layouts", "changes"),
+    [
+        ((FSDP, SINGLE), ["parallel.kind: fsdp -> single"]),
+        pytest.param(
+            (MIRRORED, FSDP, SINGLE),
+            [
+                "parallel.kind: mirrored -> fsdp",
+                "parallel.devices: 4 -> 8",
+                "parallel.kind: fsdp -> single",
+            ],
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["once", "twice"],
+)
+def test_a_run_resumes_under_another_layout(layouts, changes, unbroken):
+    stops = range(16 - 4 * len(layouts), 13, 4)
+    stop = lambda: jt.Stop("to be moved")
+    outcomes = [
+        trained(CONFIG, layout, hooks=[At(step, stop)])
+        for layout, step in zip(layouts, stops, strict=True)
+    ]
+    assert [outcome.step for outcome in outcomes] == [*stops]
+    outcome = outcomes[-1]
     log = outcome.directory.log.read_text()
-    assert "parallel.kind: mirrored -> fsdp" in log
-    assert "parallel.devices: 4 -> 8" in log
-    assert "parallel.kind: fsdp -> single" in log
+    assert all(change in log for change in changes)
     rows = [json.loads(line) for line in unbroken()["metrics.jsonl"].splitlines()]
     alone = [row["loss"] for row in rows if "loss" in row]
     assert_close(losses(outcome), alone, 1e-4)

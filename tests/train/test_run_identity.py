@@ -139,6 +139,7 @@ def test_a_run_has_one_id_which_every_checkpoint_seals():
     assert about["identity"]["config"]["optimizer"]["lr"] == 0.03
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hurt", HURTS.values(), ids=HURTS)
 def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
     before, run = (RUN / "config.yaml").read_bytes(), said()["id"]

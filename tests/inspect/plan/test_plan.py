@@ -19,7 +19,7 @@ from jtrain.parallel.chips import CHIPS
 from jtrain.train.setup import set_up
 
 CONFIG = "configs/shakespeare.yaml"
-SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
+SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=1", "model.width=64"]
 FSDP = [*SMALL, "parallel.kind=fsdp", "parallel.min_size=0"]
 
 
@@ -84,7 +84,11 @@ def test_missing_arguments_are_named(words, said, capsys):
 
 @pytest.mark.parametrize(
     ("words", "unused"),
-    [(["parallel.kind=single"], 7), (["parallel.devices=4"], 4), (["parallel.kind=fsdp"], 0)],
+    [
+        pytest.param(["parallel.kind=single"], 7, marks=pytest.mark.thorough),
+        (["parallel.devices=4"], 4),
+        (["parallel.kind=fsdp"], 0),
+    ],
     ids=["single", "four", "fsdp"],
 )
 def test_a_layout_that_leaves_devices_unused_says_so(words, unused):

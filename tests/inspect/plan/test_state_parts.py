@@ -34,6 +34,7 @@ def test_a_full_training_has_parameters_and_two_moments():
     assert {name for name, _ in found} == {"parameters", "optimizer", "other"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("frozen", "kind", "each"),
     [

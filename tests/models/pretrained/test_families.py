@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import published_models as published
 import pytest
+from cases import by_name
 from comparison import assert_close, bitwise
 from safetensors.numpy import load_file
 
@@ -91,7 +92,9 @@ def test_an_encoder_gives_the_vectors_of_transformers(tmp_path):
     assert_close(pooled, golden["pooled"], WITHIN)
 
 
-@pytest.mark.parametrize("name", published.names())
+@pytest.mark.parametrize(
+    "name", by_name(published.names(), {*QUICK, "mixtral", "resnet", "vit"}, pytest.mark.thorough)
+)
 def test_goes_back_bit_for_bit(name: str, tmp_path):
     golden = published.golden(name)
     folder = published.write_model(tmp_path / "in", golden)

@@ -21,6 +21,7 @@ def value(quantized) -> np.ndarray:
     return np.asarray(quantized.values, np.float64) * np.asarray(quantized.scale, np.float64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("dims", [None, (1,), (0,)])
 def test_rounds_as_the_model_in_numpy(kind, dims):

@@ -55,6 +55,7 @@ def sliced(p, x):
     return jnp.concatenate([x @ left, x @ right], 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", [plain, einsum, jitted, rematted, conditional, sliced])
 def test_finds_the_product_wherever_it_is(function):
     assert_close(quantized(function, "kernel")(PARAMS, X), 2 * function(PARAMS, X), 1e-6)
