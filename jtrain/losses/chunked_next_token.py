@@ -156,20 +156,21 @@ def _chunk(settings, head, x, targets, own, real):
         tanh = jnp.tanh(logits / settings.soft_cap)
         logits = settings.soft_cap * tanh
     top = logits.max(-1, keepdims=True)
-    shifted = logits - top
-    powers = jnp.exp(shifted)
+    powers = jnp.exp(logits - top)
     total = powers.sum(-1, keepdims=True)
-    log_shifted = jnp.log(total)  # b t 1
+    log_total = top + jnp.log(total)  # b t 1
     targets, own = targets[..., None], own[..., None]
     tokens = jnp.arange(len(head), dtype=targets.dtype)[None, None]
-    # From `shifted`, as the sum is: a GPU then takes both in one reading of the logits.
-    at_target = jnp.where(tokens == own, shifted, 0).sum(-1, keepdims=True)
+    pick = lambda x: jnp.where(tokens == own, x, 0).sum(-1, keepdims=True)
+    # What needs the maximum, as `total` does, a GPU takes in the same reading; a CPU writes it out.
+    at_target = jax.lax.platform_dependent(
+        default=lambda: pick(logits), cuda=lambda: top + pick(logits - top)
+    )
     # The first of the maxima, as argmax returns, which XLA:CPU computes one number at a time.
     likeliest = jnp.where(logits == top, tokens, len(head)).min(-1, keepdims=True)
     by_row = lambda x: jnp.where(real, x[..., 0], 0).sum(1)
-    log_total = top + log_shifted
     sums = _Sums(
-        nats=by_row(log_shifted - at_target),
+        nats=by_row(log_total - at_target),
         squares=by_row(jnp.square(log_total)),
         hits=by_row((likeliest == targets).astype(logits.dtype)),
     )
