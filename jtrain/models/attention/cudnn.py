@@ -11,7 +11,7 @@ from jtrain.errors import ConfigError
 from jtrain.parallel.devices import Device, compute_capability
 
 OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities
-DETERMINISTIC = r"xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(true|1))?(\s|$)"
+DETERMINISTIC = r"xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(?i:true|1))?(\s|$)"
 
 
 def cudnn(

@@ -79,9 +79,7 @@ def _positions_forward(x, positions):
 
 def _positions_backward(_, grad):
     wide = jnp.promote_types(grad.dtype, jnp.float32)
-    flat = jax.lax.optimization_barrier(
-        grad.reshape(len(grad), -1)
-    )  # else the layout comes through
+    flat = jax.lax.optimization_barrier(grad.reshape(len(grad), -1))
     total = flat.astype(wide).sum(0).reshape(grad.shape[1:])
     return grad, total.astype(grad.dtype)
 

@@ -34,7 +34,7 @@ def _forward(x):
 def _backward(x, grad):
     wide = at_least_f32(x)
     square = jnp.square(wide)
-    # An exponential takes a GPU half of the instructions of a tanh.
+    # An exponential takes a GPU fewer instructions than a tanh.
     tanh = 1 - 2 / (1 + jnp.exp(2 * SLOPE * wide * (1 + CUBE * square)))
     inner = SLOPE * (1 + 3 * CUBE * square)
     slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - jnp.square(tanh)) * inner
