@@ -69,7 +69,7 @@ def _forward(epsilon, x, scales, scale):
     mean = wide.mean(-1, keepdims=True)
     centred = wide - mean
     rate = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
-    y = centred * rate * scales
+    y = centred * rate * at_least_f32(scales)
     return y.astype(jnp.result_type(x, scale)), (x, mean, rate, scale)
 
 
@@ -77,7 +77,7 @@ def _backward(epsilon, saved, grad):
     del epsilon  # part of the rate
     x, mean, rate, scale = saved
     y, g = (at_least_f32(x) - mean) * rate, at_least_f32(grad)
-    h = g * jnp.expand_dims(scale, range(x.ndim - 1))
+    h = g * at_least_f32(jnp.expand_dims(scale, range(x.ndim - 1)))
     slope = (h * y).mean(-1, keepdims=True)
     grad_x = rate * (h - h.mean(-1, keepdims=True) - y * slope)
     return grad_x.astype(x.dtype), (g * y).astype(scale.dtype), jnp.zeros_like(scale)
