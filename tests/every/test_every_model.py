@@ -215,7 +215,7 @@ def _row(request) -> Row:
     return row._replace(inputs=jnp.asarray(row.inputs), targets=jnp.asarray(row.targets))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 def test_what_makes_rows_meet_says_so(row):
     apply, params, extra = ready(row)
@@ -426,7 +426,7 @@ TRANSFORMED = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(("row", "how"), TRANSFORMED, indirect=["row"])
 def test_gradients_go_through_every_transformation(row, how):

@@ -87,7 +87,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(name, words, marks=marks, id=f"{name}-{' '.join(words[:2])}")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "words"), list(cases()))
 def test_no_reader_of_a_run_follows_its_links(
     name: str, words: list[str], outside: Path, capfd: pytest.CaptureFixture[str]
