@@ -25,6 +25,7 @@ os.environ["NPROC"] = "32"
 import collections
 import gc
 import ipaddress
+import itertools
 import signal
 import sys
 from typing import Any
@@ -70,6 +71,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if found[kind] % sampled.args[0]:
             item.add_marker(lower)
         found[kind] += 1
+
+
+MOST_MAPS = 20_000
+"""Memory maps of a process above which compiled programs are dropped; Linux ends it at 65,530."""
+_tests = itertools.count(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Drop the programs that JAX keeps, some seven memory maps each, before they are too many.
+
+    After some 1,300 thorough tests of one process the next program ended it (docs/log.md).
+    """
+    maps = Path("/proc/self/maps")  # of Linux
+    if next(_tests) % 16 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def _refuse_network(event: str, args: tuple[Any, ...]) -> None:
