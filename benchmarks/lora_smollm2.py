@@ -124,7 +124,7 @@ def main() -> None:
         )
         ways = {
             name: Contestant(resolve(CONFIG, [*common, *own]).config) for name, own in WAYS.items()
-        }  # type: ignore[arg-type]
+        }
         for step in range(given.steps):
             for one in ways.values():
                 if step % given.every == 0:

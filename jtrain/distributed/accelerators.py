@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
+
+from jtrain.io.version import installed_version
 
 # Chips by Google, vendor 0x1ae0: TPUs, not the network cards of its virtual machines.
 # Source: jax/_src/hardware_utils.py of jax 0.12.
@@ -25,19 +26,14 @@ TPU_DEVICES = {
 TPU_VARIABLES = {"TPU_ACCELERATOR_TYPE": r"\w+-\d+", "TPU_WORKER_HOSTNAMES": r"[\w.,:-]+"}
 # Windows' subsystem for Linux keeps NVIDIA's driver here.
 WSL_DRIVER = "usr/lib/wsl/lib/libcuda.so.1"
-CUDA_13_DRIVER = (
-    580  # the first driver that runs CUDA 13: https://docs.jax.dev/en/latest/installation.html
-)
+# The first driver that runs CUDA 13: https://docs.jax.dev/en/latest/installation.html
+CUDA_13_DRIVER = 580
 PLUGINS = {"gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "tpu": ("libtpu",)}
 
 
 def is_installed(package: str) -> bool:
     """Return whether a distribution is installed."""
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return bool(installed_version(package))
 
 
 def unused_accelerators(

@@ -22,8 +22,9 @@ from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
+from jtrain.io.version import installed_version
 from jtrain.train.experiment import RunConfig
-from jtrain.train.run_dir import PACKAGES, RunDir, installed_version
+from jtrain.train.run_dir import PACKAGES, RunDir
 
 PACKAGE = Path(__file__).parents[1]
 # Environment variables that change numbers or devices.

@@ -13,8 +13,8 @@ from jtrain.config.dump import flatten, to_plain
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.io.jsonl import JsonlWriter, complete_rows
+from jtrain.io.version import installed_version
 from jtrain.train.multihost_checks import digest_file
-from jtrain.train.run_dir import installed_version
 from jtrain.train.setup import TrainSetup
 
 Signature: TypeAlias = dict[str, dict[str, str]]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +22,7 @@ from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import open_regular
-from jtrain.io.version import jtrain_version
+from jtrain.io.version import installed_version, jtrain_version
 from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
 
@@ -286,14 +285,6 @@ def get_environment(devices: list[Any]) -> Mapping[str, Any]:
         "argv": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-
-
-def installed_version(package: str) -> str:
-    """Return the installed version of a package; "" if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _git() -> str:

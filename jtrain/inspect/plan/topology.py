@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from jtrain.distributed.cluster import variables
@@ -14,6 +13,7 @@ from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.inspect.plan.compiler_logging import suppress_stderr
 from jtrain.inspect.plan.gpu_targets import FRACTION, GPU_TARGETS
+from jtrain.io.version import installed_version
 
 # Slices of each kind of TPU that libtpu 0.0.51 compiles for.
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -64,7 +64,7 @@ def find_topology(name: str) -> Topology:
     if len(parsed.dims) > 2 and parsed.kind in _FLAT_KINDS:  # libtpu accepts v5e:4x4x4
         raise _no_slice(name, parsed)
     devices = _tpu(name, parsed)
-    return Topology(name, devices, device_memory(devices), f"libtpu {_version('libtpu')}")
+    return Topology(name, devices, device_memory(devices), f"libtpu {installed_version('libtpu')}")
 
 
 def prepare_environment(name: str) -> None:
@@ -100,7 +100,7 @@ def _cpu(name: str, parsed: TopologyName) -> Topology:
             f"XLA_FLAGS=--xla_force_host_platform_device_count={parsed.shape}."
         )
     devices = jax.devices("cpu")[: parsed.chips]
-    return Topology(name, devices, 0, f"jaxlib {_version('jaxlib')}")
+    return Topology(name, devices, 0, f"jaxlib {installed_version('jaxlib')}")
 
 
 def _gpu(name: str, parsed: TopologyName) -> Topology:
@@ -144,7 +144,7 @@ def _cuda_plugin() -> str:
             f"jax_plugins.xla_cuda{version}"
         ):
             package = f"jax-cuda{version}-pjrt"
-            return f"{package} {_version(package)}"
+            return f"{package} {installed_version(package)}"
     return ""
 
 
@@ -164,8 +164,8 @@ def _tpu(name: str, parsed: TopologyName) -> Sequence[Any]:
     except Exception as error:  # libtpu raises several types
         if parsed.shape in SLICES[parsed.kind]:
             raise ConfigError(
-                f"--topology {name}: libtpu {_version('libtpu')} cannot compile for it "
-                f"({_first_line(error)}). It may be older than jax {_version('jax')}: "
+                f"--topology {name}: libtpu {installed_version('libtpu')} cannot compile for it "
+                f"({_first_line(error)}). It may be older than jax {installed_version('jax')}: "
                 f"pip install --upgrade 'jtrain[plan]'"
             ) from error
         raise _no_slice(name, parsed) from error
@@ -188,7 +188,7 @@ def _check_libtpu(name: str) -> None:
         raise ConfigError(
             f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
         )
-    version = _version("libtpu")
+    version = installed_version("libtpu")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if numbers and numbers < OLDEST_LIBTPU:
         oldest = ".".join(map(str, OLDEST_LIBTPU))
@@ -196,13 +196,6 @@ def _check_libtpu(name: str) -> None:
             f"--topology {name}: libtpu {version} is out of date; plans need {oldest} or newer: "
             f"pip install --upgrade 'jtrain[plan]'"
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _first_line(error: Exception) -> str:
