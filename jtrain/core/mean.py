@@ -47,6 +47,8 @@ class Mean:
 
     def value(self) -> Any:
         """Return the mean on the host, float64; NaN where the weight is 0. Waits for the device."""
+        if np.ndim(self.total) == 0 and (weight := float(self.weight)):
+            return float(self.total) / weight  # the same numbers, by numpy in ten times the time
         total, weight = (np.asarray(x, np.float64) for x in (self.total, self.weight))
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = total / weight

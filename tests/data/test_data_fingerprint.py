@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grain
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ from jtrain.data import (
     read_tokens,
 )
 from jtrain.data.batches.by_step import FullBatches
-from jtrain.data.batches.fingerprint import BLOCKS, _places, fingerprint
+from jtrain.data.batches.fingerprint import BLOCKS, _places, digest_batch, fingerprint
 from jtrain.data.images.augment import Augmentation, Augmented
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.random_tokens import RandomTokens
@@ -176,3 +177,11 @@ def test_blocks_are_the_first_the_last_and_evenly_between():
     assert (places[0], places[-1]) == (0, 999_990)
     gaps = [b - a for a, b in itertools.pairwise(places)]
     assert max(gaps) < 3 * 1_000_000 / 100
+
+
+def test_the_digest_of_a_batch_is_the_same_in_every_version():
+    few = np.arange(4).astype(ml_dtypes.bfloat16)
+    batch = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "few": few}
+    batch |= {"step": np.int32(3), "mask": np.array([True, False])}
+    assert digest_batch(batch) == 5_671_974_436_504_212_866
+    assert digest_batch(dict(reversed(batch.items()))) == digest_batch(batch)

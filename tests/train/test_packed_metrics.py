@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jtrain.core.mean import Mean
-from jtrain.train.calls.packed_metrics import PackedMetrics, pack_metrics, select
+from jtrain.train.calls.packed_metrics import PackedMetrics, join_calls, pack_metrics, select
 
 MEANS = {"loss": Mean(jnp.float32(6), jnp.float32(4)), "a/b": Mean(jnp.float32(0), jnp.float32(0))}
 
@@ -38,3 +38,14 @@ def test_other_metrics_are_left_as_they_are(total):
     means = MEANS | {"other": Mean(total, jnp.float32(1))}
     assert not isinstance(run(means), PackedMetrics)
     assert list(select(run(means), ["loss", "typo"])) == ["loss"]
+
+
+@pytest.mark.parametrize("pack", [pack_metrics, lambda step: step], ids=["packed", "apart"])
+def test_calls_are_joined_whether_or_not_they_have_a_dim_of_steps(pack):
+    take = jax.jit(lambda means: pack(lambda state, batch: (state, batch))(0, means)[1])
+    twice = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), MEANS)
+    for means, steps in ((MEANS, 1), (twice, 2)):
+        metrics = jax.lax.map(take, means) if steps == 2 else take(means)
+        joined = join_calls([jax.tree.map(np.asarray, metrics)] * 2)
+        np.testing.assert_array_equal(joined["loss"].total, [6, 12][:steps] * 2)
+        np.testing.assert_array_equal(joined["a/b"].weight, [0] * 2 * steps)

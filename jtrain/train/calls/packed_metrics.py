@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jtrain.core.mean import Mean
 from jtrain.core.state import TrainState
@@ -67,3 +68,13 @@ def select(metrics: Metrics, names: Sequence[str]) -> Metrics:
     if isinstance(metrics, PackedMetrics):
         return metrics
     return {name: metrics[name] for name in names if name in metrics}
+
+
+def join_calls(calls: Sequence[Metrics]) -> Metrics:
+    """Return the metrics of calls as those of one call, whose steps follow one another.
+
+    Args:
+        calls: numpy arrays, with or without a dim of steps.
+    """
+    with_steps = np.atleast_2d if isinstance(calls[0], PackedMetrics) else np.atleast_1d
+    return jax.tree.map(lambda *x: np.concatenate([with_steps(each) for each in x]), *calls)

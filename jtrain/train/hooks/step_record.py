@@ -21,7 +21,7 @@ from jtrain.core.types import Metrics
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
-from jtrain.train.calls.packed_metrics import select
+from jtrain.train.calls.packed_metrics import join_calls, select
 
 ROW = 64  # calls per row of the file
 _NAMES = ("loss", "grad_norm")
@@ -99,8 +99,8 @@ class StepRecorder(StatelessHook):
             for array in arrays:  # all at once; on a CPU this would cost more than it saves
                 array.copy_to_host_async()
         # Not jax.device_get, which takes 10 us an array.
-        fetched = [jax.tree.map(np.asarray, metrics) for _, metrics in done]
-        losses, norms = (np.hstack([x[name].total for x in fetched]).tolist() for name in _NAMES)
+        fetched = join_calls([jax.tree.map(np.asarray, metrics) for _, metrics in done])
+        losses, norms = (fetched[name].total.tolist() for name in _NAMES)
         last = done[-1][0]
         first = last - len(losses) + 1
         with self._lock:
