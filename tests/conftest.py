@@ -73,8 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         found[kind] += 1
 
 
-MOST_MAPS = 20_000
-"""Memory maps of a process above which compiled programs are dropped; Linux ends it at 65,530."""
+MOST_MAPS = 10_000
+"""Memory maps of a process above which compiled programs are dropped; Linux allows 65,530."""
 _tests = itertools.count(1)
 
 
@@ -82,7 +82,7 @@ _tests = itertools.count(1)
 def pytest_runtest_teardown() -> None:
     """Drop the programs that JAX keeps, some seven memory maps each, before they are too many.
 
-    After some 1,300 thorough tests of one process the next program ended it (docs/log.md).
+    XLA's compiler crashes when there are no more (docs/log.md).
     """
     maps = Path("/proc/self/maps")  # of Linux
     if next(_tests) % 16 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
