@@ -26,7 +26,8 @@ class ParamGroup:
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay of every leaf of the group; null: the optimizer's rules."""
     freeze: bool = False
-    """Freeze the leaves: no update, no decay, no optimizer state."""
+    """Freeze the leaves: no update, no decay, no optimizer state. A run whose `build`
+    returns `optimizer=self.optimizer` computes no gradient of theirs, and logs the others' norm."""
 
 
 def matches(name: str, pattern: str) -> bool:

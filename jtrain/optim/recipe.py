@@ -97,8 +97,8 @@ class OptimizerConfig(abc.ABC):
         optimizer = self.descent(self.layered_rule(decay, dims), self._scale(rate), rate)
         if self.ema:
             optimizer = with_average(optimizer, self.ema)
-        if any(group.freeze for group in self.groups):
-            optimizer = freeze_others(optimizer, self._trained)
+        if self.freezes:
+            optimizer = freeze_others(optimizer, self.trained)
         return chain_before(optax.chain(*self._before(dims)), optimizer)
 
     def descent(
@@ -119,6 +119,15 @@ class OptimizerConfig(abc.ABC):
         """
         del dims
         check_patterns(leaves, self.groups, self.decay)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a group is frozen."""
+        return any(group.freeze for group in self.groups)
+
+    def trained(self, tree: Tree) -> Tree:
+        """Return a tree of the structure of the parameters: False for each leaf that is frozen."""
+        return _map_named(lambda name, _: not self._group(name).freeze, tree)
 
     def _before(self, dims: NamedDims) -> list[optax.GradientTransformation]:
         """Return the stages before the rule."""
@@ -145,14 +154,11 @@ class OptimizerConfig(abc.ABC):
 
         def update(updates: Params, state: optax.OptState, params: Params | None = None):
             del params
-            trained = self._trained(updates)
-            zeroed = jax.tree.map(lambda u, k: u if k else jnp.zeros_like(u), updates, trained)
+            marks = self.trained(updates)
+            zeroed = jax.tree.map(lambda u, k: u if k else jnp.zeros_like(u), updates, marks)
             return zeroed, state
 
         return optax.GradientTransformation(init, update)
-
-    def _trained(self, tree: Tree) -> Tree:
-        return _map_named(lambda name, _: not self._group(name).freeze, tree)
 
     def _factor_of(self, name: str, leaf: Leaf) -> float:
         del leaf

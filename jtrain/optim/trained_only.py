@@ -1,12 +1,14 @@
-"""Freezing: an optimizer for some of the leaves."""
+"""Freezing: an optimizer for some of the leaves, and a loss differentiated by these alone."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
-from jtrain.core.types import Params
+from jtrain.core.loss import Stateful
+from jtrain.core.types import LossFn, Params
 from jtrain.optim.evaluation import WithEvalParams
 
 
@@ -36,6 +38,23 @@ def freeze_others(
     if isinstance(optimizer, WithEvalParams):
         return WithEvalParams(masked.init, update, eval_params)
     return optax.GradientTransformationExtraArgs(masked.init, update)
+
+
+def differentiate_only(
+    loss: LossFn | Stateful, trained: Callable[[Params], Any]
+) -> LossFn | Stateful:
+    """Return `loss`, whose gradient is zero for the leaves that `trained` marks False.
+
+    No backward pass is computed for what depends on these leaves alone.
+    """
+    function: Any = loss.loss if isinstance(loss, Stateful) else loss
+
+    @functools.wraps(function)
+    def call(params: Params, *rest: Any) -> Any:
+        stop = lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf)
+        return function(jax.tree.map(stop, trained(params), params), *rest)
+
+    return Stateful(call) if isinstance(loss, Stateful) else call
 
 
 def _fill_masked(some: Params, params: Params) -> Params:

@@ -31,6 +31,7 @@ from jtrain.finetune.adapted import (
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
+from jtrain.optim.trained_only import differentiate_only
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.train.eight_bits import quantize_experiment
 from jtrain.train.trackers import Tracker
@@ -209,8 +210,13 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
             f"{type(experiment).__name__}. Write `return jt.Experiment(init=..., loss=..., "
             f"train=..., optimizer=self.optimizer)`."
         )
-    experiment = quantize_experiment(experiment, config)
-    return with_lora(experiment, config.lora) if config.lora.rank else experiment
+    if config.lora.rank:
+        experiment = with_lora(experiment, config.lora)
+    optimizer = experiment.optimizer
+    if isinstance(optimizer, OptimizerConfig) and optimizer.freezes:
+        loss = differentiate_only(experiment.loss, optimizer.trained)
+        experiment = dataclasses.replace(experiment, loss=loss)
+    return quantize_experiment(experiment, config)
 
 
 def with_lora(x: Experiment, settings: Lora) -> Experiment:

@@ -16,7 +16,7 @@ Product: TypeAlias = Callable[[Array, Array, Contraction], Array]
 # What gives a parameter in another type, layout or part.
 _VIEWS = {
     *("convert_element_type", "transpose", "reshape", "squeeze", "copy", "copy_p", "slice"),
-    *("dynamic_slice", "split", "sharding_constraint", "reduce_precision", "name"),
+    *("dynamic_slice", "split", "sharding_constraint", "reduce_precision", "name", "stop_gradient"),
 }
 _CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map"),

@@ -59,6 +59,8 @@ def sliced(p, x):
 @pytest.mark.parametrize("function", [plain, einsum, jitted, rematted, conditional, sliced])
 def test_finds_the_product_wherever_it_is(function):
     assert_close(quantized(function, "kernel")(PARAMS, X), 2 * function(PARAMS, X), 1e-6)
+    frozen = lambda p, x: function(jax.lax.stop_gradient(p), x)
+    assert_close(quantized(frozen, "kernel")(PARAMS, X), 2 * function(PARAMS, X), 1e-6)
     total = lambda f: lambda p: jnp.sum(jnp.square(f(p, X)))
     got = jax.grad(total(quantized(function, "kernel")))(PARAMS)
     want = jax.grad(total(function))(PARAMS)
