@@ -1,5 +1,6 @@
 """Frozen leaves of a run: no product is computed for their gradients, and the others train."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -34,6 +35,18 @@ def test_no_product_is_computed_for_what_depends_on_frozen_leaves_alone(loss: st
     # Forward, and by each kernel; the derivative by what goes into `down` is for `up`.
     assert whole.model == 16 * (2 * ROW["up"] + 3 * ROW["down"])
     assert part.model == part.hardware == 16 * (ROW["up"] + 2 * ROW["down"])
+
+
+@pytest.mark.parametrize("impl", ["jit", "shard_map"])
+def test_devices_send_no_gradient_of_frozen_leaves(impl: str):
+    def sent(*settings: str) -> str:
+        layout = f"parallel={{kind: mirrored, impl: {impl}, devices: 2}}"
+        program = set_up(config_of(CONFIG, [layout, *settings])).lower_step().compile().as_text()
+        return " ".join(re.findall(r"= (.*?) all-reduce(?:-start)?\(", program))
+
+    shape = r"f32\[(2,8|8,2)\]"  # of `up`, the only leaf that has it
+    assert re.search(shape, sent())
+    assert not re.search(shape, sent(FREEZE))
 
 
 def test_the_others_train_as_where_the_gradients_are_computed_and_dropped():
