@@ -19,9 +19,7 @@ DATA = "data"  # the mesh axis of replicas of the state, each with a shard of th
 def devices(
     asked: Devices, among: Sequence[Device] | None = None, instead: str = ""
 ) -> list[Device]:
-    """Return the requested devices of every process.
-
-    A CPU is split into the requested number of devices if no JAX backend runs yet.
+    """Return the requested devices of every process; `split_cpu` is called first.
 
     Args:
         asked: a number of devices of each process, 0 for all; their indices among the devices of
@@ -39,6 +37,19 @@ def devices(
         own = [device for device in available if device.process_index == process]
         found += _of_process(own, asked, choice, instead)
     return found
+
+
+def split_cpu(asked: Devices) -> None:
+    """Split the CPU into the requested number of devices, if no JAX backend runs yet.
+
+    Environment variables that set their number have precedence.
+    """
+    choice = parse_devices(asked)
+    needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
+    if needed and choice.platform in ("", "cpu") and not variables.sets_cpu_devices(os.environ):
+        # Once a backend runs, the number of devices cannot change.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", needed)
 
 
 def compute_capability(device: Device) -> tuple[int, int] | None:
@@ -71,11 +82,7 @@ def one_device(asked: Devices, among: Sequence[Device] | None = None) -> Device:
 
 def _present(asked: Devices, choice: DeviceSelection) -> list[Device]:
     """Return all devices of the platform, in every process."""
-    needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
-    if needed and choice.platform in ("", "cpu") and not variables.sets_cpu_devices(os.environ):
-        # Once a backend runs, the number of devices cannot change.
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", needed)
+    split_cpu(asked)
     if not choice.platform:
         return jax.devices()
     try:
@@ -118,10 +125,16 @@ def _of_process(
 
 
 def _too_few(local: list[Device], asked: Devices, needed: int, take: str) -> ConfigError:
-    forced = (
-        f"; on a CPU set it before JAX starts, or by "
-        f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
-    )
+    if number := os.environ.get(variables.NUMBER):
+        forced = (
+            f"; or set {variables.NUMBER}={needed} in place of {number}: jtrain launch does so "
+            f"with --devices {needed}"
+        )
+    else:
+        forced = (
+            f"; on a CPU set it before JAX starts, or by "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+        )
     return ConfigError(
         f"parallel.devices={format_devices(asked)}, and each process has {len(local)} "
         f"({local[0].device_kind}). Take {take}"

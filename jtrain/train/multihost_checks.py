@@ -23,6 +23,7 @@ from jtrain.distributed.multihost import all_gather
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.version import installed_version
+from jtrain.parallel.devices import split_cpu
 from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import PACKAGES, RunDir
 
@@ -72,14 +73,15 @@ def join_processes(timeout: float = 60.0) -> Cluster:
 def join_run(config: RunConfig, path: Path | None, *, trains: bool = True) -> Cluster:
     """Join the processes of a run into one JAX, before JAX is used, and return their cluster.
 
-    The processes compare their configs, code, packages and devices, and the status of the run in
-    `path`, if it has a directory.
+    A CPU is split into the devices of the config. The processes compare their configs, code,
+    packages and devices, and the status of the run in `path`, if it has a directory.
 
     Raises:
         PeerError: for a process that does not join within `parallel.start_timeout` seconds.
         ConfigError: for contradictory variables, or processes that differ, with the differences.
     """
     connect_heartbeat()
+    split_cpu(getattr(config.parallel, "devices", 0))
     if jax.distributed.is_initialized():
         fail_alone()
         return Cluster(kind="by hand", processes=jax.process_count(), index=jax.process_index())

@@ -13,7 +13,7 @@ from jtrain.config.configclass import configclass
 from jtrain.core.types import Batch, Dims
 from jtrain.errors import ShardingError
 from jtrain.parallel.device_names import Devices
-from jtrain.parallel.devices import Device, one_device
+from jtrain.parallel.devices import Device, one_device, split_cpu
 from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.strategies.strategy import (
     BaseParallelConfig,
@@ -107,6 +107,7 @@ class Single(BaseParallelConfig):
             ShardingError: in several processes, each of which would train by itself.
             ConfigError: if `devices` is not one device.
         """
+        split_cpu(self.devices)  # before the next line starts JAX's devices
         if jax.process_count() > 1:
             raise ShardingError(
                 "parallel.kind=single runs in one process, and this run has "
