@@ -193,11 +193,12 @@ def of_page(command: Command, name: str) -> list[str]:
 
 
 def typed(words: list[str], devices: int = ON_PROCESS) -> None:
-    """Run the command where there are so many devices."""
+    """Run the command where there are so many devices; 0: in a process that splits the CPU."""
     if devices == ON_PROCESS:
         assert main(words) == 0
         return
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
+    forced = f"--xla_force_host_platform_device_count={devices} " if devices else ""
+    flags = f"{forced}--xla_backend_optimization_level=1"
     done = subprocess.run(
         [sys.executable, "-m", "jtrain", *words],
         env=os.environ | {"XLA_FLAGS": flags, "NPROC": "64"},
@@ -239,8 +240,8 @@ def test_a_run_goes_through_all_that_it_does(command: Command, used: Path):
         return
     fast = () if LOOKS & {*command.words} else ("--fast",)
     steps = ("steps=20",) if "--find-nan" in command.words else ()
-    inside = "parallel.devices" in command.line  # a part of the devices of this process
-    typed(small(command, *steps, *fast), ON_PROCESS if inside else command.devices)
+    splits = "parallel.devices" in command.line
+    typed(small(command, *steps, *fast), 0 if splits else command.devices)
 
 
 @pytest.mark.thorough
