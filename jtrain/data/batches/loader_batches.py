@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard
+from jtrain.data.batches.by_step import RowShard, add_places
 from jtrain.errors import DataError
 
 
@@ -46,7 +46,7 @@ class LoaderBatches:
         row = self._shard.row
         batch = self._read(step).items()
         own = {name: array[row[0] : row[-1] + 1] for name, array in batch}
-        return own | {"row": row, "mask": self._shard.mask(self.size)}
+        return add_places(own, {"row": row, "mask": self._shard.mask(self.size)})
 
     def shard(self, index: int, count: int) -> "LoaderBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard
+from jtrain.data.batches.by_step import RowShard, add_places
 from jtrain.data.batches.fingerprint import Fingerprinted
 
 RECENT = 4  # batches that stay in memory for repeated reads
@@ -68,7 +68,7 @@ class Streamed:
             raise IndexError(f"Steps count from 0; batch {step} was requested.")
         with self._lock:  # the run may look at a batch while a thread prefetches another
             own = {name: array.copy() for name, array in self._read(step).items()}
-        return own | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
+        return add_places(own, {"row": self._shard.row, "mask": self._shard.mask(self.size)})
 
     def shard(self, index: int, count: int) -> "Streamed":
         """Return the same batches, with only the rows of process `index` of `count`."""
