@@ -59,5 +59,6 @@ def describe_free_space(directory: Path) -> str:
 
 def format_bytes(count: int) -> str:
     """Format a number of bytes: `1.2 GB`."""
-    power = min(int(math.log(max(count, 1), 1000)), len(_UNITS) - 1)
+    digits = float(f"{max(count, 1):.3g}")  # as it is shown: 999.9 MB are 1 GB
+    power = min(int(math.log(digits, 1000)), len(_UNITS) - 1)
     return f"{count / 1000**power:.3g} {_UNITS[power]}"

@@ -11,7 +11,6 @@ or an unfinished removal, and is never read. The seal names every other object, 
 digest, so a copy with a seal and matching bytes is valid.
 """
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -54,7 +53,7 @@ def fetch(objects: ObjectStore, step: int, directory: Path) -> list[str]:
     path = layout.create_saving_path(directory, step)
     try:
         for name in sizes:
-            if ".." in name.split("/"):
+            if {"", ".", ".."} & set(name.split("/")):  # `a//b` is a legal name of an object
                 return [f"{name}: is no file name of a checkpoint"]
             objects.fetch(f"{CHECKPOINTS}/{step}/{name}", path / name)
         if faults := seal.seal_faults(path, step, full=True):
@@ -114,9 +113,8 @@ def fetch_newest(
         if step <= above:
             break
         layout.make_directory(directory)
-        local = directory / str(step)
-        if local.exists():  # a damaged one
-            shutil.move(local, layout.saving_path(directory, step).with_suffix(".damaged"))
+        if (directory / str(step)).exists():  # a damaged one
+            layout.set_aside(directory, step)
         if not (faults := fetch(objects, step, directory)):
             fetch_files(objects, path)
             return step, notices

@@ -35,7 +35,7 @@ def _kind(directory: Path) -> str:
     """Return the kind of a directory's file system, as in /proc/self/mountinfo; "" if unknown."""
     try:
         device = directory.stat().st_dev
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return ""
     number = f"{os.major(device)}:{os.minor(device)}"

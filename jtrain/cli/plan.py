@@ -96,7 +96,7 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
         note = (
             f"# {path} on {topology.name}, by jtrain plan --search: {best.candidate.describe()}\n"
         )
-        Path(args.write).write_text(note + text)
+        Path(args.write).write_text(note + text, encoding="utf-8")
         print(f"{args.write}: the fastest that fits", file=sys.stderr)
     if result.stopped:
         return STOPPED

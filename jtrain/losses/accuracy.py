@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
@@ -13,7 +13,11 @@ from jtrain.losses.shapes import check_labels_shape
 
 
 def accuracy(
-    logits: Float[Array, "*b c"], labels: Int[Array, "*b"], mask: Bool[Array, "*b"], *, top: int = 1
+    logits: Float[Array, "*b c"],
+    labels: Integer[Array, "*b"],
+    mask: Bool[Array, "*b"],
+    *,
+    top: int = 1,
 ) -> Mean:
     """Return the share of labels among the `top` greatest logits, where `mask` is true.
 
@@ -31,16 +35,17 @@ def accuracy(
         )
     if top == 1:
         return Mean.of((logits.argmax(-1) == labels).astype(jnp.float32), mask)
+    labels = labels.astype(jnp.int32)  # 8 bits hold no class from 256 on
     known = (labels >= 0) & (labels < classes)
     own = jnp.take_along_axis(logits, labels.clip(0, classes - 1)[..., None], -1)
-    index = jnp.expand_dims(jnp.arange(classes, dtype=labels.dtype), range(labels.ndim))
+    index = jnp.expand_dims(jnp.arange(classes, dtype=jnp.int32), range(labels.ndim))
     ahead = (logits > own) | ((logits == own) & (index < labels[..., None]))
     hits = known & (ahead.sum(-1) < top)
     return Mean.of(hits.astype(jnp.float32), mask)
 
 
 def confusion(
-    logits: Float[Array, "*b c"], labels: Int[Array, "*b"], mask: Bool[Array, "*b"]
+    logits: Float[Array, "*b c"], labels: Integer[Array, "*b"], mask: Bool[Array, "*b"]
 ) -> Mean:
     """Return the shares (label, likeliest class) of the rows where `mask` is true.
 
@@ -51,9 +56,10 @@ def confusion(
         LossError: if the shapes do not match.
     """
     check_labels_shape(logits, labels, mask)
-    classes = jnp.expand_dims(jnp.arange(logits.shape[-1], dtype=labels.dtype), range(mask.ndim))
-    true = ((labels[..., None] == classes) & mask[..., None]).astype(jnp.float32)
-    predicted = logits.argmax(-1).astype(labels.dtype)
+    classes = jnp.expand_dims(jnp.arange(logits.shape[-1], dtype=jnp.int32), range(mask.ndim))
+    true = labels.astype(jnp.int32)[..., None] == classes
+    true = (true & mask[..., None]).astype(jnp.float32)
+    predicted = logits.argmax(-1).astype(jnp.int32)
     one_hot = (predicted[..., None] == classes).astype(jnp.float32)
     flat = lambda x: x.reshape(-1, x.shape[-1])
     return Mean(flat(true).T @ flat(one_hot), mask.sum(dtype=jnp.float32))
@@ -61,7 +67,7 @@ def confusion(
 
 def calibration(
     logits: Float[Array, "*b c"],
-    labels: Int[Array, "*b"],
+    labels: Integer[Array, "*b"],
     mask: Bool[Array, "*b"],
     *,
     bins: int = 15,

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement, Unplaced
@@ -19,7 +19,7 @@ from jtrain.losses.shapes import check_labels_shape
 def chunked_next_token(
     hidden: Float[Array, "b t d"],
     head: Float[Array, "v d"],
-    targets: Int[Array, "b t"],
+    targets: Integer[Array, "b t"],
     real: Bool[Array, "b t"],
     *,
     chunk: int = 128,
@@ -56,7 +56,8 @@ def chunked_next_token(
     check_labels_shape(hidden, targets, real)
     _check(len(hidden), chunk, soft_cap, placement.rows)
     settings = _Settings(chunk, soft_cap, z_loss, placement, jnp.dtype(hidden.dtype))
-    arrays = hidden, head.astype(hidden.dtype), in_range(targets, head, 0), real
+    targets = in_range(targets, head, 0).astype(jnp.int32)  # bytes number no larger vocabulary
+    arrays = hidden, head.astype(hidden.dtype), targets, real
     value, sums = cast(tuple[Array, _Sums], _loss(settings, *arrays))
     sums = jax.lax.stop_gradient(sums)
     mean = lambda by_row: Mean(by_row.sum(), weight)

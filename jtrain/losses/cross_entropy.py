@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
@@ -17,7 +17,7 @@ from jtrain.losses.shapes import check_labels_shape, check_mask, check_same_shap
 
 def cross_entropy(
     logits: Float[Array, "b c"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     mask: Bool[Array, "b"],
     *,
     smoothing: float = 0.0,
@@ -38,7 +38,7 @@ def cross_entropy(
 
 
 def cross_entropy_per_label(
-    logits: Float[Array, "*b c"], labels: Int[Array, "*b"], smoothing: float = 0.0
+    logits: Float[Array, "*b c"], labels: Integer[Array, "*b"], smoothing: float = 0.0
 ) -> Float[Array, "*b"]:
     """Return -log softmax(logits) at the labels, in at least float32.
 
@@ -58,7 +58,8 @@ def cross_entropy_per_label(
             f"smoothing {smoothing} is to be the share of a label that is spread over all classes. "
             f"Give a number in 0 .. 1: smoothing=0.1 is usual, smoothing=0 is none."
         )
-    return _per_label(logits, in_range(labels, logits, -1), smoothing)
+    # In 8 bits the classes from 256 on would count from 0 again, each for several labels.
+    return _per_label(logits, in_range(labels, logits, -1).astype(jnp.int32), smoothing)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -3,7 +3,7 @@
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Metrics
@@ -12,7 +12,7 @@ from jtrain.losses.shapes import check_labels_shape
 
 
 def next_token(
-    logits: Float[Array, "b t v"], targets: Int[Array, "b t"], real: Bool[Array, "b t"]
+    logits: Float[Array, "b t v"], targets: Integer[Array, "b t"], real: Bool[Array, "b t"]
 ) -> tuple[Mean, Metrics]:
     """Return nats a token and the accuracy, over the tokens where `real` is true.
 
@@ -30,7 +30,7 @@ def next_token(
 
 def inputs_and_targets(
     batch: Batch,
-) -> tuple[Int[Array, "b t"], Int[Array, "b t"], Bool[Array, "b t"]]:
+) -> tuple[Integer[Array, "b t"], Integer[Array, "b t"], Bool[Array, "b t"]]:
     """Return a language batch's inputs, its targets, and which targets are real.
 
     Inputs and targets are `tokens` (b, t+1) without the last and without the first. The first
@@ -46,7 +46,7 @@ def inputs_and_targets(
     return inputs, targets, real & mask[:, None]
 
 
-def segments_of(batch: Batch) -> Int[Array, "b t"] | None:
+def segments_of(batch: Batch) -> Integer[Array, "b t"] | None:
     """Return the segments of a language batch's inputs; None if its rows are not packed."""
     segments = batch.get("segments")
     return None if segments is None else segments[:, :-1]

@@ -134,15 +134,18 @@ def take_steps(
             if result.step <= number:  # taken again, after a server was restored
                 continue
             number = result.step
-            asked = feed.numbers(number, result.metrics) or asked
+            answer = feed.numbers(number, result.metrics)
+            asked = asked or answer
             if number < gate:
-                asked = feed.without_state(number) or asked
+                answer = feed.without_state(number)
+                asked = asked or answer
                 if feed.due or asked:
                     gate = min(gate, max(coordinator.close(), number))
         if number == gate:
             state = jax.tree.map(jnp.asarray, coordinator.fetch(number))
-            asked = feed.with_state(number, state) or asked
-    return LoopResult(state, number, asked, feed.end(number, stop, asked))
+            answer = feed.with_state(number, state)
+            asked = asked or answer
+    return LoopResult(state, number, feed.end(number, stop, asked), feed.last)
 
 
 def _next_gate(plan: Plan, hooks: Sequence[Hook], number: int, stop: int) -> int:
@@ -162,20 +165,21 @@ class _Calls:
 
     def __post_init__(self):
         self._metrics: list[Metrics] = []
-        self._last: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        """Numbers of the last step."""
         self.due = False
         """Whether a hook needs the state of a step that is passed."""
 
     def numbers(self, number: int, metrics: Metrics) -> Stop | None:
         """Call `on_done` and `on_numbers` for a step."""
         self._metrics = [*self._metrics, metrics][-self.steps_per_call :]
-        self._last = {name: mean.value() for name, mean in metrics.items()}
+        self.last = {name: mean.value() for name, mean in metrics.items()}
         asked = None
         for hook in self.hooks:
             if number % self.steps_per_call == 0:
                 hook.on_done(number)
             if number % hook.every == 0:
-                answer = hook.on_numbers(number, self._last)
+                answer = hook.on_numbers(number, self.last)
                 asked = asked or answer
         return asked
 
@@ -198,14 +202,15 @@ class _Calls:
             asked = asked or answer
         return asked
 
-    def end(self, number: int, stop: int, asked: Stop | None) -> dict[str, float]:
-        """Return the numbers of the last step, after hooks that wait for it have them."""
+    def end(self, number: int, stop: int, asked: Stop | None) -> Stop | None:
+        """Return the first request to end, after hooks that wait for the last step have it."""
         over = number >= stop or (asked is not None and asked.kind == "finished")
-        if self._last and over and (asked is None or asked.kind != "failed"):
+        if self.last and over and (asked is None or asked.kind != "failed"):
             for hook in self.hooks:
                 if hook.last and number % hook.every:
-                    hook.on_numbers(number, self._last)
-        return self._last
+                    answer = hook.on_numbers(number, self.last)
+                    asked = asked or answer
+        return asked
 
     def _at(self, number: int) -> list[Hook]:
         watches = [hook for hook in self.hooks if type(hook).on_state is not Hook.on_state]

@@ -68,7 +68,7 @@ class OverflowCheck:
     def _batch(self, step: int) -> Batch:
         return next(
             batches[step - first - 1]
-            for first, batches in reversed(self._calls)
+            for first, batches in reversed(self._calls.copy())  # `observe` may append meanwhile
             if first < step <= first + len(batches)
         )
 

@@ -142,10 +142,26 @@ class Experiment:
             check_takes(self.loss.loss, ("params", "extra", "batch", "rng"), "the loss")
         else:
             check_takes(self.loss, ("params", "batch", "rng"), "the loss")
+        object.__setattr__(self, "loss", _hashable_loss(self.loss))
         if callable(self.init):
             check_takes(self.init, ("key",), "init")
         if self.init_extra is not None:
             check_takes(self.init_extra, ("params", "extra", "rows"), "init_extra")
+
+
+def _hashable_loss(loss: LossFn | Stateful) -> LossFn | Stateful:
+    """Return the loss, by which what is made of it is cached, as something that has a hash.
+
+    A method of a module that holds arrays has none, nor an object of a plain dataclass.
+    """
+    try:
+        hash(loss)
+        return loss
+    except TypeError:
+        if isinstance(loss, Stateful):
+            inner = loss.loss
+            return dataclasses.replace(loss, loss=lambda *given: inner(*given))
+        return lambda *given: loss(*given)
 
 
 @configclass

@@ -142,7 +142,7 @@ def fit(
     batch = batch or fit_data.loader_size(data)
     data, valid = fit_data.split_validation(data, valid)
     training = fit_data.build_train_batches(data, batch, seed=seed)
-    rows, optimizer_config = training.size, fit_arguments.build_optimizer(optimizer, lr, schedule)
+    rows = training.size
     valid_batches = fit_data.build_evaluation_sets(valid, valid_batch or rows)
     transformation = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
 
@@ -183,7 +183,7 @@ def fit(
             batch=rows,
             microbatches=microbatches,
             steps_per_call=steps_per_call,
-            optimizer=optimizer_config,
+            optimizer=fit_arguments.build_optimizer(optimizer, lr, schedule),
             precision=fit_arguments.build_precision(precision),
             parallel=fit_arguments.build_strategy(parallel, devices),
             guard=fit_arguments.build_guard(guard, has_checkpoints=has_directory),

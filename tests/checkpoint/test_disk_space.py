@@ -13,7 +13,7 @@ from checkpoint_states import like, same_bits
 from full_disk import files_of_at_most
 
 from jtrain.checkpoint import CheckpointManager, check_writable, lock, state_bytes
-from jtrain.checkpoint.disk_space import disk_bytes
+from jtrain.checkpoint.disk_space import disk_bytes, format_bytes
 from jtrain.errors import CheckpointError
 
 # Failed tasks of the storage library sometimes log when they are collected.
@@ -28,6 +28,14 @@ def _collected() -> Iterator[None]:
 
 
 STATE = {"w": jnp.arange(200_000.0), "step": jnp.int32(1)}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (999_499, "999 kB"), (999_999, "1 MB"), (10**9, "1 GB")],
+)
+def test_bytes_are_three_digits_and_a_unit(count: int, text: str):
+    assert format_bytes(count) == text
 
 
 def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:

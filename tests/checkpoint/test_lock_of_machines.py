@@ -5,6 +5,7 @@ each process sees every lock granted.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -146,6 +147,14 @@ def test_the_kind_of_a_file_system_is_the_kernels():
     kind = writer_beat._kind(Path("/proc"))
     assert kind == "proc" or not Path("/proc/self/mountinfo").exists()
     assert writer_beat._kind(Path("/no/such/folder")) == ""
+
+
+def test_a_mount_may_have_a_name_that_is_no_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    device = os.stat(tmp_path).st_dev
+    where = f"{os.major(device)}:{os.minor(device)}".encode()
+    (tmp_path / "mountinfo").write_bytes(b"20 1 " + where + b" / /media/M\xfcller rw - ext4 a rw\n")
+    monkeypatch.setattr(writer_beat, "Path", lambda _: tmp_path / "mountinfo")
+    assert writer_beat._kind(tmp_path) == "ext4"
 
 
 def test_a_writer_counts_until_it_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -215,10 +215,27 @@ def test_a_damaged_copy_is_skipped_without_leftovers(
     assert sorted(path.name for path in (tmp_path / "back" / "checkpoints").iterdir()) == ["1"]
 
 
-def test_an_object_name_that_leads_outside_is_not_written(saved: Path, tmp_path: Path):
+def test_a_second_damaged_checkpoint_is_set_aside_beside_the_first(
+    objects: ObjectStore, saved: Path, tmp_path: Path
+):
+    start_uploader(objects, saved).copy(1)
+    directory = tmp_path / "back" / "checkpoints"
+    for _ in range(3):
+        (directory / "1").mkdir(parents=True, exist_ok=True)
+        (directory / "1" / "half").touch()
+        assert object_store_layout.fetch_newest(objects, tmp_path / "back") == (1, [])
+        (directory / "1" / "about.json").unlink()  # damaged again
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["1", "1.damaged", "1.damaged-2", "1.damaged-3"]
+
+
+@pytest.mark.parametrize("outside", ["../../../out", "/tmp/out", "state//out", "./out"])
+def test_an_object_name_that_leads_outside_is_not_written(
+    outside: str, saved: Path, tmp_path: Path
+):
     objects = ObjectStore(f"memory://{uuid.uuid4()}/small")
     start_uploader(objects, saved).copy(1)
-    sizes = {**object_store_layout.object_sizes(objects)[1], "../../../out": 1}
+    sizes = {**object_store_layout.object_sizes(objects)[1], outside: 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             object_store_layout,
@@ -226,7 +243,7 @@ def test_an_object_name_that_leads_outside_is_not_written(saved: Path, tmp_path:
             lambda objects: {1: sizes},
         )
         assert object_store_layout.fetch(objects, 1, tmp_path / "checkpoints") == [
-            "../../../out: is no file name of a checkpoint"
+            f"{outside}: is no file name of a checkpoint"
         ]
     assert not (tmp_path / "checkpoints" / "1").exists()
 

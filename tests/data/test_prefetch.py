@@ -6,6 +6,7 @@ import traceback
 import pytest
 
 from jtrain.data import ReadAhead
+from jtrain.errors import DataError
 
 SLOW = 2e-3  # seconds a read, ten times the threshold
 
@@ -159,3 +160,14 @@ def test_an_error_in_the_loop_ends_the_thread():
     with pytest.raises(AssertionError, match="own mistake"):
         loop()
     assert readers() == 0
+
+
+@pytest.mark.parametrize("slow", [0.0, 1.0], ids=["in a thread", "inline"])
+def test_data_that_was_read_to_its_end_does_not_end_the_loop(slow: float):
+    data = iter(range(12))
+    with (
+        ReadAhead(lambda step: next(data), start=0, stop=20, slow=slow) as ahead,
+        pytest.raises(DataError, match=r"after step 12 raised StopIteration.* for fewer steps"),
+    ):
+        for _ in ahead:
+            pass

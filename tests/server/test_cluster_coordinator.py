@@ -276,6 +276,8 @@ def test_workers_that_cannot_start_end_with_their_output(monkeypatch):
             coordinator.join()
         with pytest.raises(CancelledError):
             value.fetch()
+        with pytest.raises(PeerError, match="before it asked"):  # or its result never comes
+            coordinator.schedule(functions.process_id)
 
 
 @pytest.mark.thorough

@@ -278,6 +278,29 @@ def test_a_port_in_use_is_refused_with_what_to_type(listener):
         Listener(echo, token="", most=0, port=listener.port)
 
 
+def test_a_connection_that_cannot_be_accepted_is_not_the_last(monkeypatch):
+    accept, failures = socket.socket.accept, iter([OSError(24, "Too many open files")])
+
+    def fails_once(self):
+        for error in failures:
+            raise error
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_once)
+    with (
+        Listener(lambda request: Message("done"), token="ours", most=0) as found,
+        contextlib.closing(Client("server", found.port, token="ours", most=0, timeout=2)) as client,
+    ):
+        assert client.call(Message("ask")).name == "done"
+
+
+def test_a_stranger_whose_token_is_no_text_is_refused_and_let_go(listener):
+    with socket.create_connection((LOOPBACK, listener.port), timeout=2) as stranger:
+        send(stranger, Message("hello", {"token": "\ud800"}))
+        assert receive(stranger, 0).name == "refused"
+        assert not stranger.recv(1)
+
+
 def test_a_closed_listener_leaves_no_thread_waiting(listener):
     one = client(listener)
     one.call(Message("hello"))

@@ -240,3 +240,9 @@ def test_the_history_has_the_step_at_which_it_was_stopped(kept):
     enough = lambda step, state: jt.Stop("good enough", "finished") if step == 8 else None
     ended = jt.fit(loss, zeros(), X_AND_Y, **call, **kept, hooks=[enough])
     assert (ended.step, list(ended.history["loss"])) == (8, [5, 8])
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), "fast"])
+def test_a_learning_rate_that_is_none_is_refused_by_its_name(lr):
+    with pytest.raises(ConfigError, match=r"^AdamW\.lr: "):
+        jt.fit(lambda params, batch, rng: 0.0, {"w": np.ones(2)}, {"x": np.ones(8)}, lr=lr, steps=1)

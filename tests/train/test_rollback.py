@@ -19,7 +19,7 @@ from jtrain.core.loop import Rollback
 from jtrain.errors import ConfigError
 from jtrain.io import jsonl
 from jtrain.optim import SGD
-from jtrain.train.rollback import resume_point
+from jtrain.train.rollback import _took, resume_point
 from jtrain.train.run_hooks import open_hooks
 from jtrain.train.setup import set_up
 
@@ -146,6 +146,23 @@ def test_batches_that_were_taken_cannot_be_skipped_any_more():
     assert ran(config("run", (), SkipPolicy(without=((9, 11),))), "run").status == "done"
     ran(config("never", (), SkipPolicy(without=((9, 11),))), "never")
     assert different(Path("runs/run"), Path("runs/never")) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "known", "window", "has_taken"),
+    [
+        (9, [], (3, 5), True),
+        (9, [], (9, 11), False),
+        (10, [(10, 12)], (10, 15), False),  # of the window it knows a part, and has taken none
+        (11, [(10, 12)], (10, 15), True),
+        (9, [(3, 5)], (3, 5), False),
+        (9, [(3, 5)], (3, 6), True),
+    ],
+)
+def test_a_checkpoint_has_taken_a_batch_or_knew_that_it_is_left_out(
+    step: int, known: list, window: tuple[int, int], has_taken: bool
+):
+    assert _took(step, known, [window]) == ([window] if has_taken else [])
 
 
 class At(jt.Hook):

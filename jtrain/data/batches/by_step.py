@@ -7,7 +7,7 @@ batch, so that they can stay on the device.
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class Shuffled:
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         places = self.places(step)
-        return self.source[self._indices[operator.index(step)]] | places
+        return add_places(self.source[self._indices[operator.index(step)]], places)
 
     def places(self, step: int) -> dict[str, np.ndarray]:
         """Return `row` and `mask` of a step's batch."""
@@ -99,7 +99,8 @@ class Shuffled:
         masks = [self._shard.mask(self._real_rows(each)) for each in steps]
         same = all(mask is masks[0] for mask in masks)
         mask = self._shard.stack(masks[0], count) if same else np.stack(masks)
-        return stacked | {"row": self._shard.stack(self._shard.row, count), "mask": mask}
+        row = self._shard.stack(self._shard.row, count)
+        return add_places(stacked, {"row": row, "mask": mask})
 
     def indices(self, step: int) -> np.ndarray:
         """Return the rows of the source that this process reads for a step."""
@@ -153,7 +154,7 @@ class InOrder:
         first = step * self.size
         indices = np.minimum(first + self._shard.row.astype(np.int64), self.rows - 1)
         mask = self._shard.mask(min(self.size, self.rows - first))
-        return self.source[indices] | {"row": self._shard.row, "mask": mask}
+        return add_places(self.source[indices], {"row": self._shard.row, "mask": mask})
 
     def shard(self, index: int, count: int) -> "InOrder":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -196,6 +197,23 @@ class RowShard:
         if key not in self._stacks:
             self._stacks[key] = _read_only(np.repeat(array[None], count, axis=0))
         return self._stacks[key]
+
+
+def add_places(
+    rows: Mapping[str, np.ndarray], places: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the rows of a source with the `row` and `mask` of their batch.
+
+    Raises:
+        DataError: if the rows have arrays of these names, such as the masks of a segmentation.
+    """
+    if taken := rows.keys() & places.keys():
+        name = min(taken)
+        raise DataError(
+            f"The data has an array called {name!r}, a name that jtrain adds to every batch. Give "
+            f"it another name where the rows are made, such as {name}s."
+        )
+    return {**rows, **places}
 
 
 def count_rows(source: Source) -> int:

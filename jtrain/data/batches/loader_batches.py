@@ -2,11 +2,12 @@
 
 import copy
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard
+from jtrain.data.batches.by_step import RowShard, add_places
 from jtrain.errors import DataError
 
 
@@ -35,27 +36,33 @@ class LoaderBatches:
     summary = "data: a loader, each process reads all of it and keeps its own rows of every batch"
 
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
-        self.size, self._open = size, open_loader
+        self.size, self._open, self._lock = size, open_loader, threading.Lock()
         self._restart(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        if step < self._next - 1:
-            self._restart(self._shard)
-        while self._next <= step:
-            self._last = next(self._batches)
-            self._next += 1
         row = self._shard.row
-        own = {name: array[row[0] : row[-1] + 1] for name, array in self._last.items()}
-        return own | {"row": row, "mask": self._shard.mask(self.size)}
+        batch = self._read(step).items()
+        own = {name: array[row[0] : row[-1] + 1] for name, array in batch}
+        return add_places(own, {"row": row, "mask": self._shard.mask(self.size)})
 
     def shard(self, index: int, count: int) -> "LoaderBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""
         own = copy.copy(self)
+        own._lock = threading.Lock()
         own._restart(RowShard(self.size, index, count))
         return own
+
+    def _read(self, step: int) -> dict[str, np.ndarray]:
+        with self._lock:  # the run may look at a batch while a thread prefetches another
+            if step < self._next - 1:
+                self._restart(self._shard)
+            while self._next <= step:
+                self._last = next(self._batches)
+                self._next += 1
+            return self._last
 
     def _restart(self, part: RowShard) -> None:
         self._shard, self._next = part, 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Blocks, RowShard, count_rows
+from jtrain.data.batches.by_step import Blocks, RowShard, add_places, count_rows
 from jtrain.data.batches.proportions import Proportions
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
@@ -62,7 +62,8 @@ class MixedBatches:
                 if name not in batch:
                     batch[name] = np.empty((len(source_of), *array.shape[1:]), array.dtype)
                 batch[name][chosen] = array
-        return batch | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
+        mask = self._shard.mask(self.size)
+        return add_places(batch, {"row": self._shard.row, "mask": mask})
 
     def shard(self, index: int, count: int) -> "MixedBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
+from jtrain.errors import DataError
+
 T = TypeVar("T")
 TRIAL = 8  # reads between two decisions whether reading is slow
 
@@ -67,9 +69,15 @@ class ReadAhead(Generic[T]):
         began = time.perf_counter()
         try:
             value = self._thread.next() if self._thread else self._get(self._step)
-        except BaseException:
+        except BaseException as error:
             self._stop = self._step  # like a generator that raised, this one ends
             self.close()
+            if isinstance(error, StopIteration):  # it would end the loop, which has no such end
+                raise DataError(
+                    f"Every step has a batch, and reading on after step {self._step} raised "
+                    f"StopIteration: the data was read to its end. Begin it again there, or train "
+                    f"for fewer steps."
+                ) from error
             raise
         seconds = time.perf_counter() - began
         self.waited += seconds

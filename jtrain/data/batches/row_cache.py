@@ -47,9 +47,7 @@ class CachedRows:
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         rows = {name: array[indices] for name, array in self._rows.items()}
-        expected = self._digests[indices]
-        valid = np.array([bool(digest) for digest in expected]) & (expected == _digests(rows))
-        missing = np.flatnonzero(~valid)
+        missing = np.flatnonzero(self._digests[indices] != _digests(rows))
         if len(missing):
             read = self.source[indices[missing]]
             found = _digests(read)

@@ -2,13 +2,14 @@
 
 import copy
 import operator
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard
+from jtrain.data.batches.by_step import RowShard, add_places
 from jtrain.data.batches.fingerprint import Fingerprinted
 
 RECENT = 4  # batches that stay in memory for repeated reads
@@ -65,16 +66,9 @@ class Streamed:
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        if step not in self._recent:
-            self._seek(step)
-            items = self._next_items()
-            rows = [self._row(items[place]) for place in self._shard.row]
-            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-            self._recent[step] = batch
-            if len(self._recent) > RECENT:
-                self._recent.popitem(last=False)
-        own = {name: array.copy() for name, array in self._recent[step].items()}
-        return own | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
+        with self._lock:  # the run may look at a batch while a thread prefetches another
+            own = {name: array.copy() for name, array in self._read(step).items()}
+        return add_places(own, {"row": self._shard.row, "mask": self._shard.mask(self.size)})
 
     def shard(self, index: int, count: int) -> "Streamed":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -103,10 +97,20 @@ class Streamed:
         self._places[self._next] = state["stream"]
 
     def _restart(self, part: RowShard) -> None:
-        self._shard = part
+        self._shard, self._lock = part, threading.Lock()
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._places = {0: self._stream.state()}
+
+    def _read(self, step: int) -> dict[str, np.ndarray]:
+        if step not in self._recent:
+            self._seek(step)
+            items = self._next_items()
+            rows = [self._row(items[place]) for place in self._shard.row]
+            self._recent[step] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            if len(self._recent) > RECENT:
+                self._recent.popitem(last=False)
+        return self._recent[step]
 
     def _seek(self, step: int) -> None:
         """Read up to a step's batch, from the nearest place before it."""

@@ -172,7 +172,7 @@ def _check_kind(directory: Path, kind: str) -> Iterator[Finding]:
 def mounts() -> str:
     """Return the mounts of this process; empty where the system does not say."""
     try:
-        return Path("/proc/self/mountinfo").read_text()
+        return Path("/proc/self/mountinfo").read_text(errors="replace")
     except OSError:
         return ""
 

@@ -166,7 +166,7 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
     if not file.is_file():
         return None
     try:
-        return vocabulary_of_parsed(json.loads(file.read_text()))
+        return vocabulary_of_parsed(json.loads(file.read_bytes()))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
 

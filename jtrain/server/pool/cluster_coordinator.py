@@ -192,6 +192,8 @@ class ClusterCoordinator:
         return {worker: process.pid for worker, process in self._processes.items()}
 
     def _check_open(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
         if not self._processes or self._items.closed:
             raise ConfigError(
                 "a ClusterCoordinator has workers in its `with` block only: write "

@@ -6,6 +6,7 @@ import errno
 import hmac
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from jtrain.server.transport.memory import BufferPool
 from jtrain.server.transport.wire import Message, VersionError, WireError, frame_of, receive, send
 
 LOOPBACK = "127.0.0.1"
+RETRY = 0.05  # seconds after a connection that could not be accepted
 GREETING = 10.0  # seconds within which a peer says who it is
 Handler = Callable[[Message], Message]
 
@@ -120,7 +122,10 @@ class Listener:
             try:
                 peer, _ = self._socket.accept()
             except OSError:
-                return  # closed
+                if self._closed:
+                    return
+                time.sleep(RETRY)  # the peer is gone already, or this process has no file left
+                continue
             with self._lock:
                 if self._closed:
                     peer.close()
@@ -130,7 +135,7 @@ class Listener:
 
     def _serve(self, peer: socket.socket) -> None:
         last: Message | None = None
-        with contextlib.suppress(OSError, EOFError):  # the peer is gone
+        try:
             keep_alive(peer)
             if self._greet(peer):
                 while True:
@@ -141,11 +146,14 @@ class Listener:
                     last = Message(request.name, request.fields)  # without its arrays
                     self._answer(peer, request)
                     del request  # so that its buffer is free for the next
-        if last is not None and not self._closed:
-            self._lost(last)
-        with self._lock:
-            self._peers.discard(peer)
-        peer.close()
+        except (OSError, EOFError):
+            pass  # the peer is gone
+        finally:
+            with self._lock:
+                self._peers.discard(peer)
+            peer.close()
+            if last is not None and not self._closed:
+                self._lost(last)
 
     def _greet(self, peer: socket.socket) -> bool:
         """Return whether the peer has the version and the token; it is told what it lacks."""
@@ -157,7 +165,7 @@ class Listener:
             return False
         token = hello.fields.get("token")
         token = token if hello.name == "hello" and isinstance(token, str) else ""
-        if not hmac.compare_digest(token.encode(), self._token.encode()):
+        if not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
             send(peer, _refusal(PermissionError("the token is not that of this run")))
             return False
         send(peer, Message("welcome"))

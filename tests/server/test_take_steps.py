@@ -1,0 +1,65 @@
+"""The loop of a run on servers answers its hooks as `train_loop` does."""
+
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jtrain.core.loop import Hook, Stop
+from jtrain.core.mean import Mean
+from jtrain.server.coordination.coordinator import StepResult
+from jtrain.server.server_loop import take_steps
+
+
+class Steps:
+    """Coordinator whose steps are done at once."""
+
+    plan: Any = types.SimpleNamespace(server=types.SimpleNamespace(snapshot_every=4), inner_steps=1)
+
+    def __init__(self):
+        self._done = 0
+
+    def advance(self, limit: int) -> list[StepResult]:
+        self._done += 1
+        loss = Mean(jnp.float32(self._done), jnp.float32(1))
+        return [StepResult(self._done, {"loss": loss})]
+
+    def close(self) -> int:
+        return self._done
+
+    def fetch(self, step: int) -> Any:
+        return {"step": step}
+
+
+class StopsAt(Hook):
+    def __init__(self, step: int, why: str, *, every: int = 1, last: bool = False):
+        self._step, self._why, self.every, self.last = step, why, every, last
+
+    def on_numbers(self, step, numbers):
+        return Stop(self._why, "failed") if step >= self._step else None
+
+
+class StopsByState(Hook):
+    every = 2
+
+    def on_state(self, step, state, metrics):
+        return Stop("by the state")
+
+
+def taken(*hooks: Hook) -> tuple[int, str]:
+    coordinator: Any = Steps()
+    ended = take_steps(coordinator, {}, start=0, stop=6, hooks=hooks)
+    assert ended.numbers == {"loss": ended.step}
+    return ended.step, ended.stop.why if ended.stop else ""
+
+
+def test_the_first_request_to_end_is_the_answer():
+    assert taken(StopsAt(2, "first"), StopsAt(2, "second")) == (2, "first")
+    assert taken(StopsAt(2, "first"), StopsByState()) == (2, "first")
+    assert taken(StopsByState()) == (2, "by the state")
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_hook_that_waits_for_the_last_step_can_fail_the_run(last: bool):
+    assert taken(StopsAt(6, "skipped", every=4, last=last)) == (6, "skipped" if last else "")
