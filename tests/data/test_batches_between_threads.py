@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -44,10 +45,17 @@ def streamed() -> Streamed:
 
 @pytest.mark.parametrize("make", [streamed, lambda: LoaderBatches(slow_loader, size=SIZE)])
 def test_a_batch_is_the_same_beside_a_thread_that_prefetches(make: Any):
-    batches = make()
+    batches, step = make(), -1
     with ReadAhead(batches.__getitem__, start=0, stop=20, slow=0) as ahead:
         for step, batch in enumerate(ahead):
             again = batches[step // 2]  # as statistics of leaves and reports of a step do
             for x, number in ((batch["x"], step), (again["x"], step // 2)):
                 np.testing.assert_array_equal(x, np.arange(SIZE) + SIZE * number)
     assert step == 19
+
+
+def test_a_stream_goes_to_a_worker_process_with_a_lock_of_its_own():
+    batches = streamed()
+    batches[3]
+    sent = cloudpickle.loads(cloudpickle.dumps(batches))
+    np.testing.assert_array_equal(sent[4]["x"], np.arange(SIZE) + SIZE * 4)

@@ -2,12 +2,11 @@
 
 import copy
 import operator
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard, add_places
+from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
 from jtrain.errors import DataError
 
 
@@ -36,7 +35,7 @@ class LoaderBatches:
     summary = "data: a loader, each process reads all of it and keeps its own rows of every batch"
 
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
-        self.size, self._open, self._lock = size, open_loader, threading.Lock()
+        self.size, self._open, self._lock = size, open_loader, ReadLock()
         self._restart(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
@@ -51,7 +50,7 @@ class LoaderBatches:
     def shard(self, index: int, count: int) -> "LoaderBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""
         own = copy.copy(self)
-        own._lock = threading.Lock()
+        own._lock = ReadLock()
         own._restart(RowShard(self.size, index, count))
         return own
 

@@ -2,14 +2,13 @@
 
 import copy
 import operator
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard, add_places
+from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
 from jtrain.data.batches.fingerprint import Fingerprinted
 
 RECENT = 4  # batches that stay in memory for repeated reads
@@ -97,7 +96,7 @@ class Streamed:
         self._places[self._next] = state["stream"]
 
     def _restart(self, part: RowShard) -> None:
-        self._shard, self._lock = part, threading.Lock()
+        self._shard, self._lock = part, ReadLock()
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._places = {0: self._stream.state()}
