@@ -59,3 +59,23 @@ def test_a_stream_goes_to_a_worker_process_with_a_lock_of_its_own():
     batches[3]
     sent = cloudpickle.loads(cloudpickle.dumps(batches))
     np.testing.assert_array_equal(sent[4]["x"], np.arange(SIZE) + SIZE * 4)
+
+
+def test_looking_at_batches_again_reads_a_loader_twice_at_most():
+    opened = []
+
+    def loader() -> Iterator[dict[str, np.ndarray]]:
+        own = len(opened)
+        opened.append(0)
+        for number in range(100):
+            opened[own] += 1
+            yield {"x": np.arange(SIZE) + SIZE * number}
+
+    batches = LoaderBatches(loader, size=SIZE)
+    for step in range(90):
+        np.testing.assert_array_equal(batches[step]["x"], np.arange(SIZE) + SIZE * step)
+        if step % 10 == 9:  # as statistics of leaves do
+            np.testing.assert_array_equal(
+                batches[step - 5]["x"], np.arange(SIZE) + SIZE * (step - 5)
+            )
+    assert opened == [90, 85]

@@ -36,36 +36,57 @@ class LoaderBatches:
 
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
         self.size, self._open, self._lock = size, open_loader, ReadLock()
-        self._restart(RowShard(size, 0, 1))
+        self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         step = operator.index(step)
         if step < 0:
             raise IndexError(f"Steps count from 0; batch {step} was requested.")
         row = self._shard.row
-        batch = self._read(step).items()
-        own = {name: array[row[0] : row[-1] + 1] for name, array in batch}
+        with self._lock:  # the run may look at a batch while a thread prefetches another
+            reader = self._first if step >= self._first.earliest else self._second
+            batch = reader.read(step)
+        own = {name: array[row[0] : row[-1] + 1] for name, array in batch.items()}
         return add_places(own, {"row": row, "mask": self._shard.mask(self.size)})
 
     def shard(self, index: int, count: int) -> "LoaderBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""
         own = copy.copy(self)
         own._lock = ReadLock()
-        own._restart(RowShard(self.size, index, count))
+        own._begin(RowShard(self.size, index, count))
         return own
 
-    def _read(self, step: int) -> dict[str, np.ndarray]:
-        with self._lock:  # the run may look at a batch while a thread prefetches another
-            if step < self._next - 1:
-                self._restart(self._shard)
-            while self._next <= step:
-                self._last = next(self._batches)
-                self._next += 1
-            return self._last
+    def _begin(self, part: RowShard) -> None:
+        self._shard = part
+        self._first = _Reader(self._open, self.size)
+        # Of batches that the run looks at again, such as those of `log.leaves`: each of the two
+        # only reads on, and no look makes the other begin again.
+        self._second = _Reader(self._open, self.size)
 
-    def _restart(self, part: RowShard) -> None:
-        self._shard, self._next = part, 0
-        self._batches = self._epochs()
+
+class _Reader:
+    """Batches in their order; one before the last that was read opens the loader again."""
+
+    def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], size: int):
+        self._open, self._size = open_loader, size
+        self._restart()
+
+    @property
+    def earliest(self) -> int:
+        """The first step that is read without opening the loader again."""
+        return self._next - 1
+
+    def read(self, step: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a step's batch."""
+        if step < self.earliest:
+            self._restart()
+        while self._next <= step:
+            self._last = next(self._batches)
+            self._next += 1
+        return self._last
+
+    def _restart(self) -> None:
+        self._next, self._batches = 0, self._epochs()
         self._last: dict[str, np.ndarray] = {}
 
     def _epochs(self) -> Iterator[dict[str, np.ndarray]]:
@@ -85,10 +106,10 @@ class LoaderBatches:
 
     def _check_rows(self, name: str, array: np.ndarray, number: int) -> None:
         found = array.shape[0] if array.ndim else None
-        if found != self.size:
+        if found != self._size:
             rows = "no rows" if found is None else f"{found} rows"
             raise DataError(
-                f"Batches of {self.size} rows were requested from a loader, and `{name}` of its "
-                f"batch {number} has {rows}. Set its batch size to {self.size} and drop the last "
+                f"Batches of {self._size} rows were requested from a loader, and `{name}` of its "
+                f"batch {number} has {rows}. Set its batch size to {self._size} and drop the last "
                 f"batch if it is short: drop_last=True (torch), drop_remainder=True (tf.data)."
             )
