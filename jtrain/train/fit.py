@@ -142,6 +142,8 @@ def fit(
     batch = batch or fit_data.loader_size(data)
     data, valid = fit_data.split_validation(data, valid)
     training = fit_data.build_train_batches(data, batch, seed=seed)
+    if tokens < 0:
+        raise ConfigError(f"tokens={tokens}: must be the tokens of a row, or 0 for rows a second.")
     rows = training.size
     valid_batches = fit_data.build_evaluation_sets(valid, valid_batch or rows)
     transformation = optimizer if isinstance(optimizer, optax.GradientTransformation) else None
@@ -193,9 +195,7 @@ def fit(
             checks=ChecksConfig(first_batch=check_batch),
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{error.title}.{key}: {first['msg']}") from None
+        raise ConfigError(fit_arguments.describe_argument(error, Config)) from None
     for key, words in config.misfits():
         raise ConfigError(config.rename_keys(f"{key}: {words}"))
     with open(os.devnull, "w") as nowhere:

@@ -12,6 +12,9 @@ from pydantic import ValidationError
 from jtrain.config.configclass import configclass
 from jtrain.config.guard import Guard, RollbackPolicy
 from jtrain.config.precision import Precision
+from jtrain.config.schema import field_schemas
+from jtrain.config.top import CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
+from jtrain.config.wording import describe_allowed
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
@@ -29,6 +32,32 @@ from jtrain.train.fit_weights import is_array, library_name, to_array
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
 
 
+_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
+    "EvaluateConfig": (EvaluateConfig, {k: f"valid_{k}" for k in ("every", "batch", "couples")}),
+    "CheckpointConfig": (CheckpointConfig, {"every": "checkpoint_every"}),
+    "LogConfig": (LogConfig, {}),
+    "ChecksConfig": (ChecksConfig, {"first_batch": "check_batch"}),
+}
+"""Parts of a config by name, and the arguments that their keys are of."""
+_DURATIONS = frozenset({"steps", "every", "valid_every", "checkpoint_every"})
+
+
+def describe_argument(error: ValidationError, config: type) -> str:
+    """Return which argument is wrong, and what it may be: `steps=0: must be a whole number ...`."""
+    first = error.errors()[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    part, arguments = _PARTS.get(error.title, (config, {}))
+    name = arguments.get(key, key)
+    if own := first.get("ctx", {}).get("error"):
+        must = str(own)
+    elif want := field_schemas(part).get(key):
+        must = f"must be {describe_allowed(want)}"
+        must += ', or a duration such as "3 epochs"' if name in _DURATIONS else ""
+    else:
+        must = first["msg"].replace("Input should be", "must be")
+    return f"{name}={first['input']!r}: {must}."
+
+
 def build_steps(steps: int | str | None, epochs: int | float | None) -> Any:
     """Return the length of a run: its steps, or a duration in epochs.
 
@@ -40,6 +69,8 @@ def build_steps(steps: int | str | None, epochs: int | float | None) -> Any:
         raise ConfigError(
             f"fit needs either steps= or epochs=, and {given} given. Write epochs=5, or steps=1000."
         )
+    if epochs is not None and not epochs > 0:
+        raise ConfigError(f"epochs={epochs!r}: must be a number above 0, such as 3 or 0.5.")
     return steps if epochs is None else f"{epochs:g} epochs"
 
 
