@@ -37,8 +37,8 @@ def set_up_with_step_time(
     Raises:
         UserError: as `set_up` and the compilation of a step.
     """
-    ends = find_hook_ends(hooks)
-    setup = dataclasses.replace(set_up(config, seconds), hooks=tuple(hooks), hook_ends=ends)
+    setup = set_up(config, seconds)  # first: it splits a CPU, which no process can do later
+    setup = dataclasses.replace(setup, hooks=tuple(hooks), hook_ends=find_hook_ends(hooks))
     return setup.with_step_time(seconds_per_step(setup)) if setup.lengths.provisional else setup
 
 

@@ -1,5 +1,6 @@
 """Devices by number, by index and by name: the strategies that run on them, and what is refused."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import optax
 import pytest
 from comparison import assert_close
 from pydantic import ValidationError
+from quick_study import write_study
 
 import jtrain as jt
 from jtrain.config.resolve import resolve
@@ -246,3 +248,22 @@ def test_a_cpu_is_cut_into_as_many_devices_as_the_last_index_needs():
         check=True,
     )
     assert done.stdout.split() == ["3"]
+
+
+def test_a_run_splits_the_cpu_of_a_process_that_has_started_no_device(tmp_path):
+    path = write_study(tmp_path)
+    settings = ("steps=1", "batch=4", "evaluate.every=0", "parallel.devices=2")
+    code = (
+        "import jax, jtrain.cli; code = jtrain.cli.main(['run', *__import__('sys').argv[1:]])\n"
+        "assert code == 0; print(jax.device_count())"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), "parallel.kind=mirrored", *settings],
+        env=env | {"JAX_PLATFORMS": "cpu"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "2"
