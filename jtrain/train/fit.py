@@ -39,6 +39,14 @@ from jtrain.train.run import run
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.train_to_end import start_run, train_to_end
 
+_ARGUMENTS = {  # values of the config, by the arguments that set them
+    "EvaluateConfig.every": "valid_every",
+    "EvaluateConfig.batch": "valid_batch",
+    "EvaluateConfig.couples": "valid_couples",
+    "CheckpointConfig.every": "checkpoint_every",
+    "LogConfig.every": "every",
+}
+
 
 @api_boundary
 def fit(
@@ -194,8 +202,8 @@ def fit(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{error.title}.{key}: {first['msg']}") from None
+        key = f"{error.title}.{'.'.join(map(str, first['loc']))}"
+        raise ConfigError(f"{_ARGUMENTS.get(key, key)}: {first['msg']}") from None
     for key, words in config.misfits():
         raise ConfigError(config.rename_keys(f"{key}: {words}"))
     with open(os.devnull, "w") as nowhere:
