@@ -102,3 +102,15 @@ def test_an_argument_of_fit_is_named_as_it_was_typed(arguments, words):
     data = np.ones((8, 2), np.float32)
     with pytest.raises(ConfigError, match=re.escape(words)):
         jt.fit(loss, np.zeros(2), data, steps=1, parallel="single", quiet=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("y", "lr", "words"),
+    [(np.nan, 0.1, 'repeat the call with guard="skip".'), (1.0, 3e38, "the call with lr=0.001.")],
+)
+def test_a_bad_step_of_fit_advises_another_call(y, lr, words):
+    loss = lambda params, batch, rng: jt.Mean.of((batch["x"] @ params - y) ** 2, batch["mask"])
+    how = {"steps": 1, "parallel": "single", "quiet": True, "guard": "stop"}
+    with pytest.raises(LossError, match=re.escape(words)) as caught:
+        jt.fit(loss, np.zeros(2), np.ones((8, 2), np.float32), "sgd", lr=lr, **how)
+    assert "jtrain run" not in str(caught.value)
