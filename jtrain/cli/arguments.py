@@ -58,16 +58,16 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str):
         """Raise a UserError with the message of argparse."""
-        missing = message.removeprefix("the following arguments are required: ").split(", ")
+        _, required, names = message.partition("the following arguments are required: ")
+        missing = names.split(", ")
         if "CONFIG" in missing:
             raise UserError(
                 f"{self.prog}: a config file is missing; write "
                 f"{_example(self._example)}{_configs()}"
             )
-        required = [name for name in missing if name != "KEY=VALUE"]
-        if missing != [message]:
-            message = f"the following arguments are required: {', '.join(required)}"
-            message += f"; write {self._example}"
+        if required:
+            names = ", ".join(name for name in missing if name != "KEY=VALUE")
+            message = f"{required}{names}; write {self._example}"
         raise UserError(f"{self.prog}: {message}; {self.prog} --help lists the options")
 
     def _check_spaces(self, argv: Sequence[str]) -> None:
@@ -90,6 +90,8 @@ class Arguments(argparse.ArgumentParser):
 
     def _unknown_option(self, word: str, argv: Sequence[str]) -> str:
         """Return the message for an unknown option: the known options and a suggestion."""
+        if not word.startswith("-"):
+            return f"{self.prog}: {word} is one word too many; write {self._example}"
         key, equals, value = word.lstrip("-").partition("=")
         key = key.replace("-", "_")
         after = next((b for a, b in itertools.pairwise(argv) if a == word), "")

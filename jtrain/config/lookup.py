@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PACKAGE, GROUP = "experiments", "jtrain.experiments"
+FIT = "fit"  # experiment name of a run that `jt.fit` made
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     installed = _installed()
     if name in installed:
         return FoundExperiment(name, installed[name])
+    if name == FIT and (config.parent / "run.json").exists():
+        raise ConfigError(
+            f"jt.fit made this run, and the loss and the data are in its script. Repeat that call "
+            f"to resume or evaluate the run; jt.load({str(config.parent)!r}) reads its parameters"
+        )
     where = f"in {_shown(directory)}" if directory else f"in an {PACKAGE}/ beside or above {config}"
     others = sorted({*_local(directory), *installed})
     near = did_you_mean(name, [*others, *_local(shipped_folder(PACKAGE))])

@@ -35,13 +35,13 @@ class Mean:
         NaN or infinite.
 
         Raises:
-            LossError: if `mask` or `weights` have another shape than `values`.
+            LossError: if `mask` or `weights` have another shape than `values`, or they are complex.
         """
         _check_belongs(values, mask, "a mask")
         _check_belongs(values, mask if weights is None else weights, "weights")
-        weight = mask.astype(jnp.float32)
-        if weights is not None:
-            weight = jnp.where(mask, weights, 0).astype(jnp.float32)
+        if jnp.iscomplexobj(values):  # a cast would drop the imaginary part
+            raise LossError("jt.Mean.of got complex values. Give real ones: jnp.abs(values) ** 2.")
+        weight = (mask if weights is None else jnp.where(mask, weights, 0)).astype(jnp.float32)
         unmasked = jnp.where(mask, values, 0).astype(jnp.float32)
         return cls(_sum(unmasked * weight), _sum(weight))
 

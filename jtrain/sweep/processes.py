@@ -120,14 +120,14 @@ def lock_sweep(name: str) -> Iterator[Sequence[int]]:
     lock is on the directory and on a file in it, so that removing the file does not release it.
 
     Raises:
-        ConfigError: if the sweep, or a member of it, is running.
+        ConfigError: if the sweep, or a member of it, is running, or nothing can be written there.
     """
     path = RUNS / name / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock, contextlib.closing(OpenFolder(path.parent)) as folder:
+    file = _open_output(path, "wb", "marks a running sweep")
+    with file as lock, contextlib.closing(OpenFolder(path.parent)) as folder:
         try:
-            for file in (lock.fileno(), folder.fileno()):
-                _lock(file)
+            for number in (lock.fileno(), folder.fileno()):
+                _lock(number)
         except BlockingIOError:
             raise ConfigError(
                 f"a sweep of runs/{name} is running, or members of a killed sweep still are. "
@@ -146,8 +146,10 @@ def _lock(file: int) -> None:
         pass
 
 
-def _open_output(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
-    """Open a file for the output of a member.
+def _open_output(
+    path: Path, mode: Literal["ab", "wb"], use: str = "receives the output of a run"
+) -> BinaryIO:
+    """Open a file of a sweep to write; errors say what it is for.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -157,7 +159,7 @@ def _open_output(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
         return open_regular(path, mode)
     except OSError as error:
         raise ConfigError(
-            f"{path} receives the output of a run, and cannot be written ({error.strerror}). "
+            f"{path} {use}, and cannot be written ({error.strerror}). "
             f"{disk_advice(error, path).words}."
         ) from None
 

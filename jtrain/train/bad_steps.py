@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.config.lookup import FIT
 from jtrain.core.gradient import make_gradient
 from jtrain.core.precision.loss_scale import Unscaled
 from jtrain.core.pytree import named_leaves, norm
@@ -44,10 +45,12 @@ def describe_bad_step(setup: TrainSetup, state: TrainState, bad: BadStep, last: 
             f"It took batch {number}, and loss and gradient of that are finite: the update alone "
             f"is not, so the data is not the cause. {_smaller_updates(setup, run)}"
         )
+    how = f": jtrain run {run} guard.without='[[{number}, {number + 1}]]'"
+    if setup.config.experiment == FIT:  # no config of it can be run
+        how = ', repeat the call with guard="skip".'
     return (
         f"It took batch {number}; of its gradient at the parameters after step {last}, leaf by "
-        f"leaf, {_leaf(setup, state, bad.step)} To go on without that batch: jtrain run {run} "
-        f"guard.without='[[{number}, {number + 1}]]'"
+        f"leaf, {_leaf(setup, state, bad.step)} To go on without that batch{how}"
     )
 
 
@@ -56,10 +59,13 @@ def _smaller_updates(setup: TrainSetup, run: str) -> str:
     optimizer = setup.config.optimizer
     if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
         return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
+    lr = f"{min(1e-3, optimizer.lr / 10):g}"
+    if setup.config.experiment == FIT:
+        return f"Lower the learning rate: repeat the call with lr={lr}."
     clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
     return (
         f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} "
-        f"name={setup.config.name}-2 optimizer.lr={min(1e-3, optimizer.lr / 10):g}"
+        f"name={setup.config.name}-2 optimizer.lr={lr}"
     )
 
 

@@ -55,7 +55,7 @@ def describe_argument(error: ValidationError, config: type) -> str:
         must += ', or a duration such as "3 epochs"' if name in _DURATIONS else ""
     else:
         must = first["msg"].replace("Input should be", "must be")
-    return f"{name}={first['input']!r}: {must}."
+    return f"{name}={first['input']!r}: {must}{'' if must.endswith(('.', '?')) else '.'}"
 
 
 def build_steps(steps: int | str | None, epochs: int | float | None) -> Any:

@@ -8,13 +8,11 @@ import jax
 import numpy as np
 
 from jtrain.checkpoint import inspect, layout
-from jtrain.config.lookup import find_experiment
+from jtrain.config.lookup import FIT, find_experiment
 from jtrain.config.node import FILE, without_origins
 from jtrain.config.read import read
 from jtrain.core.types import Extra, Params
 from jtrain.errors import ConfigError
-
-FIT = "fit"  # experiment name of such a run
 
 
 def is_fit_run(directory: Path) -> bool:

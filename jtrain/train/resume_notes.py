@@ -53,7 +53,8 @@ def describe_missing_checkpoint(
 ) -> list[str]:
     """Return a line if the checkpoint in run.json is missing and no other line mentions it."""
     facts = run_dir.facts()
-    step = facts.get("step", 0) if facts.get("status") in {"running", "stopped"} else 0
+    saved = facts.get("status") in {"running", "stopped", "done"}  # its step is a checkpoint's
+    step = facts.get("step", 0) if saved else 0
     if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
         return []
     return [f"checkpoint {step}, which {run_dir.status} names, is missing"]

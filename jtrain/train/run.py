@@ -114,6 +114,7 @@ def run(
         store = DirectoryStore(config, run_dir, checkpoints, remote, another)
         started = start_run(config, store, screen, hooks)
         missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)
+        missing = [] if unfinished else missing  # one line about it is enough
         store.begin(started.resume)
         notices = [
             *cluster.describe(),

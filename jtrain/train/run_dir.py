@@ -1,5 +1,6 @@
 """Run directory: the files of a run, its config and status, and whether it may be resumed."""
 
+import errno
 import json
 import os
 import platform
@@ -269,7 +270,10 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
             f"chmod u+rw {path}"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path} {error.strerror}. Move it away: mv {path} {path}.old") from None
+        words = f"{error.strerror}. Move it away: mv {path} {path}.old"
+        if error.errno == errno.EROFS:
+            words = f"cannot be written ({error.strerror}). {disk_advice(error, path).words}."
+        raise ConfigError(f"{path} {words}") from None
 
 
 def get_environment(devices: list[Any]) -> Mapping[str, Any]:

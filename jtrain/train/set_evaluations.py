@@ -63,10 +63,11 @@ def check_best(best: str, metrics: Mapping[str, Sequence[str]]) -> None:
     if goal and goal.name not in names:
         short = [name for name in names if len(metrics) > 1 or "/" not in name]
         found = f"has {', '.join(short)}" if names else "has none: there is no `valid`"
+        how = "write checkpoint.best=loss" if names else "give a set `valid`, or no checkpoint.best"
         near = did_you_mean(goal.name, names)
         raise ConfigError(
             f"checkpoint.best={best}: {goal.name} is no metric of the "
-            f"evaluation, which {found}{near or '; write checkpoint.best=loss'}"
+            f"evaluation, which {found}{near or f'; {how}'}"
         )
 
 

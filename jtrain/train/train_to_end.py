@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from jtrain.core.loop import LoopResult, Rollback, Stop, StoppedError
+from jtrain.core.loop import Hook, LoopResult, Rollback, Stop, StoppedError
 from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.distributed.multihost import barrier
-from jtrain.errors import UserError
+from jtrain.errors import ConfigError, UserError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import open_regular
 from jtrain.train.experiment import RunConfig
@@ -68,6 +68,8 @@ def start_run(
     Raises:
         UserError: for what is wrong with config, data or disk, or if one of `hooks` is no hook.
     """
+    if isinstance(hooks, Hook) or callable(hooks):
+        raise ConfigError("hooks= takes a list, and one hook was given: write hooks=[it]")
     own = [to_hook(hook, steps_per_call=config.steps_divisor) for hook in hooks]
     show = functools.partial(print, file=screen, flush=True)
     is_shown = store.run_dir is None or store.run_dir.first

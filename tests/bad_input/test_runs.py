@@ -92,7 +92,7 @@ CASES = [
     typed("checkpoint.best=lowest acuracy", "acuracy is no metric of the evaluation, which has loss, accuracy, rows",
           "did you mean accuracy?", mend="checkpoint.best=lowest accuracy"),
     code("the best without an evaluation", ("valid=InOrder(valid, size=self.evaluate.batch or self.batch),", ""),
-         "loss is no metric of the evaluation, which has none: there is no `valid`", typed=("checkpoint.best=loss",),
+         "loss is no metric of the evaluation, which has none: there is no `valid`; give a set `valid`", typed=("checkpoint.best=loss",),
          mend=("optimizer=self.optimizer", "valid=InOrder(valid, size=self.batch),\n            optimizer=self.optimizer")),
 ]  # fmt: skip
 

@@ -166,3 +166,12 @@ def test_the_configs_that_come_with_jtrain_are_found_by_name(typed, tmp_path, mo
     (tmp_path / "digits").write_text("steps: many")
     with pytest.raises(ConfigError, match="digits:1: steps: must be a whole"):
         resolve("digits")
+
+
+def test_a_run_of_fit_names_its_script_and_load(tmp_path: Path):
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("experiment: fit\nsteps: 3\n")
+    (run / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"jt\.fit made this run.*Repeat that call.*jt\.load\('"):
+        resolve(run / "config.yaml")

@@ -80,6 +80,14 @@ def test_values_mask_and_weights_have_one_shape(values, mask, weights):
         of(Mean, jnp.ones(values), jnp.ones(mask, bool), weights)
 
 
+def test_complex_values_have_no_mean():
+    with pytest.raises(
+        LossError, match=r"complex values. Give real ones: jnp\.abs\(values\) \*\* 2"
+    ):
+        Mean.of(jnp.array([1 + 1j, 2]), jnp.array([True, True]))
+    assert Mean.of(jnp.abs(jnp.array([1 + 1j, 2])) ** 2, jnp.array([True, True])).value() == 3
+
+
 def test_each_advice_for_another_shape_works():
     values, mask = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([True, False])
     assert Mean.of(values[:, 0], mask).value() == 1

@@ -38,10 +38,11 @@ def test_links_point_to_files(note: Path):
         assert (note.parent / target).exists(), f"{note.name} links to {target}, not a file"
 
 
-def test_the_index_has_every_page():
-    listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
+def test_the_index_has_every_page_once():
+    listed = LINK.findall((ROOT / "docs" / "README.md").read_text())
     pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in {".md", ".py"}}
-    assert listed >= pages - {"README.md"}
+    assert set(listed) >= pages - {"README.md"}
+    assert len(listed) == len(set(listed))
 
 
 def test_each_entry_of_the_log_has_date_finding_and_decision():

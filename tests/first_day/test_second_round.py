@@ -1,5 +1,6 @@
 """Problems of a second round of new users: a model used later, and several processes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tf_config_process import X, Y, fitted
 from two_processes import in_two_processes
 
 import jtrain as jt
-from jtrain.errors import LossError
+from jtrain.errors import ConfigError, LossError
 
 SCRIPT = Path(__file__).parent.parent / "tf_config_process.py"
 
@@ -86,3 +87,30 @@ def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
     finally:
         for process in both:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hooks": print}, "hooks= takes a list, and one hook was given"),
+        ({"valid_every": -1}, "valid_every: Input should be greater than or equal to 0"),
+        ({"best": "loss"}, "has none: there is no `valid`; give a set `valid`"),
+    ],
+)
+def test_an_argument_of_fit_is_named_as_it_was_typed(arguments, words):
+    loss = lambda params, batch, rng: jt.Mean.of(batch["x"] @ params, batch["mask"])
+    data = np.ones((8, 2), np.float32)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        jt.fit(loss, np.zeros(2), data, steps=1, parallel="single", quiet=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("y", "lr", "words"),
+    [(np.nan, 0.1, 'repeat the call with guard="skip".'), (1.0, 3e38, "the call with lr=0.001.")],
+)
+def test_a_bad_step_of_fit_advises_another_call(y, lr, words):
+    loss = lambda params, batch, rng: jt.Mean.of((batch["x"] @ params - y) ** 2, batch["mask"])
+    how = {"steps": 1, "parallel": "single", "quiet": True, "guard": "stop"}
+    with pytest.raises(LossError, match=re.escape(words)) as caught:
+        jt.fit(loss, np.zeros(2), np.ones((8, 2), np.float32), "sgd", lr=lr, **how)
+    assert "jtrain run" not in str(caught.value)

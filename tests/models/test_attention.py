@@ -166,7 +166,7 @@ def test_splash_interpreted_has_the_gradient_that_xla_has(options):
         (
             {},
             {"implementation": "splash"},
-            r'TPUs, and this program is for \'cpu\'.*implementation="xla"',
+            r'TPUs, and this program is for \'cpu\'.*implementation="xla" \(model.attention=xla\)',
             {"implementation": "xla"},
         ),
         (
@@ -178,7 +178,7 @@ def test_splash_interpreted_has_the_gradient_that_xla_has(options):
         (
             {},
             {"implementation": "cudnn"},
-            r'needs an NVIDIA GPU, and the first device is .*implementation="xla"',
+            r'needs an NVIDIA GPU, and the first device is .*implementation="xla" \(model.att',
             {"implementation": "xla"},
         ),
     ],
@@ -207,7 +207,9 @@ def test_what_cudnn_has_no_kernel_for_is_refused():
             "an even number of positions",
         ),
     ]:
-        with pytest.raises(ValueError, match=f'{said}.*or take implementation="xla"'):
+        with pytest.raises(
+            ValueError, match=f'{said}.*or take implementation="xla" \\(model.attention=xla\\)'
+        ):
             check_kernel_exists(q, k, **options)
 
 
@@ -233,7 +235,9 @@ def test_cudnn_is_for_nvidia_gpus_from_ampere_on():
         (gpu("AMD Instinct MI300X", "gfx942"), None, "needs an NVIDIA GPU"),
         (jax.devices()[0], "cpu", "needs an NVIDIA GPU"),
     ]:
-        with pytest.raises(ValueError, match=f'{said}.*ake implementation="xla"'):
+        with pytest.raises(
+            ValueError, match=f'{said}.*ake implementation="xla" \\(model.attention=xla\\)'
+        ):
             check_gpu(device, platform)
 
 

@@ -142,7 +142,7 @@ def test_lasts_as_long_as_is_said():
     assert result.step == 7  # 100 rows, 16 a step
     assert list(result.history["loss"]) == [2, 4, 6, 7]
     assert list(result.history["valid/loss"]) == [1, 2, 3, 4, 5, 6, 7]
-    with pytest.raises(ConfigError, match=r"Config.steps: .*found '2 epocs'; did you mean epochs"):
+    with pytest.raises(ConfigError, match=r"^steps=.*found '2 epocs'; did you mean epochs\?$"):
         jt.fit(loss, zeros(), (X, Y), steps="2 epocs", quiet=True)
 
 

@@ -294,3 +294,11 @@ def test_a_sweep_is_made_longer_by_the_same_command():
         sweep(Path(CONFIG), ["seed=0,1", "batch=8", "name=both"], tell=said.append)
     stands = json.loads(Path("runs/both/seed=0/run.json").read_text())
     assert (stands["status"], stands["step"]) == ("done", 18)
+
+
+def test_a_longer_run_says_that_the_last_checkpoint_is_missing():
+    assert trained(CONFIG).step == 12
+    shutil.rmtree("runs/quick/checkpoints/12")
+    log = log_of(trained(OWN, "steps=14"))
+    assert "checkpoint 12, which runs/quick/run.json names, is missing" in log
+    assert "resumes from step 10 of 14" in log

@@ -1,5 +1,6 @@
 """The checkpoints of a run define its values, its data and its id."""
 
+import errno
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ from jtrain.checkpoint import layout, seal
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import ConfigError, DamagedError, DataError
+from jtrain.train import run_dir
 from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_record import find_owner, read_record
@@ -444,6 +446,17 @@ def test_a_file_that_may_not_be_read_or_written_is_told(name: str, capfd):
     err = capfd.readouterr().err
     assert f"{RUN / name} is a file of the run, and you have no permission" in err
     assert f"chmod u+rw {RUN / name}" in err
+
+
+def test_a_run_on_a_disk_mounted_read_only_is_not_to_be_moved(monkeypatch, capfd):
+    def refuse(path, mode):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(run_dir, "open_regular", refuse)
+    assert main(["run", CONFIG, *SHORT]) == 2
+    err = capfd.readouterr().err
+    assert "config.yaml cannot be written (Read-only file system). The file system is" in err
+    assert "Move it away" not in err
 
 
 @pytest.mark.thorough

@@ -57,7 +57,7 @@ def cudnn(
             f"attention by cuDNN needs its library, also to compile for a GPU of another machine, "
             f"and JAX says: {str(error).splitlines()[0]} "
             f"Install it (pip install 'jtrain[cuda13]'), "
-            f'or take implementation="xla".'
+            f'or take implementation="xla" (model.attention=xla).'
         ) from error
 
 
@@ -78,13 +78,13 @@ def check_gpu(device: Device, platform: str | None = None) -> tuple[int, int] | 
         raise ConfigError(
             f"attention by cuDNN needs an NVIDIA GPU, and the first device is {device!r}. "
             f"Install JAX for GPUs (pip install 'jtrain[cuda13]') if the machine has one, or take "
-            f'implementation="xla".'
+            f'implementation="xla" (model.attention=xla).'
         )
     if capability < OLDEST:
         raise ConfigError(
             f"attention by cuDNN needs an NVIDIA GPU of compute capability 8.0 or newer (Ampere), "
             f"and the first device is {device.device_kind} of {capability[0]}.{capability[1]}. "
-            f'Take implementation="xla".'
+            f'Take implementation="xla" (model.attention=xla).'
         )
     return capability
 
@@ -103,7 +103,9 @@ def check_kernel_exists(
     half = {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
     wrong = None
     if {q.dtype, k.dtype} - half:
-        wrong = f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16"
+        wrong = (
+            f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16 (precision.kind=bf16)"
+        )
     elif size % 8 or size > largest:
         wrong = (
             f"a head size that is a multiple of 8 up to 128 (256 from Hopper on), and it is {size}"
@@ -115,7 +117,9 @@ def check_kernel_exists(
     elif segments is not None and t % 2:
         wrong = f"an even number of positions where there are segments, and there are {t}"
     if wrong:
-        raise ConfigError(f'attention by cuDNN needs {wrong}; or take implementation="xla".')
+        raise ConfigError(
+            f'attention by cuDNN needs {wrong}; or take implementation="xla" (model.attention=xla).'
+        )
 
 
 def check_order_is_free(flags: str) -> None:

@@ -41,7 +41,7 @@ def splash(
         raise ConfigError(
             f"splash attention takes blocks of {LANES} positions, and there are {t} queries and "
             f"{s} keys. Nearest: a context of {max(LANES, round(s / LANES) * LANES)}; or take "
-            f'implementation="xla".'
+            f'implementation="xla" (model.attention=xla).'
         )
     before = (None if window is None else window - 1, 0)
     mask = kernels.LocalMask((t, s), before, s - t) if window else kernels.CausalMask((t, s), s - t)
@@ -67,7 +67,8 @@ def check_tpu(platform: str) -> None:
     if platform != "tpu":
         raise ConfigError(
             f"splash attention is a kernel for TPUs, and this program is for {platform!r}. "
-            f'Take implementation="xla"; to compile for a TPU of another machine, platform="tpu".'
+            f'Take implementation="xla" (model.attention=xla); to compile for a TPU of another '
+            f'machine, platform="tpu".'
         )
 
 
