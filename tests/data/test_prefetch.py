@@ -74,6 +74,23 @@ def test_reads_that_become_slow_move_to_a_thread():
         assert ahead.threaded
 
 
+def test_reads_that_become_quick_again_return_to_the_thread_of_the_loop():
+    where = []
+
+    def get(step: int) -> int:
+        where.append(threading.get_ident())
+        return slowly(step) if step < 10 else step * step
+
+    # Nothing but `slowly` takes as long as this limit.
+    with ReadAhead(get, start=0, stop=400, slow=0.9 * SLOW) as ahead:
+        taken = list(ahead)
+    assert taken == [step * step for step in range(400)]
+    own = [thread == threading.get_ident() for thread in where]
+    assert own[0]
+    assert own[-1]
+    assert not all(own)
+
+
 def test_reads_while_the_loop_works():
     with ReadAhead(slowly, start=0, stop=60) as ahead:
         for _ in range(20):

@@ -10,10 +10,15 @@ from jtrain.errors import DataError
 
 T = TypeVar("T")
 TRIAL = 8  # reads between two decisions whether reading is slow
+QUICK = 64  # reads of a thread between two decisions whether it is of use
 
 
 class _Failed(NamedTuple):
     error: BaseException
+
+
+class _Ended(NamedTuple):
+    """The thread has ended, since its reads were not slow."""
 
 
 class ReadAhead(Generic[T]):
@@ -21,8 +26,9 @@ class ReadAhead(Generic[T]):
 
     Handing a batch from thread to thread costs about as much as reading a small one (tens of
     microseconds; benchmarks/input_pipeline.py), so steps are read inline until more than half of
-    `TRIAL` reads took longer than `slow` seconds. From then on a thread prefetches at most `depth`
-    batches. An error in `get` is raised here, at its step, with its traceback.
+    `TRIAL` reads took longer than `slow` seconds. Then a thread prefetches at most `depth` batches,
+    until fewer than an eighth of `QUICK` reads did: a moment in which other programs had the cores
+    decides nothing. An error in `get` is raised here, at its step, with its traceback.
 
     ```python
     with ReadAhead(batches.__getitem__, start=0, stop=100) as ahead:
@@ -69,6 +75,8 @@ class ReadAhead(Generic[T]):
         began = time.perf_counter()
         try:
             value = self._thread.next() if self._thread else self._get(self._step)
+            if isinstance(value, _Ended):
+                self._thread, value = None, self._get(self._step)
         except BaseException as error:
             self._stop = self._step  # like a generator that raised, this one ends
             self.close()
@@ -113,7 +121,8 @@ class ReadAhead(Generic[T]):
         self._slow_reads += seconds > self._slow
         if self._reads == TRIAL:
             if self._slow_reads > TRIAL // 2:
-                self._thread = _Reader(self._get, self._step, self._stop, self._after, self._depth)
+                steps = self._step, self._stop, self._after
+                self._thread = _Reader(self._get, *steps, self._depth, self._slow)
             self._reads = self._slow_reads = 0
 
 
@@ -131,14 +140,15 @@ class _Reader(Generic[T]):
         stop: int | None,
         after: Callable[[int], int],
         depth: int,
+        slow: float,
     ):
         self.free, self.closed = threading.Semaphore(depth), threading.Event()
-        self._ready: SimpleQueue[T | _Failed] = SimpleQueue()
-        work = (get, start, stop, after, self.free, self.closed, self._ready)
+        self._ready: SimpleQueue[T | _Failed | _Ended] = SimpleQueue()
+        work = (get, start, stop, after, slow, self.free, self.closed, self._ready)
         self._thread = threading.Thread(target=_read, args=work, name="read-ahead", daemon=True)
         self._thread.start()
 
-    def next(self) -> T:
+    def next(self) -> T | _Ended:
         value = self._ready.get()
         self.free.release()
         if isinstance(value, _Failed):
@@ -156,18 +166,28 @@ def _read(
     step: int,
     stop: int | None,
     after: Callable[[int], int],
+    slow: float,
     free: threading.Semaphore,
     closed: threading.Event,
-    ready: "SimpleQueue[T | _Failed]",
+    ready: "SimpleQueue[T | _Failed | _Ended]",
 ) -> None:
-    """Read the steps in order until `stop` or `closed`."""
+    """Read the steps in order until `stop` or `closed`, or until reads are not slow."""
+    reads = slow_reads = 0
     while stop is None or step < stop:
         free.acquire()
         if closed.is_set():
             return
+        began = time.perf_counter()
         try:
             ready.put(get(step))
         except BaseException as error:  # raised again in the loop, at its step
             ready.put(_Failed(error))
             return
         step = after(step)
+        reads += 1
+        slow_reads += time.perf_counter() - began > slow
+        if reads == QUICK:
+            if slow_reads < QUICK // 8:
+                ready.put(_Ended())
+                return
+            reads = slow_reads = 0
