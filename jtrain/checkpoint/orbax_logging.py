@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,4 +74,7 @@ def _is_of_orbax(error: BaseException | None) -> bool:
         return False
     if error.__traceback__ is None:
         return _STORE.match(str(error)) is not None
-    return any(_ORBAX in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    trace = error.__traceback__  # a `traceback.extract_tb` reads files, which an exit may be past
+    while trace is not None and _ORBAX not in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    return trace is not None
