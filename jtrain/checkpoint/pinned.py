@@ -44,16 +44,14 @@ def _copy(checkpoints: Path, step: int, directory: Path, owner: RunIdentity | No
     try:
         shutil.copytree(checkpoints / str(step), path, symlinks=True, copy_function=_link)
     except (OSError, shutil.Error) as error:
-        if _is_removed(checkpoints, step):
-            raise _removed_error(checkpoints, step) from None
+        raise_removed(checkpoints, step)
         words = disk_advice(error, directory).words if isinstance(error, OSError) else "Look at it"
         raise CheckpointError(
             f"checkpoint {step} of {checkpoints} cannot be linked to {path} ({error}). {words}."
         ) from None
     faults = layout.find_faults(directory, step, full=False, owner=owner)
-    if faults and _is_removed(checkpoints, step):
-        raise _removed_error(checkpoints, step)
     if faults:
+        raise_removed(checkpoints, step)
         raise layout.damaged_error(checkpoints, step, layout.summarize(faults), owner)
 
 
@@ -73,12 +71,10 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _is_removed(checkpoints: Path, step: int) -> bool:
-    return step not in layout.list_named_steps(checkpoints)
-
-
-def _removed_error(checkpoints: Path, step: int) -> RemovedError:
-    return RemovedError(
-        f"checkpoint {step} in {checkpoints} was removed before it could be read: a larger "
-        f"checkpoint.keep leaves more time"
-    )
+def raise_removed(checkpoints: Path, step: int) -> None:
+    """Raise RemovedError if a checkpoint that could not be read is no longer there."""
+    if step not in layout.list_named_steps(checkpoints):
+        raise RemovedError(
+            f"checkpoint {step} in {checkpoints} was removed before it could be read: a larger "
+            f"checkpoint.keep leaves more time"
+        ) from None

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint.pinned import raise_removed
 from jtrain.core.state import TrainState
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, UserError
@@ -204,5 +205,10 @@ def _restore(setup: TrainSetup, run_dir: RunDir, step: Step) -> tuple[int, Train
                 f"one is kept if checkpoint.best names a metric."
             )
         path = run_dir.checkpoints / str(found)
-        check_about(checkpoints.about(found), setup.config, path, _advice(run_dir, ""))
-        return found, checkpoints.restore(found, setup.like)
+        try:
+            check_about(checkpoints.about(found), setup.config, path, _advice(run_dir, ""))
+            return found, checkpoints.restore(found, setup.like)
+        except CheckpointError:
+            if found in steps:
+                raise_removed(run_dir.checkpoints, found)  # by a run that goes on meanwhile
+            raise

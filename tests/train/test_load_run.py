@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -114,6 +115,22 @@ def test_a_step_is_named_as_in_eval():
         jt.load("quick", 5)
     with pytest.raises(ConfigError, match=r"jt\.load: quik is no .* did you mean quick\?"):
         jt.load("quik")
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_called_damaged(monkeypatch):
+    shutil.copytree("runs/quick", "runs/going")
+    read = CheckpointManager.about
+
+    def about(self, step):  # as the run's own retention does
+        found = read(self, step)
+        shutil.rmtree(self.directory / str(step))
+        return found
+
+    monkeypatch.setattr(CheckpointManager, "about", about)
+    with pytest.raises(
+        CheckpointError, match=r"^checkpoint 8 in .* was removed before it could be"
+    ):
+        jt.load("going")
 
 
 def test_predictions_are_computed_in_the_precision_of_the_run():
