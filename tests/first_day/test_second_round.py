@@ -135,4 +135,4 @@ def test_a_bad_step_of_fit_advises_another_call(y, lr, words):
 )
 def test_an_argument_of_another_library_has_its_name_here(typed: list[str], argument: str):
     with pytest.raises(ConfigError, match=f"Did you mean {argument}\\?$"):
-        jt.fit(**dict.fromkeys(typed))  # pyright: ignore[reportCallIssue]
+        jt.fit(**dict.fromkeys(typed))  # pyright: ignore
