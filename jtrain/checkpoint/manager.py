@@ -274,7 +274,7 @@ class CheckpointManager:
         return leaf_table.unflatten(like, leaf_table.cast_like(flat, like) if cast else flat)
 
     def check_room(self, state: Any, *, saves: int | None = None) -> None:
-        """Raise unless the directory can take a run's checkpoints, `saves` at most; before training.
+        """Raise unless the directory can take a run's checkpoints, or `saves`; before training.
 
         Raises:
             CheckpointError: if it cannot be written, or the disk is too full for the retained
