@@ -273,8 +273,8 @@ class CheckpointManager:
         self._check_fingerprints(step, record["fingerprints"], flat)
         return leaf_table.unflatten(like, leaf_table.cast_like(flat, like) if cast else flat)
 
-    def check_room(self, state: Any) -> None:
-        """Raise unless the directory can take the checkpoints of a run; before training.
+    def check_room(self, state: Any, *, saves: int | None = None) -> None:
+        """Raise unless the directory can take a run's checkpoints, or `saves`; before training.
 
         Raises:
             CheckpointError: if it cannot be written, or the disk is too full for the retained
@@ -282,8 +282,9 @@ class CheckpointManager:
         """
         size = disk_space.disk_bytes(state)
         count = max(self._keep, 1) + 1 + (self._metric is not None)
-        existing = min(len(self.steps()), count - 1)
-        disk_space.check_writable(self.directory, size * (count - existing))
+        more = count - min(len(self.steps()), count - 1)
+        need = size * (more if saves is None else min(more, saves))
+        disk_space.check_writable(self.directory, need)
 
     def prepare(self) -> None:
         """Load Orbax in the background, and remove what killed saves left.

@@ -55,3 +55,10 @@ def steps_to_delete(steps: Sequence[int], keep: int, best: int | None) -> list[i
     """Return the steps to delete when the newest `keep` and the best stay; 0 keeps all."""
     retained = {*sorted(steps)[-keep:], best} if keep else set(steps)
     return [step for step in sorted(steps) if step not in retained]
+
+
+def count_saves(first: int, last: int, every: int) -> int:
+    """Return the number of saves after step `first`: each `every` steps, and at the last step."""
+    if last <= first:
+        return 0
+    return (last - 1) // every - first // every + 1 if every else 1

@@ -19,8 +19,9 @@ def write_page(verb: str, option: str, path: Path, page: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, page.encode("utf-8", "replace"))
     except OSError as error:
+        folder = "~" if path.absolute().is_relative_to("/tmp") else "/tmp"
         raise ConfigError(
-            f"jtrain {verb}: {path} cannot be written ({error.strerror}); name another file: "
-            f"{option} {verb}.html"
+            f"jtrain {verb}: {path} cannot be written ({error.strerror}); name a file elsewhere: "
+            f"{option} {folder}/{verb}.html"
         ) from None
     return f"{path}  {path.stat().st_size:,} bytes; open it in a browser"

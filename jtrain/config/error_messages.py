@@ -1,7 +1,7 @@
 """Config errors of pydantic in the words of the config: place, key, allowed values."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic_core import ErrorDetails
@@ -19,7 +19,7 @@ from jtrain.config.node import (
     nearest_node,
     without_origins,
 )
-from jtrain.config.schema import FieldSchema, field_schemas, literal_choices
+from jtrain.config.schema import REQUIRED, FieldSchema, field_schemas, literal_choices
 from jtrain.config.wording import (
     describe_allowed,
     describe_found,
@@ -29,6 +29,9 @@ from jtrain.config.wording import (
 from jtrain.errors.spelling import did_you_mean, nearest_choice, nearest_key
 from jtrain.errors.synonyms import MOVED
 
+USUAL = {"lr": "1e-3"}
+"""Values that a message writes for keys that must be given."""
+FIRST = "adamw"  # the kind that a message writes, where it is one of the kinds
 BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -133,7 +136,9 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
     typed = nearest_node(root, keys).origin.layer == TYPED
     match one["type"]:
         case "missing":
-            return keys, f"is missing; it needs {describe_allowed(want)}"
+            needs = f"is missing; it needs {describe_allowed(want)}"
+            typed = _origin(root, keys, needs).layer == TYPED
+            return keys, needs + _advise(keys, USUAL.get(str(keys[-1]), _example(want)), typed)
         case "unexpected_keyword_argument" | "extra_forbidden":
             allowed = field_schemas(spot.around) if spot.around else {}
             return keys, describe_unknown_key(keys, allowed, root, spot.others)
@@ -162,10 +167,7 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
         if bool in types and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
         if kind := nearest_choice(value, want.kinds()):
-            mapping = (
-                f"{dotted(keys)}={{kind: {kind}}}" if typed else f"{keys[-1]}: {{kind: {kind}}}"
-            )
-            return f"; write {mapping}"
+            return _advise(keys, _mapping(kind, _required(want.kinds()[kind])), typed)
         if any(m is str or value in get_args(m) for each in types for m in get_args(each)[:1]):
             return f"; write {dotted(keys)}=[{value}]" if typed else f"; write [{value}]"
         return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
@@ -174,7 +176,33 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
     if isinstance(value, int | float) and str in types:
         text = json.dumps(format_value(value))
         return f"; write {dotted(keys)}='{text}'" if typed else f"; write {text}"
+    return _advise(keys, _example(want), typed)
+
+
+def _advise(keys: Keys, value: str, typed: bool) -> str:
+    """Return `; write optimizer.lr=1e-3`, as it is typed or in a file; empty without a value."""
+    if not value:
+        return ""
+    return f"; write {dotted(keys)}={value}" if typed else f"; write {keys[-1]}: {value}"
+
+
+def _example(want: FieldSchema) -> str:
+    """Return a mapping that is enough: `{kind: adamw, lr: 1e-3}`; empty if there is none."""
+    for kind, cls in sorted(want.kinds().items(), key=lambda pair: pair[0] != FIRST):
+        if _required(cls) <= USUAL.keys():
+            return _mapping(kind, _required(cls))
     return ""
+
+
+def _required(cls: type) -> set[str]:
+    wanted = field_schemas(cls).items()
+    return {key for key, want in wanted if want.default is REQUIRED and key != "kind"}
+
+
+def _mapping(kind: str, required: Set[str]) -> str:
+    """Return a mapping of this kind, with the keys that must be given and have a usual value."""
+    more = "".join(f", {key}: {USUAL[key]}" for key in sorted(required & USUAL.keys()))
+    return f"{{kind: {kind}{more}}}"
 
 
 def _number(text: str, fraction: bool) -> bool:

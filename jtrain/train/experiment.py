@@ -1,7 +1,9 @@
 """Experiments: the config that every run has, and the pure functions that it builds."""
 
 import abc
+import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -11,6 +13,7 @@ from jaxtyping import Array, Shaped
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
+from jtrain.config.dump import leaves
 from jtrain.config.precision import F32, FP8, Precision
 from jtrain.config.top import BaseConfig
 from jtrain.core.batches import Batches, FiniteBatches
@@ -19,7 +22,7 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.data.batches.workers import Workers
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, DataError
 from jtrain.errors.user_code import check_takes, user_code
 from jtrain.finetune.adapted import (
     InitExtra,
@@ -218,7 +221,7 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
         CodeError: if `build` fails in the user's own code, or names a missing file.
         DataError: if the data is not what the config says it is.
     """
-    with user_code("`build`"):
+    with user_code("`build`"), _keys_of_paths(config):
         experiment = config.build(place)
     if not isinstance(experiment, Experiment):
         raise ConfigError(
@@ -233,6 +236,20 @@ def build_experiment(config: RunConfig, place: Placement) -> Experiment:
         loss = differentiate_only(experiment.loss, optimizer.trained)
         experiment = dataclasses.replace(experiment, loss=loss)
     return quantize_experiment(experiment, config)
+
+
+@contextlib.contextmanager
+def _keys_of_paths(config: RunConfig) -> Iterator[None]:
+    """Name the key of a path, `data.path=`, in an error of data, which knows only `path=`."""
+    try:
+        yield
+    except DataError as error:
+        message = str(error)
+        for keys, value in leaves(config).items():
+            paths = value if isinstance(value, list) else [value]
+            if keys[-1] == "path" and any(x and message.startswith(f"{x}") for x in paths):
+                error.args = (re.sub(r"(?<![\w.])path=", f"{'.'.join(keys)}=", message),)
+        raise
 
 
 def with_lora(x: Experiment, settings: Lora) -> Experiment:

@@ -156,8 +156,15 @@ def fit(
 
         def rename_keys(self, message: str) -> str:
             """Name the arguments of this function."""
-            message = message.replace("evaluate.every", "valid_every")
-            return message.replace("checkpoint.every", "checkpoint_every")
+            keys = {
+                "evaluate": ("valid", valid_every),
+                "checkpoint": ("checkpoint", checkpoint_every),
+            }
+            for key, (name, given) in keys.items():
+                default = "" if given else "the default of "
+                message = message.replace(f"as {key}.every is", f"as {default}{name}_every is")
+                message = message.replace(f"{key}.every", f"{name}_every")
+            return message
 
         def build(self, place: Placement) -> Experiment:
             del place

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.checkpoint import CheckpointManager, SetAsideError
+from jtrain.checkpoint.retention import count_saves
 from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
@@ -108,7 +109,9 @@ class DirectoryStore:
             self.checkpoints.prepare()
         self.run_dir.check_tokenizer(setup.experiment.tokenizer)
         self.run_dir.check_data(setup.data, self._another)
-        self.checkpoints.check_room(setup.like)
+        config, newest = setup.config, self.checkpoints.newest() or 0
+        saves = count_saves(newest, config.steps, config.checkpoint.every)
+        self.checkpoints.check_room(setup.like, saves=saves)
         check_rate(setup.config)
         while True:
             with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read

@@ -4,6 +4,7 @@ A row is what was done, the three parts of the answer (what was asked, what was 
 type), and what was typed then.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ import grain
 import numpy as np
 import pytest
 
+from jtrain.config.resolve import resolve
+from jtrain.core.placement import Unplaced
 from jtrain.data import (
     Arrays,
     GrainRows,
@@ -26,6 +29,9 @@ from jtrain.data import (
 )
 from jtrain.data.text.text import Text
 from jtrain.errors import ConfigError, DataError
+from jtrain.train.experiment import build_experiment
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 TEN = Arrays(x=np.arange(10))
 TOKENS = np.arange(20, dtype=np.uint16)
@@ -334,3 +340,15 @@ def test_says_what_is_wrong_and_what_to_type(case: Case, tmp_path: Path):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_doing_what_it_says_works(case: Case, tmp_path: Path):
     case.right(tmp_path)  # raises if not
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_path_of_a_config_is_named_by_its_key(several: bool, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    there = write(tmp_path / "plays.txt", b"To be, or not to be\n" * 100)
+    typed = lambda path: f"data={{kind: text, path: {f'[{there}, {path}]' if several else path}}}"
+    config = lambda path: resolve(CONFIGS / "shakespeare.yaml", [typed(path)]).config
+    with pytest.raises(DataError) as caught:
+        build_experiment(config(tmp_path / "play.txt"), Unplaced())
+    assert str(caught.value).splitlines()[0].endswith(f"Did you mean data.path={there}?")
+    build_experiment(config(there), Unplaced())

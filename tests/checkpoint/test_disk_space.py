@@ -14,6 +14,7 @@ from full_disk import files_of_at_most
 
 from jtrain.checkpoint import CheckpointManager, check_writable, lock, state_bytes
 from jtrain.checkpoint.disk_space import disk_bytes, format_bytes
+from jtrain.checkpoint.retention import count_saves
 from jtrain.errors import CheckpointError
 
 # Failed tasks of the storage library sometimes log when they are collected.
@@ -86,6 +87,17 @@ def test_the_advice_to_lower_keep_works(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"lower checkpoint\.keep"):
         CheckpointManager(tmp_path, keep=3).check_room({"w": third})
     CheckpointManager(tmp_path, keep=1).check_room({"w": third})
+
+
+def test_only_checkpoints_that_will_be_saved_need_space(tmp_path: Path):
+    third = {"w": jax.ShapeDtypeStruct((shutil.disk_usage(tmp_path).free // 3,), jnp.uint8)}
+    with pytest.raises(CheckpointError, match=r"lower checkpoint\.keep"):
+        CheckpointManager(tmp_path, keep=3).check_room(third, saves=4)
+    CheckpointManager(tmp_path, keep=3).check_room(third, saves=2)
+    cases = [(0, 10, 5), (0, 11, 5), (5, 11, 5), (10, 10, 5), (0, 3, 5), (0, 100, 0)]
+    for first, last, every in cases:
+        saved = [s for s in range(first + 1, last + 1) if s == last or (every and s % every == 0)]
+        assert count_saves(first, last, every) == len(saved), (first, last, every)
 
 
 def test_an_uncreatable_directory_is_found_before_training(tmp_path: Path):

@@ -93,7 +93,7 @@ def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
     ("arguments", "words"),
     [
         ({"hooks": print}, "hooks= takes a list, and one hook was given"),
-        ({"valid_every": -1}, "valid_every: Input should be greater than or equal to 0"),
+        ({"valid_every": -1}, "valid_every=-1: must be a whole number at least 0"),
         ({"best": "loss"}, "has none: there is no `valid`; give a set `valid`"),
     ],
 )
@@ -114,3 +114,25 @@ def test_a_bad_step_of_fit_advises_another_call(y, lr, words):
     with pytest.raises(LossError, match=re.escape(words)) as caught:
         jt.fit(loss, np.zeros(2), np.ones((8, 2), np.float32), "sgd", lr=lr, **how)
     assert "jtrain run" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "argument"),
+    [
+        (["model"], "params="),
+        (["model", "x", "y"], "params=, data="),
+        (["dataset"], "data="),
+        (["train_loader"], "data="),
+        (["epochs_"], "epochs="),
+        (["criterion"], "loss="),
+        (["batch_size"], "batch="),
+        (["learning_rate"], "lr="),
+        (["callbacks"], "hooks="),
+        (["validation_data"], "valid="),
+        (["val_loader"], "valid="),
+        (["verbose"], "quiet="),
+    ],
+)
+def test_an_argument_of_another_library_has_its_name_here(typed: list[str], argument: str):
+    with pytest.raises(ConfigError, match=f"Did you mean {argument}\\?$"):
+        jt.fit(**dict.fromkeys(typed))  # pyright: ignore

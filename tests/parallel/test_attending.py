@@ -10,6 +10,7 @@ from comparison import assert_close
 
 from jtrain.errors import ShardingError
 from jtrain.models.attention.causal import Causal
+from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
 
 B, T, H, G, K = 8, 6, 4, 2, 8
@@ -76,6 +77,17 @@ def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ShardingError, match=r"2 kv_heads do not divide into parallel\.tensor=4.*"):
         jax.eval_shape(lambda *x: place.attend(Kernel(), *x), *draw())
     jax.eval_shape(lambda *x: place.attend(Kernel(), *x), *draw(g=4))
+
+
+@pytest.mark.parametrize(("kv_heads", "words"), [(0, "4 heads"), (2, "2 kv_heads")])
+def test_heads_are_named_by_the_key_that_a_config_gives(kv_heads: int, words: str):
+    place = Axes(tensor=8).build().placement
+    fields = Transformer(vocab=8, context=4, layers=1, width=16, heads=4, kv_heads=kv_heads)
+    model = fields.build(place)
+    with pytest.raises(ShardingError, match=rf"^{words} do not divide into parallel\.tensor=8"):
+        jax.eval_shape(
+            lambda: model.apply(*model.init(jax.random.key(0)), jnp.zeros((B, 4), jnp.int32))
+        )
 
 
 def test_splash_is_refused_for_what_the_mesh_is_not():

@@ -131,6 +131,11 @@ REFUSED = [
         r"2 kv_heads do not divide into parallel\.context=4.*context of 1, 2, or.*context_by=ring",
     ),
     (
+        {"context": 8, **ULYSSES},
+        {"g": 4},
+        r"4 heads do not divide into parallel\.context=8",
+    ),
+    (
         {"context": 2, "tensor": 2, **ULYSSES},
         {},
         r"2 kv_heads over parallel\.tensor=2 do not.*context of 1, or parallel\.context_by=ring",

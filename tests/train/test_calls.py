@@ -280,6 +280,9 @@ def test_fit_names_its_own_arguments(capsys):
     )
     jt.fit(loss, {"slope": np.float32(0)}, data, **call, valid_every=int(advice))
     assert f"auto is {advice} here, as" in capsys.readouterr().out
+    jt.fit(loss, {"slope": np.float32(0)}, data, **call)
+    default = r"auto is 10 here, as the default of valid_every is 10\. With valid_every=\d+ or more"
+    assert re.search(default, capsys.readouterr().out)
 
 
 def test_trackers_get_the_rows_of_one_step_a_call(monkeypatch):

@@ -69,7 +69,8 @@ def _advice(path: Path) -> str:
         return f"Did you mean path={folder / similar[0]}?"
     if not folder.is_dir():
         return f"There is no folder {folder} either: set path= to an existing file."
-    return f"{folder}/ holds {', '.join(sorted(names)[:5]) or 'nothing'}: set path= to a file."
+    found = ", ".join(sorted(names)[:5]) or "nothing"
+    return f"{str(folder).rstrip('/')}/ holds {found}: set path= to a file."
 
 
 BLOCK = 1 << 18  # bytes unpacked at once

@@ -83,6 +83,8 @@ class GroupExit:
     """The path of the stacks, or the stacks themselves, after a hang."""
     down: float = 0.0
     """The time at which no process was left."""
+    same: bool = False
+    """True if all processes ended with the same mistake, which process 0 has shown."""
 
     @property
     def failed(self) -> bool:
@@ -161,7 +163,9 @@ class ProcessGroup:
             exit = dataclasses.replace(exit, code=first.exit_code, worker=first)
         for worker in self.workers:
             worker.kill()
-        return dataclasses.replace(exit, down=time.monotonic())
+        errors = {(worker.code, "".join(worker.tail)) for worker in self.workers}
+        same = exit.code == MISTAKE and len(errors) == 1 < len(self.workers)
+        return dataclasses.replace(exit, down=time.monotonic(), same=same)
 
     def signal(self, number: int) -> None:
         """Forward a signal to all processes."""

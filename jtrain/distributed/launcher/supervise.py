@@ -212,4 +212,6 @@ def _exit_note(exit: GroupExit) -> str:
         return f"{output}{exit.hang}.{stacks} All were ended.\n"
     if exit.worker is None or exit.code in {DONE, STOPPED}:
         return ""
+    if exit.same:
+        return f"all processes failed ({exit.worker.exit_reason})\n"
     return exit.worker.failure_output()

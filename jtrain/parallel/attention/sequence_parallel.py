@@ -64,7 +64,7 @@ class SequenceParallelAttention:
             ShardingError: if time or heads do not divide, or a ring would need a kernel.
         """
         if self._parts > 1 and isinstance(attention, BlockwiseAttention):
-            time, fn = "time", self._across(attention, q.shape[1], k.shape[2])
+            time, fn = "time", self._across(attention, q, k)
         elif attention.kernel and self._mesh.size > 1:
             time, fn = None, lambda *own: attention(*own, platform=self._platform)
         else:
@@ -77,12 +77,12 @@ class SequenceParallelAttention:
         return self._by_device(fn, specs, q_spec)(*arrays)
 
     def _across(
-        self, attention: BlockwiseAttention, time: int, groups: int
+        self, attention: BlockwiseAttention, q: Float[Array, "b t h k"], k: Float[Array, "b s g k"]
     ) -> Callable[..., Array]:
         """Return the function of a device's shard of time, with its exchange."""
-        self.order(time)
+        self.order(q.shape[1])
         if self._by == "ulysses":
-            check_whole_heads(groups, self._parts, self._sizes.get("tensor", 1))
+            check_whole_heads(q.shape[2], k.shape[2], self._parts, self._sizes.get("tensor", 1))
             return lambda *own: ulysses(attention, CONTEXT, self._platform, *own)
         if attention.kernel:
             raise ShardingError(

@@ -29,7 +29,7 @@ def ulysses(
     return to_time(attention(to_heads(q), to_heads(k), to_heads(v), segments, platform=platform))
 
 
-def check_whole_heads(groups: int, devices: int, tensor: int) -> None:
+def check_whole_heads(heads: int, groups: int, devices: int, tensor: int) -> None:
     """Raise unless each device can have complete groups of heads.
 
     Raises:
@@ -39,9 +39,10 @@ def check_whole_heads(groups: int, devices: int, tensor: int) -> None:
     if local % devices == 0:
         return
     fits = ", ".join(str(n) for n in range(1, devices) if local % n == 0)
+    name = "heads" if groups == heads else "kv_heads"  # a config gives only fewer
     over = f" over parallel.tensor={tensor}" if tensor > 1 else ""
     raise ShardingError(
-        f"{groups} kv_heads{over} do not divide into parallel.context={devices}: with "
+        f"{groups} {name}{over} do not divide into parallel.context={devices}: with "
         f"context_by=ulysses each device has complete heads. Take parallel.context of {fits}, or "
         f"parallel.context_by=ring, which splits no heads."
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jtrain.cli import main
-from jtrain.distributed.launcher import launch
+from jtrain.distributed.launcher import launch, process_group
 from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
@@ -89,6 +89,18 @@ def test_when_one_fails_all_end_and_its_output_comes_last(tmp_path: Path, capfd)
 def test_the_exit_code_is_that_of_the_first_that_failed():
     code = "time.sleep(0.1 * me); sys.exit({0: 0, 1: 70, 2: 2}[me])"
     assert launch(of(code), processes=3) == 70
+
+
+def test_the_same_mistake_of_all_is_shown_once(monkeypatch, capfd):
+    monkeypatch.setattr(process_group, "FAREWELL", 20.0)
+    code = "sys.stderr.write({!r}.format({})); sys.exit(2)"
+    mistake = "step={}: is no key\n"
+    assert launch(of(code.format(mistake, 3)), processes=3) == 2
+    assert capfd.readouterr().err == f"{mistake.format(3)}all processes failed (exit code 2)\n"
+    assert launch(of(code.format(mistake, "me")), processes=2) == 2
+    err = capfd.readouterr().err
+    assert "is no key" in err
+    assert err.endswith("failed (exit code 2), and all were ended\n")
 
 
 def test_a_signal_that_ended_one_is_named(capfd):

@@ -1,5 +1,6 @@
 """A report finds the runs of a sweep, of a folder and of a shell glob."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from test_report_page import cells, data_of
 from test_report_reading import ROWS, write_run
 
-from jtrain.cli import main
+from jtrain.cli import main, page_file
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.find_runs import find_runs
 
@@ -90,6 +91,20 @@ def test_the_command_accepts_a_glob_that_includes_its_page(capsys):
     said = capsys.readouterr()
     assert said.out.startswith("report.html  ")
     assert said.err.splitlines()[0] == "runs/sw/report.html is a file, and is skipped"
+
+
+def test_a_page_on_a_read_only_disk_is_advised_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(page_file, "atomic_write", refuse)
+    assert main(["report", "sw"]) == 2
+    advice = "(Read-only file system); name a file elsewhere: --out "
+    assert f"runs/sw/report.html cannot be written {advice}" in (said := capsys.readouterr().err)
+    folder = "~" if tmp_path.is_relative_to("/tmp") else "/tmp"
+    assert said.endswith(f"{advice}{folder}/report.html\n")
 
 
 def test_an_unknown_word_raises():
