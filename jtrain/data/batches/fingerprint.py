@@ -67,7 +67,7 @@ def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
     for path in map(Path, paths):
         size = path.stat().st_size
         total += size
-        digest.update(f"{path.name} {size}".encode())
+        digest.update(os.fsencode(f"{path.name} {size}"))
         with path.open("rb", buffering=0) as file:
             for place in _places(size, FILE_BLOCK, each):
                 file.seek(place)
