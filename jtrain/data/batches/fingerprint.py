@@ -7,6 +7,7 @@ Paths and dates are not part of a fingerprint: a set may be moved.
 """
 
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
