@@ -4,13 +4,14 @@ import sys
 from typing import NoReturn
 
 from jtrain.cli import leave, main
-from jtrain.cli.output import outlive_readers
+from jtrain.cli.output import fill_closed_streams, outlive_readers
 from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.heartbeat.early_signals import exit_on_early_signals
 
 
 def begin() -> NoReturn:
     """Run the command line and exit."""
+    fill_closed_streams()
     connect_heartbeat()
     verb = "".join(sys.argv[1:2])
     if verb == "run":  # before the slow imports

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 from typing import TextIO
 
@@ -14,6 +15,21 @@ def outlive_readers() -> None:
     a closed terminal, and for a full disk behind `> log.txt`.
     """
     sys.stdout, sys.stderr = _make_lossy(sys.stdout), _make_lossy(sys.stderr)
+
+
+def fill_closed_streams() -> None:
+    """Open the null device in place of each standard stream that is closed (`>&-`, daemons).
+
+    Otherwise the next file that is opened, a checkpoint say, takes the number of the stream, and
+    gets what C libraries print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 class _LossyFile(io.FileIO):

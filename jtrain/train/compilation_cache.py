@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.io.atomic_write import OTHERS
+from jtrain.io.user_cache import user_cache_dir
 
 _log = logging.getLogger(__name__)
 _WRITERS = stat.S_IWGRP | stat.S_IWOTH
@@ -82,8 +83,7 @@ def find_trust_problem(directory: Path) -> str:
 
 def usual_directory() -> Path:
     """Return `jtrain/compiled` in the user's cache directory, where programs usually are."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "jtrain" / "compiled"
+    return user_cache_dir() / "jtrain" / "compiled"
 
 
 def _own_directory() -> Path | None:

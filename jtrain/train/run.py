@@ -32,7 +32,7 @@ from jtrain.train.resume_notes import (
     resume_advice,
 )
 from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_dir import RunDir
+from jtrain.train.run_dir import RunDir, check_name
 from jtrain.train.run_result import RunResult, find_finished
 from jtrain.train.run_store import DirectoryStore
 from jtrain.train.trackers import check_installed
@@ -73,6 +73,7 @@ def run(
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or RUNS / config.name
     again = again or ("the same call of jt.run again" if directory else "")
+    check_name(path)
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)

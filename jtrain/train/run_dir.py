@@ -259,6 +259,24 @@ class RunDir:
         return True
 
 
+def check_name(path: Path) -> None:
+    """Raise unless the path of a run's directory can be written in UTF-8, as JAX and Orbax do.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    whole = path.absolute()
+    try:
+        str(whole).encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        utf8 = "" if encoding == "utf-8" else f"export PYTHONUTF8=1 (names are {encoding} now), or "
+        raise ConfigError(
+            f"{os.fsencode(whole)!r}: the path of the run's directory is not UTF-8, so that no "
+            f"checkpoint can be written: {utf8}rename the folder or train in another one."
+        ) from None
+
+
 def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
     try:
         open_regular(path, mode).close()

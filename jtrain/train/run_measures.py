@@ -101,9 +101,10 @@ def measure(
     if writes is not None:
         metrics = MetricsFile(writes.metrics, every=every, resumed_at=start, lost=lost)
         stack.callback(metrics.close)
-    shown = screen if run_dir is None or run_dir.first else io.StringIO()
+    shown = screen or sys.stdout  # None if it was closed
+    shown = shown if shown and (run_dir is None or run_dir.first) else io.StringIO()
     curve = None
-    if live_line_for(shown or sys.stdout) is LiveCell:
+    if live_line_for(shown) is LiveCell:
         curve = LossCurve(
             every=every,
             earlier=_losses(earlier_results(run_dir, "", start)),

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from quick_study import CODE, write_study
 
+import jtrain as jt
 from jtrain.train.hooks.metrics import read_metrics
 
 SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
@@ -134,3 +136,31 @@ def test_unread_output_is_dropped_and_the_rest_continues():
     assert process.stderr.read() == b"done\n"
     process.stderr.close()
     assert process.wait(timeout=60) == 0
+
+
+STREAMS = """
+import os, sys
+from jtrain.cli.output import fill_closed_streams
+fill_closed_streams()
+file = os.open("checkpoint", os.O_CREAT | os.O_WRONLY)
+print("to the reader, if there is one")
+sys.stdout.flush()
+os.write(2, b"of a C library")
+sys.exit(0 if file > 2 else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path, closed: str):
+    (tmp_path / "streams.py").write_text(STREAMS)
+    typed = f'exec "$0" streams.py {closed}'
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = ["bash", "-c", typed, sys.executable]
+    assert subprocess.run(command, cwd=tmp_path, env=env, capture_output=True).returncode == 0
+    assert (tmp_path / "checkpoint").read_bytes() == b""
+
+
+def test_fit_trains_where_nothing_can_be_printed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])
+    assert jt.fit(loss, {"w": 0.0}, {"x": np.ones(8)}, steps=2, batch=8).step == 2

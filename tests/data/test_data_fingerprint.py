@@ -1,6 +1,7 @@
 """Fingerprints: equal for equal data, different for different data."""
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,16 @@ from jtrain.data import (
     read_tokens,
 )
 from jtrain.data.batches.by_step import FullBatches
-from jtrain.data.batches.fingerprint import BLOCKS, _places, digest_batch, fingerprint
+from jtrain.data.batches.fingerprint import (
+    BLOCKS,
+    _places,
+    digest_batch,
+    fingerprint,
+    fingerprint_files,
+)
 from jtrain.data.images.augment import Augmentation, Augmented
+from jtrain.data.images.decode import ImageSize
+from jtrain.data.images.image_files import ImageFiles
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.random_tokens import RandomTokens
 from jtrain.data.text.tokenizer import ByteTokenizer
@@ -185,3 +194,16 @@ def test_the_digest_of_a_batch_is_the_same_in_every_version():
     batch |= {"step": np.int32(3), "mask": np.array([True, False])}
     assert digest_batch(batch) == 5_671_974_436_504_212_866
     assert digest_batch(dict(reversed(batch.items()))) == digest_batch(batch)
+
+
+def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path):
+    paths = [os.fsdecode(os.fsencode(tmp_path) + b"/\xf6" + end) for end in (b"1", b"2")]  # Latin-1
+    for path in paths:
+        Path(path).write_bytes(b"pixels")
+    one, other = (fingerprint_files([path]) for path in paths)
+    assert one != other
+    images = [
+        ImageFiles(tmp_path, [Path(path).name], np.zeros(1), size=ImageSize(height=2, width=2))
+        for path in paths
+    ]
+    assert images[0].fingerprint() != images[1].fingerprint()

@@ -1,7 +1,9 @@
 """Pages of docs/: their code runs and their links point to files."""
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +32,29 @@ def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkey
     for code in blocks(note, "python"):
         line = note.read_text()[: note.read_text().index(code)].count("\n")
         exec(compile("\n" * line + code, note, "exec"), namespace)
+
+
+DIVIDED = re.compile(r"devices=[1-9\[\"]")
+STARTS_DIVIDED = "start Python with XLA_FLAGS"  # as docs/tensorflow.md says
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "note",
+    [
+        note
+        for note in NOTES
+        if DIVIDED.search("".join(blocks(note, "python")))
+        and STARTS_DIVIDED not in note.read_text()
+    ],
+    ids=lambda note: note.stem,
+)
+def test_code_that_names_devices_runs_where_no_variable_divides_the_cpu(note: Path, tmp_path):
+    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    code = "".join(blocks(note, "python"))
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=plain, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)

@@ -1,13 +1,15 @@
 """A run directory knows the data and the tokenizer that the run was trained with."""
 
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from quick_study import CODE, at_home, config_of, trained, write_study
 
 import jtrain as jt
-from jtrain.errors import DataError
+from jtrain.errors import ConfigError, DataError
 from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run_dir import RunDir
 
@@ -47,6 +49,16 @@ def test_data_without_a_tokenizer_is_refused_where_there_was_one(tmp_path: Path)
     there.write_status("running", tokenizer="abc")
     with pytest.raises(DataError, match="tokens by none"):
         there.check_tokenizer("")
+
+
+def test_a_path_that_orbax_cannot_write_is_refused_before_training(tmp_path, monkeypatch):
+    folder = os.fsencode(tmp_path) + b"/h\xf6me"  # in Latin-1
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])
+    with pytest.raises(ConfigError, match=r"xf6me.* is not UTF-8.*: rename the folder"):
+        jt.fit(loss, {"w": 0.0}, {"x": np.ones(8)}, steps=2, name="mine", quiet=True)
+    assert not os.listdir()
 
 
 DATA = "train, valid = points(self.data.rows, 0)", "train, valid = points(*numbers())"

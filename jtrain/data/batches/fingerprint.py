@@ -7,6 +7,7 @@ Paths and dates are not part of a fingerprint: a set may be moved.
 """
 
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -67,7 +68,7 @@ def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
     for path in map(Path, paths):
         size = path.stat().st_size
         total += size
-        digest.update(f"{path.name} {size}".encode())
+        digest.update(os.fsencode(f"{path.name} {size}"))
         with path.open("rb", buffering=0) as file:
             for place in _places(size, FILE_BLOCK, each):
                 file.seek(place)

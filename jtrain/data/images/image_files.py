@@ -106,7 +106,7 @@ class ImageFiles:
             found = os.stat(self.root / path)
             total += found.st_size
             date = found.st_mtime_ns if dates else ""
-            digest.update(f"{path}\0{found.st_size}\0{date}\n".encode())
+            digest.update(os.fsencode(f"{path}\0{found.st_size}\0{date}\n"))
         rows = len(self)
         for row in sorted({k * rows // SAMPLED for k in range(SAMPLED)}):
             with (self.root / self.paths[row]).open("rb", buffering=0) as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jtrain.errors import DataError
+from jtrain.io.user_cache import user_cache_dir
 
 
 class DataPackage(NamedTuple):
@@ -49,7 +50,7 @@ def find_set(name: str, files: Sequence[str], package: DataPackage) -> list[Path
 
 def cache_dir() -> Path:
     """Return the folder of this user's data sets, which may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jtrain" / "data"
+    return user_cache_dir() / "jtrain" / "data"
 
 
 def debian_package(package: str, folder: str) -> DataPackage:
