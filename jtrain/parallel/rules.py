@@ -135,10 +135,11 @@ def split_evenly(shape: Sequence[int], dims: Dims, rules: Mapping, sizes: Sizes)
             parts = sizes.get(axis, 1)
             if size % parts:
                 fits = ", ".join(str(n) for n in range(1, parts + 1) if size % n == 0)
+                or_heads = " (heads, where no kv_heads are given)" * (name == "kv_heads")
                 raise ShardingError(
                     f"{size} {name} do not divide into parallel.{axis}={parts}. Take "
                     f"parallel.{axis} of {fits}, or a model with {-(-size // parts) * parts} "
-                    f"{name}."
+                    f"{name}{or_heads}."
                 )
     return split_named(shape, dims, rules, sizes)
 

@@ -159,7 +159,7 @@ class TransformerBlock(nnx.Module):
         # groups.
         qkv = checkpoint_name(self.qkv(x), "qkv")
         qkv = qkv.reshape(*x.shape[:2], kv_heads, shared + 2, -1)  # b t g shared+2 k
-        qkv = self.placement.constrain(qkv, "batch", "time", self._dim(kv_heads), None, None)
+        qkv = self.placement.constrain(qkv, "batch", "time", "kv_heads", None, None)
         # The transpose of a split is one concatenation; of indexing, sums of padded arrays.
         q, k, v = jnp.split(qkv, (shared, shared + 1), axis=3)
         q = self._prepare(q.reshape(*q.shape[:2], heads, -1), self.norm_q, angles)
@@ -175,11 +175,8 @@ class TransformerBlock(nnx.Module):
         """Normalise and rotate `x` where the model does, and constrain its sharding."""
         x = x if norm is None else norm(x)
         x = x if angles is None else rotate(x, angles)
-        return self.placement.constrain(x, "batch", "time", self._dim(x.shape[2]), "head_size")
-
-    def _dim(self, size: int) -> str:
-        """Return the name of a dim of heads: `kv_heads` only where a config gives fewer."""
-        return "heads" if size == self.heads else "kv_heads"
+        heads = "heads" if x.shape[2] == self.heads else "kv_heads"
+        return self.placement.constrain(x, "batch", "time", heads, "head_size")
 
     def mlp(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """Apply the MLP: a wide layer with its activation."""
