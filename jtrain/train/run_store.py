@@ -109,8 +109,9 @@ class DirectoryStore:
             self.checkpoints.prepare()
         self.run_dir.check_tokenizer(setup.experiment.tokenizer)
         self.run_dir.check_data(setup.data, self._another)
-        config, newest = setup.config, self.checkpoints.newest() or 0
-        saves = count_saves(newest, config.steps, config.checkpoint.every)
+        every, newest = setup.config.checkpoint.every, self.checkpoints.newest() or 0
+        in_steps = isinstance(every, int)  # else by the clock
+        saves = count_saves(newest, setup.config.steps, every) if in_steps else None
         self.checkpoints.check_room(setup.like, saves=saves)
         check_rate(setup.config)
         while True:
