@@ -33,6 +33,8 @@ from typing import Any
 import jax
 import pytest
 
+from jtrain.checkpoint.orbax_logging import UNAWAITED
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # A shell that starts the tests in the background, or by nohup, ignores these for all processes.
@@ -43,6 +45,14 @@ for ignored, handler in (
 ):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignore in every test what a failed save ignores from then on: pytest forgets it after each.
+
+    What the save left behind may be collected in a later test.
+    """
+    config.addinivalue_line("filterwarnings", f"ignore:{UNAWAITED}:RuntimeWarning")
 
 
 def pytest_collection_finish() -> None:

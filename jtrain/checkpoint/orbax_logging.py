@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+UNAWAITED = r"coroutine '\w*serialize\w*(\.<locals>\.\w+)?' was never awaited"
+"""Pattern of the warnings for coroutines of Orbax that a failed write leaves behind."""
 _ORBAX = f"{os.sep}orbax{os.sep}checkpoint{os.sep}"  # part of the path of its files
 _STORE = re.compile("[A-Z_]+: Error (opening|reading|writing) ")  # errors of TensorStore
 
@@ -24,8 +26,7 @@ def hide_failures() -> None:
         logger = logging.getLogger(name)
         if _is_foreign not in logger.filters:
             logger.addFilter(_is_foreign)
-    pattern = r"coroutine '\w*serialize\w*(\.<locals>\.\w+)?' was never awaited"
-    warnings.filterwarnings("ignore", pattern, RuntimeWarning)  # repeats add nothing
+    warnings.filterwarnings("ignore", UNAWAITED, RuntimeWarning)  # repeats add nothing
     if not isinstance(sys.unraisablehook, _UnraisableHook):
         sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
