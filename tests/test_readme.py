@@ -1,6 +1,5 @@
 """The README: its example runs, its map and links name what exists; the page of commands."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from plain_environ import plain_environ
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("from_the_top")
 
 def last_line(code: str) -> str:
     """Run an example as a user would and return the last line that it prints."""
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

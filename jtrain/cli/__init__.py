@@ -33,7 +33,7 @@ VERBS = {
     "range": "suggest a learning rate, by a short run in which it grows",
     "replay": "recompute a step of a run: compare its bits, and dissect it",
     "diff": "print where two runs diverge: the first step, number, batch and leaf",
-    "ckpt": "list, verify, show, compare, remove and export checkpoints",
+    "ckpt": "look after checkpoints: ls, verify, show, diff, rm, export, fetch",
     "export": "write a trained model for other programs: transformers, safetensors, StableHLO",
     "data": "write text as token files; print rows of a config's batches",
     "sweep": "run a config with several values, side by side, and rank them",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plain_environ import plain_environ
 from quick_study import CODE, write_study
 
 import jtrain as jt
@@ -49,7 +50,7 @@ def asked(
     home: Path, compiled: Path, words: list[str], ask: Callable[[subprocess.Popen], None], **streams
 ) -> int:
     """Run, act after some steps, and return the exit code."""
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     process = subprocess.Popen(
         words,
         cwd=home,

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ON_PROCESS, PAGES, ROOT, Command, blocks, commands, lines, words_of
+from plain_environ import plain_environ
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
@@ -349,7 +350,7 @@ def test_a_rate_is_suggested(command: Command, here: Path, capsys):
 def test_several_processes_train(command: Command, here: Path):
     hurt = "--chaos" in command.words
     steps = ["steps=60", "checkpoint.every=10"] if hurt else ["steps=4", "evaluate.every=0"]
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     done = subprocess.run(
         [sys.executable, "-m", "jtrain", *small(command, *steps)],
         env=env,

@@ -1,11 +1,11 @@
 """docs/from_scratch.py runs as printed, and what it rebuilds is what jtrain does."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 
 pytestmark = pytest.mark.thorough
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_what_is_rebuilt_from_jax_alone_equals_jtrain():
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     done = subprocess.run(
         [sys.executable, "-W", "error", "docs/from_scratch.py"],
         cwd=ROOT,

@@ -1,6 +1,5 @@
 """Pages of docs/: their code runs and their links point to files."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 
 ROOT = Path(__file__).parent.parent.parent
 NOTES = sorted((ROOT / "docs").rglob("*.md"))
@@ -50,7 +50,7 @@ STARTS_DIVIDED = "start Python with XLA_FLAGS"  # as docs/tensorflow.md says
     ids=lambda note: note.stem,
 )
 def test_code_that_names_devices_runs_where_no_variable_divides_the_cpu(note: Path, tmp_path):
-    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    plain = plain_environ()
     code = "".join(blocks(note, "python"))
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=plain, cwd=tmp_path, capture_output=True, text=True)

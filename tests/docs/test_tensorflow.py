@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import assert_close
+from plain_environ import plain_environ
 from tensorflow_rows import NUMBERS, PAGE, Row, plain, rows
 
 SHARED, *ROWS = rows()
@@ -49,7 +49,7 @@ def test_the_record_is_of_the_rows_that_tensorflow_runs():
 def test_tensorflow_gives_the_numbers_that_are_recorded(tmp_path: Path):
     pytest.importorskip("tensorflow", reason="needs the extra `tensorflow`")
     script = Path(__file__).parent / "tensorflow_rows.py"
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "numbers.json")],
         env=env | {"TF_CPP_MIN_LOG_LEVEL": "2"},

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from comparison import assert_close
+from plain_environ import plain_environ
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
@@ -177,7 +178,7 @@ print(json.dumps({"codes": codes, "heavy": heavy, "devices": len(jax.devices())}
 def after(*commands: list[str]) -> tuple[dict, str]:
     """What a fresh process has done and imported after these commands, and what it said."""
     command = [sys.executable, "-c", LOOK, json.dumps(commands)]
-    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    env = plain_environ()
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr

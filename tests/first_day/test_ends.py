@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 
 from jtrain.errors import ConfigError, UserError
 from jtrain.errors.tracebacks import is_user_file
@@ -35,7 +36,7 @@ print("not here")
 def run(folder: Path, script: str, *options: str, **variables: str):
     path = folder / "train.py"
     path.write_text(script)
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | variables
+    env = plain_environ() | variables
     command = [sys.executable, "-W", "error", *options, str(path)]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 from listening import descendants, listening
+from plain_environ import plain_environ
 from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.cli import main
@@ -62,7 +63,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
     write_study(home, STUDY)
     options = ["--processes", "2", "--devices", "2"]
     words = ["run", "configs/quick.yaml", *VALUES, *SPLIT]
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     output = home / "output.txt"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "jtrain", "launch", *options, *words],
@@ -157,7 +158,7 @@ def test_a_step_of_two_processes_taken_by_one_blames_no_device(
 def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]]:
     """Start two processes as `srun` does."""
     where = f"127.0.0.1:{free_port()}"
-    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    plain = plain_environ()
     plain["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
     return [
         subprocess.Popen(

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 from test_meet import SAME, member
 
 from jtrain.distributed.cluster import tls
@@ -166,7 +167,7 @@ FIRST = STRANGER.replace("2, 1,", "2, 0,").replace("timeout=10", "timeout=60")
 
 
 def start_python(code: str, *words: str, **environ: str) -> subprocess.Popen:
-    env = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"} | environ
+    env = plain_environ() | environ
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env=env,

@@ -1,18 +1,18 @@
 """A rehearsal: each fault happens once, the run recovers from all, and nothing is lost."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 from quick_study import kept, trained, write_study
 
 FAULTS = "raise:1@step3,kill:0@step7,stall:1@step9,full-disk@save1,term:0@step11"
 
 
 def command(home: Path, compiled: Path, *words: str) -> str:
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     done = subprocess.run(
         [sys.executable, "-m", "jtrain", *words],
         cwd=home,

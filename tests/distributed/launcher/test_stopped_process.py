@@ -1,6 +1,5 @@
 """A worker stopped by SIGSTOP is named, with the stacks of all, in every phase."""
 
-import os
 import random
 import re
 import subprocess
@@ -9,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 from quick_study import CODE, write_study
 
 # Stops the process with that index once it is in that phase at that step or later.
@@ -39,7 +39,7 @@ def launch_and_stop(
 ) -> tuple[int, str, float]:
     """Launch three processes, one of which stops; return the code, the output and the seconds."""
     write_study(home, f"{STOPS}\n{CODE}")
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     words = ["launch", "--processes", "3", "--devices", f"{devices}", *options]
     began = time.monotonic()
     done = subprocess.run(

@@ -1,7 +1,6 @@
 """A run of the command line that is asked to end exits with 75, whatever it is doing."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 from quick_study import CODE, write_study
 
 from jtrain.distributed.heartbeat import Beat, read_beat
@@ -69,7 +69,7 @@ def home(tmp_path: Path) -> Path:
 def begin(
     home: Path, compiled: Path, where: str, channel: Channel, *before: str
 ) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     env |= {**channel.environ, "WHERE": where, "JAX_COMPILATION_CACHE_DIR": str(compiled)}
     run = [sys.executable, "-W", "error", "-m", "jtrain", "run", "configs/quick.yaml", *VALUES]
     return subprocess.Popen(

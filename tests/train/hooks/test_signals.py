@@ -6,6 +6,7 @@ import threading
 
 import counting
 import pytest
+from plain_environ import plain_environ
 
 from jtrain.distributed.heartbeat import shutdown_request
 from jtrain.train.hooks import Signals, on_state
@@ -164,5 +165,5 @@ def test_devices_can_still_be_chosen_after_it_began():
         "with Signals(): jax.config.update('jax_num_cpu_devices', 3)\n"
         "assert jax.device_count() == 3"
     )
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env = plain_environ()
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=100)
