@@ -110,7 +110,7 @@ class CheckReport:
         largest = max(size, key=lambda check: size[check])
         return (
             f"NOT one result: random draws depend on the layout in {len(named)} of "
-            f"{len(self.rows)} comparisons, and moves loss or gradient by up to "
+            f"{len(self.rows)} comparisons, and move loss or gradient by up to "
             f"{100 * size[largest]:.2g} % ({largest}). Draw by jt.row_keys(rng, batch), or compare "
             f"the rest by --without-draws (draws=False)."
         )

@@ -1,13 +1,12 @@
 """Causes for a loss whose sums add up only without random draws: the wrong key."""
 
-from collections.abc import Callable
-
 import numpy as np
 
+from jtrain.core.types import Batch
 from jtrain.testing.result import Cause, compare_results
 from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import add_parts
-from jtrain.testing.splits import make_ragged, take_rows
+from jtrain.testing.splits import hide_other_rows, make_ragged, take_rows
 from jtrain.testing.trials import GRADIENT, Trials
 from jtrain.testing.why_neighbours import explain_mixing
 
@@ -24,12 +23,7 @@ def explain_draws(trials: Trials) -> Cause:
         kinds = ("mixed", "moved", "paired", "meets")
         return explain_mixing(next((x[kind] for kind in kinds for x in facts if kind in x), None))
 
-    def changes(renumber: Callable[[np.ndarray], np.ndarray]) -> bool:
-        other = {**batch, "row": renumber(batch["row"]).astype(np.int32)}
-        return compare_results(add_parts(trials.rows, [other])[0], first).largest > trials.close
-
-    not_first = np.arange(len(batch["row"])) > 0
-    if not changes(lambda row: row + AFTER):
+    if not _renumbering_changes(trials, batch, batch["row"] >= 0):
         order = np.random.default_rng(0).permutation(len(batch["row"]))
         moved = add_parts(trials.rows, [take_rows(batch, order)])[0]
         if compare_results(moved, first).largest <= trials.close:
@@ -45,7 +39,7 @@ def explain_draws(trials: Trials) -> Cause:
             "`row` but from the position in the batch, which a split changes. Draw for each row by "
             "its key of `jt.row_keys(rng, batch)`.",
         )
-    if not changes(lambda row: np.where(not_first, row + AFTER, row)):
+    if _follows_first_row(trials, batch):
         return Cause(
             "one draw for the batch",
             "a layer draws once for all its rows, by the key of the first row: the draws of a row "
@@ -58,3 +52,29 @@ def explain_draws(trials: Trials) -> Cause:
         "the draws of a row depend on other rows. Draw by `jt.row_keys(rng, batch)` and use each "
         "key for its own row only.",
     )
+
+
+def _follows_first_row(trials: Trials, batch: Batch) -> bool:
+    """Return whether a row draws by the first row's key and at most its own, and by no other.
+
+    Rows with draws of their own are tried alone: two that are not next to the first row, so that
+    the key of a neighbour is another fault.
+    """
+    places = np.arange(len(batch["row"]))
+    if not _renumbering_changes(trials, batch, places > 0):
+        return True
+    if len(places) < 5 or trials.case.mask_error:
+        return False
+    return all(
+        _renumbering_changes(trials, alone, places == 0)
+        and not _renumbering_changes(trials, alone, (places > 0) & (places != place))
+        for place in (2, len(places) - 2)
+        for alone in [hide_other_rows(trials.batch, places[place])]
+    )
+
+
+def _renumbering_changes(trials: Trials, batch: Batch, chosen: np.ndarray) -> bool:
+    """Return whether other numbers for the chosen rows change the sums of the batch."""
+    row = np.where(chosen, batch["row"] + AFTER, batch["row"]).astype(np.int32)
+    first, other = (add_parts(trials.rows, [x])[0] for x in (batch, {**batch, "row": row}))
+    return compare_results(other, first).largest > trials.close

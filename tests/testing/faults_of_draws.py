@@ -170,12 +170,20 @@ FAULTS = {
         "key of other rows",
     ),
     "the key of the last row": Planted(scaled(by_last_row), "key of other rows"),
+    "noise by row and by the last row": Planted(
+        scaled(lambda rng, batch: by_last_row(rng, batch) * of_keys(row_keys(rng, batch), batch)),
+        "key of other rows",
+    ),
     "a key from the sum of the rows": Planted(scaled(by_all_rows), "key of other rows"),
     "a key from the number of rows": Planted(
         scaled(by_number_of_rows), "key of the number of rows"
     ),
 }
 NAMED = {
+    "a mask by the first row and noise by row": Planted(
+        scaled(lambda rng, batch: by_first_row(rng, batch) * of_keys(row_keys(rng, batch), batch)),
+        "one draw for the batch",
+    ),
     "one mask by the first row": Planted(scaled(by_first_row), "one draw for the batch"),
     "one number by the first row": Planted(scaled(one_by_first_row), "one draw for the batch"),
     "one number by the smallest row": Planted(scaled(by_smallest_row), "one draw for the batch"),

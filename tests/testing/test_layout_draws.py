@@ -33,7 +33,7 @@ def test_it_fails_and_the_last_line_has_the_size_of_the_effect(loss):
         check(loss)
     *_, last = str(error.value).splitlines()
     assert last.startswith("NOT one result: random draws depend on the layout in")
-    assert "and moves loss or gradient by up to" in last
+    assert "and move loss or gradient by up to" in last
     assert "--without-draws (draws=False)" in last
     assert "one draw for the batch" not in last
     lines = {line.split("  ")[0]: line for line in str(error.value).splitlines()}
