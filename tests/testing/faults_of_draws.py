@@ -171,7 +171,9 @@ FAULTS = {
     ),
     "the key of the last row": Planted(scaled(by_last_row), "key of other rows"),
     "noise by row and by the last row": Planted(
-        scaled(lambda rng, batch: by_last_row(rng, batch) * of_keys(row_keys(rng, batch), batch)),
+        scaled(
+            lambda rng, batch: by_last_row(rng, batch)[None] * of_keys(row_keys(rng, batch), batch)
+        ),
         "key of other rows",
     ),
     "a key from the sum of the rows": Planted(scaled(by_all_rows), "key of other rows"),
