@@ -12,7 +12,9 @@ from jtrain.errors.tracebacks import LIBRARIES
 
 # Frames in these folders are not the user's code.
 _LIBRARIES = (str(Path(jax.__file__).parent), *LIBRARIES)
-_TOOLKIT, _DEBUG = str(Path(__file__).parents[2]), str(Path(__file__).parent)
+_TOOLKIT = str(Path(__file__).parents[2])
+# They only call what the user wrote.
+_CALLERS = tuple(str(Path(_TOOLKIT, folder)) for folder in ("inspect/debug", "models/adapters"))
 
 
 class SourceLine(NamedTuple):
@@ -64,7 +66,7 @@ def find_source(
                 continue
             if not line.file.startswith(_TOOLKIT):
                 return [ours, line] if ours else [line]
-            if ours is None and not line.file.startswith(_DEBUG):
+            if ours is None and not line.file.startswith(_CALLERS):
                 ours = line
     return [ours] if ours else []
 

@@ -130,6 +130,15 @@ def test_scopes_leave_a_given_module_as_it_is():
     assert isinstance(module.layers[0], nnx.Linear)
 
 
+def test_a_layer_of_another_library_has_the_line_that_calls_it():
+    model = from_nnx(lambda rngs: nnx.Linear(2, 3, rngs=rngs))
+    params, extra = model.init(jax.random.key(0))
+    called = jax.make_jaxpr(lambda x: model.apply(params, extra, x)[0])(jnp.ones((1, 2)))
+    (product,) = (x for x in list_operations(called) if x.primitive == "dot_general")
+    assert product.source.file == __file__
+    assert "model.apply(params, extra, x)" in product.source.text
+
+
 @pytest.mark.parametrize(
     ("stack", "path", "phase"),
     [
