@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from jtrain.core.mean import Mean
 from jtrain.core.pytree import norm
-from jtrain.core.types import Extra, Leaf, Params
+from jtrain.core.types import Extra, Params
 
 
 class UpdateResult(NamedTuple):
@@ -24,10 +23,7 @@ class UpdateResult(NamedTuple):
 
 def is_finite_update(after: Extra, changes: Extra) -> Bool[Array, ""]:
     """Return whether the leaves of `extra` that changed are finite in `after`."""
-
-    def leaf(new: Leaf, change: Mean | None) -> Leaf:
-        return True if change is None else jnp.isfinite(new).all()
-
+    leaf = lambda new, change: True if change is None else jnp.isfinite(new).all()
     flags = jax.tree.map(leaf, after, changes, is_leaf=lambda x: x is None)
     return jax.tree.reduce(jnp.logical_and, flags, jnp.bool_(True))
 

@@ -160,10 +160,9 @@ def _metrics(metrics: Any) -> Metrics:
                 f"the metric {name!r} is {_kind(metric)}, not a Mean, so it cannot be "
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
-        if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}:
-            raise LossError(
-                f"the metric {name!r} has the name of one that the step adds; rename it."
-            )
+        if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale", "rows"}:
+            by = "an evaluation" if name == "rows" else "the step"
+            raise LossError(f"the metric {name!r} has the name of one that {by} adds; rename it.")
     return metrics
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
+from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Key, Keys
 from jtrain.errors import LossError
 
@@ -61,7 +62,7 @@ def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
     """Return `batch`, with the `row` and `mask` of a full batch where it has none.
 
     Raises:
-        LossError: if there are several `copies` of the step: none knows its rows in the batch.
+        LossError: if there are several `copies`, none of which knows its rows, or rows differ.
     """
     if "row" in batch and "mask" in batch:
         return batch
@@ -71,5 +72,11 @@ def with_rows(batch: Batch, *, copies: bool = False) -> Batch:
             f"step sees a part of the batch: add `row` (int32, the index in the whole batch) and "
             f"`mask` (bool) on the host."
         )
-    rows = len(jax.tree.leaves(batch)[0])
+    shapes = {name: jnp.shape(leaf) for name, leaf in named_leaves(batch).items()}
+    if () in shapes.values() or len({shape[0] for shape in shapes.values()}) > 1:
+        raise LossError(
+            f"the arrays of a batch need one value for each row, and have the shapes {shapes}: "
+            f"repeat a number by `np.full(rows, number)`."
+        )
+    rows = next(iter(shapes.values()))[0]
     return {"row": jnp.arange(rows, dtype=jnp.int32), "mask": jnp.ones(rows, bool), **batch}

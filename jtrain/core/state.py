@@ -17,9 +17,7 @@ class TrainState:
 
     step: Leaf  # int32 scalar: batches seen
     skipped: Leaf  # int32 scalar: steps without effect, since their gradient was not finite
-    scale: (
-        LossScale | Unscaled
-    )  # the factor on the loss; no leaf unless the loss computes in float16
+    scale: LossScale | Unscaled  # the factor on the loss; no leaf unless it computes in float16
     params: Params
     extra: Extra
     opt_state: optax.OptState

@@ -25,7 +25,12 @@ def freeze_others(
     def update(updates: Params, state: Any, params: Params | None = None, **extra: Any):
         value_fn = extra.get("value_fn")
         if value_fn is not None:
-            extra["value_fn"] = lambda some: value_fn(_fill_masked(some, params))
+
+            @functools.wraps(value_fn)  # optax reads which of the other arguments it takes
+            def of_trained(some: Params, **known: Any) -> Any:
+                return value_fn(_fill_masked(some, params), **known)
+
+            extra["value_fn"] = of_trained
         return masked.update(updates, state, params, **extra)
 
     def eval_params(state: Any, params: Params) -> Params:

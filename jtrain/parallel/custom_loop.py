@@ -50,6 +50,9 @@ def reduce(
         mask: which rows are real; None: all.
     """
     real = jnp.ones(len(values), bool) if mask is None else mask
+    if jnp.issubdtype(values.dtype, jnp.integer):  # float32 has no odd number above 2^24
+        rows = gather(values, real)
+        return float(Mean(rows.sum(dtype=np.float64), rows.size if how == "mean" else 1).value())
     mean = jax.jit(_mean)(values, real)
     if how == "sum":
         return float(gather(mean.total))

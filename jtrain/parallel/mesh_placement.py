@@ -35,7 +35,8 @@ class MeshPlacement:
         schedule: PipelineSchedule | None = None,
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
-        self._attention = SequenceParallelAttention(mesh, rules, context_by)
+        repeats = schedule.repeats if schedule else 1
+        self._attention = SequenceParallelAttention(mesh, rules, context_by, repeats=repeats)
         self._usage, self._offload, self._schedule = usage, offload, schedule
 
     @property

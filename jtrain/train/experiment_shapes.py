@@ -7,7 +7,7 @@ import jax
 
 from jtrain.core.state import TrainState, new_state
 from jtrain.core.types import Batch, Extra, Key, Params, Tree
-from jtrain.errors import LossError
+from jtrain.errors import DataError, LossError
 from jtrain.errors.user_code import user_code
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_arguments import check_trainable
@@ -59,10 +59,20 @@ def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | No
     Args:
         part: index and number of the shard of rows that is read to find the shapes
             (`Strategy.part`); by default this process's of all processes.
+
+    Raises:
+        DataError: if an array of the batch is a number, which no row has.
     """
     of = lambda array: jax.ShapeDtypeStruct(
         (*stack, batches.size // parts, *array.shape[1:]),
         jax.dtypes.canonicalize_dtype(array.dtype),
     )
     own = batches.shard(*part or (jax.process_index(), jax.process_count()))
-    return {name: of(array) for name, array in own[0].items()}
+    batch = own[0]
+    for name, array in batch.items():
+        if not array.shape:
+            raise DataError(
+                f"`{name}` of a batch is one number, and every array has a value for each row: "
+                f"repeat it by `np.full(rows, {name})`."
+            )
+    return {name: of(array) for name, array in batch.items()}

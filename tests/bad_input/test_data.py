@@ -30,6 +30,7 @@ from jtrain.data import (
 from jtrain.data.text.text import Text
 from jtrain.errors import ConfigError, DataError
 from jtrain.train.experiment import build_experiment
+from jtrain.train.experiment_shapes import shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -38,6 +39,21 @@ TOKENS = np.arange(20, dtype=np.uint16)
 HOLED = np.array([[1.0, 2.0], [3.0, np.nan]], np.float32)
 LABELLED = Arrays(label=np.array([0, 9, 10]))
 ELEMENTS = grain.MapDataset.range(4)
+
+
+class WithNumber:
+    """Batches of a user, with an array beside `x` and `mask`."""
+
+    size, ragged = 2, False
+
+    def __init__(self, number: Any):
+        self._number = number
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        return {"x": np.zeros((2, 3)), "mask": np.ones(2, bool), "rate": self._number}
+
+    def shard(self, index: int, count: int) -> "WithNumber":
+        return self
 
 
 class Case(NamedTuple):
@@ -311,6 +327,12 @@ CASES = [
         lambda _: GrainRows(ELEMENTS)[np.arange(2)],
         ("Element 0 is a ", "not a dict", "dataset.map(lambda x: {'image': x})"),
         lambda _: GrainRows(ELEMENTS.map(lambda x: {"image": x}))[np.arange(2)],
+    ),
+    Case(
+        "batches with a number in them",
+        lambda _: shapes(WithNumber(np.float32(0.5))),
+        ("`rate` of a batch is one number", "np.full(rows, rate)"),
+        lambda _: shapes(WithNumber(np.full(2, np.float32(0.5)))),
     ),
     Case(
         "a tuple without names",

@@ -119,6 +119,11 @@ CASES = {
         "the metric 'grad_norm' has the name of one that the step adds; rename it",
         with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "my_norm"),
     ),
+    "a metric named as the evaluation's own": Case(  # which would report it as its rows
+        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "rows"),
+        "the metric 'rows' has the name of one that an evaluation adds; rename it",
+        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "my_rows"),
+    ),
     "metrics in a list": Case(
         lambda p, b, rng: (squared(p, b, rng), [1]), "metrics are a dict of Means"
     ),

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jtrain.core.rows import row_keys, with_rows
+from jtrain.errors import LossError
 
 
 def test_a_row_draws_by_its_place_in_the_whole_batch():
@@ -21,3 +23,10 @@ def test_row_and_mask_are_those_of_a_full_batch_where_there_are_none():
     assert (got["row"].tolist(), got["mask"].tolist()) == ([0, 1, 2], [True] * 3)
     kept = with_rows({"x": jnp.ones(2), "mask": jnp.array([True, False])})
     assert kept["mask"].tolist() == [True, False]
+
+
+def test_arrays_of_other_rows_are_named():
+    for other in (jnp.float32(0.5), jnp.ones(2)):
+        with pytest.raises(LossError, match=r"'alpha': \((2,)?\), 'x': \(3, 2\)"):
+            with_rows({"x": jnp.ones((3, 2)), "alpha": other})
+    assert len(with_rows({"x": jnp.ones((3, 2)), "alpha": jnp.full(3, 0.5)})["mask"]) == 3

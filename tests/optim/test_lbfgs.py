@@ -118,6 +118,13 @@ def test_with_leaves_frozen_it_takes_optax_steps_of_the_others():
     assert got["b"] == 0
 
 
+def test_a_step_of_a_run_searches_along_the_leaves_that_are_not_frozen():
+    frozen = LBFGS(groups=(ParamGroup(match="b", freeze=True),))
+    losses, params = fit(frozen, 4)
+    assert losses[3] < losses[0] / 2
+    assert params["b"] == 0
+
+
 def _followed(optimizer, params, problem, steps=3):
     """Return the parameters after some steps."""
 

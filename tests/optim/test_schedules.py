@@ -208,6 +208,19 @@ def test_joined_pieces_are_what_each_is_alone():
         assert_close(rates[first : first + length], alone, 1e-6)
 
 
+def test_the_length_that_a_piece_is_refused_for_is_its_own():
+    join = lambda steps: Join(
+        pieces=(
+            SchedulePiece(steps=3),
+            SchedulePiece(steps=steps, schedule=Cosine(warmup=4)),
+            SchedulePiece(),
+        )
+    )
+    with pytest.raises(ConfigError, match=r"\(optimizer\.schedule\.pieces\[1\]\.steps=40\)"):
+        join(2).build(1.0, 100)
+    join(40).build(1.0, 100)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("steps", [2, 5, 6, 9])
 def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):

@@ -30,6 +30,14 @@ def test_four_rows_and_two_weigh_a_sixth_each():
     assert reduce("mean", jnp.stack([batch["v"], -batch["v"]], 1), batch["mask"]) == 0
 
 
+def test_counts_are_added_up_to_the_last_one():
+    counts = np.array([2**24, 1, 1, 1, 2**30, 2**30, 2**30, 7], np.int32)
+    batch = placed(n=counts, mask=np.arange(8) < 7)
+    assert reduce("sum", batch["n"], batch["mask"]) == 2**24 + 3 + 3 * 2**30
+    assert reduce("mean", batch["n"]) == counts.mean(dtype=np.float64)
+    assert np.isnan(reduce("mean", batch["n"], jnp.zeros(8, bool)))
+
+
 def test_what_the_mask_hides_may_be_anything():
     values = np.where(np.arange(16) < 3, 2.0, np.nan).astype(np.float32)
     batch = placed(v=values, mask=np.arange(16) < 3)

@@ -283,6 +283,16 @@ def test_layers_and_rows_that_do_not_divide_are_refused(asked, layers, error):
         jax.eval_shape(lambda *given: place.layers(layer, *given), stack, jnp.asarray(x), rows)
 
 
+@pytest.mark.parametrize("by", ["ring", "ulysses"])
+def test_repeats_of_stages_that_would_exchange_sequences_are_refused(by):
+    place = axes(stage=2, repeats=2, context=2, data=2, context_by=by).build().placement
+    model = MODEL.build(place)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
+    tokens = jnp.zeros((16, MODEL.context), jnp.int32)
+    with pytest.raises(ShardingError, match=r"parallel\.repeats=1, or parallel\.context=1"):
+        jax.eval_shape(lambda params: model.apply(params, {}, tokens), params)
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_model_without_stacked_layers_is_refused(scan):
     where = axes(stage=2, data=4).build()

@@ -90,6 +90,8 @@ def test_an_update_in_parts_is_that_of_the_whole(name):
         pytest.param(Lamb(lr=0.1).build(10), marks=THOROUGH, id="lamb"),
         pytest.param(LBFGS().build(10), id="lbfgs"),
         pytest.param(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)), id="optax clip"),
+        # A bound above the norm of a gradient whose numbers are about 1.
+        pytest.param(SGD(lr=0.1, clip=30, clip_value=20).build(10), id="clip of clipped values"),
     ],
 )
 def test_an_optimizer_that_needs_the_whole_is_refused_in_parts(optimizer):

@@ -21,7 +21,8 @@ class LargestBatch:
     batch: int
     """0: not even the smallest fits."""
     step: int
-    """Batches are multiples of this: devices that split the rows, times microbatches."""
+    """Batches are multiples of this: devices that split the rows, times microbatches, times groups
+    of a pipeline's own microbatches."""
     plans: dict[int, Plan]
     """Plans by batch."""
 
@@ -59,6 +60,8 @@ def find_largest_batch(
         )
     setup = set_up(config, among=topology.devices)
     step, plans = setup.strategy.shares * setup.config.microbatches, {}
+    if setup.strategy.schedule:  # its microbatches enter in groups of as many as there are stages
+        step *= setup.strategy.schedule.groups
 
     def fits(count: int) -> bool:
         batch = count * step

@@ -107,9 +107,8 @@ def _convolution_flops(convolution: Instruction, scope: Mapping[str, Instruction
         _valid_pairs(inputs[label], output[label], {k: v.split("x")[i] for k, v in window.items()})
         for i, label in enumerate(spatial)
     )
-    groups = re.search(r"batch_group_count=(\d+)", convolution.attributes)
-    batch = output["b"] // (int(groups[1]) if groups else 1)
-    return 2.0 * batch * output["f"] * kernel["i"] * pairs
+    # With `batch_group_count` the batch of the output is that of one group.
+    return 2.0 * output["b"] * output["f"] * kernel["i"] * pairs
 
 
 def _valid_pairs(size: int, out: int, window: Mapping[str, str]) -> int:

@@ -200,11 +200,15 @@ class _Losses(Hook):
         self.losses: list[float] = []
         self.diverged = False
         self._steps, self._mean, self._best = steps, _RunningMean(steps), math.inf
+        self._skipped = 0
 
     def on_numbers(self, step: int, numbers: Mapping[str, Any]) -> Stop | None:
         if self.diverged:  # a step that was in flight
             return None
-        loss = float(numbers["loss"])
+        loss, skipped = float(numbers["loss"]), int(numbers["skipped"])
+        if skipped > self._skipped and math.isfinite(loss) and step < self._steps:
+            self._skipped = skipped  # an overflow in float16, at which the rate does not grow
+            return None
         self.losses.append(loss)
         mean = self._mean.add(loss)
         self._best = min(self._best, mean) if math.isfinite(mean) else self._best

@@ -79,6 +79,7 @@ class Join(ScheduleBase):
         except ConfigError as error:  # the message is about a run
             key = f"optimizer.schedule.pieces[{number}]"
             message = str(error).replace("optimizer.schedule", f"{key}.schedule")
+            message = message.replace("(steps=", f"({key}.steps=")
             raise ConfigError(f"{key}: {message}") from error
 
     def _lengths(self, steps: int) -> list[int]:

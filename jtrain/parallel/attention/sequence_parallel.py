@@ -21,10 +21,17 @@ CONTEXT = "context"  # the mesh axis that sequences are split over
 
 
 class SequenceParallelAttention:
-    """Attention of arrays sharded over a mesh by `rules`; `by` handles sharded sequences."""
+    """Attention of arrays sharded over a mesh by `rules`; `by` handles sharded sequences.
 
-    def __init__(self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], by: ContextBy):
+    Args:
+        repeats: rounds of a microbatch through a pipeline.
+    """
+
+    def __init__(
+        self, mesh: Mesh, rules: Mapping[str, tuple[str, ...]], by: ContextBy, *, repeats: int = 1
+    ):
         self._mesh, self._sizes, self._by = mesh, dict(mesh.shape), by
+        self._repeats = repeats
         self._rules = {**rules, "time": (CONTEXT,)}
         self._parts = self._sizes.get(CONTEXT, 1)
         self._platform = mesh.devices.flat[0].platform
@@ -61,7 +68,8 @@ class SequenceParallelAttention:
         the shards of each device, in a `shard_map` over the axes of rows, heads and time.
 
         Raises:
-            ShardingError: if time or heads do not divide, or a ring would need a kernel.
+            ShardingError: if time or heads do not divide, a ring would need a kernel, or a
+                pipeline with repeats would split sequences.
         """
         if self._parts > 1 and isinstance(attention, BlockwiseAttention):
             time, fn = "time", self._across(attention, q, k)
@@ -80,6 +88,12 @@ class SequenceParallelAttention:
         self, attention: BlockwiseAttention, q: Float[Array, "b t h k"], k: Float[Array, "b s g k"]
     ) -> Callable[..., Array]:
         """Return the function of a device's shard of time, with its exchange."""
+        if self._repeats > 1:  # differentiated within a vmap, which cannot batch the residuals
+            raise ShardingError(
+                f"parallel.context={self._parts} splits sequences, and the stages of a pipeline "
+                f"with parallel.repeats={self._repeats} cannot exchange them. Take "
+                f"parallel.repeats=1, or parallel.context=1."
+            )
         self.order(q.shape[1])
         if self._by == "ulysses":
             check_whole_heads(q.shape[2], k.shape[2], self._parts, self._sizes.get("tensor", 1))

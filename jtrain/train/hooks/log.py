@@ -24,7 +24,7 @@ class LogHook(Hook):
         log: takes a line.
         speed: gives the speed, the time left and the share of time spent waiting for data.
         valid: gives the newest validation loss, None before the first.
-        learning_rate: of a step; None to show none.
+        learning_rate: after a number of updates; None to show none.
     """
 
     last = True
@@ -50,12 +50,17 @@ class LogHook(Hook):
         if self._valid is not None:
             cells.append(f"valid {_or_blank(self._valid(), format_number):>8}")
         if self._learning_rate is not None:
-            cells.append(f"lr {float(self._learning_rate(step)):.2e}")
+            cells.append(f"lr {float(self._learning_rate(updates_before(step, numbers))):.2e}")
         if self._speed is not None:
             cells += _speed_cells(self._speed)
         if numbers.get("skipped", 0) > 0:
             cells.append(f"skipped {numbers['skipped']:.0f}")
         self._log("  ".join(cells).rstrip())
+
+
+def updates_before(step: int, numbers: Mapping[str, float]) -> int:
+    """Return the updates before that of a step: a schedule counts these, and no skipped step."""
+    return max(step - 1 - int(numbers.get("skipped", 0)), 0)
 
 
 class LogLines:

@@ -10,6 +10,7 @@ from jtrain.core.loop import Hook
 from jtrain.train.evaluation_rows import NAME as EVALUATIONS
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.background_tracker import BackgroundTracker, ReportedNumbers
+from jtrain.train.hooks.log import updates_before
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.trackers import TrackedRun, TrackerBackend
 
@@ -23,7 +24,7 @@ class Tracking(Hook):
         every: steps.
         log: takes a line about an error.
         resumed_at: as `Metrics` takes it.
-        more: gives further numbers of a step: the learning rate, the speed.
+        more: gives further numbers after a number of updates: the learning rate, the speed.
         capacity: rows that may wait for a tracker.
         patience: seconds that the end of the run waits for the remaining rows.
         file: name of the file that has all rows.
@@ -39,7 +40,7 @@ class Tracking(Hook):
         every: int = 1,
         log: Callable[[str], None],
         resumed_at: int | None = None,
-        more: Callable[[int], Mapping[str, float]] = lambda step: {},
+        more: Callable[[int], Mapping[str, float]] = lambda updates: {},
         capacity: int = 1000,
         patience: float = 10.0,
         file: str = "metrics.jsonl",
@@ -65,7 +66,7 @@ class Tracking(Hook):
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the numbers of a step."""
-        self.row(step, "", {**numbers, **self._more(step)})
+        self.row(step, "", {**numbers, **self._more(updates_before(step, numbers))})
         self._log_errors()
 
     def row(self, step: int, set: str, numbers: Mapping[str, Any]) -> None:
@@ -104,9 +105,9 @@ def build_tracking(
     """
     learning_rate = config.optimizer.learning_rate(config.steps)
 
-    def more(step: int) -> dict[str, float]:
+    def more(updates: int) -> dict[str, float]:
         pace, rate = speed.pace, f"{speed.unit}_per_second"
-        numbers = {"learning_rate": float(learning_rate(step))}
+        numbers = {"learning_rate": float(learning_rate(updates))}
         if pace is None:
             return numbers
         numbers |= {rate: getattr(pace, rate), "waiting": pace.waiting}

@@ -41,6 +41,17 @@ def test_batched_products_and_convolutions_count():
     assert flops == 2 * 2 * 5 * 8 * 8 * 3 * 3 * 3
 
 
+def test_the_gradient_of_a_depthwise_kernel_counts_its_groups_once():
+    conv = lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", feature_group_count=8)
+    shapes = floats(4, 8, 9, 9), floats(16, 1, 3, 3)
+    gradient = lambda x, k: jax.vjp(lambda k: conv(x, k), k)[1](jnp.ones((4, 16, 7, 7)))[0]
+    text = jax.jit(gradient).lower(*shapes).compiler_ir("hlo").as_hlo_text()  # CPUs write others
+    assert "batch_group_count=8" in text
+    program = HloProgram(text)
+    flops = sum(op_flops(program, run.within, run.instruction) for run in program.walk())
+    assert flops == 2 * (16 * 3 * 3) * (4 * 7 * 7)
+
+
 def test_a_loop_reads_the_slice_of_a_turn():
     def fn(x, weights):
         return jax.lax.scan(lambda x, w: (x + w, None), x, weights)[0]

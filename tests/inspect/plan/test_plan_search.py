@@ -1,6 +1,7 @@
 """A search ranks what it compiled, resumes from the cache, and writes a config that resolves."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from small_plans import CONFIG, SMALL, small
@@ -9,12 +10,15 @@ from jtrain.cli import main
 from jtrain.cli.plan import _progress
 from jtrain.config.resolve import resolve
 from jtrain.errors import STOPPED
+from jtrain.inspect.plan import largest_batch
 from jtrain.inspect.plan import search as search_module
 from jtrain.inspect.plan.candidates import Costs, candidates, current
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.search import format_search, search
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.train.hooks.live_line import NotebookLine
+from jtrain.train.setup import set_up
+from jtrain.train.summary import count_step_flops
 
 CPU = ["plan", str(CONFIG), *SMALL, "--topology", "cpu:8"]
 
@@ -94,6 +98,21 @@ def test_the_largest_batch_fits_and_the_next_does_not(capsys):
     assert found["proved"]
     assert found["peaks"]["56"] > 1.001 * peak >= found["peaks"]["48"]
     assert len(found["peaks"]) <= 6
+
+
+def test_the_largest_batch_divides_into_the_microbatches_of_a_pipeline(monkeypatch):
+    parallel = {"kind": "sharded", "stage": 2, "data": 2, "fsdp": 1, "stage_batches": 4}
+    words = [f"parallel.{key}={value}" for key, value in parallel.items()]
+    config = small("model.layers=2", "model.scan=true", "parallel.devices=4", *words)
+
+    def by_shapes(config, topology):
+        count_step_flops(set_up(config, among=topology.devices))  # traces the loss
+        return SimpleNamespace(peak=1000 * config.batch, fits=config.batch <= 580)
+
+    monkeypatch.setattr(largest_batch, "make_plan", by_shapes)
+    topology = find_topology("cpu:4")._replace(limit=580_000)
+    found = largest_batch.find_largest_batch(config, topology)
+    assert (found.batch, found.step, found.proved) == (576, 8, True)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,15 @@ def test_the_known_rates_are_found_under_each_layout(bowl, layout):
     assert again.steepest == found.steepest
 
 
+def test_an_overflow_in_float16_takes_no_rate(bowl):
+    rates = Rates(1e-3, 0.1)
+    narrow = resolve(bowl, ["precision={kind: f16, initial: 1048576}"]).config
+    found, wide = (run_range_test(each, rates, 20) for each in (narrow, resolve(bowl).config))
+    taken = len(found.losses)
+    assert 10 < taken < 20
+    assert found.rates == wide.rates[:taken]  # each has one rate, that of its update
+
+
 def test_the_verb_prints_plot_and_suggestion_and_its_advice_trains(bowl, capsys):
     words = ["--rates", "1e-3:100", "--steps", "40"]
     assert main(["range", str(bowl), *words, "--html", "range.html"]) == 0

@@ -1,13 +1,14 @@
 import counting
 
+from jtrain.optim import Cosine
 from jtrain.train.hooks import LogHook, LogLines, Speed
 from jtrain.train.hooks.speed import StepWork
 
 # Written down in two halves, as the lines are longer than ours.
 LEFT = """\
 step   50/1000  loss   4.1234  valid        -  lr 1.00e-03
-step  100/1000  loss   2.5000  valid   2.7500  lr 9.00e-04
-step  150/1000  loss      nan  valid   2.7500  lr 8.00e-04
+step  100/1000  loss   2.5000  valid   2.7500  lr 9.02e-04
+step  150/1000  loss      nan  valid   2.7500  lr 8.08e-04
 """
 RIGHT = """\
      - tokens/s         - left  waiting      -
@@ -27,7 +28,7 @@ def test_the_lines_are_in_columns():
         log=said.append,
         speed=speed,
         valid=lambda: losses[-1] if losses else None,
-        learning_rate=lambda step: 1.1e-3 - 2e-6 * step,
+        learning_rate=lambda updates: 1.1e-3 - 2e-6 * updates,
     )
     for step, loss, skipped in ((50, 4.1234, 0), (100, 2.5, 0), (150, float("nan"), 3)):
         now[0] += 2.5
@@ -36,6 +37,16 @@ def test_the_lines_are_in_columns():
         losses.append(2.75)
     halves = zip(LEFT.splitlines(), RIGHT.splitlines(), strict=True)
     assert said == [f"{left}  {right}" for left, right in halves]
+
+
+def test_the_rate_of_a_line_is_that_of_its_update():
+    said = []
+    rate = Cosine(warmup=3).build(1.0, 10)
+    log = LogHook(every=1, stop=10, log=said.append, learning_rate=rate)
+    for step, skipped in ((1, 0), (2, 0), (3, 1), (4, 1)):  # the third is skipped
+        log.on_numbers(step, {"loss": 1.0, "skipped": float(skipped)})
+    rates = [line.partition("lr ")[2].split()[0] for line in said]
+    assert [rates[i] for i in (0, 1, 3)] == ["2.50e-01", "5.00e-01", "7.50e-01"]
 
 
 def test_a_line_has_the_utilization_where_the_peak_is_known():
