@@ -43,7 +43,8 @@ class BPE:
                 f"({error}). Give a file that Tokenizer.save of the package `tokenizers` wrote."
             ) from error
         self._tokenizer.encode_special_tokens = True
-        self._length = self._tokenizer.get_vocab_size()
+        # Not their count: where numbers are left out, a token has a larger one.
+        self._length = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         self._smallest = np.dtype(np.uint16 if self._length <= 1 << 16 else np.uint32)
         self.end: int | None = self._tokenizer.token_to_id(end)
 
