@@ -122,6 +122,12 @@ def test_the_vocabulary_reaches_up_to_the_largest_number():
     assert tokenizer.encode("z").tolist() == [65_536]
 
 
+def test_half_of_a_surrogate_pair_is_refused(build):
+    """The shell gives it for a byte of a prompt that is not UTF-8."""
+    with pytest.raises(DataError, match=r"surrogate pair|is not among"):
+        build().encode("a\udcff")
+
+
 def test_two_different_tokenizers_are_refused_with_the_command_to_type():
     one, other = ByteTokenizer(), Vocabulary("ab")
     check_same_tokenizer({"data/a": one, "data/b": ByteTokenizer()})
