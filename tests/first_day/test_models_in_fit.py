@@ -188,6 +188,24 @@ def test_a_language_model_is_the_same_whole_and_in_chunks():
     assert found["loss"] == pytest.approx(float(want), rel=1e-5)
 
 
+@pytest.mark.thorough
+def test_a_language_model_evaluates_and_predicts_packed_rows_as_separate_ones():
+    tokens = DRAW.integers(0, 11, (4, 9)).astype(np.int32)
+    segments = np.repeat([[1, 1, 1, 1, 2, 2, 2, 2, 2]], 4, 0).astype(np.int32)
+    model = Transformer(vocab=11, context=9, layers=1, heads=1, width=4).build()
+    params = jax.tree.map(lambda x: 20 * x, model.init(jax.random.key(0))[0])
+    predict = lambda data: jt.predict(jt.language_model(model), params, data)
+    packed, alone = (
+        predict({"tokens": tokens, "segments": segments}),
+        predict({"tokens": tokens[:, 4:]}),
+    )
+    assert_close(packed[:, 4:], alone, 1e-5, terms=np.abs(alone).max())
+    chances = jax.nn.log_softmax(packed[:, :-1])
+    nats = -np.take_along_axis(np.asarray(chances), tokens[:, 1:, None], -1)[..., 0]
+    found = jt.evaluate(jt.language_model(model), params, {"tokens": tokens, "segments": segments})
+    assert found["loss"] == pytest.approx(np.delete(nats, 3, 1).mean(), rel=1e-5)
+
+
 def test_half_precision_needs_no_cast_in_the_model():
     net = Net(nnx.Rngs(0))
     result = jt.fit(jt.classifier(net), net, (X, Y), lr=1e-2, precision="bf16", **HOW)
