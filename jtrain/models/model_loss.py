@@ -216,7 +216,8 @@ def _apply(
     dtype = _narrow_dtype(params)
     arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
     named = {name: options[name] for name in model.named}
-    outputs, new = model.apply(params, extra, *arrays, rng=row_keys(rng, batch), **named)
+    carried = {} if type(extra) is tuple and not extra else extra  # () where none is given
+    outputs, new = model.apply(params, carried, *arrays, rng=row_keys(rng, batch), **named)
     return outputs, stateful_output(extra, new, batch["mask"])
 
 

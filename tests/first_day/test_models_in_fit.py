@@ -1,5 +1,6 @@
 """An nnx module, a Model or a function handed to fit: the same steps as a loss written by hand."""
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,6 +133,25 @@ def test_models_of_this_package_drop_by_row_and_models_of_linen_count_too():
         result = jt.fit(jt.classifier(model), model, (X, Y), lr=1e-2, **HOW)
         assert result.history["loss"].keys() == {1, 2, 3, 4}
         assert result.predict(X[:5]).shape == (5, 3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("library", ["linen", "equinox", "haiku"])
+def test_parameters_of_a_library_are_trained_evaluated_and_used(library):
+    if library == "linen":
+        model = from_linen(flax.linen.Dense(3), X[:1])
+    elif library == "equinox":
+        eqx = pytest.importorskip("equinox")
+        model = jt.models.from_equinox(lambda key: eqx.nn.Linear(6, 3, key=key))
+    else:
+        hk = pytest.importorskip("haiku")
+        model = jt.models.from_haiku(hk.transform(lambda x: hk.Linear(3)(x)), X[:1])
+    (params, _), loss = model.init(jax.random.key(0)), jt.classifier(model)
+    found, outputs = jt.evaluate(loss, params, (X, Y)), jt.predict(loss, params, X)
+    want = optax.softmax_cross_entropy_with_integer_labels(outputs, Y).mean()
+    assert found["loss"] == pytest.approx(float(want), rel=1e-5)
+    result = jt.fit(loss, params, (X, Y), "sgd", lr=0.1, **HOW)
+    assert result.evaluate((X, Y))["loss"] < found["loss"]
 
 
 def test_regression_is_the_mean_squared_error_in_either_shape():
