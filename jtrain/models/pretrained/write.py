@@ -117,6 +117,9 @@ def hf_config(family: Family, model: Any, dtype: DType, base: HFConfig) -> Value
     kept = {key: x for key, x in base.items() if key not in {"rope_parameters", "dtype"}}
     if "id2label" in kept:  # names, in place of LABEL_0 and so on
         entries = without_class_names(entries)
+    if family.kind == "transformer" and not base:
+        # Defaults of transformers are those of a published model: its Llamas stop at token 2.
+        kept = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return {
         **kept,
         "architectures": [family.architecture],
