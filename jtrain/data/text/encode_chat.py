@@ -61,7 +61,7 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> np.ndarray:  # 
 
     There are none if the template has no mark, or refuses a question and its answer.
     """
-    answer = "7"
+    answer = "seven"  # no mark has it, as a digit may be in one
     talk = [{"role": "user", "content": "3+4?"}, {"role": ANSWERS, "content": answer}]
     try:
         _, _, mark = template.pieces(talk)[-1].text.rpartition(answer)
