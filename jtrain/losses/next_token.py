@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Metrics
+from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy_per_label
 from jtrain.losses.shapes import check_labels_shape
 
@@ -36,8 +37,17 @@ def inputs_and_targets(
     Inputs and targets are `tokens` (b, t+1) without the last and without the first. The first
     `length` (b,) targets of a row are real if its `mask` is true; without `length` all are. With
     `segments` (b, t+1; 0 is padding), a target is real only in the segment of its input.
+
+    Raises:
+        LossError: if the tokens are no whole numbers, or a row has no target.
     """
     tokens, mask = batch["tokens"], batch["mask"]
+    if tokens.ndim != 2 or tokens.shape[1] < 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise LossError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, and a language model learns "
+            f"from rows of two whole numbers or more, each the target of those before it. Give "
+            f"tokens of shape [rows, t + 1] as np.int32."
+        )
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     length = batch.get("length", jnp.full(mask.shape, targets.shape[1], jnp.int32))
     real = jnp.arange(targets.shape[1], dtype=jnp.int32)[None] < length[:, None]

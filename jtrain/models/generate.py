@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Keys, Params
@@ -72,7 +73,7 @@ class IncrementalModel(Protocol):
 def generate(
     model: IncrementalModel,
     params: Params,
-    prompt: Int[Array, "b p"],
+    prompt: Integer[Array, "b p"],
     key: Keys,
     *,
     steps: int,
@@ -92,9 +93,12 @@ def generate(
             row's draws are the same in any batch.
 
     Raises:
-        ConfigError: if the prompt is empty, or a number is out of its range.
+        ConfigError: if the prompt is empty or no rows of tokens, the key is of the old kind, or a
+            number is out of its range.
     """
-    _check(prompt, steps, temperature, top_k, top_p)
+    _check(prompt, key)
+    check_sampling("generate", steps=steps, temperature=temperature, top_k=top_k, top_p=top_p)
+    prompt = with_room(prompt)
     if steps == 0:
         return prompt
     return _generate(
@@ -175,12 +179,20 @@ class UncachedModel:
         return jax.lax.dynamic_index_in_dim(scores, last, axis=1, keepdims=False), cache
 
 
-def _check(prompt, steps, temperature, top_k, top_p):
-    if not prompt.shape[1]:
-        raise ConfigError(
-            "the prompt is empty, and a model needs at least one token to continue. Give one: a "
-            "line break starts a line."
-        )
+def with_room(tokens: Integer[Array, "b p"]) -> Int[Array, "b p"]:
+    """Return tokens as int32, or int64: a drawn token may not fit the type of a prompt."""
+    return tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
+
+
+def check_sampling(
+    function: str,
+    *,
+    steps: int,
+    temperature: float | Float[Array, ""],
+    top_k: int,
+    top_p: float | Float[Array, ""] = 1.0,
+) -> None:
+    """Raise ConfigError if a number is out of its range; numbers on the device are not read."""
     ranges = {
         "steps": (steps, steps >= 0, "0 or more"),
         "temperature": (temperature, _holds(temperature, lambda x: x >= 0), "0 or more"),
@@ -189,7 +201,27 @@ def _check(prompt, steps, temperature, top_k, top_p):
     }
     for name, (value, valid, words) in ranges.items():
         if not valid:
-            raise ConfigError(f"generate got {name}={value}. Give {name} {words}.")
+            raise ConfigError(f"{function} got {name}={value}. Give {name} {words}.")
+
+
+def _check(prompt: Any, key: Any) -> None:
+    shape, dtype = np.shape(prompt), getattr(prompt, "dtype", None)
+    if len(shape) != 2 or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        raise ConfigError(
+            f"the prompt is a {type(prompt).__name__} of shape {list(shape)} and type {dtype}, and "
+            f"generate takes an array of whole numbers, a row of tokens for each text. Give "
+            f"jnp.asarray(tokens, jnp.int32)[None] for one text."
+        )
+    if not shape[1]:
+        raise ConfigError(
+            "the prompt is empty, and a model needs at least one token to continue. Give one: a "
+            "line break starts a line."
+        )
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ConfigError(
+            f"the key is an array of {key.dtype}, as jax.random.PRNGKey makes it, and one cannot "
+            f"be told from the keys of the rows. Give jax.random.key(0)."
+        )
 
 
 def _holds(value, condition) -> bool:

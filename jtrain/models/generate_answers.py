@@ -4,17 +4,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jax.core import Tracer
+from jaxtyping import Array, Int, Integer
 
 from jtrain.core.types import Key, Params
 from jtrain.errors import ConfigError
-from jtrain.models.generate import IncrementalModel, draw
+from jtrain.models.generate import IncrementalModel, check_sampling, draw, with_room
 
 
 def generate_answers(
     model: IncrementalModel,
     params: Params,
-    prompts: Int[Array, "b p"],
+    prompts: Integer[Array, "b p"],
     lengths: Int[Array, "b"],
     key: Key,
     *,
@@ -53,10 +54,16 @@ def generate_answers(
             f"generate_answers got start={start} and steps={steps}. Give steps of 1 or more, and "
             f"start in 1 .. {prompts.shape[1]}, the tokens of the prompts."
         )
+    check_sampling("generate_answers", steps=steps, temperature=temperature, top_k=top_k)
+    if not isinstance(lengths, Tracer) and (shortest := int(lengths.min())) < start:
+        raise ConfigError(
+            f"generate_answers got start={start}, and the shortest prompt has {shortest} tokens. "
+            f"Set start={shortest} or less."
+        )
     return _generate(
         model,
         params,
-        prompts,
+        with_room(prompts),
         lengths,
         key,
         start=start,

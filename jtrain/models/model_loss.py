@@ -50,6 +50,9 @@ class ModelLoss(Stateful):
 
     def outputs(self, params: Params, extra: Extra, batch: Batch) -> Any:
         """Return the model's outputs for a batch in evaluation: logits, predictions."""
+        if hasattr(self.model, "hidden") and "segments" in batch:  # packed rows
+            named = {"segments": batch["segments"], "train": False}
+            return self.model.apply(params, extra, batch["tokens"], **named)[0]
         return _apply(self.model, self.inputs, params, extra, batch, None)[0]
 
     @property
@@ -165,7 +168,7 @@ def language_model(model: AnyModel) -> ModelLoss:
         inputs, targets, real = inputs_and_targets(batch)
         if hasattr(model, "hidden"):  # a LanguageModel
             keys, segments = row_keys(rng, batch), segments_of(batch)
-            hidden, extra = model.hidden(params, extra, inputs, segments, rng=keys)
+            hidden, _ = model.hidden(params, extra, inputs, segments, rng=keys)
             value, metrics = chunked_next_token(
                 hidden, model.head(params), targets, real, soft_cap=model.logit_cap
             )
@@ -213,7 +216,8 @@ def _apply(
     dtype = _narrow_dtype(params)
     arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
     named = {name: options[name] for name in model.named}
-    outputs, new = model.apply(params, extra, *arrays, rng=row_keys(rng, batch), **named)
+    carried = {} if type(extra) is tuple and not extra else extra  # () where none is given
+    outputs, new = model.apply(params, carried, *arrays, rng=row_keys(rng, batch), **named)
     return outputs, stateful_output(extra, new, batch["mask"])
 
 

@@ -20,9 +20,12 @@ from jtrain.train.complete_text import until_mark
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """From the answer that was written and the expected one to a score, usually 0 or 1."""
-# A number with groups of thousands, or plain digits; the minus of 5-7 or n-7 is an operator.
+# Groups of thousands, plain digits, or digits behind a point (.5) alone, perhaps with an exponent;
+# the minus of 5-7 or n-7 is an operator. \u2212 is the minus of typeset texts.
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)%])-)?(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d]|,\d)|\d+)(?:\.\d+)?"
+    r"(?:(?<![\w.)%])[-\u2212])?"
+    r"(?:(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d]|,\d)|\d+)(?:\.\d+)?|(?<![\w.)])\.\d+)"
+    r"(?:[eE][-+]?\d+(?!\w))?"
 )
 
 
@@ -76,7 +79,7 @@ def same_number(answer: str, expected: str) -> float:
 
 def _last_number(text: str) -> float | None:
     found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

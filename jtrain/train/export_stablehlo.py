@@ -10,6 +10,7 @@ import numpy as np
 from jax import export
 
 from jtrain.core.pytree import named_leaves
+from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
 from jtrain.errors import ConfigError
 from jtrain.io.write_safetensors import write_safetensors
@@ -56,7 +57,7 @@ def export_stablehlo(
         weights = jax.tree.unflatten(structure, flat)
 
         def one_row(row: Batch) -> Any:
-            found = outputs(weights, jax.tree.map(lambda x: x[None], row))
+            found = outputs(weights, with_rows(jax.tree.map(lambda x: x[None], row)))
             return jax.tree.map(lambda x: x[0], found)
 
         # Row by row: layers choose blocks by the number of rows, which is open here.

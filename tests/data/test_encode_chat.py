@@ -92,6 +92,8 @@ def test_a_prompt_has_the_tokens_of_training(tokenizer):
 def test_the_end_of_a_turn_is_what_follows_an_answer(tokenizer):
     assert end_of_turn(tokenizer, ChatTemplate()).tolist() == [258]
     assert end_of_turn(ByteTokenizer(), ChatTemplate()).tolist() == list(b"<|im_end|>")
+    digits = ChatTemplate("{% for m in messages %}{{ m.content }}<unused7>{% endfor %}")
+    assert end_of_turn(ByteTokenizer(), digits).tolist() == list(b"<unused7>")
     for source in (
         "{% for m in messages %}{{ m.content }}\n{% endfor %}",
         "{{ raise_exception('a system message comes first') }}",

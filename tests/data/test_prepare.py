@@ -19,6 +19,7 @@ from jtrain.data.text.tokenizing import (
     CharacterTokens,
     PretrainedTokenizer,
 )
+from jtrain.errors import DataError
 
 WORDS = ["love", "thee", "summer's", "day?", "été", "rose 🌹", "1234", "!!", "\n\n", "\r\n", "\t"]
 
@@ -85,6 +86,14 @@ def test_a_text_without_a_space_is_split_between_characters(tmp_path: Path):
     found = list(read_pieces([path]))
     assert "".join(piece.text for piece in found) == "é" * PIECE
     assert [piece.ends for piece in found] == [False, False, True]
+
+
+@pytest.mark.parametrize("tokenizing", [ByteTokens(), CharacterTokens()], ids=str)
+def test_a_line_with_half_of_a_surrogate_pair_is_refused(tmp_path: Path, tokenizing):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "\ud83d\ude00"}' + "\n" + r'{"text": "cut \ud83d"}')
+    with pytest.raises(DataError, match=r"a.jsonl: the line at byte 25 has half .* Leave the line"):
+        prepare(path, tmp_path / "out", tokenizing=tokenizing)
 
 
 def test_a_line_is_a_document_on_request(tmp_path: Path):

@@ -67,6 +67,7 @@ def test_long_texts_are_cut_and_keep_their_marks(tmp_path):
         ({"anchor": "a"}, {}, r"a.jsonl:1 needs an `anchor` and a `positive`.*has anchor"),
         ({"anchor": "", "positive": "b"}, {}, "text that is not empty"),
         ([1], {}, "has list"),
+        ({"anchor": "a", "positive": "\ud800"}, {}, "a.jsonl:1 has half of a surrogate pair"),
         ({"anchor": "a", "positive": "b"}, {"negatives": 1}, "Set data.negatives=0"),
         ({"anchor": "a", "positive": "b", "negatives": [3]}, {"negatives": 1}, "list of texts"),
         ({"anchor": "a", "positive": "b", "negatives": "c"}, {"negatives": 1}, "no list of"),

@@ -114,6 +114,20 @@ def test_numbers_past_65536_take_four_bytes():
     assert tokenizer.encode("w65536").tolist() == [65_536] == [tokenizer.end]
 
 
+def test_the_vocabulary_reaches_up_to_the_largest_number():
+    """A file may leave numbers out: an embedding of as many rows as tokens would be too short."""
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 2, "z": 65_536}, "unk_token": "a"}
+    tokenizer = BPE({"version": "1.0", "added_tokens": [], "model": model}, end="b")
+    assert len(tokenizer) == 65_537
+    assert tokenizer.encode("z").tolist() == [65_536]
+
+
+def test_half_of_a_surrogate_pair_is_refused(build):
+    """The shell gives it for a byte of a prompt that is not UTF-8."""
+    with pytest.raises(DataError, match=r"surrogate pair|is not among"):
+        build().encode("a\udcff")
+
+
 def test_two_different_tokenizers_are_refused_with_the_command_to_type():
     one, other = ByteTokenizer(), Vocabulary("ab")
     check_same_tokenizer({"data/a": one, "data/b": ByteTokenizer()})

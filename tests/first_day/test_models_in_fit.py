@@ -1,5 +1,6 @@
 """An nnx module, a Model or a function handed to fit: the same steps as a loss written by hand."""
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +135,25 @@ def test_models_of_this_package_drop_by_row_and_models_of_linen_count_too():
         assert result.predict(X[:5]).shape == (5, 3)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("library", ["linen", "equinox", "haiku"])
+def test_parameters_of_a_library_are_trained_evaluated_and_used(library):
+    if library == "linen":
+        model = from_linen(flax.linen.Dense(3), X[:1])
+    elif library == "equinox":
+        eqx = pytest.importorskip("equinox")
+        model = jt.models.from_equinox(lambda key: eqx.nn.Linear(6, 3, key=key))
+    else:
+        hk = pytest.importorskip("haiku")
+        model = jt.models.from_haiku(hk.transform(lambda x: hk.Linear(3)(x)), X[:1])
+    (params, _), loss = model.init(jax.random.key(0)), jt.classifier(model)
+    found, outputs = jt.evaluate(loss, params, (X, Y)), jt.predict(loss, params, X)
+    want = optax.softmax_cross_entropy_with_integer_labels(outputs, Y).mean()
+    assert found["loss"] == pytest.approx(float(want), rel=1e-5)
+    result = jt.fit(loss, params, (X, Y), "sgd", lr=0.1, **HOW)
+    assert result.evaluate((X, Y))["loss"] < found["loss"]
+
+
 def test_regression_is_the_mean_squared_error_in_either_shape():
     net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
     target = X.sum(1)
@@ -186,6 +206,24 @@ def test_a_language_model_is_the_same_whole_and_in_chunks():
     logits = whole(result.params, jnp.asarray(tokens[:, :-1]))
     want = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
     assert found["loss"] == pytest.approx(float(want), rel=1e-5)
+
+
+@pytest.mark.thorough
+def test_a_language_model_evaluates_and_predicts_packed_rows_as_separate_ones():
+    tokens = DRAW.integers(0, 11, (4, 9)).astype(np.int32)
+    segments = np.repeat([[1, 1, 1, 1, 2, 2, 2, 2, 2]], 4, 0).astype(np.int32)
+    model = Transformer(vocab=11, context=9, layers=1, heads=1, width=4).build()
+    params = jax.tree.map(lambda x: 20 * x, model.init(jax.random.key(0))[0])
+    predict = lambda data: jt.predict(jt.language_model(model), params, data)
+    packed, alone = (
+        predict({"tokens": tokens, "segments": segments}),
+        predict({"tokens": tokens[:, 4:]}),
+    )
+    assert_close(packed[:, 4:], alone, 1e-5, terms=np.abs(alone).max())
+    chances = jax.nn.log_softmax(packed[:, :-1])
+    nats = -np.take_along_axis(np.asarray(chances), tokens[:, 1:, None], -1)[..., 0]
+    found = jt.evaluate(jt.language_model(model), params, {"tokens": tokens, "segments": segments})
+    assert found["loss"] == pytest.approx(np.delete(nats, 3, 1).mean(), rel=1e-5)
 
 
 def test_half_precision_needs_no_cast_in_the_model():

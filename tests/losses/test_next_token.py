@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jtrain.errors import LossError
 from jtrain.losses.next_token import inputs_and_targets, next_token
 
 TOKENS = jnp.arange(12).reshape(3, 4)
@@ -15,6 +16,16 @@ def test_targets_are_the_inputs_one_later():
     np.testing.assert_array_equal(inputs, [[0, 1, 2], [4, 5, 6], [8, 9, 10]])
     np.testing.assert_array_equal(targets, [[1, 2, 3], [5, 6, 7], [9, 10, 11]])
     assert real.all()
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [TOKENS[:, :1], TOKENS[0], TOKENS.astype(jnp.float32)],
+    ids=["no target", "text", "f4"],
+)
+def test_what_has_no_tokens_to_learn_is_refused(tokens):
+    with pytest.raises(LossError, match=r"Give tokens of shape \[rows, t \+ 1\] as np.int32"):
+        inputs_and_targets({"tokens": tokens, "mask": jnp.ones(3, bool)})
 
 
 def test_lengths_and_the_mask_hide_targets():

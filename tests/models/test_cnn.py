@@ -10,7 +10,7 @@ from flax import nnx
 from jtrain.core.jaxpr import operations
 from jtrain.errors import ConfigError, DataError
 from jtrain.models.cnn import CNN
-from jtrain.models.layers.convolution import Convolution
+from jtrain.models.layers.convolution import Convolution, convolve
 from jtrain.models.layers.pooling import max_pool
 
 VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)
@@ -108,3 +108,14 @@ def test_a_bias_after_the_pool_gives_the_same_bits():
     layer.bias[...] = jnp.asarray(draw.standard_normal(4), jnp.float32)
     x = jnp.asarray(draw.standard_normal((2, 7, 6, 3)), jnp.float32)
     np.testing.assert_array_equal(layer(x, pool=2), max_pool(layer(x), 2))
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_size_is_divided_by_the_stride_and_rounded_up(kernel, stride):
+    size = lambda n: jax.eval_shape(
+        lambda x, w: convolve(x, w, stride=stride),
+        jax.ShapeDtypeStruct((1, n, n, 1), jnp.float32),
+        jax.ShapeDtypeStruct((kernel, kernel, 1, 1), jnp.float32),
+    ).shape[1:3]
+    assert [size(n) for n in (1, 2, 5, 8)] == [(-(-n // stride),) * 2 for n in (1, 2, 5, 8)]

@@ -10,6 +10,7 @@ from comparison import assert_close
 
 from jtrain.core.pytree import describe
 from jtrain.core.rows import row_keys
+from jtrain.errors import LossError
 from jtrain.models.adapters.equinox import from_equinox
 
 eqx = pytest.importorskip("equinox")
@@ -119,6 +120,29 @@ def test_drawing_without_a_key_is_refused(net):
     model, params, extra = net
     with pytest.raises(ValueError, match=r"got no key. Pass `jt.row_keys\(rng, batch\)`"):
         model.apply(params, extra, X, train=True)
+
+
+class Largest(eqx.Module):
+    """Remembers the sum of a row, or the mean of those of all rows."""
+
+    index: eqx.nn.StateIndex
+    mean: bool
+
+    def __init__(self, mean):
+        self.index, self.mean = eqx.nn.StateIndex(jnp.zeros(())), mean
+
+    def __call__(self, x, state):
+        found = jax.lax.pmean(x.sum(), "batch") if self.mean else x.sum()
+        return x, state.set(self.index, found)
+
+
+def test_a_state_that_differs_by_row_is_refused_and_the_advice_works():
+    make = lambda mean: from_equinox(lambda key: eqx.nn.make_with_state(Largest)(mean))
+    params, extra = make(False).init(KEY)
+    with pytest.raises(LossError, match=r"Store its mean over them: jax.lax.pmean\(x, 'batch'\)"):
+        make(False).apply(params, extra, X, train=True)
+    _, after = make(True).apply(params, extra, X, train=True)
+    assert_close(jax.tree.leaves(after)[0], np.asarray(X).sum(1).mean(), 1e-6, terms=X)
 
 
 def test_batch_norms_over_several_axes_are_refused():

@@ -2,6 +2,7 @@
 # ruff: noqa: E501  (a case reads best on a line)
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
+from jtrain.errors import ConfigError
 from jtrain.models.generate import UncachedModel, generate
 from jtrain.models.transformer import Transformer
 
@@ -189,3 +191,26 @@ def test_what_draws_nothing_is_refused_and_the_advice_works(wrong, words, mended
 def test_a_prompt_of_nothing_is_refused():
     with pytest.raises(ValueError, match=r"the prompt is empty.*Give one"):
         write(count_up, np.zeros((1, 0), np.int32), context=4, steps=1)
+
+
+def test_a_drawn_token_may_be_larger_than_those_of_the_prompt():
+    """A prompt of bytes, of a model whose vocabulary has 300 tokens: none counts from 0 again."""
+    next_one = lambda params, window: 100 * jax.nn.one_hot(window + 1, 300)
+    prompt = jnp.array([[253]], jnp.uint8)
+    text = generate(UncachedModel(next_one, 8), 0, prompt, jax.random.key(0), steps=5)
+    assert text.tolist() == [[253, 254, 255, 256, 257, 258]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "key", "words"),
+    [
+        (jnp.array([1, 2]), jax.random.key(0), r"\[None\] for one text"),
+        ([[1, 2]], jax.random.key(0), r"jnp.asarray\(tokens, jnp.int32\)"),
+        (jnp.array([[1.0, 2.0]]), jax.random.key(0), "takes an array of whole numbers"),
+        (jnp.array([[1], [2]]), jax.random.PRNGKey(0), r"Give jax.random.key\(0\)"),
+    ],
+    ids=["one dim", "list", "floats", "old key"],
+)
+def test_what_is_no_prompt_or_no_key_is_refused(prompt, key, words):
+    with pytest.raises(ConfigError, match=words):
+        inspect.unwrap(generate)(UncachedModel(count_up, 8), 0, prompt, key, steps=1)

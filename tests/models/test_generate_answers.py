@@ -129,9 +129,23 @@ def test_draws_are_those_of_the_distribution():
         ({"steps": 0}, "steps of 1 or more"),
         ({"start": 0}, r"start in 1 \.\. 7"),
         ({"start": 8}, r"start in 1 \.\. 7"),
+        ({"start": 4}, "Set start=3 or less"),  # behind the shortest prompt there is padding
+        ({"top_k": -1}, "Give top_k 0 for all tokens"),
+        ({"temperature": -1.0}, "Give temperature 0 or more"),
     ],
 )
 def test_refuses_numbers_out_of_their_range(settings, words):
     given = {"start": 1, "steps": 2, **settings}
     with pytest.raises(ConfigError, match=words):
         generate_answers(Counting([]), {}, PROMPTS, LENGTHS, jax.random.key(0), **given)
+
+
+def test_a_drawn_token_may_be_larger_than_those_of_the_prompts():
+    class Large(Counting):
+        def extend(self, params, cache, tokens, at):
+            return jax.nn.one_hot(tokens[:, -1] + 1, 300), cache
+
+    prompts = jnp.array([[253, 254]], jnp.uint8)
+    how = {"start": 2, "steps": 4, "stop": (257,)}
+    text, ends = generate_answers(Large([]), {}, prompts, jnp.array([2]), jax.random.key(0), **how)
+    assert (text.tolist(), ends.tolist()) == ([[253, 254, 255, 256, 257, 0]], [5])

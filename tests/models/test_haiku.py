@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jtrain as jt
 from jtrain.core.pytree import describe
 from jtrain.core.rows import row_keys
+from jtrain.errors import UserError
 from jtrain.models.adapters.haiku import from_haiku
 
 hk = pytest.importorskip("haiku")
@@ -81,3 +83,11 @@ def test_without_haiku_the_line_to_type_is_told(monkeypatch):
         ValueError, match=r"haiku, which is not installed. Type: pip install dm-haiku"
     ):
         from_haiku(transformed, X)
+
+
+def test_a_function_without_its_state_is_told_where_the_state_comes_from():
+    switched = lambda x, is_training: hk.BatchNorm(True, True, 0.9)(hk.Linear(3)(x), is_training)
+    model = from_haiku(hk.transform_with_state(switched), X)
+    params, _ = model.init(KEY)
+    with pytest.raises(UserError, match=r"(?s)carries more than parameters.*model.init\(key\)"):
+        jt.evaluate(jt.classifier(model), params, (X, np.zeros(8, np.int32)))

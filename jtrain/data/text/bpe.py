@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.data.text.tokenizer import check_characters
 from jtrain.errors import DataError
 
 SMALLEST = 257  # every byte, and the end-of-document token
@@ -43,7 +44,8 @@ class BPE:
                 f"({error}). Give a file that Tokenizer.save of the package `tokenizers` wrote."
             ) from error
         self._tokenizer.encode_special_tokens = True
-        self._length = self._tokenizer.get_vocab_size()
+        # Not their count: where numbers are left out, a token has a larger one.
+        self._length = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         self._smallest = np.dtype(np.uint16 if self._length <= 1 << 16 else np.uint32)
         self.end: int | None = self._tokenizer.token_to_id(end)
 
@@ -54,12 +56,14 @@ class BPE:
         """Return the numbers of the pieces of `text`; with `special`, special tokens are theirs."""
         if not special:
             return self.encode_all([text])[0]
-        found = self._with_special.encode(text, add_special_tokens=False)
+        with check_characters(text):
+            found = self._with_special.encode(text, add_special_tokens=False)
         return np.asarray(found.ids, self._smallest)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the numbers of each text, on all cores."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with check_characters(*texts):
+            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, self._smallest) for one in found]
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:

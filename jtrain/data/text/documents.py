@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
+from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE
 from jtrain.errors import DataError
 from jtrain.io.regular_files import parse_json
 
@@ -106,8 +107,12 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
             f"{path} should hold a JSON object a line; the line at byte {first} is none ({error}). "
             f"Leave it out, or name the file .txt and prepare it with --by line."
         ) from error
-    if isinstance(row, dict) and isinstance(row.get(field), str):
-        return row[field]
+    if isinstance(row, dict) and isinstance(found := row.get(field), str):
+        if SURROGATE.search(found):
+            raise DataError(
+                f"{path}: the line at byte {first} {HALF_PAIR}. Leave the line out, or remove it."
+            )
+        return found
     texts = (
         [key for key, value in row.items() if isinstance(value, str)]
         if isinstance(row, dict)

@@ -1,16 +1,13 @@
 """Conversations as tokens: a template's marks are special tokens, and messages have none."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jtrain.data.text.chat_template import ANSWERS, ChatTemplate, Message
-from jtrain.data.text.tokenizer import Tokenizer
+from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE, Tokenizer
 from jtrain.errors import DataError
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Encoded(NamedTuple):
@@ -64,7 +61,7 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> np.ndarray:  # 
 
     There are none if the template has no mark, or refuses a question and its answer.
     """
-    answer = "7"
+    answer = "seven"  # no mark has it, as a digit may be in one
     talk = [{"role": "user", "content": "3+4?"}, {"role": ANSWERS, "content": answer}]
     try:
         _, _, mark = template.pieces(talk)[-1].text.rpartition(answer)
@@ -85,11 +82,8 @@ def check_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
     for turn, message in enumerate(messages, 1):
         name = f"message {turn} of the {message['role'][:40]!r}"
         for text in _texts(message):
-            if _SURROGATE.search(text):
-                raise DataError(
-                    f"{name} has half of a surrogate pair, such as \\ud800, which is no character. "
-                    f"Remove it."
-                )
+            if SURROGATE.search(text):
+                raise DataError(f"{name} {HALF_PAIR}. Remove it.")
             if mark := _special_in(tokenizer, special, text):
                 raise DataError(
                     f"{name} spells out {mark}, which would be read as that token and not as text. "

@@ -11,7 +11,7 @@ from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.json_rows import read_rows
 from jtrain.data.sources.subset import hold_out_last
 from jtrain.data.text.text import Corpus
-from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
+from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE, ByteTokenizer, Tokenizer
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 
@@ -108,4 +108,7 @@ class TextPairs:
                 f"many texts of each row. Set data.negatives=0, or write a list of texts; "
                 f"jtrain.models.embeddings.hard_negatives finds them."
             )
-        return [*texts, *others[: self.negatives]]
+        texts += others[: self.negatives]
+        if any(map(SURROGATE.search, texts)):
+            raise DataError(f"{where} {HALF_PAIR}. Remove the row, or the half.")
+        return texts

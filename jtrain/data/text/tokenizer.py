@@ -1,13 +1,18 @@
 """Tokenizers: the interface, fingerprints, and the tokenizer of bytes."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from jtrain.errors import DataError
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+HALF_PAIR = "has half of a surrogate pair, such as \\ud800, which is no character"
 
 
 @runtime_checkable
@@ -72,6 +77,18 @@ def check_same_tokenizer(tokenizers: Mapping[str, Tokenizer]) -> None:
             )
 
 
+@contextlib.contextmanager
+def check_characters(*texts: str) -> Iterator[None]:
+    """Raise DataError where texts cannot be encoded because one has a surrogate."""
+    try:
+        yield
+    except (UnicodeEncodeError, TypeError):  # the package `tokenizers` raises either
+        if not (found := next(filter(None, map(SURROGATE.search, texts)), None)):
+            raise
+        place = found.start() + 1
+        raise DataError(f"Character {place} of a text {HALF_PAIR}. Remove it.") from None
+
+
 class ByteTokenizer:
     """One token a byte, and 256 for the end of a document."""
 
@@ -84,7 +101,8 @@ class ByteTokenizer:
     def encode(self, text: str, *, special: bool = False) -> np.ndarray:  # n
         """Return the bytes of `text`, as uint16."""
         del special  # there are none
-        return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+        with check_characters(text):
+            return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the bytes of each text."""

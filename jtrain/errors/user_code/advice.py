@@ -95,7 +95,7 @@ TABLE = (
     ),
     AdviceRule(
         "ScopeCollectionNotFound|ValueError",
-        "collection is empty|Unable to retrieve state",
+        "collection is empty|Unable to retrieve state|No value for '",
         _advise(
             "uses a model that carries more than parameters (running statistics), without that",
             CARRY_EXTRA,

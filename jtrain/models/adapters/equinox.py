@@ -97,8 +97,8 @@ def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
             outputs, after = over_rows(
                 keys, inputs, jax.tree.unflatten(jax.tree.structure(state), before)
             )
-        except RuntimeError as error:
-            raise _key_error(error) from None
+        except (RuntimeError, ValueError) as error:
+            raise _explain(error, axis or "batch") from None
         if not (train and with_state):
             return outputs, extra
         pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
@@ -143,7 +143,13 @@ def _row_keys(rng: Keys | None, rows: int) -> Any:
     return jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(rows))
 
 
-def _key_error(error: RuntimeError) -> Exception:
+def _explain(error: Exception, axis: str) -> Exception:
+    """Return the error of a module over rows, or what to do about it where that is known."""
+    if "out_axes is None" in str(error):
+        return LossError(
+            f"the state of this module differs by row, and a batch has one state for all rows. "
+            f"Store its mean over them: jax.lax.pmean(x, {axis!r})."
+        )
     if "requires a key" not in str(error):
         return error
     return LossError(

@@ -14,8 +14,8 @@ from jtrain.models.layers.pooling import max_pool
 class Convolution(nnx.Module):
     """A `kernel` x `kernel` convolution with a padding of `kernel // 2` zeros.
 
-    The size is divided by the stride and rounded up. The parameter `kernel` is (rows, columns,
-    inputs, outputs).
+    A kernel of an even size has one zero less before the image. The size is divided by the stride
+    and rounded up. The parameter `kernel` is (rows, columns, inputs, outputs).
 
     Args:
         same: pad as TensorFlow does: only the zeros that the windows reach, and of an odd number
@@ -65,7 +65,7 @@ def convolve(
 ) -> Float[Array, "b y x o"]:
     """Convolve `x` with `kernel` at every `stride`, padded with zeros as `Convolution` says."""
     size = kernel.shape[0]
-    even = ((size - 1) // 2 if stride == 1 else size // 2, size // 2)
+    even = ((size - 1) // 2, size // 2)
     sides = [_same_padding(n, size, stride) if same else even for n in x.shape[1:3]]
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC")

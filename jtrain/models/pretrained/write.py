@@ -114,9 +114,12 @@ def hf_config(family: Family, model: Any, dtype: DType, base: HFConfig) -> Value
         about = {key: x for key, x in about.items() if not key.startswith("test_")}
         return {**base, **entries, "pretrained_cfg": about | entries["pretrained_cfg"]}
     # Rotary positions are written as rope_theta and rope_scaling, which every reader knows.
-    kept = {key: x for key, x in base.items() if key not in {"rope_parameters", "dtype"}}
+    kept: Values = {k: x for k, x in base.items() if k not in {"rope_parameters", "dtype"}}
     if "id2label" in kept:  # names, in place of LABEL_0 and so on
         entries = without_class_names(entries)
+    if family.kind == "transformer" and not base:
+        # Defaults of transformers are those of a published model: its Llamas stop at token 2.
+        kept = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return {
         **kept,
         "architectures": [family.architecture],

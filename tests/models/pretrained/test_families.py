@@ -23,7 +23,7 @@ from jtrain.models.generate import generate
 from jtrain.models.mlp import MLP
 from jtrain.models.pretrained.registry import FAMILIES, family_name, family_of
 from jtrain.models.pretrained.source import PretrainedWeights
-from jtrain.models.pretrained.write import write_folder
+from jtrain.models.pretrained.write import hf_config, write_folder
 from jtrain.models.transformer import Transformer
 
 # transformers sums in another order; measured 1.2e-6 at the most, and the bar is 1e-4.
@@ -169,6 +169,21 @@ def test_a_model_finds_the_family_of_its_function():
     assert family_of(Transformer(preset="mixtral-8x7b")).name == "mixtral"
     assert family_of(Transformer(preset="gpt2")).name == "gpt2"
     assert family_of(Encoder()).name == "bert"
+
+
+def test_a_config_without_a_source_has_no_entry_that_transformers_would_misread():
+    """Its defaults end a text at token 2 of a Llama, and Gemma's layers need a window."""
+    gemma = Transformer(
+        vocab=9, context=16, width=16, layers=1, positions={"kind": "rotary"}, norm="rms",
+        activation="geglu", bias=False, post_norm=True, zero_centered=True, embedding_scale=4.0,
+        attention_scale=0.5,
+    )  # fmt: skip
+    config = hf_config(family_of(gemma), gemma, "float32", {})
+    assert (config["model_type"], config["sliding_window"]) == ("gemma2", 16)
+    assert FAMILIES["gemma2"].values(config)["window"] is None
+    assert (config["eos_token_id"], config["bos_token_id"]) == (None, None)
+    kept = hf_config(family_of(gemma), gemma, "float32", {"eos_token_id": 7})
+    assert kept["eos_token_id"] == 7
 
 
 def test_a_model_of_no_family_is_refused_with_the_nearest():

@@ -55,7 +55,7 @@ def _shared_entries(model: Any) -> Values:
         "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar,
         "attn_logit_softcapping": model.attention_cap,
         "final_logit_softcapping": model.logit_cap,
-        "sliding_window": model.window,
+        "sliding_window": model.window or model.context,  # null fails, where no layer has a window
         "layer_types": layer_types(model.layers, model.global_every if model.window else 1),
     }
     del entries["hidden_act"]
