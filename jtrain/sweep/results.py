@@ -39,13 +39,17 @@ class SeedGroup:
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds."""
-        return statistics.fmean(self.values.values())
+        """The mean over the seeds; NaN or infinite where a seed is."""
+        return _mean([*self.values.values()])
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds (n - 1); None for each seed."""
-        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+        """The standard deviation over the seeds (n - 1), NaN where one is not finite; None of one."""
+        if len(self.values) < 2:
+            return None
+        # `statistics.stdev` raises an AttributeError where a value is not finite.
+        finite = all(map(math.isfinite, self.values.values()))
+        return statistics.stdev(self.values.values()) if finite else math.nan
 
     @property
     def name(self) -> str:
@@ -159,7 +163,13 @@ def mean_curve(scores: Sequence[MemberScore], group: SeedGroup, goal: BestMetric
         if point == group.point and each.status == "done":
             curves.append(dict(read_curve(each.member, goal)))
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
-    return [(step, statistics.fmean(curve[step] for curve in curves)) for step in shared]
+    return [(step, _mean([curve[step] for curve in curves])) for step in shared]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN or infinite where a value is."""
+    # `statistics.fmean` raises a ValueError where one value is inf and another -inf.
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def _row(group: SeedGroup, keys: Sequence[str], seeded: bool) -> list[str]:
