@@ -21,7 +21,8 @@ def accuracy(
 ) -> Mean:
     """Return the share of labels among the `top` greatest logits, where `mask` is true.
 
-    Of equal logits the first wins, as in `argmax`. A label outside 0 .. c-1 is a miss.
+    Of equal logits the first wins and NaN is the greatest, as in `argmax`. A label outside 0 .. c-1
+    is a miss.
 
     Raises:
         LossError: if `top` is not in 1 .. c, or the shapes do not match.
@@ -37,6 +38,7 @@ def accuracy(
         return Mean.of((logits.argmax(-1) == labels).astype(jnp.float32), mask)
     labels = labels.astype(jnp.int32)  # 8 bits hold no class from 256 on
     known = (labels >= 0) & (labels < classes)
+    logits = jnp.where(jnp.isnan(logits), jnp.inf, logits)  # no number is ahead of NaN
     own = jnp.take_along_axis(logits, labels.clip(0, classes - 1)[..., None], -1)
     index = jnp.expand_dims(jnp.arange(classes, dtype=jnp.int32), range(labels.ndim))
     ahead = (logits > own) | ((logits == own) & (index < labels[..., None]))

@@ -43,6 +43,16 @@ def test_a_label_that_is_no_class_is_a_miss():
         assert accuracy(jnp.asarray(LOGITS[:2]), outside, jnp.ones(2, bool), top=top).total == 0
 
 
+@pytest.mark.parametrize("top", [1, 2, CLASSES - 1])
+def test_logits_that_are_nan_hit_the_first_classes_alone(top):
+    nan, labels = jnp.full((CLASSES, CLASSES), jnp.nan), jnp.arange(CLASSES, dtype=jnp.int32)
+    assert accuracy(nan, labels, jnp.ones(CLASSES, bool), top=top).total == top
+    half = jnp.asarray(LOGITS[:1]).at[0, 3].set(jnp.nan)  # NaN is ahead of every number
+    for label in range(CLASSES):
+        found = accuracy(half, jnp.array([label], jnp.int32), jnp.ones(1, bool), top=1)
+        assert found.total == (label == 3)
+
+
 @pytest.mark.thorough
 def test_tokens_count_as_rows_do():
     cube = lambda x: jnp.asarray(x).reshape(8, 5, *x.shape[1:])
