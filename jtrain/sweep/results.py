@@ -44,7 +44,7 @@ class SeedGroup:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds (n - 1), NaN where one is not finite; None of one."""
+        """The standard deviation over the seeds (n - 1), NaN with a diverged one; None of one."""
         if len(self.values) < 2:
             return None
         # `statistics.stdev` raises an AttributeError where a value is not finite.

@@ -113,6 +113,12 @@ CASES = [
         lambda _: Subset(Arrays(x=TEN), (indices := np.arange(9))[indices < 8]),
     ),
     Case(
+        "a subset by a mask",
+        lambda _: Subset(Arrays(x=TEN), TEN > 2),
+        ("whole numbers", "bool of shape (8,)", "np.flatnonzero(mask)"),
+        lambda _: Subset(Arrays(x=TEN), np.flatnonzero(TEN > 2)),
+    ),
+    Case(
         "augmentation of rows that are no images",
         lambda _: augmented(Augment(flip=0.5), image=FLAT),
         ("takes images b h w", "shape (8, 16)", "Reshape its rows"),

@@ -18,11 +18,17 @@ class Subset:
     """The rows of `source` at `indices` (int64, n), in that order; nothing is copied.
 
     Raises:
-        DataError: an index out of range.
+        DataError: an index out of range, or indices that are no row of whole numbers.
     """
 
     def __init__(self, source: Source, indices: np.ndarray):
-        self.source, self.indices = source, np.asarray(indices, np.int64)
+        found = np.asarray(indices)
+        if found.size and (found.dtype.kind not in "iu" or found.ndim != 1):
+            raise DataError(
+                f"A subset needs one row of whole numbers, and its indices are {found.dtype} of "
+                f"shape {found.shape}. A mask chooses rows by Subset(source, np.flatnonzero(mask))."
+            )
+        self.source, self.indices = source, found.astype(np.int64)
         wrong = (self.indices < 0) | (self.indices >= len(source))
         if wrong.any():
             raise DataError(
