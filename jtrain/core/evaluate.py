@@ -61,8 +61,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the metrics over all of `batches` (placed), summed on the host in float64.
 
-    `loss` is the training loss over the whole set; `rows` is the number of rows counted. A loss
-    that couples rows couples them within each batch.
+    `loss` is the training loss over the whole set, NaN without a target in it; `rows` is the number
+    of rows counted. A loss that couples rows couples them within each batch.
     """
     started, total = collections.deque(), None
     for batch in batches:

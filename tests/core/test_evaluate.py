@@ -78,6 +78,17 @@ def test_a_term_that_no_row_carries_adds_nothing():
     assert np.isnan(got["never"])
 
 
+def test_a_set_without_any_target_has_no_loss():
+    def loss(params, batch, rng):
+        nothing = jnp.zeros_like(batch["mask"])
+        never = Mean.of(height(params, batch), nothing)
+        return never + 2.0 * Mean.of(batch["y"], nothing), {"never": never}
+
+    got = measured(strategy("single", 1), loss, InOrder(Arrays(**COLUMNS), size=16))
+    assert np.isnan([got["loss"], got["never"]]).all(), "0.0 would be the best loss of all"
+    assert got["rows"] == ROWS
+
+
 def test_state_is_read_and_not_changed():
     @stateful
     def loss(params, extra, batch, rng):
