@@ -256,10 +256,9 @@ class RoundCoordinator(Coordinator):
 
     def _factors(self, reports: dict[int, Message]) -> dict[int, float]:
         """Return the weight of the rows of each share in a round, of that of all rows."""
-        size = len(jax.tree.leaves(self.plan.metrics))
-        tree = jax.tree.structure(self.plan.metrics)
-        losses = [tree.unflatten(each.arrays[:size])["loss"] for each in reports.values()]
-        weights = [float(np.sum(loss.weight, dtype=np.float64)) for loss in losses]
+        size, tree = len(jax.tree.leaves(self.plan.metrics)), jax.tree.structure(self.plan.metrics)
+        metrics = [tree.unflatten(each.arrays[:size]) for each in reports.values()]
+        weights = _row_weights(metrics)
         total = sum(weights)
         factors = [weight / total if total else 0.0 for weight in weights]
         return dict(zip(reports, factors, strict=True))
@@ -299,20 +298,27 @@ def take_metrics(
     total: Metrics = jax.tree.map(lambda *xs: jnp.asarray(sum(xs[1:], start=xs[0])), *metrics)
     take = lambda i: jax.tree.map(lambda x: x[i], total)
     results = [StepResult(step, take(step - first)) for step in range(first, last + 1)]
-    return _mean_head(heads), results
+    return _mean_head(heads, _row_weights(metrics)), results
 
 
-def _mean_head(heads: Sequence[Head]) -> Head:
+def _row_weights(metrics: Sequence[Metrics]) -> list[float]:
+    """Return the weight of the rows that each worker's metrics are of, over all their steps."""
+    return [float(np.sum(each["loss"].weight, dtype=np.float64)) for each in metrics]
+
+
+def _mean_head(heads: Sequence[Head], weights: Sequence[float]) -> Head:
     """Return the head of the first worker, with the mean of what the workers carry beside params.
 
-    Counts are those of the first worker, and steps that any of them skipped are skipped.
+    The mean is by the weights of the workers' rows, as that of the parameters. Counts are those of
+    the first worker, and steps that any of them skipped are skipped.
     """
+    weights = weights if sum(weights) else [1.0] * len(heads)  # none had a row: all are alike
 
     def mean(*leaves: Any) -> Any:
         first = np.asarray(leaves[0])
         if not np.issubdtype(first.dtype, np.floating):
             return first
-        return np.mean(np.stack(leaves), axis=0).astype(first.dtype)
+        return np.average(np.stack(leaves), axis=0, weights=weights).astype(first.dtype)
 
     extra = jax.tree.map(mean, *[head.extra for head in heads])
     skipped = np.max([head.skipped for head in heads]).astype(np.int32)
