@@ -138,3 +138,20 @@ def test_an_array_may_have_any_name():
     with np.load("rows.npz", allow_pickle=False) as found:
         assert set(found.files) == set(arrays)
         np.testing.assert_array_equal(found["allow_pickle"], N + 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("0,1", r"csv:1: 0 \.\.\. 1 may be a row, or the numbers of the columns.*header=False"),
+        ("NA,1", r"csv:1: 'NA' stands beside numbers.*a name for each column"),
+        (",1", r"csv:1: '' stands beside numbers"),
+    ],
+)
+def test_a_first_line_that_may_be_a_header_or_a_row_is_refused(first: str, message: str):
+    path = Path("rows.csv")
+    path.write_text(f"{first}\n5,6\n")
+    with pytest.raises(DataError, match=message):
+        read_rows(path, ONE)
+    path.write_text("x.0,x.1\n" + first.replace("NA", "2") * (first[0] != ",") + "\n5,6\n")
+    assert read_rows(path, ONE)["x"].tolist()[-1] == [5, 6]

@@ -139,6 +139,8 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
     header = [cell.strip() for cell in lines[0][1]]
     named = any(_number(cell) is None for cell in header)
     places = _places(path, header if named else None, len(header), wanted)
+    if not all(c in header for name, row in wanted.items() for c in _columns(name, row.shape)):
+        _check_first_line(path, header)
     rows: dict[str, list[Any]] = {name: [] for name in wanted}
     for number, line in lines[1:] if named else lines:
         if len(line) != len(header):
@@ -150,6 +152,22 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
             cells = [_cell(path, number, line[c], c, header if named else None) for c in columns]
             rows[name].append(np.asarray(cells).reshape(wanted[name].shape))
     return _stack(path, rows)
+
+
+def _check_first_line(path: Path, cells: Sequence[str]) -> None:
+    """Raise DataError unless a line of columns without the wanted names is a header or a row."""
+    numbers = [_number(cell) for cell in cells]
+    texts = [cell for cell, number in zip(cells, numbers, strict=True) if number is None]
+    if 0 < len(texts) < len(cells):
+        raise DataError(
+            f"{path}:1: {texts[0]!r} stands beside numbers, so the line is neither a header nor a "
+            f"row: write a number there, or a name for each column."
+        )
+    if len(cells) > 1 and numbers == [*range(len(cells))]:
+        raise DataError(
+            f"{path}:1: 0 ... {len(cells) - 1} may be a row, or the numbers of the columns, as "
+            f"pandas writes them: name the columns, or leave the line out (to_csv(header=False))."
+        )
 
 
 def _places(
