@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from layouts import strategy
 from line import points
 
-from jtrain.errors import ConfigError
+from jtrain.errors import ConfigError, DataError
 from jtrain.parallel import FSDP, Mirrored, Single
 
 
@@ -65,3 +65,13 @@ def test_a_named_dim_is_split_over_its_axis():
 def test_a_copy_of_the_step_constrains_nothing(name):
     x = jnp.ones((8, 3))
     assert strategy(name, 1).placement.constrain(x, "batch", None) is x
+
+
+@pytest.mark.parametrize("name", ["single", "mirrored jit"])
+def test_a_whole_number_that_no_device_holds_is_refused(name):
+    place = strategy(name, 1).place
+    most = np.array([2**31 - 1, -(2**31)])
+    assert place({"id": most})["id"].tolist() == most.tolist()
+    for value in (2**31, -(2**31) - 1, 2**40):
+        with pytest.raises(DataError, match=f"`id` holds {value}.*int32.*np.unique"):
+            place({"id": np.array([3, value])})

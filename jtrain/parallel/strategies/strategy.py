@@ -18,7 +18,7 @@ from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Dims, Params
-from jtrain.errors import ConfigError, RetraceError
+from jtrain.errors import ConfigError, DataError, RetraceError
 from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.program_cache import load_or_compile
@@ -201,17 +201,39 @@ class PlacedBatchCache:
         """Place `batch` on the devices.
 
         Several threads may call: one prefetches while another evaluates with another mask.
+
+        Raises:
+            DataError: if a whole number does not fit the type that it has on the devices.
         """
         # One read of the cache: another thread may change it.
         cached = {name: self._cached.get(name) for name in batch}
         hits = {k: entry[1] for k, entry in cached.items() if entry and entry[0] is batch[k]}
         missing = {name: array for name, array in batch.items() if name not in hits}
+        for name, array in missing.items():
+            _check_whole_numbers(name, array)
         fresh = self._put(missing) if missing else {}
         for name, placed in fresh.items():
             array = batch[name]
             if isinstance(array, np.ndarray) and not array.flags.writeable:
                 self._cached[name] = array, placed
         return {name: hits[name] if name in hits else fresh[name] for name in batch}
+
+
+def _check_whole_numbers(name: str, array: Any) -> None:
+    """Raise DataError if JAX would cut a whole number of 64 bits to its last 32."""
+    if not (isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size):
+        return
+    target = jax.dtypes.canonicalize_dtype(array.dtype)
+    if target == array.dtype:
+        return
+    least, most = int(array.min()), int(array.max())
+    fits = np.iinfo(target)
+    if least < fits.min or most > fits.max:
+        raise DataError(
+            f"`{name}` holds {least if least < fits.min else most}, and devices hold {target} in "
+            f"place of {array.dtype}, up to {fits.max}. Number the values from 0, "
+            f"np.unique({name}, return_inverse=True)[1], or leave {name} out."
+        )
 
 
 def same_for_all(tree: Any, sharding: Sharding) -> Any:
