@@ -104,7 +104,7 @@ class Terms:
         return Terms(self.means + other.means, self.coefficients + other.coefficients)
 
     def value(self) -> float:
-        """Return the sum on the host, float64: a mean of weight 0 adds 0; NaN where all have that."""
+        """Return the sum on the host, float64: a mean of weight 0 adds 0, NaN if all do."""
         means = zip(self.coefficients, self.means, strict=True)
         found = [float(c) * mean.value() for c, mean in means if mean.weight != 0]
         return float(sum(found)) if found else float("nan")

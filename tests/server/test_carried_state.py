@@ -1,4 +1,4 @@
-"""State that a loss carries beside the parameters: whose it is after rows that count differently."""
+"""State that a loss carries beside the parameters, where rows of workers count differently."""
 
 import threading
 from types import SimpleNamespace
