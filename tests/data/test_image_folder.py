@@ -141,17 +141,21 @@ def sixteen_bits(path: Path) -> None:
     saved(path, Image.fromarray(np.full((8, 8), 40_000, np.uint16)), format="PNG")
 
 
-def bomb(path: Path, side: int = 60_000) -> None:
+def bomb(path: Path, side: int = 60_000, bits: int = 8) -> None:
     """Write a PNG of a few kB that claims 3.6 billion pixels."""
     chunk = lambda kind, data: (
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     )
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0)
     data = zlib.compress(b"\0" * 100_000)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     )
+
+
+def sixteen_bits_a_colour(path: Path) -> None:
+    bomb(path, 8, bits=16)
 
 
 def large(path: Path) -> None:
@@ -165,6 +169,7 @@ BROKEN = {
     empty: r"is not: it is empty",
     gif: r"is not: it begins with b'GIF",
     sixteen_bits: r"at most 8 bits a channel and has Pillow's mode I;16",
+    sixteen_bits_a_colour: r"at most 8 bits a channel and has Pillow's mode RGB;16B",
     bomb: r"at most 67,108,864 pixels and has more than 89,478,485 pixels; a small file can claim",
     large: r"at most 67,108,864 pixels and has 9000 x 9000 = 81,000,000 pixels",
 }

@@ -102,10 +102,11 @@ def _check(path: Path, image: Any, size: ImageSize) -> None:
     width, height = image.size
     if width * height > size.pixels:
         raise _too_large(path, f"{width} x {height} = {width * height:,} pixels", size)
-    if image.mode not in MODES:
+    # Pillow reads 16 bits of a colour as 8: the mode RGB, and what the file has is RGB;16B.
+    mode = next((str(tile[-1]) for tile in image.tile if ";16" in str(tile[-1])), image.mode)
+    if mode not in MODES:
         raise DataError(
-            f"{path} should have at most 8 bits a channel and has Pillow's mode {image.mode}, "
-            f"which would be cut to 8. Convert it by a scale of your own, or remove it."
+            f"{path} should have at most 8 bits a channel and has Pillow's mode {mode}, which would be cut to 8. Convert it by a scale of your own, or remove it."
         )
 
 
