@@ -106,7 +106,8 @@ def _check(path: Path, image: Any, size: ImageSize) -> None:
     mode = next((str(tile[-1]) for tile in image.tile if ";16" in str(tile[-1])), image.mode)
     if mode not in MODES:
         raise DataError(
-            f"{path} should have at most 8 bits a channel and has Pillow's mode {mode}, which would be cut to 8. Convert it by a scale of your own, or remove it."
+            f"{path} should have at most 8 bits a channel and has Pillow's mode {mode}, which "
+            f"would be cut to 8. Convert it by a scale of your own, or remove it."
         )
 
 
