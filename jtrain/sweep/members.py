@@ -1,6 +1,7 @@
 """Members of a sweep: its runs, all validated before the first one starts."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,12 +75,13 @@ def split_name(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
 def build_members(name: str, grid: Grid) -> list[SweepMember]:
     """Return the runs of a grid, in its order."""
     keys = list(grid.axes)
-    labels: dict[str, int] = {}
+    labels: set[str] = set()
     result = []
     for point in grid.points():
-        words = label(point, keys)[:150] or "all"
-        labels[words] = labels.get(words, 0) + 1
-        words += f"-{labels[words]}" if labels[words] > 1 else ""
+        first = label(point, keys)[:150] or "all"
+        numbered = (f"{first}-{number}" for number in itertools.count(2))
+        words = next(each for each in itertools.chain([first], numbered) if each not in labels)
+        labels.add(words)
         result.append(build_member(name, words, point, grid.fixed))
     return result
 

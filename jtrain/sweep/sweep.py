@@ -109,7 +109,8 @@ def _search_plan(search: Search, fixed: Sequence[str], trials: int, goal: BestMe
         return search.all(fixed)
 
     def note(end: MemberExit) -> None:
-        search.tell(end.member, score_member(end.member, goal).value)
+        done = end.code == DONE  # the last evaluation before a failure is no result of a trial
+        search.tell(end.member, score_member(end.member, goal).value if done else None)
 
     return _Plan(trials, len(every()), search.members(trials, fixed), every, note)
 

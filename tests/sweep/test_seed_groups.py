@@ -1,12 +1,18 @@
-"""Settings of a sweep by their mean over seeds, some of which diverged."""
+"""Results of a sweep where seeds diverged or members failed, and names of similar members."""
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jtrain.checkpoint.retention import BestMetric
-from jtrain.sweep.members import SweepMember
+from jtrain.errors import DONE, FAULT
+from jtrain.sweep import sweep
+from jtrain.sweep.grid import parse_grid
+from jtrain.sweep.members import SweepMember, build_members
+from jtrain.sweep.processes import MemberExit
 from jtrain.sweep.results import MemberScore, as_json, format_table, rank_groups
 
 LOWEST = BestMetric("lowest", "loss")
@@ -38,3 +44,23 @@ def test_a_diverged_seed_makes_its_setting_the_worst(diverged: float):
 def test_seeds_that_diverged_both_ways_have_no_mean():
     (group,) = rank_groups([score("1", 0, math.inf), score("1", 1, -math.inf)], LOWEST)
     assert math.isnan(group.mean)
+
+
+def test_a_trial_that_failed_after_an_evaluation_has_no_result(monkeypatch):
+    told = []
+    search: Any = SimpleNamespace(
+        all=lambda fixed: [],
+        members=lambda n, f: iter(()),
+        tell=lambda *result: told.append(result),
+    )
+    of = score("1", 0, 0.1)
+    monkeypatch.setattr(sweep, "score_member", lambda member, goal: of)
+    plan = sweep._search_plan(search, [], 3, LOWEST)
+    for code in (FAULT, DONE, -9):
+        plan.note(MemberExit(of.member, code, 1.0))
+    assert [value for _, value in told] == [None, 0.1, None]
+
+
+def test_members_of_similar_values_have_directories_of_their_own():
+    members = build_members("s", parse_grid(["data.folder=a,a/,a-2"]))
+    assert [one.label for one in members] == ["folder=a", "folder=a-2", "folder=a-2-2"]
