@@ -63,10 +63,10 @@ def segments_of(batch: Batch) -> Integer[Array, "b t"] | None:
 
 
 def perplexity(mean_nats: Mean | float) -> float:
-    """Return exp of the mean nats, on the host; wait for the device.
+    """Return exp of the mean nats, on the host, NaN of NaN; wait for the device.
 
     Compute it from the mean over all tokens: the mean of the perplexities of batches is not the
     perplexity of all. So runs log and evaluate the loss, in nats.
     """
     mean = mean_nats.value() if isinstance(mean_nats, Mean) else mean_nats
-    return math.exp(mean) if mean < 709 else math.inf  # beyond, float64 has no number for it
+    return math.inf if mean >= 709 else math.exp(mean)  # beyond, float64 has no number for it
