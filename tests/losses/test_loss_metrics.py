@@ -101,7 +101,7 @@ def test_perplexity_is_of_the_whole():
     both = Mean(even.total + sure.total, even.weight + sure.weight)
     assert perplexity(both) == pytest.approx(4)  # 8^(2/3); the mean of parts would say 5.67
     assert perplexity(1e4) == np.inf
-    assert np.isnan(perplexity(np.nan)) and np.isnan(perplexity(Mean(0.0, 0.0)))
+    assert np.isnan([perplexity(np.nan), perplexity(Mean(0.0, 0.0))]).all()
 
 
 @pytest.mark.parametrize(("top", "follow"), [(0, 1), (9, 5)])
