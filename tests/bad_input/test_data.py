@@ -38,6 +38,7 @@ TEN = Arrays(x=np.arange(10))
 TOKENS = np.arange(20, dtype=np.uint16)
 HOLED = np.array([[1.0, 2.0], [3.0, np.nan]], np.float32)
 LABELLED = Arrays(label=np.array([0, 9, 10]))
+MASKED = np.ma.array([1.0, 1e20], mask=[False, True])
 ELEMENTS = grain.MapDataset.range(4)
 
 
@@ -98,6 +99,18 @@ CASES = [
         lambda _: Arrays(label=np.array(["cat", "dog", "cat"])),
         ("`label` holds <U3", "np.unique(label, return_inverse=True)[1]"),
         lambda _: Arrays(label=np.unique(["cat", "dog", "cat"], return_inverse=True)[1]),
+    ),
+    Case(
+        "rows of several lengths",
+        lambda _: Arrays(tokens=[[1, 2, 3], [4]]),
+        ("rows of `tokens` have no common shape", "Pad them to the longest row"),
+        lambda _: Arrays(tokens=[[1, 2, 3], [4, 0, 0]], length=[3, 1]),
+    ),
+    Case(
+        "a masked array",
+        lambda _: Arrays(x=MASKED),
+        ("`x` is a masked array", "x.filled(0)", "real=~x.mask"),
+        lambda _: Arrays(x=MASKED.filled(0), real=~MASKED.mask),
     ),
     Case(
         "a single value",

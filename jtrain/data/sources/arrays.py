@@ -18,7 +18,7 @@ class Arrays:
     """
 
     def __init__(self, **arrays: Any):  # each: n ...
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.arrays = {name: _as_array(name, array) for name, array in arrays.items()}
         if not arrays:
             raise DataError(
                 "Arrays() was given no arrays. Name them: Arrays(image=..., label=...)."
@@ -43,6 +43,22 @@ class Arrays:
     def fingerprint(self) -> str:
         """Return the fingerprint of the arrays."""
         return fingerprint_arrays(len(self), self.arrays)
+
+
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """Return values as an array; raise DataError if some have no value, or rows no common shape."""
+    if np.ma.is_masked(values):
+        raise DataError(
+            f"`{name}` is a masked array, and the numbers below its mask would count. Fill them, "
+            f"{name}.filled(0), and give the mask as an array of its own: real=~{name}.mask."
+        )
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise DataError(
+            f"The rows of `{name}` have no common shape ({error}). Pad them to the longest row, "
+            f"and give each row's length as an array of its own."
+        ) from error
 
 
 def _check_array(name: str, array: np.ndarray) -> None:
