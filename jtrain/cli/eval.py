@@ -18,6 +18,7 @@ from jtrain.cli.find_run import (
 )
 from jtrain.config.resolve import resolve
 from jtrain.errors import UserError
+from jtrain.io.jsonl import to_json
 
 _WATCH = {"policy": "every", "timeout": 600.0}  # defaults of the options of --watch
 
@@ -80,7 +81,7 @@ def _watch(args: argparse.Namespace) -> int:
 def _print(args: argparse.Namespace, step: int, numbers: Mapping[str, Mapping[str, Any]]) -> None:
     if args.json:
         found = {"run": str(args.run), "step": step, **numbers}
-        print(json.dumps(found, default=lambda array: array.tolist()))
+        print(json.dumps(to_json(found), allow_nan=False))
         return
     for name, found in numbers.items():
         scalars = {name: x for name, x in found.items() if isinstance(x, int | float)}  # no arrays

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
 from jtrain.errors import DONE, FAULT, STOPPED, UserError
+from jtrain.io.jsonl import to_json
 
 TRIALS = 20
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     )
     if args.json:
         report = as_json(result.name, result.scores, result.goal)
-        print(json.dumps({**report, "stopped": result.stopped}))
+        print(json.dumps(to_json({**report, "stopped": result.stopped}), allow_nan=False))
     else:
         _picture(mean_curves(result.scores, result.goal))
         print("\n".join(format_table(result.scores, result.goal)))

@@ -69,7 +69,7 @@ class JsonlWriter:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row if there is room; a process killed right afterwards has written the row."""
-        plain = {name: _to_json(value) for name, value in row.items()}
+        plain = {name: to_json(value) for name, value in row.items()}
         self._pending += json.dumps(plain, allow_nan=False).encode() + b"\n"
         with contextlib.suppress(OSError):
             self._write()
@@ -240,12 +240,13 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if is_complete else None
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """Return values as JSON has them: lists for arrays, texts for numbers that are not finite."""
     value = value.tolist() if hasattr(value, "tolist") else value  # numpy
     if isinstance(value, list):
-        return [_to_json(each) for each in value]
+        return [to_json(each) for each in value]
     if isinstance(value, Mapping):
-        return {name: _to_json(each) for name, each in value.items()}
+        return {name: to_json(each) for name, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -1,13 +1,17 @@
 """`jtrain eval`: the exact metrics of a checkpoint, under any layout."""
 # ruff: noqa: E501  (a case reads best on a line)
 
+import argparse
 import json
+import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from quick_study import at_home, trained, write_study
 
+from jtrain.cli import eval as eval_verb
 from jtrain.cli import main
 from jtrain.train.run_result import RunResult
 
@@ -121,3 +125,10 @@ def test_without_any_run_it_says_how_to_make_one(tmp_path: Path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(["eval", "quick"]) == 2
     assert "in runs/ there is none: train one by jtrain run CONFIG" in capfd.readouterr().err
+
+
+def test_the_json_of_a_loss_that_is_nan_is_json(capsys: pytest.CaptureFixture):
+    numbers = {"valid": {"loss": math.nan, "counts": np.eye(2), "rows": 4}}
+    eval_verb._print(argparse.Namespace(json=True, run="runs/a"), 3, numbers)
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed["valid"] == {"loss": "NaN", "counts": [[1, 0], [0, 1]], "rows": 4}

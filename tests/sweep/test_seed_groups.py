@@ -1,5 +1,6 @@
 """Results of a sweep where seeds diverged or members failed, and names of similar members."""
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from jtrain.checkpoint.retention import BestMetric
+from jtrain.cli import main
 from jtrain.errors import DONE, FAULT
 from jtrain.sweep import sweep
 from jtrain.sweep.grid import parse_grid
@@ -64,3 +66,12 @@ def test_a_trial_that_failed_after_an_evaluation_has_no_result(monkeypatch):
 def test_members_of_similar_values_have_directories_of_their_own():
     members = build_members("s", parse_grid(["data.folder=a,a/,a-2"]))
     assert [one.label for one in members] == ["folder=a", "folder=a-2", "folder=a-2-2"]
+
+
+def test_the_json_of_a_diverged_seed_is_json(monkeypatch, capsys):
+    scores = [score("1", 0, math.nan), score("1", 1, math.inf), score("2", 0, 0.5)]
+    found = sweep.SweepResult("s", LOWEST, scores, "", None)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: found)
+    assert main(["sweep", "config.yaml", "--json"]) == DONE
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed["groups"][1]["seeds"] == {"0": "NaN", "1": "Infinity"}
