@@ -38,7 +38,9 @@ def build_train_batches(data: Data, size: int | None, *, seed: int) -> Batches:
 def loader_size(data: Data) -> int | None:
     """Return the batch size of a torch DataLoader; None for anything else."""
     torch = sys.modules.get("torch.utils.data")
-    return data.batch_size if torch is not None and isinstance(data, torch.DataLoader) else None
+    if torch is None or not isinstance(data, torch.DataLoader):
+        return None
+    return getattr(data.batch_sampler, "batch_size", data.batch_size)
 
 
 def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:

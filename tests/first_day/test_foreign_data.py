@@ -103,6 +103,20 @@ def test_a_sampler_of_its_own_is_told(torch):
         fit_data.build_train_batches(loader, None, seed=0)
 
 
+def test_a_sampler_of_batches_is_told_unless_it_is_plain(torch):
+    pairs = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+    load, of = torch.utils.data.DataLoader, torch.utils.data.BatchSampler
+    weighted = torch.utils.data.WeightedRandomSampler([1.0] * 12, 12)
+    with pytest.raises(DataError, match=r"WeightedRandomSampler, and .*loader.dataset"):
+        fit_data.build_train_batches(
+            load(pairs, batch_sampler=of(weighted, 4, False)), None, seed=0
+        )
+    with pytest.raises(DataError, match="a list, and jtrain draws rows itself"):
+        fit_data.build_train_batches(load(pairs, batch_sampler=[[0, 1], [2, 3]]), None, seed=0)
+    plain = load(pairs, batch_sampler=of(torch.utils.data.RandomSampler(pairs), 6, False))
+    assert fit_data.build_train_batches(plain, None, seed=0).size == 6
+
+
 def test_parameters_may_be_tensors_and_no_module(torch):
     found, _ = fit_arguments.build_weights({"w": torch.nn.Parameter(torch.zeros(3, 2))}, ())
     assert isinstance(found["w"], np.ndarray)

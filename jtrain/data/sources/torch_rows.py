@@ -71,7 +71,10 @@ def named_arrays(batch: Any) -> dict[str, np.ndarray]:
 
 
 def _check_sampler(loader: Any) -> None:
-    sampler = type(loader.sampler).__name__
+    # A plain BatchSampler has the sampler of the rows; any other draws them itself.
+    by_batch = loader.batch_sampler
+    is_plain = type(by_batch).__name__ in {"BatchSampler", "NoneType"}
+    sampler = type(getattr(by_batch, "sampler", loader.sampler) if is_plain else by_batch).__name__
     if sampler not in {"RandomSampler", "SequentialSampler"}:
         raise DataError(
             f"this DataLoader draws its rows by a {sampler}, and jtrain draws rows itself, each "
