@@ -229,6 +229,19 @@ def test_damaged_files_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureF
 # Incomplete folders
 
 
+@pytest.mark.parametrize("side", ["train", "validation"])
+def test_an_image_that_is_skipped_is_replaced_by_one_on_its_own_side(tmp_path: Path, side: str):
+    for i in range(40):
+        saved(tmp_path / "cat" / f"{i:02}.png", Image.fromarray(np.full((8, 8, 3), i, np.uint8)))
+    found = folder(tmp_path, damaged="skip", validation=0.3).build()
+    own, other = found.train, found.validation
+    own, other = (own, other) if side == "train" else (other, own)
+    broken = next(i for i in own.indices.tolist() if i + 1 in other.indices)
+    text(tmp_path / "cat" / f"{broken:02}.png")
+    image = own[np.arange(len(own))]["image"]
+    assert set(image[:, 0, 0, 0].tolist()) == {*own.indices.tolist()} - {broken}
+
+
 def test_a_missing_folder_is_reported(tmp_path: Path):
     with pytest.raises(DataError, match=r"no folder .*gone.* Set data.folder="):
         folder(tmp_path / "gone").build()

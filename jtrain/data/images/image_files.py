@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jtrain.data.batches.fingerprint import FILE_BLOCK
+from jtrain.data.batches.fingerprint import FILE_BLOCK, fingerprint_arrays
 from jtrain.data.images.decode import ImageSize, decode_image, decode_window
 from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.records import Damaged
@@ -28,6 +28,8 @@ class ImageFiles:
         damaged: for a file that cannot be decoded `stop` raises; `skip` writes a line to the log
             `jtrain.data.images.image_files` and returns the next valid image with its label, so
             that every index still has a row, and always the same row.
+        held_out: the rows of the validation (bool, n), if they are among these: an image that is
+            skipped is replaced by one on its own side.
 
     Raises:
         DataError: on access, if a file cannot be decoded; see `decode_image`.
@@ -41,10 +43,12 @@ class ImageFiles:
         *,
         size: ImageSize,
         damaged: Damaged = "stop",
+        held_out: np.ndarray | None = None,
     ):
         self.root, self.paths, self.label = root, list(paths), np.asarray(label, np.int32)
         self.size = size
         self.damaged: Damaged = damaged
+        self._held_out = np.zeros(len(self.paths), bool) if held_out is None else held_out
         self.skipped: dict[int, str] = {}
         """The damaged files that were read, and the error of each."""
 
@@ -66,7 +70,10 @@ class ImageFiles:
 
     def version(self) -> str:
         """Return the version for a cache: the fingerprint with the dates of all files."""
-        return self._digest(dates=True)
+        found = self._digest(dates=True)
+        if self.damaged == "stop" or not self._held_out.any():
+            return found
+        return f"{found} held out {fingerprint_arrays(len(self), {'': self._held_out})}"
 
     def _read_rows(
         self, indices: np.ndarray, decode: Callable[[Path, int], np.ndarray]
@@ -83,7 +90,7 @@ class ImageFiles:
     def _read(self, index: int, decode: Callable[[Path], np.ndarray]) -> tuple[int, np.ndarray]:
         """Return the first row from `index` on that can be decoded, and its image."""
         for row in (*range(index, len(self)), *range(index)):
-            if row not in self.skipped:
+            if row not in self.skipped and self._held_out[row] == self._held_out[index]:
                 try:
                     return row, decode(self.root / self.paths[row])
                 except DataError as error:

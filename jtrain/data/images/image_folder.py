@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
@@ -11,6 +12,7 @@ from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize
 from jtrain.data.images.image_classes import find_images
 from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.images.image_files import ImageFiles
+from jtrain.data.sources.arrays import Arrays
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
 from jtrain.data.sources.subset import hold_out
@@ -62,7 +64,7 @@ class ImageFolder:
         folders = {part: root / part for part in ("train", *VALIDATION, *TEST)}
         existing = {part: folder for part, folder in folders.items() if folder.is_dir()}
         if "train" not in existing:
-            rows, classes = self._rows(root, ())
+            rows, classes = self._rows(root, (), self.validation)
             train, held_out = hold_out(rows, self.validation)
             return self._dataset(train, held_out, held_out, classes)
         train, classes = self._rows(existing["train"], ())
@@ -83,7 +85,10 @@ class ImageFolder:
         assert test is not None, "one of the two folders exists"
         return self._dataset(train, held_out, test, classes)
 
-    def _rows(self, root: Path, classes: tuple[str, ...]) -> tuple[Source, tuple[str, ...]]:
+    def _rows(
+        self, root: Path, classes: tuple[str, ...], validation: float = 0.0
+    ) -> tuple[Source, tuple[str, ...]]:
+        """Return the images of a folder, of which a share is then held out, and the classes."""
         found = find_images(root, classes)
         size = ImageSize(
             height=self.height,
@@ -92,7 +97,11 @@ class ImageFolder:
             fit=self.fit,
             pixels=self.pixels,
         )
-        files = ImageFiles(root, found.paths, found.label, size=size, damaged=self.damaged)
+        held_out = np.zeros(len(found.paths), bool)
+        if validation:
+            held_out[hold_out(Arrays(label=found.label), validation)[1].indices] = True
+        how = {"size": size, "damaged": self.damaged, "held_out": held_out}
+        files = ImageFiles(root, found.paths, found.label, **how)
         return cache_rows(files, self.cache), found.classes
 
     def _dataset(
