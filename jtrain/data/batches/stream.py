@@ -12,7 +12,7 @@ from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
 from jtrain.data.batches.fingerprint import Fingerprinted
 
 RECENT = 4  # batches that stay in memory for repeated reads
-PLACES = 16  # newest saved places: more than is ever prefetched beyond a checkpoint
+PLACES = 17  # newest saved places: more than is ever prefetched beyond a checkpoint
 
 
 @runtime_checkable
@@ -122,9 +122,11 @@ class Streamed:
 
     def _next_items(self) -> list[Any]:
         """Return the items of the next batch."""
+        items = [self._stream.next() for _ in range(self.size)]
+        self._next += 1
+        # After the batch: a checkpoint is saved there before the next batch is read.
         if self._next % self._every == 0 and self._next not in self._places:
             self._places[self._next] = self._stream.state()
             for old in sorted(self._places)[1:-PLACES]:  # the beginning stays
                 del self._places[old]
-        self._next += 1
-        return [self._stream.next() for _ in range(self.size)]
+        return items

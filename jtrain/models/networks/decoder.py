@@ -162,7 +162,12 @@ class Decoder(nnx.Module):
         if self.positions is not None:
             plain = segments is None and order is None
             learned = self.positions[:time] if plain else self.positions[...][at]
-            x = add_positions(x, learned) if segments is None else x + learned
+            if segments is not None:
+                x = x + learned
+            elif self.placement.times == 1:
+                x = add_positions(x, learned)
+            else:  # the gradient of that function would be gathered where time is split
+                x = x + learned[None]
         x = drop(x, self.dropout, keys, order=order)
         x = self.placement.constrain(x, "rows", "time", "width")
         angles = self._angles(at)
