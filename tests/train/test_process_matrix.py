@@ -26,6 +26,7 @@ LAYOUTS = {
     "data-fsdp": "parallel.kind=sharded parallel.data=2 parallel.fsdp=0 parallel.min_size=0",
     "fsdp-tensor": "parallel.kind=sharded parallel.fsdp=0 parallel.tensor=2 parallel.min_size=0",
 }
+BATCH = 16  # as process_runs has it
 SIZES = [(processes, devices) for processes in (2, 4) for devices in (1, 2, 4)]
 
 
@@ -39,10 +40,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "runs" / "alone"
 
 
-def reads(runs: Path) -> list[list[list[str]]]:
-    """Return the rows by process and by batch."""
+def reads(runs: Path) -> list[list[tuple[str, ...]]]:
+    """Return the rows by process and by batch, in the order in which each was read first.
+
+    A line may be several batches, of one call; and the first of the processes reads a batch more
+    than the others, to describe the program that it compiled.
+    """
     files = sorted(runs.glob("read-*.txt"))
-    return [[line.split() for line in file.read_text().splitlines()] for file in files]
+    size = BATCH // len(files)
+    lines = [[line.split() for line in file.read_text().splitlines()] for file in files]
+    parts = [
+        [tuple(line[at : at + size]) for line in read for at in range(0, len(line), size)]
+        for read in lines
+    ]
+    return [list(dict.fromkeys(part)) for part in parts]
 
 
 def launched(processes: int, devices: int, stop: int, layouts: dict[str, str]) -> None:
@@ -81,7 +92,7 @@ def test_take_the_steps_of_one_device(processes, devices, alone, tmp_path, monke
         check_same(tmp_path / "runs" / name, alone)
     parts, (whole,) = reads(tmp_path / "runs"), reads(alone.parent)
     assert len(parts) == processes
-    together = [[row for part in read for row in part] for read in zip(*parts, strict=True)]
+    together = [sum(read, ()) for read in zip(*parts, strict=True)]
     assert together == whole, "the order of the data"
 
 
