@@ -35,6 +35,7 @@ def compile_step(
         made = _wait_for(state)
         checked.result()
         check_batches(setup, batches.result(), made)
+        setup.first.forget()
         return step, made
 
 

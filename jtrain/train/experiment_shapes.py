@@ -53,8 +53,8 @@ def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
     return made
 
 
-def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:
-    """Return the shapes and dtypes of a batch, of one of `parts` slices of it, or of a stack.
+def shapes(batches: Any, *, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:
+    """Return the shapes and dtypes of a batch, or of one of `parts` slices of it.
 
     Args:
         part: index and number of the shard of rows that is read to find the shapes
@@ -63,16 +63,23 @@ def shapes(batches: Any, *stack: int, parts: int = 1, part: tuple[int, int] | No
     Raises:
         DataError: if an array of the batch is a number, which no row has.
     """
-    of = lambda array: jax.ShapeDtypeStruct(
-        (*stack, batches.size // parts, *array.shape[1:]),
-        jax.dtypes.canonicalize_dtype(array.dtype),
-    )
     own = batches.shard(*part or (jax.process_index(), jax.process_count()))
-    batch = own[0]
+    return batch_shapes(own[0], batches.size // parts)
+
+
+def batch_shapes(batch: Batch, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of a batch of this kind with so many rows.
+
+    Raises:
+        DataError: if an array of the batch is a number, which no row has.
+    """
     for name, array in batch.items():
         if not array.shape:
             raise DataError(
                 f"`{name}` of a batch is one number, and every array has a value for each row: "
                 f"repeat it by `np.full(rows, {name})`."
             )
+    of = lambda array: jax.ShapeDtypeStruct(
+        (rows, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+    )
     return {name: of(array) for name, array in batch.items()}

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
-
 from jtrain.config.dump import flatten, to_plain
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.compiler_flags import VARIABLES
@@ -47,19 +45,14 @@ class CompileRecord(NamedTuple):
     signature: Signature
 
 
-def program_signature(setup: TrainSetup, step: int = 0) -> Signature:
+def program_signature(setup: TrainSetup) -> Signature:
     """Return the arguments of a setup's step and all values that are constants of its program.
 
     Nothing is traced or compiled.
-
-    Args:
-        step: whose batch is read: the next one of a run, as going back is slow for some readers.
     """
-    batch = setup.train[step]
     arguments = {f"state/{name}": _leaf(leaf) for name, leaf in named_leaves(setup.like).items()}
-    for name, array in batch.items():
-        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-        arguments[f"batch/{name}"] = _array(dtype, array.shape)
+    for name, array in setup.first.like.items():
+        arguments[f"batch/{name}"] = _array(array.dtype, array.shape)
     values = {
         key: repr(value)
         for key, value in flatten(to_plain(setup.config)).items()
@@ -94,7 +87,7 @@ def compare_signatures(before: Signature, after: Signature) -> list[ProgramChang
 def record_compile(path: Path, setup: TrainSetup, step: int) -> None:
     """Append the signature of a compiled step to a file; only its time if it is the last one."""
     records = read_compiles(path)
-    signature = program_signature(setup, step)
+    signature = program_signature(setup)
     row: dict[str, Any] = {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     if not records or records[-1].signature != signature:
         row["signature"] = signature

@@ -99,6 +99,7 @@ class SetEvaluations:
         self._couples, self._workers, self._weights = couples, workers, weights
         self._generated = generated
         self._programs: dict[tuple[bool, str], EvaluateFn] = {}
+        self._like: dict[str, Batch] = {}
         self._checked: set[str] = set()
 
     def check(self, best: str) -> None:
@@ -114,7 +115,7 @@ class SetEvaluations:
         metrics: dict[str, list[str]] = {}
         for name, rows in self._sets.items():
             program = make_evaluate(self._loss, ragged=rows.ragged)
-            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(rows))[1]]
+            metrics[name] = ["loss", *jax.eval_shape(program, self._weights, self._shapes(name))[1]]
             metrics[name] += self._generated[name].metrics if name in self._generated else ()
         check_best(best, metrics)
 
@@ -169,7 +170,7 @@ class SetEvaluations:
     def _program(self, name: str) -> EvaluateFn:
         """Return the compiled program of a set."""
         rows, strategy = self._sets[name], self._strategy
-        kind = rows.ragged, repr(self._shapes(rows))
+        kind = rows.ragged, repr(self._shapes(name))
         if kind not in self._programs:
             how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
             fn = make_evaluate(self._loss, **how)
@@ -181,5 +182,8 @@ class SetEvaluations:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return rows.shard(*self._strategy.part)
 
-    def _shapes(self, rows: FiniteBatches) -> Batch:
-        return shapes(rows, part=self._strategy.part)
+    def _shapes(self, name: str) -> Batch:
+        """Return the shapes of a batch of a set, which is read for them once."""
+        if name not in self._like:
+            self._like[name] = shapes(self._sets[name], part=self._strategy.part)
+        return self._like[name]

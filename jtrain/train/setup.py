@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.stages import Lowered
 
 from jtrain.checkpoint import WeightsPlan
@@ -37,7 +36,8 @@ from jtrain.train.calls.reading import Observe, read_call, read_calls
 from jtrain.train.calls.schedule import CallSchedule, HookEnds, choose_schedule
 from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
-from jtrain.train.experiment_shapes import Weights, makers, shapes, with_shardings
+from jtrain.train.experiment_shapes import Weights, makers, with_shardings
+from jtrain.train.first_batch.first_rows import FirstRows
 from jtrain.train.initial_state import make_initial_state, plan_initial_weights, shardings_of
 from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
@@ -113,7 +113,7 @@ class TrainSetup:
             self.strategy,
             self.like,
             lambda: self._loss_jaxpr,
-            lambda: self.own_rows(self.experiment.train)[0],
+            lambda: self.first.own,
             evaluates=bool(self.sets),
             unknown=self.lengths.unknown,
         ).ending_for(self.hook_ends)
@@ -174,6 +174,11 @@ class TrainSetup:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)
 
+    @functools.cached_property
+    def first(self) -> FirstRows:
+        """The first batch, for what is traced of it."""
+        return FirstRows(self.own_rows(self.experiment.train), self.strategy.part[1])
+
     def place(self, batch: Batch) -> Batch:
         """Put the batch of a call on the devices."""
         batch = mark_live(batch, self.schedule.most) if self.schedule.varies else batch
@@ -200,7 +205,7 @@ class TrainSetup:
         """Return the step function, and the shapes that it is compiled for."""
         config, x, strategy = self.config, self.experiment, self.strategy
         check_hardware(config.precision, self.devices)
-        terms, params = self._terms(self._alike(x.train)), self._weights[0]
+        terms, params = self._terms(self.first.repeated), self._weights[0]
         check_unused_params(terms, params)
         warn_leaked_tracers(x.loss)
         strategy.check_axes_used(self.like, x.dims)
@@ -221,7 +226,8 @@ class TrainSetup:
         )
         step = pack_metrics(with_offload(step, self.like))
         most, stack = self.schedule.most, (self.schedule.most,) * self.stacked
-        batch = self._shapes(x.train, *stack)
+        of = lambda x: jax.ShapeDtypeStruct((*stack, *x.shape), x.dtype)
+        batch = {name: of(array) for name, array in self.first.like.items()}
         if self.schedule.varies:
             live = jax.ShapeDtypeStruct((most, x.train.size), bool)
             return repeat_step(step), self.like, {**batch, LIVE: live}
@@ -234,8 +240,7 @@ class TrainSetup:
 
     @functools.cached_property
     def _loss_jaxpr(self) -> Any:
-        terms = self._terms(self._alike(self.experiment.train))
-        return jax.make_jaxpr(terms)(self._weights[0]).jaxpr
+        return jax.make_jaxpr(self._terms(self.first.repeated))(self._weights[0]).jaxpr
 
     @property
     def _has_convolutions(self) -> bool:
@@ -330,14 +335,6 @@ class TrainSetup:
     def _weights(self) -> Weights:
         """Shapes of the weights that an evaluation takes, on the devices."""
         return device_shardings((self.like.params, self.like.extra))
-
-    def _alike(self, batches: Any) -> Batch:
-        """Return a full-size batch of this process's rows, repeated, to trace with values."""
-        own, parts = self.own_rows(batches)[0], self.strategy.part[1]
-        return own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own.items()}
-
-    def _shapes(self, batches: Any, *stack: int) -> Batch:
-        return shapes(batches, *stack, part=self.strategy.part)
 
     def _terms(self, batch: Batch) -> Callable[[Params], LossOutput]:
         terms = normalize_loss(self.loss, ragged=self.experiment.train.ragged)

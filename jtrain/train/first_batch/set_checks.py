@@ -23,8 +23,10 @@ def trace_train_batch(setup: TrainSetup, start: int) -> list[FirstBatch]:
     """
     train = setup.experiment.train
     indices = getattr(train, "indices", lambda number: np.array(()))
-    options = {"draws": True, "origin": indices(setup.train.number(start)).tolist()}
-    return _trace(setup, train, lambda: setup.train[start], "the first batch", **options)
+    number = setup.train.number(start)
+    options = {"draws": True, "origin": indices(number).tolist()}
+    first = lambda: setup.train[start] if number else setup.first.own
+    return _trace(setup, train, first, "the first batch", **options)
 
 
 def trace_set_batches(setup: TrainSetup) -> list[FirstBatch]:
