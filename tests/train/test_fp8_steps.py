@@ -72,7 +72,7 @@ def test_takes_the_steps_of_one_device(split):
 
 def test_the_products_of_linear_layers_are_fp8_and_the_head_is_not():
     made = setup(*ONE, *FP8_STEPS)
-    terms = made._terms(made._alike(made.experiment.train))
+    terms = made._terms(made.first.repeated)
     found = product_types(lambda p: sum(m.total for m in terms(p).terms.means), made.like.params)
     layers = 2 * 4  # of qkv, out, up and down
     assert sum(kind.itemsize == 1 for kind in found) == layers

@@ -8,7 +8,9 @@ from quick_study import config_of, write_study
 
 from jtrain.cli import main
 from jtrain.inspect.explain.recompile import advise, compare_with_run
+from jtrain.train.first_batch.first_rows import FirstRows
 from jtrain.train.program_signature import (
+    ARGUMENTS,
     compare_signatures,
     program_signature,
     read_compiles,
@@ -104,15 +106,21 @@ def test_a_run_without_a_record_says_how_to_get_one(study, capsys):
     assert [c.step for c in read_compiles(record)] == [4]
 
 
-def test_the_batch_of_the_next_step_is_read(study):
+def test_no_batch_is_read_after_the_step_is_compiled(study):
     setup, read = setup_of(study), []
-    train = setup.train
+    batches = setup.own_rows(setup.experiment.train)
 
     class Watched:
+        size = batches.size
+
         def __getitem__(self, step):
             read.append(step)
-            return train[step]
+            return batches[step]
 
-    vars(setup)["train"] = Watched()
-    program_signature(setup, 3)
-    assert set(read) == {3}, "a reader that goes back begins anew"
+    vars(setup)["first"] = FirstRows(Watched(), 1)
+    setup.lower_step()
+    setup.first.forget()
+    read.clear()
+    signature = program_signature(setup)
+    assert "batch/x" in signature[ARGUMENTS]
+    assert read == [], "a reader that goes back begins anew"
