@@ -38,18 +38,21 @@ def test_the_mean_over_workers_is_by_the_weights_of_their_rows(rows, want):
     assert found.extra["count"] == 4
 
 
-@pytest.mark.parametrize(("limit", "want"), [(0, 1.0), (1, 6.0)])
-def test_the_state_of_a_dropped_gradient_is_dropped(limit, want):
+@pytest.mark.parametrize(("limit", "reporter", "want"), [(0, 0, 1.0), (1, 0, 6.0), (0, 1, 6.0)])
+def test_the_state_of_a_dropped_gradient_is_dropped(limit, reporter, want):
+    # The first worker is one update late, and leaves its step to the second where that reports.
     changes = {"mean": Mean(jnp.full(2, 12.0), jnp.float32(2)), "count": None}
     sums = Sums(jnp.float32(1), {"loss": Mean(jnp.float32(1), jnp.float32(1))}, changes)
     one: Any = object.__new__(PacedCoordinator)
     one.plan, one.head, one._policy = SimpleNamespace(sums=sums), head(1.0), Drop(limit=limit)
-    one._clock = SimpleNamespace(admit=lambda worker, step: 1, report=lambda worker, step: True)
-    one.members, one._results = {0: SimpleNamespace(leases=0)}, {}
-    one.dropped, one._dropped_steps, one._changed = 0, set(), threading.Condition()
+    one._clock = SimpleNamespace(
+        admit=lambda worker, step: 1 - worker, report=lambda worker, step: True
+    )
+    one.members, one._results = {w: SimpleNamespace(leases=0) for w in (0, 1)}, {}
+    one.dropped, one._changed = 0, threading.Condition()
     arrays = [np.asarray(x) for x in [*jax.tree.leaves(sums), jnp.float32(1)]]
     with one._changed:
         one._admit(Message("admit", {"step": 3}), 0)
-        one._report(Message("report", {"step": 3, "update": 0.0}, arrays), 0)
+        one._report(Message("report", {"step": 3, "update": 0.0}, arrays), reporter)
     assert one.dropped == (limit == 0)
     np.testing.assert_array_equal(one.head.extra["mean"], np.full(2, want, np.float32))

@@ -35,7 +35,6 @@ class PacedCoordinator(LeasesCoordinator):
         self._next = self.snapshot.step + 1
         self.dropped = 0
         """Gradients that were too old."""
-        self._dropped_steps: set[int] = set()
 
     def _updates(self) -> int:
         return self._next - 1
@@ -103,8 +102,6 @@ class PacedCoordinator(LeasesCoordinator):
             return Message("late")
         factor, compensate = treat(self._policy, staleness)
         self.dropped += factor == 0
-        if factor == 0:
-            self._dropped_steps.add(request.fields["step"])
         return Message("admitted", {"factor": factor, "compensate": compensate})
 
     def _report(self, request: Message, worker: int) -> None:
@@ -116,7 +113,8 @@ class PacedCoordinator(LeasesCoordinator):
         *leaves, grad_norm = request.arrays
         sums = jax.tree.structure(self.plan.sums).unflatten(leaves)
         before = self.head
-        if step in self._dropped_steps:  # what the loss carries is dropped with the gradient
+        # What the loss carries is dropped with the gradient.
+        if staleness is not None and treat(self._policy, staleness).factor == 0:
             sums = sums._replace(changes=jax.tree.map(lambda _: None, before.extra))
         self.head, _ = finish(before, sums, grad_norm)
         norms = float(grad_norm), float(np.sqrt(request.fields["update"]))
