@@ -147,6 +147,32 @@ def test_a_peer_of_another_version_is_refused_with_what_to_do(monkeypatch, liste
     assert "Install one version of jtrain" in reply.fields["why"]
 
 
+@pytest.fixture
+def closing_port():
+    """Port whose listener reads a greeting and closes the connection, as one that ends may."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as peer:
+                        receive(peer, 0)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_peer_that_closes_a_connection_before_its_greeting_is_not_there(closing_port):
+    one = Client("the run", closing_port, token="", most=0, timeout=5, patience=0.2)
+    with pytest.raises(PeerError, match=r"the run is not there"):
+        one.call(Message("join"))
+    with pytest.raises(PeerError, match=r"the run is not there: "):
+        one.local_host()
+
+
 def test_a_server_that_does_not_answer_is_given_up(listener):
     stuck = client(listener, timeout=0.2)
     with pytest.raises(PeerError, match=r"the server did not answer within 0.2 s"):

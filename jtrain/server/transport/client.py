@@ -123,7 +123,7 @@ class Client:
             return None
         try:
             reply = receive(self._connection, self._most, self._pool)
-        except (OSError, EOFError) as error:
+        except OSError as error:
             self._lost(error)
             return None
         self._due = False
@@ -145,7 +145,7 @@ class Client:
             keep_alive(connection)
             send(connection, Message("hello", {"token": self._token}))
             reply = receive(connection, 0)
-        except (OSError, EOFError):
+        except OSError:
             connection.close()
             raise
         if reply.name != "welcome":

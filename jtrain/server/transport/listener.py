@@ -146,7 +146,7 @@ class Listener:
                     last = Message(request.name, request.fields)  # without its arrays
                     self._answer(peer, request)
                     del request  # so that its buffer is free for the next
-        except (OSError, EOFError):
+        except OSError:
             pass  # the peer is gone
         finally:
             with self._lock:

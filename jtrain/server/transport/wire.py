@@ -92,7 +92,7 @@ def receive(connection: socket.socket, most: int, pool: BufferPool | None = None
         pool: where the arrays lie.
 
     Raises:
-        EOFError: if the peer has closed the connection.
+        OSError: if the connection is lost, or the peer has closed it.
         WireError: if the frame is malformed or too large.
         VersionError: if the peer has another version.
     """
@@ -169,5 +169,7 @@ def _fill(connection: socket.socket, view: memoryview, *, begins: bool = False) 
     while done < len(view):
         count = connection.recv_into(view[done:])
         if not count:
-            raise EOFError if begins and not done else WireError("a frame was cut off")
+            if begins and not done:
+                raise ConnectionError("the peer has closed the connection")
+            raise WireError("a frame was cut off")
         done += count
