@@ -105,7 +105,9 @@ def _range(setting: str, part: str) -> list[str]:
             )
         return [part]
     first, last, step = (int(x) if x else 1 for x in found.groups())
-    numbers = range(first, last + 1, step) if step else range(0)
+    if not step:
+        raise ConfigError(f"{setting}: {part} goes on by 0; write {first}..{last}")
+    numbers = range(first, last + 1, step)
     if not numbers:
         raise ConfigError(f"{setting}: {part} is empty; write {last}..{first}")
     return [str(number) for number in numbers[: MOST + 1]]

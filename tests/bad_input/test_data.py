@@ -27,6 +27,7 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
+from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.text.text import Text
 from jtrain.errors import ConfigError, DataError
 from jtrain.train.experiment import build_experiment
@@ -360,6 +361,20 @@ CASES = [
         lambda _: GrainRows(
             ELEMENTS.map(lambda x: {"x": np.zeros(1 + x // 2)}).map(lambda e: {"x": e["x"][:1]})
         )[np.arange(4)],
+    ),
+    Case(
+        "an array that only later elements have",
+        lambda _: GrainRows(ELEMENTS.map(lambda x: {"x": x} | ({"y": x} if x else {})))[
+            np.arange(2)
+        ],
+        ("one shape", "element 1 has {'x': (), 'y': ()}", "element 0 has {'x': ()}"),
+        lambda _: GrainRows(ELEMENTS.map(lambda x: {"x": x, "y": x}))[np.arange(2)],
+    ),
+    Case(
+        "an array that only later batches have",
+        lambda _: StackedBatches([{"x": np.zeros(2)}, {"x": np.zeros(2), "y": np.ones(2)}], 2)[0],
+        ("step 1 has x, y where step 0 has x", "Give each batch all of them"),
+        lambda _: StackedBatches([{"x": np.zeros(2), "y": np.ones(2)}] * 2, 2)[0],
     ),
 ]
 

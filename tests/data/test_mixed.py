@@ -145,6 +145,7 @@ TOKENS = np.arange(50)
         ({"a": 1, "b": 0}, ("weight of b is 0", "leave b out"), {"a": 1}),
         ({"a": 1, "b": -2}, ("weight of b is -2", "Set weight=1"), {"a": 1, "b": 1}),
         ({"a": float("nan")}, ("weight of a is nan",), {"a": 1}),
+        ({"a": "2", "b": 1}, ("weight of a is '2'", "Set weight=1"), {"a": 1, "b": 1}),
         ({}, ("no sources",), {"a": 1}),
         (
             {"a": 0.12345678, "b": 0.7654321},

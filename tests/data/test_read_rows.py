@@ -80,6 +80,7 @@ def test_numbers_that_are_not_finite_and_truths_are_written_as_others_read_them(
         ("rows.csv", "x.0,x.1\n1,two\n", ONE, r"rows\.csv:2: x\.1 is 'two', no number"),
         ("rows.csv", "1,2\n1,\n", ONE, r"rows\.csv:2: column 2 is '', no number"),
         ("rows.csv", "x.0,x.1\n", ONE, "has no rows: give at least one"),
+        ("rows.csv", "x.0,x.1,x.0\n1,2,3\n", ONE, r"rows\.csv:1: two columns are named x\.0: give"),
         ("rows.csv", "", ONE, "has no rows"),
         ("rows.csv", b"\xff\xfe\x00", ONE, r"is not UTF-8 text: save it as UTF-8, or give a \.npz"),
         ("rows.jsonl", '{"x": [1, 2]\n', ONE, r"rows\.jsonl:1: .* is no JSON: .*\{\"x\": \[0, "),

@@ -150,6 +150,7 @@ def test_gpus_are_split_too(monkeypatch):
         (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
         (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),
         (["seed=2..0"], "seed=2..0: 2..0 is empty; write 0..2"),
+        (["seed=0..5..0"], "seed=0..5..0: 0..5..0 goes on by 0; write 0..5"),
         (["optimizer.lr=1e-5..1e-2"], "--search optuna for a continuous range"),
         (["seed=0,,1"], "a value is missing next to a comma"),
         (["seed=0,0"], "0 is given twice"),

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jtrain.data.batches.exclusive import read_exclusive
+from jtrain.errors import DataError
 
 
 @runtime_checkable
@@ -76,7 +77,14 @@ class StackedBatches:
             return stacked
         # A reader may fill one buffer again for each batch.
         batches = [read_exclusive(self._batches.__getitem__, first + i) for i in range(count)]
-        return {name: self._stack(name, [b[name] for b in batches]) for name in batches[0]}
+        names = [list(batch) for batch in batches]
+        if odd := next((i for i in range(count) if set(names[i]) != set(names[0])), 0):
+            raise DataError(
+                f"The batches of a call need the same arrays, and step {first + odd} has "
+                f"{', '.join(sorted(names[odd]))} where step {first} has "
+                f"{', '.join(sorted(names[0]))}. Give each batch all of them."
+            )
+        return {name: self._stack(name, [b[name] for b in batches]) for name in names[0]}
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Return the state to save at a step; empty if the batches are functions of the step."""

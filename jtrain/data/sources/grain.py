@@ -1,5 +1,6 @@
 """Rows of a Grain data set."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,19 +42,19 @@ class GrainRows:
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         rows = [self._row(index) for index in indices.tolist()]
-        try:
-            return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        except (KeyError, ValueError) as error:
-            first = {name: np.shape(value) for name, value in rows[0].items()}
-            index, odd = next(
-                (i, shapes)
-                for i, row in zip(indices.tolist(), rows, strict=True)
-                if (shapes := {name: np.shape(value) for name, value in row.items()}) != first
-            )
-            raise DataError(
-                f"Elements of a batch need one shape, and element {index} has {odd} where element "
-                f"{indices[0]} has {first}. Make them alike: dataset.map(crop_or_pad)."
-            ) from error
+        if all(row.keys() == rows[0].keys() for row in rows):
+            with contextlib.suppress(ValueError):
+                return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        first = {name: np.shape(value) for name, value in rows[0].items()}
+        index, odd = next(
+            (i, shapes)
+            for i, row in zip(indices.tolist(), rows, strict=True)
+            if (shapes := {name: np.shape(value) for name, value in row.items()}) != first
+        )
+        raise DataError(
+            f"Elements of a batch need one shape, and element {index} has {odd} where element "
+            f"{indices[0]} has {first}. Make them alike: dataset.map(crop_or_pad)."
+        )
 
     def _row(self, index: int) -> dict[str, Any]:
         element = self.dataset[index]

@@ -138,6 +138,9 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
         return _stack(path, {name: [] for name in wanted})
     header = [cell.strip() for cell in lines[0][1]]
     named = any(_number(cell) is None for cell in header)
+    twice = [name for name in header if name and header.count(name) > 1]
+    if named and twice:
+        raise DataError(f"{path}:1: two columns are named {twice[0]}: give each a name of its own.")
     places = _places(path, header if named else None, len(header), wanted)
     if not all(c in header for name, row in wanted.items() for c in _columns(name, row.shape)):
         _check_first_line(path, header)
