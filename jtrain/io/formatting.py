@@ -1,6 +1,7 @@
 """Human-readable numbers and tables."""
 
 import math
+import signal
 from collections.abc import Container, Sequence
 
 
@@ -42,6 +43,14 @@ def format_seconds(seconds: float) -> str:
         if seconds * factor < 999.5:
             return f"{format_count(seconds * factor)} {unit}"
     return f"{format_count(seconds)} s"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, `SIGKILL`; `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import BinaryIO, Literal
 from jtrain.config.top import RUNS
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.formatting import signal_name
 from jtrain.io.lost_files import OpenFolder
 from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
 from jtrain.sweep.machine import MachineShare
@@ -185,6 +186,6 @@ def _message(member: SweepMember, code: int) -> str:
         return status.get("why", "")
     errors = _read(member.directory.path / "errors.txt")
     if code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         return f"ended by {name}" + (", probably because memory was full" if code == -9 else "")
     return errors if code == 2 else errors.splitlines()[-1] if errors else f"exit code {code}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from jtrain.data.batches.worker_process import WorkerFailure, receive, run_worker
 from jtrain.errors import DataError, PeerError
+from jtrain.io.formatting import signal_name
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
 POLL = 0.2  # seconds between two checks whether the reader was closed
@@ -196,5 +197,5 @@ def serialize(get: Callable[[int], Any], workers: int) -> bytes:
 
 def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
-        return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        return f"was ended by signal {-code} ({signal_name(-code)})"
     return f"ended with exit code {code}"

@@ -15,6 +15,7 @@ from typing import IO, Protocol
 
 from jtrain.distributed.heartbeat import Beat, heartbeat, read_beat
 from jtrain.distributed.heartbeat.channel import STACKS, Channel
+from jtrain.io.formatting import signal_name
 
 TAIL = 400  # lines of its last output that are kept
 # A wrapper that makes Linux kill the command when its launcher is gone, killed for example, by
@@ -105,7 +106,7 @@ class Worker(abc.ABC):
     def exit_reason(self) -> str:
         """Reason of its end: `exit code 70`, `SIGKILL`."""
         code = self.code or 0
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f"exit code {code}" if code >= 0 else signal_name(-code)
 
     @property
     def hidden_output(self) -> str:

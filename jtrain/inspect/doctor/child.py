@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jtrain.io.formatting import signal_name
+
 # The child sees the same modules as this process, also those beside the current directory.
 _CODE = (
     "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
@@ -38,7 +40,7 @@ class ChildResult(NamedTuple):
         if self.code is None:
             return f"did not end within {self.seconds:.0f} s"
         if self.code < 0:
-            return f"was killed by {signal.Signals(-self.code).name}"
+            return f"was killed by {signal_name(-self.code)}"
         return f"ended with code {self.code}"
 
 

@@ -1,6 +1,8 @@
+import signal
+
 import pytest
 
-from jtrain.io.formatting import format_count, format_duration, format_number
+from jtrain.io.formatting import format_count, format_duration, format_number, signal_name
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,8 @@ def test_a_count_has_three_digits(x, text):
 )
 def test_a_duration_reads_as_on_a_clock(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_a_signal_without_a_name_has_its_number():
+    assert signal_name(signal.SIGKILL) == "SIGKILL"
+    assert signal_name(signal.SIGRTMIN + 6) == f"signal {signal.SIGRTMIN + 6}"
