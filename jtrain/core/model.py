@@ -28,7 +28,7 @@ class Model(NamedTuple):
     apply: Callable[..., tuple[Any, Extra]]  # (params, extra, *inputs, rng=None, train=None)
     # By parameter, `blocks/0/up/kernel`, if it says.
     dims: Mapping[str, Dims] = MappingProxyType({})
-    # What `apply` also takes by name: of `mask` (of the rows) and the switches of training.
+    # What `apply` also takes by name: `mask` (of rows), `segments` (of tokens), training switches.
     named: tuple[str, ...] = ()
     # What its layers do to the rows of a batch while it trains; None: not known.
     couples: Couples | None = None

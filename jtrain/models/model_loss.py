@@ -23,7 +23,7 @@ from jtrain.losses.cross_entropy import (
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters.any_model import AnyModel, as_model
-from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, stateful_output
+from jtrain.models.adapters.library_modules import EVALUATES, OF_BATCH, TRAINS, stateful_output
 
 # (outputs, batch) -> loss and metrics
 Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]
@@ -50,9 +50,6 @@ class ModelLoss(Stateful):
 
     def outputs(self, params: Params, extra: Extra, batch: Batch) -> Any:
         """Return the model's outputs for a batch in evaluation: logits, predictions."""
-        if hasattr(self.model, "hidden") and "segments" in batch:  # packed rows
-            named = {"segments": batch["segments"], "train": False}
-            return self.model.apply(params, extra, batch["tokens"], **named)[0]
         return _apply(self.model, self.inputs, params, extra, batch, None)[0]
 
     @property
@@ -150,14 +147,16 @@ def regression(
 def language_model(model: AnyModel) -> ModelLoss:
     """Return the cross entropy of the next token, with the metric `accuracy`.
 
-    A batch has `tokens`, b t+1, as jtrain's text data has, and optionally `length` and `segments`.
-    With a jtrain Transformer the logits of a batch never exist all at once.
+    A batch has `tokens`, b t+1, as jtrain's text data has, and optionally `length` and `segments`,
+    which a model of packed rows takes by the name `segments`, b t. With a jtrain Transformer the
+    logits of a batch never exist all at once.
 
     Args:
         model: gives logits b t v for tokens b t.
 
     Raises:
-        LossError: when called, if the batch has no tokens, or the logits have another shape.
+        LossError: when called, if the batch has no tokens, the logits have another shape, or rows
+            are packed and the model takes no `segments`.
     """
     model = as_model(model)
 
@@ -173,7 +172,11 @@ def language_model(model: AnyModel) -> ModelLoss:
                 hidden, model.head(params), targets, real, soft_cap=model.logit_cap
             )
             return value, metrics, extra
-        logits, new = _apply(model, ("tokens",), params, extra, {**batch, "tokens": inputs}, rng)
+        inner = {**batch, "tokens": inputs}
+        if "segments" in batch:
+            _check_takes_segments(model)
+            inner["segments"] = segments_of(batch)
+        logits, new = _apply(model, ("tokens",), params, extra, inner, rng)
         if logits.shape[:-1] != targets.shape:
             raise LossError(
                 f"a language model gives logits of {list(targets.shape)} x the vocabulary for "
@@ -209,16 +212,26 @@ def _apply(
 ) -> tuple[Any, Extra]:
     """Apply the model to a batch; return the outputs, and `extra` as a loss returns it."""
     train = rng is not None
-    options = {"mask": batch["mask"]}
+    options = {name: batch[name] for name in OF_BATCH if name in batch and name not in inputs}
     options |= dict.fromkeys(TRAINS, train) | dict.fromkeys(EVALUATES, not train)
     if train and "mask" not in model.named and model.couples == "batch":
         check_no_hidden_rows("a batch norm that gets no mask")
     dtype = _narrow_dtype(params)
     arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]
-    named = {name: options[name] for name in model.named}
+    named = {name: options[name] for name in model.named if name in options}
     carried = {} if type(extra) is tuple and not extra else extra  # () where none is given
     outputs, new = model.apply(params, carried, *arrays, rng=row_keys(rng, batch), **named)
     return outputs, stateful_output(extra, new, batch["mask"])
+
+
+def _check_takes_segments(model: Model) -> None:
+    """Raise unless a model of packed rows can tell their documents apart."""
+    if "segments" not in model.named:
+        raise LossError(
+            "the rows are packed, and the model takes only their tokens, so that each document "
+            "sees those before it in its row. Take segments (whole numbers, rows x tokens) as an "
+            "argument of that name: def __call__(self, tokens, segments)."
+        )
 
 
 def _narrow_dtype(params: Params) -> Any:

@@ -226,6 +226,39 @@ def test_a_language_model_evaluates_and_predicts_packed_rows_as_separate_ones():
     assert found["loss"] == pytest.approx(np.delete(nats, 3, 1).mean(), rel=1e-5)
 
 
+class Sums(nnx.Module):
+    """Language model whose logits depend on all earlier tokens of the segment."""
+
+    def __init__(self):
+        self.embed = nnx.Param(jnp.eye(5) + 0.1 * jnp.arange(25.0).reshape(5, 5))
+
+    def __call__(self, tokens, segments=None):
+        segments = jnp.ones_like(tokens) if segments is None else segments
+        return sums_by_segment(self.embed[...][tokens], segments)
+
+
+def sums_by_segment(values, segments):
+    sees = jnp.tril(segments[:, :, None] == segments[:, None])
+    return jnp.einsum("bts,bsv->btv", sees.astype(jnp.float32), values)
+
+
+def test_a_model_of_your_own_gets_the_segments_of_packed_rows_and_must_take_them():
+    tokens = DRAW.integers(0, 5, (4, 8)).astype(np.int32)
+    segments = np.repeat([[1, 1, 1, 1, 2, 2, 2, 2]], 4, 0).astype(np.int32)
+    packed, alone = {"tokens": tokens, "segments": segments}, {"tokens": tokens.reshape(8, 4)}
+    sums = lambda params, tokens, segments: sums_by_segment(params["embed"][tokens], segments)
+    params, plain = {"embed": Sums().embed[...]}, jt.language_model(Sums())
+    want, outputs = jt.evaluate(plain, params, alone), jt.predict(plain, params, alone)
+    for loss in (plain, jt.language_model(sums)):
+        found = jt.evaluate(loss, params, packed)
+        assert found == pytest.approx({**want, "rows": 4}, rel=1e-5)
+        predicted = jt.predict(loss, params, packed)
+        assert_close(predicted.reshape(outputs.shape), outputs, 1e-5, terms=np.abs(outputs).max())
+    blind = jt.language_model(lambda params, tokens: params["embed"][tokens])
+    with pytest.raises(LossError, match=r"packed, .* takes only their tokens.*tokens, segments\)"):
+        jt.evaluate(blind, params, packed)
+
+
 def test_half_precision_needs_no_cast_in_the_model():
     net = Net(nnx.Rngs(0))
     result = jt.fit(jt.classifier(net), net, (X, Y), lr=1e-2, precision="bf16", **HOW)

@@ -7,6 +7,7 @@ from typing import Any
 from jtrain.core.model import Model, is_training
 from jtrain.core.types import Extra, Key, Keys, Params
 from jtrain.errors import LossError
+from jtrain.models.adapters.library_modules import OF_BATCH
 
 OPTIONS = ("extra", "rng", "train")
 
@@ -16,8 +17,9 @@ def from_function(init: Callable[[Key], Any], apply: Callable[..., Any]) -> Mode
 
     `init(key)` returns the parameters, any pytree of arrays, and `apply(params, *inputs)` the
     outputs. `apply` also gets those of these arguments that it names: `rng` (a key, the keys of the
-    rows, or None), `train` and `extra`. With `extra`, `init(key)` returns `(params, extra)` and
-    `apply` returns `(outputs, extra)`.
+    rows, or None), `train` and `extra`; from a loss of a model also the batch's `mask` and
+    `segments`. With `extra`, `init(key)` returns `(params, extra)` and `apply` returns
+    `(outputs, extra)`.
 
     Raises:
         LossError: if `apply` takes `**keywords`, which hides the arguments that it needs; if
@@ -41,12 +43,13 @@ def from_function(init: Callable[[Key], Any], apply: Callable[..., Any]) -> Mode
         *inputs: Any,
         rng: Keys | None = None,
         train: bool | None = None,
+        **of_batch: Any,
     ):
         options = {"extra": extra, "rng": rng, "train": is_training(rng, train, inputs)}
-        result = apply(params, *inputs, **{name: options[name] for name in names})
+        result = apply(params, *inputs, **{name: options[name] for name in names}, **of_batch)
         return _pair(result, "apply", "outputs") if stateful else (result, extra)
 
-    return Model(start, call)
+    return Model(start, call, named=tuple(name for name in OF_BATCH if name in taken))
 
 
 def _pair(result: Any, function: str, first: str) -> tuple[Any, Extra]:

@@ -14,6 +14,7 @@ from jtrain.errors import LossError
 
 TRAINS = ("train", "training", "is_training")
 EVALUATES = ("deterministic", "inference", "use_running_average")
+OF_BATCH = ("mask", "segments")  # arrays of a batch that a module may take by name
 
 
 def keys_argument(call: Callable[..., Any], rng: Keys | None) -> dict[str, Keys]:

@@ -14,7 +14,7 @@ from jtrain.core.model import Model, is_training
 from jtrain.core.rows import first_key
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import LossError
-from jtrain.models.adapters.library_modules import keys_argument, make_switch
+from jtrain.models.adapters.library_modules import OF_BATCH, keys_argument, make_switch
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
@@ -38,7 +38,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
     """
     switch = make_switch(module.__call__, f"the linen module {type(module).__name__}")
     taken = inspect.signature(module.__call__).parameters
-    named = ("mask",) if "mask" in taken else ()
+    named = tuple(name for name in OF_BATCH if name in taken)
 
     def init(key: Key) -> tuple[Params, Extra]:
         like = [jnp.zeros(x.shape, x.dtype) for x in inputs]

@@ -14,13 +14,13 @@ from jtrain.core.rows import first_key
 from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
 from jtrain.errors.user_code import CARRY_EXTRA
-from jtrain.models.adapters.library_modules import EVALUATES, TRAINS, keys_argument
+from jtrain.models.adapters.library_modules import EVALUATES, OF_BATCH, TRAINS, keys_argument
 from jtrain.models.adapters.nnx_scopes import name_scopes
 from jtrain.models.layers.batch_norm import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, random, and the rest
-NAMED = ("mask", *TRAINS, *EVALUATES)  # what a module's `__call__` may take by name
+NAMED = (*OF_BATCH, *TRAINS, *EVALUATES)  # what a module's `__call__` may take by name
 NO_PARAMS = (
     "the parameter {name} of the module is not among those that `apply` got: {present}. Pass what "
     "`init` of the same model returned: params, extra = model.init(jax.random.key(0))."
