@@ -1,5 +1,6 @@
 """Faults of the compile cache, the clock and the cluster are found, with the line to type."""
 
+import os
 import socket
 import subprocess
 import zlib
@@ -70,6 +71,21 @@ def test_a_locked_cache(tmp_path, programs, holder):
     pid = holder("flock")
     finding = the(cached(tmp_path / "home", str(programs)), "cache-locked")
     assert finding.remedy == f"kill {pid}"
+
+
+def test_a_program_that_is_removed_meanwhile_is_left_out(programs, monkeypatch):
+    gone, listed = programs / "jit_gone-4-cache", os.scandir
+    gone.touch()
+
+    def removed_meanwhile(directory):
+        found = list(listed(directory))
+        gone.unlink(missing_ok=True)
+        return found
+
+    environ = {"JAX_COMPILATION_CACHE_DIR": str(programs)}
+    known = cache.gather_cache(environ)
+    monkeypatch.setattr(os, "scandir", removed_meanwhile)
+    assert cache.gather_cache(environ).entries == known.entries - 1
 
 
 def test_a_cache_that_grew_large(tmp_path, programs):
