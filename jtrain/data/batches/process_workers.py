@@ -1,5 +1,6 @@
 """Batches read by several processes, in order."""
 
+import contextlib
 import io
 import multiprocessing
 import queue
@@ -145,6 +146,12 @@ class _Worker:
             self._put(None)
         except BaseException as error:  # raised again when a batch is requested
             self._put(WorkerFailure(error, ""))
+
+        finally:
+            # Wake up a thread that still awaits a batch; nobody waits in front of a full queue.
+            closed = WorkerFailure(RuntimeError("closed while a batch was awaited"), "")
+            with contextlib.suppress(queue.Full):
+                self.received.put_nowait(closed)
 
     def _put(self, batch: Any) -> None:
         while not self._closed.is_set():
