@@ -5,6 +5,7 @@ import socket
 import subprocess
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import names, result, the, write_files
@@ -115,6 +116,20 @@ def test_the_clock():
         assert words in the(found, "clock-file-server").found
     apart = the(clock.check_clock(*usual, fine, processes_skew=7.0), "clock-processes")
     assert "7.00 s apart" in apart.found
+
+
+def test_a_process_that_is_held_up_between_the_clocks_has_no_clock_that_jumps(monkeypatch):
+    now, wall_reads = SimpleNamespace(seconds=0.0), []
+
+    def wall() -> float:
+        seconds = 1_800_000_000.0 + now.seconds
+        wall_reads.append(seconds)
+        now.seconds += 5.0 if len(wall_reads) == 1 else 0.001  # held up after the first
+        return seconds
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time=wall, monotonic=lambda: now.seconds))
+    found = clock.read_clock()
+    assert found.wall - found.monotonic == pytest.approx(1_800_000_000.0, abs=0.01)
 
 
 def clustered(ended: ChildResult | None = None, **environ: str) -> list[Finding]:
