@@ -52,11 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A failed save ignores its coroutines from then on, which pytest forgets after each test, and
     what the save left behind may be collected in a later test. JAX writes a program to the user's
-    compile cache in place, so that the other worker may read half of it, or a killed process leave
-    half of it for good: JAX compiles anew then.
+    compile cache in place, so that the other worker may read half of it, and a process that is
+    killed or whose disk is full leaves half of it for good: JAX compiles anew then.
     """
     config.addinivalue_line("filterwarnings", f"ignore:{UNAWAITED}:RuntimeWarning")
-    half = "Error reading persistent compilation cache entry"
+    half = "Error (reading|writing) persistent compilation cache entry"
     config.addinivalue_line("filterwarnings", f"ignore:{half}:UserWarning")
 
 
