@@ -47,7 +47,7 @@ def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:
 def save_and_check(checkpoints: CheckpointManager, step: int) -> None:
     """Save, and continue like a training loop, which never waits."""
     checkpoints.save(step, STATE, {})
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         checkpoints.check()
         time.sleep(0.01)

@@ -22,7 +22,7 @@ def readers() -> int:
 
 def soon(condition) -> bool:
     """Return whether the condition becomes true; a machine that is busy may take long."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not condition() and time.monotonic() < until:
         time.sleep(0.002)
     return condition()

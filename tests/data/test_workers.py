@@ -348,7 +348,7 @@ def test_a_signal_to_all_ends_no_worker(script):
     while line(run) != "5":
         pass
     os.killpg(run.pid, signal.SIGTERM)
-    said, warned = run.communicate(timeout=100)
+    said, warned = run.communicate(timeout=300)
     assert said.split().count("asked") == 1
     assert said.split()[-1] == "30"
     assert (run.returncode, warned) == (0, "")

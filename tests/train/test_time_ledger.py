@@ -162,7 +162,7 @@ def test_a_killed_and_resumed_run_adds_up_to_the_time_on_the_clock(tmp_path):
     forked = time.time() - started  # the process began within these seconds
     checkpoints = tmp_path / "runs" / "quick" / "checkpoints"
     while max(list_named_steps(checkpoints), default=0) < 2000:
-        assert time.monotonic() - began < 120
+        assert time.monotonic() - began < 300
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)

@@ -204,7 +204,7 @@ def test_a_child_reports_until_it_dies(tmp_path, monkeypatch):
         },
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Child("dying", {"x": [1]}, timeout=20) as child:
+    with Child("dying", {"x": [1]}, timeout=300) as child:
         ended = child.wait()
     assert ended.reports == {"first": [1]}
     assert ended.errors == "why\n"

@@ -308,7 +308,7 @@ def test_a_process_that_is_missing(tmp_path):
 def venv(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("venv")
     command = [sys.executable, "-m", "venv", "--without-pip", place / "venv"]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=300)
     (site,) = (place / "venv/lib").glob("python*/site-packages")
     (site / "pip").symlink_to(Path(pip.__file__).parent)  # a copy takes seconds
     wheels = place / "wheels"

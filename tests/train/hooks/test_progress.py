@@ -70,7 +70,7 @@ def in_terminal(*arguments, interrupt_at=None):
             process.send_signal(signal.SIGINT)
             interrupt_at = None
     os.close(master)
-    return written, process.wait(timeout=100)
+    return written, process.wait(timeout=300)
 
 
 @pytest.mark.thorough
