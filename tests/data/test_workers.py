@@ -209,6 +209,13 @@ def test_closing_ends_a_thread_that_awaits_a_batch():
     assert ended == [True]
 
 
+def test_a_process_that_starts_later_than_its_end_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jtrain.data.batches.process_workers.ENDS", 0.0)
+    ProcessWorkers(Failing(seconds=600).__getitem__, start=0, stop=None, workers=3).close()
+    assert soon(lambda: "receive-batches" not in {t.name for t in threading.enumerate()})
+    assert soon(lambda: not multiprocessing.active_children())
+
+
 def test_data_that_cannot_be_sent_is_reported():
     held = threading.Lock()
     with pytest.raises(DataError, match=r"cannot be sent .*pickle.* Set workers.kind=threads"):

@@ -140,6 +140,8 @@ class _Worker:
                 finally:
                     self._started.set()
                 self._sink.close()  # the worker has the only one left: the pipe closes with it
+                if self._closed.is_set():  # `end` did not wait for so late a start
+                    self.process.kill()
                 while not self._closed.is_set():
                     self._put(receive(self._source))
         except (EOFError, OSError):
