@@ -48,11 +48,16 @@ for ignored, handler in (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignore in every test what a failed save ignores from then on: pytest forgets it after each.
+    """Ignore what another test, or another process, may have left to a test that is not at fault.
 
-    What the save left behind may be collected in a later test.
+    A failed save ignores its coroutines from then on, which pytest forgets after each test, and
+    what the save left behind may be collected in a later test. JAX writes a program to the user's
+    compile cache in place, so that the other worker may read half of it, and a process that is
+    killed or whose disk is full leaves half of it for good: JAX compiles anew then.
     """
     config.addinivalue_line("filterwarnings", f"ignore:{UNAWAITED}:RuntimeWarning")
+    half = "Error (reading|writing) persistent compilation cache entry"
+    config.addinivalue_line("filterwarnings", f"ignore:{half}:UserWarning")
 
 
 def pytest_collection_finish() -> None:

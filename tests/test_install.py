@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 def python(code: str, cwd: Path) -> str:
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -57,7 +57,7 @@ def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     pytest.importorskip("hatchling", reason="pip install hatchling hatch-vcs")
     pytest.importorskip("hatch_vcs", reason="pip install hatchling hatch-vcs")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
     for folder in ("experiments", "configs"):

@@ -40,7 +40,7 @@ def last_line(code: str) -> str:
     """Run an example as a user would and return the last line that it prints."""
     env = plain_environ()
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

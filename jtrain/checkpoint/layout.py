@@ -38,6 +38,8 @@ from jtrain.io.regular_files import LinkError, check_no_link, read_json
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "best", "about")
 _SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
+# Threads of a failed save still create and remove files while they are deleted.
+_MEANWHILE, _TRIES = {errno.ENOENT, errno.ENOTEMPTY}, 10
 
 
 def make_directory(directory: Path) -> None:
@@ -232,10 +234,15 @@ def remove(path: Path) -> None:
     Raises:
         OSError: of the file system.
     """
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    if not path.is_dir() or path.is_symlink():
+        return path.unlink()
+    for _ in range(_TRIES):
+        try:
+            return shutil.rmtree(path)
+        except OSError as error:
+            if error.errno not in _MEANWHILE or not path.exists():
+                raise
+    shutil.rmtree(path)
 
 
 def read_record(directory: Path, step: int) -> dict[str, Any]:

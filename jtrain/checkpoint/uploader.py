@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jtrain.checkpoint import object_store_layout, retention, seal
 from jtrain.checkpoint.save_errors import SaveError, TakenError
+from jtrain.io.atomic_write import NEW
 from jtrain.io.object_store import ObjectStore, ObjectStoreError
 from jtrain.io.regular_files import LinkError, check_no_link, parse_json
 
@@ -133,7 +134,8 @@ class CheckpointUploader:
                 check_no_link(path)
             except LinkError:
                 continue
-            if path.is_file() and not path.name.startswith("."):
+            # What training writes meanwhile is incomplete, and gone when it is to be read.
+            if path.is_file() and not path.name.startswith(".") and path.suffix != NEW:
                 self._objects.send(path, path.relative_to(self._path).as_posix())
 
     def _remove_others(self, step: int, best: int | None) -> None:

@@ -152,11 +152,14 @@ class CheckpointWriter:
         layout.commit(folder.path, record, self._run)
 
     def _clear(self, failed: OpenFolder | None = None) -> None:
-        """Remove what failed saves left, including `failed`."""
-        self._left |= {failed.path} if failed is not None else set()
-        for path in self._left:
+        """Remove what failed saves left, including `failed`, and once more at the next call.
+
+        A thread of Orbax may still write there, and create the folder again.
+        """
+        new = {failed.path} if failed is not None else set()
+        for path in self._left | new:
             layout.try_remove(path)
-        self._left = {path for path in self._left if path.exists()}
+        self._left = {path for path in self._left if path.exists()} | new
 
     def _delete_older(self, saved: int) -> None:
         """Delete older checkpoints; never the one that was read and sealed a moment ago.

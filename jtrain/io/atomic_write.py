@@ -8,6 +8,8 @@ from typing import BinaryIO
 
 from jtrain.errors import ConfigError, UserError
 
+NEW = ".new"
+"""End of the name that a file has until it is complete and replaces the one of its name."""
 UMASK = "JTRAIN_UMASK"
 OTHERS = 0o077
 
@@ -94,7 +96,7 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 def atomic_write(path: Path, content: bytes) -> None:
     """Replace the content of `path` by one rename of a flushed file."""
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + NEW)
     with create_private(temporary) as file:
         file.write(content)
         file.flush()

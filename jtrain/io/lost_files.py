@@ -1,5 +1,6 @@
 """Lost files: what other processes removed or replaced while a run wrote in its directory."""
 
+import collections
 import os
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ class MessageBacklog:
     """Queue of log lines, filled on any thread and sent in order once a log is set."""
 
     def __init__(self):
-        self._waiting: list[str] = []
+        self._waiting: collections.deque[str] = collections.deque()
         self._log: Callable[[str], object] | None = None
 
     def __call__(self, line: str) -> None:
@@ -24,8 +25,12 @@ class MessageBacklog:
         self._send_all()
 
     def _send_all(self) -> None:
-        while self._log is not None and self._waiting:
-            self._log(self._waiting.pop(0))
+        while self._log is not None:
+            try:
+                line = self._waiting.popleft()
+            except IndexError:  # also where another thread has taken the last one
+                return
+            self._log(line)
 
 
 class LostFiles:

@@ -75,8 +75,12 @@ def find_trust_problem(directory: Path) -> str:
             if fault := _fault(folder, strict=folder in own):
                 return fault
         closed = not place.stat().st_mode & OTHERS
-        faults = (_fault(path, strict=True, closed=closed) for path in _content(place))
-        return next(filter(None, faults), "")
+        for path in _content(place):
+            # A temporary file of another process may be gone since it was listed.
+            with contextlib.suppress(FileNotFoundError):
+                if fault := _fault(path, strict=True, closed=closed):
+                    return fault
+        return ""
     except OSError as error:
         return f"{error.filename or directory} cannot be read ({error.strerror})"
 

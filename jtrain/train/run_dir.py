@@ -18,7 +18,7 @@ from jtrain.distributed.cluster.variables import program
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError, DataError
 from jtrain.io import jsonl
-from jtrain.io.atomic_write import atomic_write, check_no_links
+from jtrain.io.atomic_write import NEW, atomic_write, check_no_links
 from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
@@ -99,7 +99,7 @@ class RunDir:
         written += (self.compiles,)
         for file in (*replaced, *written, self.samples, self.log):
             _check_file(file, "rb" if file in replaced else "r+b")
-            _check_file(file.with_name(f"{file.name}.new"), "rb")
+            _check_file(file.with_name(file.name + NEW), "rb")
 
     def stored(self, schema: type[C]) -> C | None:
         """Return the config of the stored run; None if nothing was ever trained here.

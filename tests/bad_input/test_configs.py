@@ -377,7 +377,7 @@ def test_a_config_without_experiments_beside_or_above_it_is_told_where_they_go(
 def test_the_command_itself_exits_with_2_and_prints_no_traceback(case: Case, path: Path):
     write(path, case.file)
     command = [sys.executable, "-m", "jtrain", "show", str(path), *case.typed]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert all(words in done.stderr for words in case.says)
     assert "Traceback" not in done.stderr

@@ -173,7 +173,7 @@ def test_mistakes_of_the_first_stage_are_told_before_jax_is_imported(path: Path)
             [sys.executable, "-c", code, "show", str(path), *case.typed],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         spent = os.times()
         assert json.loads(done.stdout) == [2, False, False], case.name

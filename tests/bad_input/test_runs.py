@@ -208,7 +208,7 @@ def test_runs_below_a_file_are_told(home, capfd):
 def test_a_disk_that_takes_nothing_is_told(home):
     home("here")
     command = f"ulimit -f 0; exec {sys.executable} -m jtrain run {CONFIG}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "runs/quick/checkpoints, which cannot be written (File too large)" in done.stderr
     assert "Traceback" not in done.stderr

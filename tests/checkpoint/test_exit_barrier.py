@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("writing_process.py")
 )
 def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, code, told):
     command = [sys.executable, str(SCRIPT), str(tmp_path), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr.endswith(told)) == (code, True), done.stderr
     assert "Orbax" not in done.stderr
     assert not told or done.stderr.count("Traceback") == 1
@@ -32,7 +32,7 @@ def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, cod
 @pytest.mark.thorough
 def test_a_program_whose_last_save_fails_exits_with_70(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), str(tmp_path), "full"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 70
     assert done.stderr.startswith("checkpoint 1 could not be written")
     assert len(done.stderr.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -172,6 +173,31 @@ def test_any_entry_with_the_name_of_a_leftover_is_removed(tmp_path: Path, suffix
     layout.clear_leftovers(tmp_path, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "outside"]
     assert (outside / "kept").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("change", ["is removed", "is created"])
+def test_what_threads_of_a_failed_save_still_change_is_removed_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+):
+    folder, unlink = tmp_path / "3.saving", os.unlink
+    (folder / "state").mkdir(parents=True)
+    for name in "abc":
+        (folder / "state" / name).write_text("")
+    changes = []
+
+    def changed_meanwhile(name, **where):
+        unlink(name, **where)
+        if not changes:
+            changes.append(name)
+            if change == "is created":
+                (folder / "state" / "late").write_text("")
+            else:
+                unlink(next((folder / "state").iterdir()))
+
+    monkeypatch.setattr(os, "unlink", changed_meanwhile)
+    layout.try_remove(folder)
+    assert changes
+    assert not folder.exists()
 
 
 def test_a_leftover_that_cannot_be_removed_is_reported_and_retried(tmp_path: Path, monkeypatch):

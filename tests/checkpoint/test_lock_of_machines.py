@@ -16,23 +16,25 @@ import pytest
 from jtrain.checkpoint import lock, writer_beat
 from jtrain.errors import CheckpointError
 
-# Take the directory argv[1] on the machine argv[2]; argv[3] says which locks its disk has.
+# Take the directory argv[1] on the machine argv[2]; argv[3] says which locks its disk has, and
+# argv[4] for how long a machine that does not count is watched.
 MACHINE = """
-import pathlib, socket, sys, time
+import pathlib, socket, sys
 
 host, disk = sys.argv[2:4]
 socket.gethostname = lambda: host
 from jtrain.checkpoint import lock, writer_beat
 from jtrain.errors import CheckpointError
 
-writer_beat.BEAT, writer_beat.WATCH = 0.1, 1.5
+writer_beat.BEAT, writer_beat.WATCH = 0.1, float(sys.argv[4])
 if disk == "of each machine":
     lock._try_flock = lambda _: True
     writer_beat.is_shared = lambda _: True
 sys.stdin.readline()
 try:
     held = lock.WriteLock(pathlib.Path(sys.argv[1]))
-    time.sleep(0.5)  # what a run needs to build its step
+    print("takes", flush=True)
+    sys.stdin.readline()  # a run builds its step meanwhile
     held.check()
 except CheckpointError as error:
     sys.exit(str(error))
@@ -46,9 +48,11 @@ held.release()
 class Machine:
     """A process of another machine that takes a directory when it is asked."""
 
-    def __init__(self, directory: Path, host: str, disk: str = "of each machine"):
+    def __init__(
+        self, directory: Path, host: str, disk: str = "of each machine", watch: float = 100.0
+    ):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", MACHINE, str(directory), host, disk],
+            [sys.executable, "-c", MACHINE, str(directory), host, disk, str(watch)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,8 +64,14 @@ class Machine:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def writes(self) -> bool:
+    def takes(self) -> bool:
         assert self.process.stdout is not None
+        return self.process.stdout.readline() == "takes\n"
+
+    def writes(self) -> bool:
+        """Let a machine that took the directory go on; return whether it does."""
+        assert self.process.stdout is not None
+        self.go()
         return self.process.stdout.readline() == "writes\n"
 
     def error(self) -> str:
@@ -73,7 +83,7 @@ class Machine:
 
     def __exit__(self, *_) -> None:
         self.process.kill()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=100)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +92,13 @@ class Machine:
 def test_the_second_machine_is_refused_with_what_to_set(tmp_path: Path, disk: str):
     with Machine(tmp_path, "pod-0", disk) as first, Machine(tmp_path, "pod-1", disk) as second:
         first.go()
+        assert first.takes()
         assert first.writes()
         second.go()
-        assert not second.writes()
+        assert not second.takes()
         error = second.error()
         first.go()
-        assert first.process.wait(timeout=20) == 0, first.error()
+        assert first.process.wait(timeout=100) == 0, first.error()
     assert f"process {first.process.pid} on pod-0 writes there since" in error
     assert "set JTRAIN_COORDINATOR=pod-0:8476 and JTRAIN_PROCESSES=2 (their number) for" in error
     assert "JTRAIN_PROCESS=0 on pod-0 and JTRAIN_PROCESS=1 here" in error
@@ -101,7 +112,8 @@ def test_of_two_that_begin_at_once_one_goes_on(tmp_path: Path):
         with Machine(place, "pod-0") as first, Machine(place, "pod-1") as second:
             first.go()
             second.go()
-            wrote = [first.writes(), second.writes()]
+            took = {each: each.takes() for each in (first, second)}
+            wrote = [taken and machine.writes() for machine, taken in took.items()]
             assert sorted(wrote) == [False, True]
             held = lock.read_holder(place)["host"]
             assert held == ("pod-0" if wrote[0] else "pod-1"), "the record is the winner's"
@@ -109,15 +121,20 @@ def test_of_two_that_begin_at_once_one_goes_on(tmp_path: Path):
 
 @pytest.mark.thorough
 def test_a_killed_machine_gives_way(tmp_path: Path):
-    with Machine(tmp_path, "pod-0") as first, Machine(tmp_path, "pod-1") as second:
+    with (
+        Machine(tmp_path, "pod-0") as first,
+        Machine(tmp_path, "pod-1", watch=1.5) as second,
+    ):
         first.go()
+        assert first.takes()
         assert first.writes()
         first.process.kill()
         first.process.wait()
         began = time.monotonic()
         second.go()
-        assert second.writes()
+        assert second.takes()
         assert time.monotonic() - began > 1.4, "it was watched"
+        assert second.writes()
         assert lock.read_holder(tmp_path)["host"] == "pod-1"
 
 
@@ -168,4 +185,5 @@ def test_a_writer_counts_until_it_is_released(tmp_path: Path, monkeypatch: pytes
     assert beat is not None
     held.release()
     assert not path.exists()
+    beat._thread.join(60)
     assert not beat._thread.is_alive()

@@ -210,7 +210,7 @@ def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
 @pytest.mark.thorough
 def test_orbax_is_imported_only_where_it_is_used():
     code = "import sys, jtrain.checkpoint; sys.exit('orbax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
 def test_prepares_beside_the_first_compilation(tmp_path: Path):

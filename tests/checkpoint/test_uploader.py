@@ -1,6 +1,7 @@
 """Copies of checkpoints in an object store are complete or absent, wherever copying stops."""
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,28 @@ def test_copies_are_valid_and_older_ones_are_removed(
     assert object_store_layout.fetch_newest(objects, tmp_path / "back") == (3, [])
     assert read(tmp_path / "back") == 3
     assert (tmp_path / "back" / "run.json").read_text() == (saved / "run.json").read_text()
+
+
+def test_a_file_that_is_written_meanwhile_is_not_copied(
+    objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Training replaces run.json while a thread copies a checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(saved, run, symlinks=True)
+    new, is_file, logged = run / "run.json.new", Path.is_file, []
+    new.write_text('{"status"')
+
+    def replaced_then(path: Path) -> bool:
+        found = is_file(path)
+        if path == new:
+            new.replace(run / "run.json")
+        return found
+
+    monkeypatch.setattr(Path, "is_file", replaced_then)
+    start_uploader(objects, run, log=logged.append).copy(3)
+    assert logged == []
+    assert object_store_layout.list_copies(objects) == [3]
+    assert "run.json.new" not in objects.sizes()
 
 
 def test_the_best_stays(objects: ObjectStore, saved: Path):

@@ -20,7 +20,7 @@ def main(directory: Path, how: str) -> None:
     if how == "hold":
         checkpoints.prepare()
         print("holds it", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     if how == "fork":
         checkpoints.prepare()
         checkpoints.close()
@@ -29,7 +29,7 @@ def main(directory: Path, how: str) -> None:
             time.sleep(3)
             os._exit(0)
         print("forked", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     if how == "full":
         size = 100_000
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

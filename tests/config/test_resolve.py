@@ -200,7 +200,7 @@ def imported(code: str, **environment: str) -> list:
     """Return what a fresh interpreter printed last, as JSON."""
     command = [sys.executable, "-c", code]
     seen = {**os.environ, **environment}
-    done = subprocess.run(command, env=seen, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=seen, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -21,8 +21,8 @@ def readers() -> int:
 
 
 def soon(condition) -> bool:
-    """Return whether the condition becomes true within two seconds."""
-    until = time.monotonic() + 2
+    """Return whether the condition becomes true; a machine that is busy may take long."""
+    until = time.monotonic() + 300
     while not condition() and time.monotonic() < until:
         time.sleep(0.002)
     return condition()
@@ -92,15 +92,18 @@ def test_reads_that_become_quick_again_return_to_the_thread_of_the_loop():
 
 
 def test_reads_while_the_loop_works():
-    with ReadAhead(slowly, start=0, stop=60) as ahead:
+    read = []
+
+    def get(step: int) -> None:
+        slowly(step)
+        read.append(step)
+
+    with ReadAhead(get, start=0, stop=60) as ahead:
         for _ in range(20):
             next(ahead)
-        before = ahead.waited
-        for _ in range(20):
-            time.sleep(2 * SLOW)  # a step that takes longer than a read
+        for taken in range(20, 40):  # a step that takes longer than a read
+            assert soon(lambda taken=taken: len(read) > taken), "inline, it waits for the loop"
             next(ahead)
-        waited = ahead.waited - before
-    assert waited < 20 * SLOW / 2  # inline, it would be at least 20 * SLOW
 
 
 def test_counts_the_seconds_waited():
@@ -146,14 +149,20 @@ def test_an_error_is_raised_at_its_step_with_its_traceback(broken: int):
 
 
 def test_closing_stops_the_thread_at_once():
-    ahead = ReadAhead(slowly, start=0, stop=None)
+    begun = []
+
+    def get(step: int) -> None:
+        begun.append(step)
+        slowly(step)
+
+    ahead = ReadAhead(get, start=0, stop=None)
     for _ in range(12):
         next(ahead)
     assert readers() == 1
-    began = time.perf_counter()
     ahead.close()
-    assert readers() == 0
-    assert time.perf_counter() - began < 0.5
+    before = len(begun)
+    assert soon(lambda: readers() == 0)
+    assert len(begun) == before, "no read begins any more"
     ahead.close()
     assert list(ahead) == []
 
@@ -176,7 +185,7 @@ def test_an_error_in_the_loop_ends_the_thread():
 
     with pytest.raises(AssertionError, match="own mistake"):
         loop()
-    assert readers() == 0
+    assert soon(lambda: readers() == 0)
 
 
 @pytest.mark.parametrize("slow", [0.0, 1.0], ids=["in a thread", "inline"])

@@ -16,7 +16,7 @@ import pytest
 from listening import descendants
 
 from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled, TokenFiles, Windows
-from jtrain.data.batches.process_workers import LARGEST, ProcessWorkers
+from jtrain.data.batches.process_workers import ENDS, LARGEST, ProcessWorkers
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.workers import Workers
 from jtrain.data.images.augment import Augmentation, Augmented
@@ -59,7 +59,7 @@ def read_all(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
         reader.close()
 
 
-def soon(condition, seconds: float = 10) -> bool:
+def soon(condition, seconds: float = 60) -> bool:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)
@@ -144,15 +144,24 @@ class Named:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_read_at_once_and_ahead(kind: str):
-    slow = Failing(seconds=0.1)
-    reader = Workers(kind=kind, count=4).build(slow.__getitem__, start=0, stop=60)
-    reader(0)
-    began = time.monotonic()
-    for step in range(1, 41):
-        reader(step)
-    seconds = time.monotonic() - began
+    reader = Workers(kind=kind, count=4).build(Timed().__getitem__, start=0, stop=60)
+    asked, reads = [], []
+    for step in range(41):
+        asked.append(time.monotonic())
+        reads.append(tuple(reader(step)["read"]))
     reader.close()
-    assert seconds < 0.6 * 40 * 0.1, "one would take 4 s, four take 1 s"
+    at_once = [sum(began <= moment < ended for began, ended in reads) for moment, _ in reads]
+    assert max(at_once) == 4
+    assert sum(began < time for (began, _), time in zip(reads, asked, strict=True)) > 20
+
+
+class Timed:
+    """Batches with the moments between which they were read, by the clock of all processes."""
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        began = time.monotonic()
+        time.sleep(0.1)
+        return {"read": np.array([began, time.monotonic()])}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,8 +189,31 @@ def test_closing_in_the_middle_leaves_no_process_or_thread(kind: str):
     reader(4)
     began = time.monotonic()
     reader.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < ENDS, "no wait for a process or a thread was in vain"
     reader.close()
+
+
+def test_closing_ends_a_thread_that_awaits_a_batch():
+    reader = ProcessWorkers(Failing(seconds=60).__getitem__, start=0, stop=None, workers=1)
+
+    def awaits() -> None:
+        with pytest.raises(RuntimeError, match="closed while a batch was awaited"):
+            reader(0)
+        ended.append(True)
+
+    ended: list[bool] = []
+    thread = threading.Thread(target=awaits, daemon=True)
+    thread.start()
+    reader.close()
+    thread.join(60)
+    assert ended == [True]
+
+
+def test_a_process_that_starts_later_than_its_end_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jtrain.data.batches.process_workers.ENDS", 0.0)
+    ProcessWorkers(Failing(seconds=600).__getitem__, start=0, stop=None, workers=3).close()
+    assert soon(lambda: "receive-batches" not in {t.name for t in threading.enumerate()})
+    assert soon(lambda: not multiprocessing.active_children())
 
 
 def test_data_that_cannot_be_sent_is_reported():
@@ -309,7 +341,7 @@ def test_nothing_outlives_a_process_that_is_killed(script):
     assert not any("/dev/shm" in text for text in maps), "no shared memory that could be left"
     run.kill()
     run.wait()
-    assert soon(lambda: not any(map(running, left)), 30)
+    assert soon(lambda: not any(map(running, left)))
 
 
 @pytest.mark.thorough
@@ -323,7 +355,7 @@ def test_a_signal_to_all_ends_no_worker(script):
     while line(run) != "5":
         pass
     os.killpg(run.pid, signal.SIGTERM)
-    said, warned = run.communicate(timeout=100)
+    said, warned = run.communicate(timeout=300)
     assert said.split().count("asked") == 1
     assert said.split()[-1] == "30"
     assert (run.returncode, warned) == (0, "")

@@ -99,7 +99,7 @@ def test_the_scripts_of_the_pages_take_their_words(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ def test_what_is_rebuilt_from_jax_alone_equals_jtrain():
         env=env,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

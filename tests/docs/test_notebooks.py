@@ -51,7 +51,7 @@ def ran(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = tmp_path / "folder"
     folder.mkdir()
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(book, timeout=600, resources=resources).execute()
+    nbclient.NotebookClient(book, timeout=600, startup_timeout=300, resources=resources).execute()
     return book
 
 

@@ -25,7 +25,8 @@ def blocks(note: Path, language: str) -> list[str]:
 )
 def test_the_code_of_a_note_runs_from_top_to_bottom(note: Path, tmp_path, monkeypatch):
     for name in ("configs", "experiments"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+        # Another worker compiles to files of passing names there.
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     namespace = {"__name__": note.stem}

@@ -179,7 +179,7 @@ def after(*commands: list[str]) -> tuple[dict, str]:
     """What a fresh process has done and imported after these commands, and what it said."""
     command = [sys.executable, "-c", LOOK, json.dumps(commands)]
     env = plain_environ()
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 

@@ -348,7 +348,7 @@ def test_two_processes_together_read_what_one_reads(tmp_path: Path):
         )
         for index in range(2)
     ]
-    answers = [json.loads(process.communicate(timeout=60)[0]) for process in running]
+    answers = [json.loads(process.communicate(timeout=300)[0]) for process in running]
     assert not any(answer["jax"] for answer in answers), "reading needs no JAX"
     for step in range(20):
         rows = answers[0]["rows"][step] + answers[1]["rows"][step]

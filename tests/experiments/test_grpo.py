@@ -16,6 +16,7 @@ from tiny_configs import TINY
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint.layout import list_named_steps
 from jtrain.cli import main
 from jtrain.core.placement import Unplaced
 from jtrain.errors import ConfigError, DataError
@@ -81,7 +82,7 @@ def test_killed_it_resumes_to_the_same_bits(tmp_path):
     settings = (*FEW, "steps=30", "checkpoint.every=3", "evaluate.every=0", "log.every=1")
     whole = trained(CONFIGS / "grpo.yaml", *settings, "name=whole")
     unbroken = kept(whole)
-    second = Path("runs/grpo/checkpoints/6")  # when it is begun, the first is complete
+    checkpoints = Path("runs/grpo/checkpoints")
     words = [str(CONFIGS / "grpo.yaml"), *settings]
     run = subprocess.Popen(
         [sys.executable, "-m", "jtrain", "run", *words],
@@ -89,7 +90,7 @@ def test_killed_it_resumes_to_the_same_bits(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while run.poll() is None and not second.exists():
+        while run.poll() is None and max(list_named_steps(checkpoints), default=0) < 6:
             time.sleep(0.002)
         run.send_signal(signal.SIGKILL)
         run.wait(60)

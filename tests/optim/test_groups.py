@@ -60,4 +60,4 @@ def test_importing_the_optimizers_is_cheap():
         "import sys, jtrain.optim; "
         "sys.exit(sum(m in sys.modules for m in ('flax', 'orbax', 'grain', 'ruamel')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

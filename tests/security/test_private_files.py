@@ -182,6 +182,26 @@ def test_a_compile_cache_of_the_user_becomes_private_silently(
     assert caplog.text == ""
 
 
+def test_a_file_that_another_process_removes_meanwhile_is_no_danger(
+    caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Another process writes a program under a temporary name and renames it at any moment."""
+    usual, _ = caches
+    usual.mkdir(0o700, parents=True)
+    usual.parent.chmod(0o700)
+    temporary, lstat = program_in(usual / "processes"), Path.lstat
+
+    def renamed_meanwhile(path: Path) -> os.stat_result:
+        if path == temporary:
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", renamed_meanwhile)
+    assert enable_compilation_cache() == usual
+    assert not temporary.exists()
+    assert caplog.text == ""
+
+
 def test_a_file_in_place_of_the_compile_cache_disables_it(tmp_path: Path, monkeypatch):
     settings: Any = jax.config
     before = settings.jax_compilation_cache_dir

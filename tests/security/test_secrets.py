@@ -122,7 +122,7 @@ def test_a_crash_of_the_command_line_shows_no_secret(tmp_path):
         "sys.modules['jtrain.cli.show'] = types.SimpleNamespace(main=main)\n"
         "sys.exit(cli.main(['show']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 70
     assert "no answer from" in done.stderr
     assert "Traceback" in done.stderr

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jtrain.errors import ConfigError
@@ -44,6 +44,7 @@ words = st.text("ab1.-", min_size=1, max_size=4)
 lists = st.lists(words, min_size=1, max_size=3).map(lambda xs: f"[{','.join(xs)}]")
 
 
+@settings(deadline=None, derandomize=True, database=None)
 @given(st.lists(words | lists | words.map(repr), min_size=1, max_size=5))
 def test_only_commas_outside_of_brackets_and_quotes_split(values):
     assert split_values(",".join(values)) == values

@@ -1,5 +1,6 @@
 """A config under `jtrain launch`: stopped at one process, resumed with another number of them."""
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -57,6 +58,15 @@ class Stopped(NamedTuple):
         return self.home / "runs" / "quick"
 
 
+def second_of(launcher: int) -> int:
+    """Return the second process: not the greater number, since the kernel begins anew."""
+    for pid in descendants(launcher) - {launcher}:
+        with contextlib.suppress(OSError):  # ended since it was listed
+            if b"JTRAIN_PROCESS=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
+    raise AssertionError("there is no second process")
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped:
     home = tmp_path_factory.mktemp("launched")
@@ -78,8 +88,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
             assert time.monotonic() < deadline
             listened |= listening(process.pid)
             if not asked and len(read_metrics(home / "runs" / "quick" / "metrics.jsonl")) > 5:
-                second = max(descendants(process.pid) - {process.pid})
-                os.kill(second, signal.SIGTERM)
+                os.kill(second_of(process.pid), signal.SIGTERM)
                 asked = True
             time.sleep(0.05)
         return Stopped(home, process.returncode, output.read_text(), listened)

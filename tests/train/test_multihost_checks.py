@@ -148,7 +148,7 @@ def test_two_seeds_end_both_processes_with_the_same_words():
         )
         for index in range(2)
     ]
-    said = [process.communicate(timeout=100)[1] for process in processes]
+    said = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [2, 2]
     assert said[0] == said[1]
     assert "config seed: 0 in process 0, 1 in process 1" in said[0]

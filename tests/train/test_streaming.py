@@ -27,7 +27,10 @@ COUNT = os.open("drawn", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 class Points:
-    """Points without an end, which take their time; a byte in a file for each."""
+    """Points without an end, which take their time; a byte in a file for each.
+
+    They are held while the path HELD_BY exists, so that a kill finds the run there.
+    """
 
     def __init__(self):
         self.draw = np.random.Generator(np.random.PCG64(7))
@@ -35,6 +38,8 @@ class Points:
     def next(self):
         os.write(COUNT, b".")
         time.sleep(2e-4)
+        while os.path.exists(os.environ.get("HELD_BY", "")):
+            time.sleep(0.01)
         x = self.draw.normal(size=2).astype(np.float32)
         return {"x": x, "label": np.int32(x[0] > x[1])}
 
@@ -71,14 +76,15 @@ def test_killed_over_a_stream_it_resumes_to_the_same_bits(settings: tuple[str, .
     assert before > 120 * 16
     checkpoints = Path("runs/killed/checkpoints")
     command = [sys.executable, "-m", "jtrain", "run", CONFIG, *settings, "name=killed"]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    held = {**os.environ, "HELD_BY": str(checkpoints / "60")}
+    run = subprocess.Popen(command, env=held, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while run.poll() is None and not (checkpoints / "60").exists():
             assert time.monotonic() < end, "step 60 was never saved"
             time.sleep(0.002)
         run.kill()
-        told = run.communicate(timeout=60)[1].decode()
+        told = run.communicate(timeout=300)[1].decode()
     finally:
         run.kill()
     assert run.returncode == -9, told

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from quick_study import write_study
 
+from jtrain.checkpoint.layout import list_named_steps
 from jtrain.cli import main
 from jtrain.distributed.heartbeat.heartbeat import Heartbeat
 from jtrain.errors import CheckpointError
@@ -95,20 +97,22 @@ def test_steps_that_were_lost_twice_count_twice():
     assert ledger.seconds["lost"] == pytest.approx(8.0 + 4.0)
 
 
-def test_time_within_a_block_counts_for_the_block():
+def test_time_within_a_block_counts_for_the_block(monkeypatch):
+    now = SimpleNamespace(monotonic=lambda: now.seconds, seconds=100.0)
+    monkeypatch.setattr("jtrain.distributed.heartbeat.heartbeat.time", now)
     heartbeat = Heartbeat()
     heartbeat.begin_run(Path("runs/x"), 25.0)
     with heartbeat.during("eval"):
         heartbeat.phase("data")
-        time.sleep(0.02)
+        now.seconds += 2.0
         heartbeat.phase("eval")
     heartbeat.phase("step")
-    time.sleep(0.01)
+    now.seconds += 1.0
     found = heartbeat.seconds()
-    assert found["eval"] >= 0.02
-    assert found["step"] >= 0.01
+    assert found["eval"] == 2.0
+    assert found["step"] == 1.0
     assert found["data"] == 0
-    assert sum(found.values()) == pytest.approx(found["eval"] + found["step"], abs=0.01)
+    assert sum(found.values()) == found["eval"] + found["step"]
 
 
 def test_a_run_has_a_ledger_and_the_verb_shows_it(tmp_path, monkeypatch, capsys):
@@ -155,9 +159,10 @@ def test_a_killed_and_resumed_run_adds_up_to_the_time_on_the_clock(tmp_path):
     command = [sys.executable, "-m", "jtrain", "run", str(path), *settings]
     began, started = time.monotonic(), time.time()
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, env={**os.environ})
+    forked = time.time() - started  # the process began within these seconds
     checkpoints = tmp_path / "runs" / "quick" / "checkpoints"
-    while not (checkpoints / "2000").is_dir():
-        assert time.monotonic() - began < 120
+    while max(list_named_steps(checkpoints), default=0) < 2000:
+        assert time.monotonic() - began < 300
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -173,4 +178,4 @@ def test_a_killed_and_resumed_run_adds_up_to_the_time_on_the_clock(tmp_path):
     assert ledger.seconds["restarts"] > 1.0
     assert ledger.seconds["checkpoints"] > 0
     assert ledger.seconds["evaluation"] > 0
-    assert ledger.total == pytest.approx(wall, rel=0.01, abs=0.1)
+    assert ledger.total == pytest.approx(wall - forked / 2, rel=0.01, abs=0.1 + forked / 2)

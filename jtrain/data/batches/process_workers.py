@@ -1,5 +1,6 @@
 """Batches read by several processes, in order."""
 
+import contextlib
 import io
 import multiprocessing
 import queue
@@ -140,12 +141,20 @@ class _Worker:
                 finally:
                     self._started.set()
                 self._sink.close()  # the worker has the only one left: the pipe closes with it
+                if self._closed.is_set():  # `end` did not wait for so late a start
+                    self.process.kill()
                 while not self._closed.is_set():
                     self._put(receive(self._source))
         except (EOFError, OSError):
             self._put(None)
         except BaseException as error:  # raised again when a batch is requested
             self._put(WorkerFailure(error, ""))
+
+        finally:
+            # Wake up a thread that still awaits a batch; nobody waits in front of a full queue.
+            closed = WorkerFailure(RuntimeError("closed while a batch was awaited"), "")
+            with contextlib.suppress(queue.Full):
+                self.received.put_nowait(closed)
 
     def _put(self, batch: Any) -> None:
         while not self._closed.is_set():

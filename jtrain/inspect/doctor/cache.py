@@ -1,5 +1,6 @@
 """Check of the compile cache: its owner, its size, its entries and its lock."""
 
+import contextlib
 import os
 import tempfile
 import time
@@ -48,8 +49,9 @@ def gather_cache(environ: Mapping[str, str]) -> CacheFacts:
         return CacheFacts(directory, writable=_is_writable(existing))
     entries = []
     for entry in os.scandir(directory):
-        if entry.name.endswith(SUFFIX):
-            entries.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            if entry.name.endswith(SUFFIX):
+                entries.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
     return CacheFacts(
         directory,
         exists=True,

@@ -13,7 +13,7 @@ def holder(tmp_path):
     file = write_files(tmp_path, {"tmp/libtpu_lockfile": ""}) / "tmp/libtpu_lockfile"
     code = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); getattr(fcntl, sys.argv[2])"
-        "(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+        "(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(600)"
     )
     started = []
 

@@ -1,9 +1,11 @@
 """Faults of the compile cache, the clock and the cluster are found, with the line to type."""
 
+import os
 import socket
 import subprocess
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import names, result, the, write_files
@@ -72,6 +74,21 @@ def test_a_locked_cache(tmp_path, programs, holder):
     assert finding.remedy == f"kill {pid}"
 
 
+def test_a_program_that_is_removed_meanwhile_is_left_out(programs, monkeypatch):
+    gone, listed = programs / "jit_gone-4-cache", os.scandir
+    gone.touch()
+
+    def removed_meanwhile(directory):
+        found = list(listed(directory))
+        gone.unlink(missing_ok=True)
+        return found
+
+    environ = {"JAX_COMPILATION_CACHE_DIR": str(programs)}
+    known = cache.gather_cache(environ)
+    monkeypatch.setattr(os, "scandir", removed_meanwhile)
+    assert cache.gather_cache(environ).entries == known.entries - 1
+
+
 def test_a_cache_that_grew_large(tmp_path, programs):
     with (programs / "jit_huge-3-cache").open("wb") as file:
         file.truncate(30_000_000_000)  # a hole
@@ -99,6 +116,20 @@ def test_the_clock():
         assert words in the(found, "clock-file-server").found
     apart = the(clock.check_clock(*usual, fine, processes_skew=7.0), "clock-processes")
     assert "7.00 s apart" in apart.found
+
+
+def test_a_process_that_is_held_up_between_the_clocks_has_no_clock_that_jumps(monkeypatch):
+    now, wall_reads = SimpleNamespace(seconds=0.0), []
+
+    def wall() -> float:
+        seconds = 1_800_000_000.0 + now.seconds
+        wall_reads.append(seconds)
+        now.seconds += 5.0 if len(wall_reads) == 1 else 0.001  # held up after the first
+        return seconds
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time=wall, monotonic=lambda: now.seconds))
+    found = clock.read_clock()
+    assert found.wall - found.monotonic == pytest.approx(1_800_000_000.0, abs=0.01)
 
 
 def clustered(ended: ChildResult | None = None, **environ: str) -> list[Finding]:
@@ -173,7 +204,7 @@ def test_a_child_reports_until_it_dies(tmp_path, monkeypatch):
         },
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Child("dying", {"x": [1]}, timeout=20) as child:
+    with Child("dying", {"x": [1]}, timeout=300) as child:
         ended = child.wait()
     assert ended.reports == {"first": [1]}
     assert ended.errors == "why\n"

@@ -91,7 +91,7 @@ def test_another_process_has_the_tpu(tmp_path, holder, kind):
     finding = the(judged(tmp_path, ended, site), "libtpu-locked")
     assert finding.remedy == f"ps -fp {pid}; kill {pid}"
     os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while lock_holder(holder.file) and time.monotonic() < end:
         time.sleep(0.01)
     assert names(judged(tmp_path, ended, site)) == ["ok"]

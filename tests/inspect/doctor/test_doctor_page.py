@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,14 +62,16 @@ def test_the_page_has_each_check():
 
 def test_one_json_object_in_base_units(tmp_path, capsys):
     only = "python,packages,memory,disk,cache,clock,cluster"
+    begun = time.perf_counter()
     code = main(["doctor", "--json", "--only", only, "--directory", str(tmp_path)])
+    took = time.perf_counter() - begun
     found = json.loads(capsys.readouterr().out)
     assert code == (0 if found["ok"] else 2)
     assert {finding["check"] for finding in found["findings"]} == {*only.split(",")}
     assert found["facts"]["memory"]["total"] > 1e8
     assert found["facts"]["disk"]["write"]["seconds"] > 0
     assert found["facts"]["disk"]["space"]["free"] > 0
-    assert found["seconds"] < 60
+    assert 0 < found["seconds"] <= took
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,10 +109,11 @@ def test_a_run_is_examined_in_its_directory(tmp_path, monkeypatch, capsys):
 @pytest.mark.thorough
 def test_a_whole_examination(tmp_path):
     """Eight devices, and the sum over them is exact."""
-    command = [sys.executable, "-m", "jtrain", "doctor", "--json", "--directory", str(tmp_path)]
+    command = [sys.executable, "-m", "jtrain", "doctor", "--json", "--timeout", "250"]
+    command += ["--directory", str(tmp_path)]
     environ = {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "8", "HOME": str(tmp_path)}
     done = subprocess.run(
-        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["ok"] else 2)

@@ -50,7 +50,7 @@ def shell(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         preexec_fn=preexec,
         check=False,
     )
@@ -241,9 +241,11 @@ def test_a_cuda_plugin_that_fails(tmp_path, name):
     code = f"def initialize():\n    {PLUGINS[name]}\n"
     site = write_files(tmp_path / "site", {PLUGIN: code})
     install(site, jax__cuda12__plugin="0.10.2")
-    options = "--timeout 6" if name == "devices-hang" else ""
     environ = {"PYTHONPATH": f"{ROOT}:{site}"}
+    options = "--timeout 6" if name == "devices-hang" else ""
     report = found(shell(f"{DOCTOR} devices {options}", tmp_path, environ))
+    if name not in report and options:  # a busy machine takes longer to come to the plugin
+        report = found(shell(f"{DOCTOR} devices --timeout 60", tmp_path, environ))
     assert name in report, report
     if name == "plugin-without-device":
         assert "Unable to load CUDA" in report[name]["found"]
@@ -306,7 +308,7 @@ def test_a_process_that_is_missing(tmp_path):
 def venv(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("venv")
     command = [sys.executable, "-m", "venv", "--without-pip", place / "venv"]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=300)
     (site,) = (place / "venv/lib").glob("python*/site-packages")
     (site / "pip").symlink_to(Path(pip.__file__).parent)  # a copy takes seconds
     wheels = place / "wheels"

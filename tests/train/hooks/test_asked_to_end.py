@@ -99,7 +99,7 @@ def asked(
     channel = Channel()
     process, file = begin(home, compiled, where, channel, *before), channel.files.pulse
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         step = 0 if phase in {"start", "compile"} else 6
         while (beat := read_beat(file)).phase != phase or beat.step < step or beat.number == 0:
             assert process.poll() is None, process.communicate()
@@ -110,7 +110,7 @@ def asked(
         for each in signals:
             process.send_signal(each)
             time.sleep(gap)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
         assert process.returncode == 75, said
         return said, read_beat(file), time.monotonic() - began
     finally:
@@ -127,7 +127,7 @@ def gone_on(home: Path, compiled: Path) -> bytes:
     """Resume the run to its end and return its metrics."""
     with Channel() as channel:
         process = begin(home, compiled, "", channel)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return (home / "runs" / "quick" / "metrics.jsonl").read_bytes()
 
@@ -234,7 +234,7 @@ with Signals():
 @pytest.mark.thorough
 def test_a_second_signal_ends_at_once_what_is_stuck():
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK, "0.5"],
+        [sys.executable, "-c", STUCK, "3"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -245,12 +245,12 @@ def test_a_second_signal_ends_at_once_what_is_stuck():
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGTERM)
         assert process.stderr.readline() == "\n"
-        assert "From 0.5 s on a second signal stops at once" in process.stderr.readline()
+        assert "From 3 s on a second signal stops at once" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.6)
+        time.sleep(3.1)
         assert process.poll() is None, "that was the first one again"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 75
+        assert process.wait(timeout=300) == 75
         assert "received a second signal (SIGTERM): exited at once" in process.stderr.read()
     finally:
         process.kill()

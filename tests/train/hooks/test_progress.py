@@ -59,7 +59,7 @@ def in_terminal(*arguments, interrupt_at=None):
     command = [sys.executable, "-c", _SCRIPT, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
-    written, end = "", time.monotonic() + 60
+    written, end = "", time.monotonic() + 300
     while time.monotonic() < end:
         if select.select([master], [], [], 0.1)[0]:
             try:
@@ -70,17 +70,19 @@ def in_terminal(*arguments, interrupt_at=None):
             process.send_signal(signal.SIGINT)
             interrupt_at = None
     os.close(master)
-    return written, process.wait(timeout=10)
+    return written, process.wait(timeout=300)
 
 
 @pytest.mark.thorough
 def test_a_terminal_has_a_live_line(tmp_path):
+    began = time.monotonic()
     written, code = in_terminal(tmp_path / "log.txt")
+    seconds = time.monotonic() - began
     assert code == 0, written
     steps = [int(step) for step in re.findall(r"(\d+)/200", written)]
     assert steps == sorted(steps)
     assert len(set(steps)) >= 4  # 0.8 s of training and more
-    assert len(steps) <= 5 * 10 + 5
+    assert len(steps) <= max(seconds, 5) * 10 + 5
     assert steps[-1] == 200
     assert "\x1b[2K" in written  # a line that was drawn again
     assert re.search(r"200/200  loss -24\.7500  valid 2\.5000  [\d.]+k tokens/s", written)
@@ -93,7 +95,7 @@ def test_a_terminal_has_a_live_line(tmp_path):
 @pytest.mark.thorough
 def test_a_file_has_plain_lines(tmp_path):
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "log.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
     lines = done.stdout.splitlines()

@@ -12,19 +12,24 @@ from jtrain.distributed.heartbeat import shutdown_request
 from jtrain.train.hooks import Signals, on_state
 
 # Processes that get signals in their third step, and one more when they have stopped; each line
-# says how one ended.
+# says how one ended. Their clock is `now`: a process that gets no processor is late for nothing.
 _SCRIPT = """
-import itertools, os, signal, time, warnings
-from jtrain.train.hooks import Signals
+import functools, itertools, os, signal, warnings
+from jtrain.train.hooks import Signals, signals as module
 from jtrain.core.loop import train_loop
 from jtrain.distributed.heartbeat import shutdown_request
 
 shutdown_request.REPEATS = 0.2
+now = 0.0
+module.ShutdownRequest = functools.partial(shutdown_request.ShutdownRequest, lambda: now)
 
 def life(number, pauses, late):
+    global now
+
     def step(state, batch):
+        global now
         for pause in pauses if state == 2 else ():
-            time.sleep(pause)
+            now += pause
             os.kill(os.getpid(), number)
         return state + 1, {}
 
@@ -33,7 +38,7 @@ def life(number, pauses, late):
     os.kill(os.getpid(), number)  # a repetition, after the block
     print(ended.step, ended.stop.why, end=", ", flush=True)
     if late:
-        time.sleep(0.3)
+        now += 0.3
         os.kill(os.getpid(), number)
         print("survived", end=", ", flush=True)
 
@@ -59,7 +64,7 @@ def lives():
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -109,6 +114,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored():
 
 
 def test_the_previous_handlers_are_restored(monkeypatch):
+    monkeypatch.setattr(shutdown_request, "REPEATS", 3600.0)
     called = []
     mine = lambda number, frame: called.append(number)
     before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -166,4 +172,4 @@ def test_devices_can_still_be_chosen_after_it_began():
         "assert jax.device_count() == 3"
     )
     env = plain_environ()
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=300)

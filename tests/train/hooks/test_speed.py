@@ -1,4 +1,6 @@
+import itertools
 import json
+import statistics
 import time
 
 import jax
@@ -202,10 +204,12 @@ def test_the_first_row_has_what_came_before(tmp_path):
 
 
 def test_a_step_is_timed_when_it_is_done():
-    """A call that returns at once and takes 20 ms has a p50 of 20 ms."""
+    """A call that returns at once and takes 20 ms has a p50 of 20 ms, or of what it really took."""
+    ended = []
 
     def slow(x):
         time.sleep(0.02)
+        ended.append(time.perf_counter())
         return x
 
     def step(state, batch):
@@ -218,7 +222,8 @@ def test_a_step_is_timed_when_it_is_done():
     train_loop(compiled, jax.device_put(np.float32(0)), feed, start=0, stop=24, hooks=[speed])
     assert speed.pace is not None
     assert speed.pace.p50 is not None
-    assert 0.02 <= speed.pace.p50 < 0.04
+    took = statistics.median(end - before for before, end in itertools.pairwise(ended))
+    assert 0.02 <= speed.pace.p50 < 2 * took
 
 
 def test_memory_is_the_fullest_device_or_the_process():

@@ -14,13 +14,13 @@ from jtrain.train.trackers import TrackedRun, check_installed
 
 @dataclasses.dataclass
 class Fake:
-    """Keeps what it is given; sleeps and raises as it is told."""
+    """Keeps what it is given; waits and raises as it is told."""
 
     kind: str = "fake"
-    opens: float | Exception = 0.0
-    writes: float | Exception = 0.0
+    opens: threading.Event | Exception | None = None
+    writes: threading.Event | Exception | None = None
     fails_at: int = -1
-    closes: float | Exception = 0.0
+    closes: threading.Event | Exception | None = None
     rows: list = dataclasses.field(default_factory=list)
     opened: list = dataclasses.field(default_factory=list)
     ended: list = dataclasses.field(default_factory=list)
@@ -42,10 +42,11 @@ class Fake:
         self.ended.append(end)
 
 
-def do(what: float | Exception) -> None:
+def do(what: threading.Event | Exception | None) -> None:
     if isinstance(what, Exception):
         raise what
-    time.sleep(what)
+    if what is not None:
+        what.wait(60)
 
 
 @pytest.fixture
@@ -53,24 +54,21 @@ def about(tmp_path: Path) -> TrackedRun:
     return TrackedRun(name="try", directory=tmp_path, config={"steps": 30})
 
 
-def tracked(tracker, about, *, steps=range(1, 31), end="done", **options) -> tuple[list, float]:
-    """Return the logged lines, and the seconds of the loop's longest call."""
+def tracked(tracker, about, *, steps=range(1, 31), end="done", **options) -> list[str]:
+    """Return the logged lines."""
     told: list[str] = []
     tracking = Tracking([tracker], about, log=told.append, **options)
-    longest = 0.0
     for step in steps:
-        began = time.perf_counter()
         tracking.on_numbers(step, {"loss": 1.0 / step, "confusion": [[1.0]]})
         if step % 10 == 0:
             tracking.row(step, "valid", {"loss": 2.0 / step, "rows": 7})
-        longest = max(longest, time.perf_counter() - began)
     tracking.close(end)
-    return told, longest
+    return told
 
 
 def test_each_row_comes_once_and_in_order_with_its_set(about: TrackedRun):
     fake = Fake()
-    told, _ = tracked(fake, about, more=lambda updates: {"learning_rate": 0.5**updates})
+    told = tracked(fake, about, more=lambda updates: {"learning_rate": 0.5**updates})
     assert told == []
     assert fake.rows[:2] == [
         (i, {"loss": 1.0 / i, "learning_rate": 0.5 ** (i - 1)}) for i in (1, 2)
@@ -92,7 +90,7 @@ def test_each_row_comes_once_and_in_order_with_its_set(about: TrackedRun):
     ids=["open", "write", "one row", "close"],
 )
 def test_what_fails_is_told_and_what_was_lost_is_counted(fake: Fake, lost, why, about: TrackedRun):
-    told, _ = tracked(fake, about)
+    told = tracked(fake, about)
     assert len(told) == 2
     assert told[0].startswith("tracker fake ")
     assert "the run goes on without it" in told[0]
@@ -101,18 +99,29 @@ def test_what_fails_is_told_and_what_was_lost_is_counted(fake: Fake, lost, why, 
     )
 
 
-@pytest.mark.parametrize("fake", [Fake(opens=5.0), Fake(writes=5.0)], ids=["open", "write"])
-def test_one_that_sleeps_holds_up_neither_a_step_nor_the_end(fake: Fake, about: TrackedRun):
-    began = time.perf_counter()
-    told, longest = tracked(fake, about, capacity=10, patience=0.1)
-    assert longest < 0.2  # it takes microseconds; the machine may be busy
-    assert time.perf_counter() - began < 3
+@pytest.mark.parametrize("where", ["opens", "writes"])
+def test_one_that_waits_holds_up_neither_a_step_nor_the_end(where: str, about: TrackedRun):
+    waits = threading.Event()
+    fake = Fake(**{where: waits})
+    told = tracked(fake, about, capacity=10, patience=0.1)
+    assert fake.rows == [], "it waits while all steps are taken and the run ends"
+    waits.set()
     assert len(told) == 1
     assert "of 33 rows lost (it is slow, and more than 10 rows waited)" in told[0]
 
 
 def test_one_that_does_not_end_is_left_behind(about: TrackedRun):
-    told, _ = tracked(Fake(closes=5.0), about, steps=[1], patience=0.5)
+    told: list[str] = []
+    fake = Fake(closes=threading.Event())
+    tracking = Tracking([fake], about, log=told.append, patience=0.5)
+    tracking.on_numbers(1, {"loss": 1.0})
+    (tracker,) = tracking._trackers
+    until = time.monotonic() + 300
+    while not tracker._written and time.monotonic() < until:
+        time.sleep(0.002)
+    tracking.close("done")
+    assert fake.closes is not None
+    fake.closes.set()
     assert told == [
         "tracker fake: 0 of 1 rows lost (it did not end within 0.5 s). "
         "metrics.jsonl has all of them."
@@ -160,7 +169,7 @@ def test_a_note_that_cannot_be_read_is_none(note: str, about: TrackedRun):
     (about.directory / "trackers").mkdir()
     (about.directory / "trackers" / "fake.json").write_text(note)
     fake = Fake()
-    told, _ = tracked(fake, about, resumed_at=0)
+    told = tracked(fake, about, resumed_at=0)
     assert (told, fake.opened) == ([], [about])
     assert len(fake.rows) == 33
 
