@@ -42,6 +42,16 @@ def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
     assert pulse.now() == beat
 
 
+def test_a_channel_that_is_closed_again_closes_no_file_of_another(monkeypatch):
+    """The kernel gives its numbers to the next files that are opened."""
+    close, closed = os.close, []
+    monkeypatch.setattr(os, "close", lambda file: (closed.append(file), close(file)))
+    channel = Channel()
+    channel.close()
+    channel.close()
+    assert sorted(file for file in closed if file in channel.files) == sorted(channel.files)
+
+
 def test_either_side_records_a_fault(tmp_path: Path, channel: Channel):
     file = channel.files.pulse
     pulse = Heartbeat()
