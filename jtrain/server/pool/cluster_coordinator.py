@@ -246,10 +246,10 @@ class ClusterCoordinator:
             self._items.finish(worker, item.value.number, error=error)
             self._restart(worker, "its function took too long")
         elif process.end:
+            process.kill()  # its children
             last = process.output().strip().rpartition("\n")[2]
             why = f"{process.end}{f': {last}' if last else ''}"
             self._count_failures(worker, process)
-            process.kill()  # its children
             self._items.put_back(worker, f"by {why}")
             self._restart(worker, why)
         elif worker in self._started and now - self._started[worker] > self._start_timeout:
