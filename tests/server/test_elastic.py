@@ -262,3 +262,15 @@ def test_a_worker_with_other_packages_is_refused(blobs):
         ConfigError, match=r"this worker differs .*\n  package jax: .* in the run, 0"
     ):
         coordinator.handle(Message("join", {"facts": other}))
+
+
+def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more(blobs):
+    """The reply was late; or the worker is killed before its first request for a lease."""
+    plan = Plan(server_setup(blobs, "{kind: async}", workers=2))
+    coordinator = coordinator_of(plan)(plan, [])
+    join = Message("join", {"process": None, "host": "spot7", "pid": 77, "key": "a1"})
+    assert coordinator.handle(join) == coordinator.handle(join)
+    assert len(coordinator.members) == 1
+    coordinator.connection_lost(join)
+    (worker,) = coordinator.members
+    assert coordinator.members[worker].broken is not None

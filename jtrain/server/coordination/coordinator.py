@@ -250,6 +250,8 @@ class Coordinator(abc.ABC):
             raise ConfigError(
                 str(error).replace("process 1", "this worker").replace("process 0", "the run")
             )
+        if (member := self.members.find(request.fields)) is not None:  # it asks again
+            return Message("joined", {"worker": member.worker, "key": member.key})
         process = request.fields.get("process")
         before = None
         if isinstance(process, int):
