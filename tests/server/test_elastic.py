@@ -15,8 +15,10 @@ from jtrain.errors import ConfigError, PeerError
 from jtrain.server.coordination.members import Members
 from jtrain.server.coordination.supervisor import Supervisor
 from jtrain.server.plan.server_plan import Plan
+from jtrain.server.processes import process
 from jtrain.server.processes.process import work
 from jtrain.server.server_loop import coordinator_of
+from jtrain.server.transport.listener import Listener
 from jtrain.server.transport.wire import Message
 from jtrain.train.multihost_checks import code_facts
 
@@ -274,3 +276,22 @@ def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more
     coordinator.connection_lost(join)
     (worker,) = coordinator.members
     assert coordinator.members[worker].broken is not None
+
+
+def test_a_server_that_cannot_register_listens_no_more(blobs, monkeypatch):
+    plan, opened = Plan(server_setup(blobs, "{kind: async}")), []
+
+    def listen(*args, **options):
+        opened.append(Listener(*args, **options))
+        return opened[-1]
+
+    def refuse(*_):
+        raise PeerError("the run is not there")
+
+    monkeypatch.setattr(process, "Listener", listen)
+    monkeypatch.setattr(process, "register", refuse)
+    with Listener(lambda request: request, token="t", most=0) as run:
+        environ = {process.ADDRESS: f"127.0.0.1:{run.port}", process.TOKEN: "t"}
+        with pytest.raises(PeerError, match="not there"):
+            process.serve(plan, 0, environ)
+    assert [each._closed for each in opened] == [True]

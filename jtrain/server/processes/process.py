@@ -3,6 +3,7 @@
 `python -m jtrain.server.processes.process worker 0 CONFIG` starts the first worker of a run.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -108,9 +109,11 @@ def serve(plan: Plan, index: int, environ: Mapping[str, str]) -> Listener | None
         host = coordinator.local_host()
         listener = Listener(service.handle, token=environ[TOKEN], host=host, **limits)
         service.traffic = lambda: listener.traffic("push", "pull")
-        if register(coordinator, index, Address(host, listener.port)):
-            return listener
-    listener.close()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(listener)
+            if register(coordinator, index, Address(host, listener.port)):
+                stack.pop_all()
+                return listener
     return None
 
 
