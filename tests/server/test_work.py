@@ -144,7 +144,10 @@ def test_a_killed_run_is_started_again_and_its_guest_waits_for_it(study):
 def _own_process() -> int:
     """Return the number of the run's own process, a child of the launcher."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().decode().split("\0")
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:  # it has ended
+            continue
         if words[1:4] == ["-m", "jtrain", "run"] and "name=run" in words:
             return int(path.parent.name)
     raise AssertionError("the run is there")
