@@ -1,6 +1,7 @@
 """Frames, listeners and clients: what arrives is what was sent, and strangers get nothing."""
 
 import contextlib
+import errno
 import itertools
 import json
 import socket
@@ -335,6 +336,17 @@ def test_several_servers_work_at_the_same_time():
 def test_a_port_in_use_is_refused_with_what_to_type(listener):
     with pytest.raises(ConfigError, match=r"parallel.port=\d+ is not available.*parallel.port=0"):
         Listener(echo, token="", most=0, port=listener.port)
+
+
+def test_a_port_at_which_another_begins_to_listen_at_the_same_moment_is_refused(monkeypatch):
+    """Both have bound it, and the kernel refuses the second that listens."""
+
+    def refuse(*_):
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(socket.socket, "listen", refuse)
+    with pytest.raises(ConfigError, match=r"parallel.port=0 is not available"):
+        Listener(echo, token="", most=0)
 
 
 def test_a_connection_that_cannot_be_accepted_is_not_the_last(monkeypatch):
