@@ -341,7 +341,7 @@ def test_a_script_schedules_its_own_functions(tmp_path):
         "        print(coordinator.schedule(twice, (21,)).fetch())\n"
     )
     found = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, cwd=tmp_path
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=400, cwd=tmp_path
     )
     assert (found.returncode, found.stdout) == (0, "42\n"), found.stderr
 

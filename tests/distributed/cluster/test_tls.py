@@ -164,7 +164,8 @@ jax.distributed.initialize(
 print("joined", flush=True)
 """
 # Process 0 of JAX alone, with a coordination service that waits for process 1.
-FIRST = STRANGER.replace("2, 1,", "2, 0,").replace("timeout=10", "timeout=60")
+SECOND = STRANGER.replace("timeout=10", "timeout=60")
+FIRST = SECOND.replace("2, 1,", "2, 0,")
 
 
 def start_python(code: str, *words: str, **environ: str) -> subprocess.Popen:
@@ -186,17 +187,17 @@ def test_jax_takes_only_processes_with_a_certificate():
         first = start_python(FIRST, f"{port}", **given)
         stranger = start_python(STRANGER, f"{port}")
         try:
-            said = stranger.communicate(timeout=100)[0]
+            said = stranger.communicate(timeout=400)[0]
             assert stranger.returncode != 0
             assert "joined" not in said
             assert first.poll() is None, "it still waits for process 1"
-            second = start_python(STRANGER, f"{port}", **given)
-            assert "joined" in second.communicate(timeout=100)[0]
-            assert "joined" in first.communicate(timeout=100)[0]
+            second = start_python(SECOND, f"{port}", **given)
+            assert "joined" in second.communicate(timeout=400)[0]
+            assert "joined" in first.communicate(timeout=400)[0]
         finally:
             for process in (first, stranger):
                 process.kill()
-                process.wait()
+                process.communicate()
 
 
 @needs_tls
@@ -205,7 +206,7 @@ def test_processes_with_certificates_start_jax():
     port = free_port()
     with throwaway_certificate({}) as given:
         both = [start_python(PROCESS, f"{i}", f"{port}", **given) for i in range(2)]
-        said = [process.communicate(timeout=100)[0] for process in both]
+        said = [process.communicate(timeout=400)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert all("2 processes" in text for text in said)
     with socket.create_server(("127.0.0.1", port)):

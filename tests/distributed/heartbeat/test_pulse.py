@@ -126,7 +126,7 @@ def test_a_child_process_does_not_beat_for_its_parent(channel: Channel):
         "child += 'connect_heartbeat(); h.beat(\"save\", 99)'\n"
         "HEARTBEAT.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
     )
-    assert started(code, channel).wait(timeout=60) == 0
+    assert started(code, channel).wait(timeout=300) == 0
     assert read_beat(channel.files.pulse).step == 4
 
 
@@ -144,7 +144,7 @@ def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Cha
         environ = {**os.environ, CHANNEL: f"{theirs}:{known}"}
         for files in ((), (theirs,)):
             command = [sys.executable, "-c", code]
-            subprocess.run(command, env=environ, pass_fds=files, check=True, timeout=60)
+            subprocess.run(command, env=environ, pass_fds=files, check=True, timeout=300)
     finally:
         os.close(theirs)
     assert read_beat(channel.files.pulse).number == 0

@@ -160,7 +160,7 @@ def test_signals_are_forwarded_once(tmp_path: Path, number: signal.Signals):
     process = launched(code, "timeout", "500")  # `timeout` sends it twice
     when_written(pids, 2)
     process.send_signal(number)
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=200) == 75
     assert ended(pids)
     assert count.read_text() == "1 1 "
 
@@ -209,7 +209,7 @@ def test_the_workers_end_with_the_launcher_and_nothing_is_left(
     when_written(pids, 2)
     process.send_signal(number)
     codes = {signal.SIGKILL: -9, signal.SIGQUIT: 128 + 3, signal.SIGHUP: 75}
-    assert process.wait(timeout=30) == codes[number]
+    assert process.wait(timeout=200) == codes[number]
     deadline = time.monotonic() + 60
     while not ended(pids):
         assert time.monotonic() < deadline

@@ -270,7 +270,7 @@ def test_a_signalled_launch_is_not_restarted(here: Path):
     process = subprocess.Popen([sys.executable, "-c", starts])
     when_written(here, 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 75, "nothing was lost: no step had begun"
+    assert process.wait(timeout=200) == 75, "nothing was lost: no step had begun"
     assert attempts(here) == [1, 1]
     assert gone_all(here)
 
