@@ -92,7 +92,7 @@ def listener():
         yield found
 
 
-def client(listener, token="a" * 32, timeout=5.0, **options) -> Client:
+def client(listener, token="a" * 32, timeout=60.0, **options) -> Client:
     return Client("the server", listener.port, token=token, most=1000, timeout=timeout, **options)
 
 
@@ -137,14 +137,14 @@ def test_a_wrong_token_is_refused_with_what_to_type(listener):
 
 
 def test_no_request_is_answered_without_a_token(listener):
-    with socket.create_connection((LOOPBACK, listener.port), timeout=5) as stranger:
+    with socket.create_connection((LOOPBACK, listener.port), timeout=60) as stranger:
         send(stranger, Message("pull", {"worker": 0}))
         assert receive(stranger, 0).name == "refused"
         assert stranger.recv(1) == b""
 
 
 def test_a_peer_of_another_version_is_refused_with_what_to_do(monkeypatch, listener):
-    with socket.create_connection((LOOPBACK, listener.port), timeout=5) as stranger:
+    with socket.create_connection((LOOPBACK, listener.port), timeout=60) as stranger:
         stranger.sendall(frame(b'["hello", {}, []]', version=9))
         reply = receive(stranger, 0)
     assert reply.name == "refused"
@@ -308,7 +308,7 @@ def test_a_network_that_stalls_delays_a_push_and_does_not_double_it(stalls):
 def test_a_peer_that_stalls_in_the_middle_of_a_frame_is_let_go():
     with (
         Listener(echo, token="t", most=1000, timeout=0.3) as listener,
-        socket.create_connection((LOOPBACK, listener.port), timeout=5) as peer,
+        socket.create_connection((LOOPBACK, listener.port), timeout=60) as peer,
     ):
         send(peer, Message("hello", {"token": "t"}))
         assert receive(peer, 0).name == "welcome"
@@ -360,13 +360,15 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(monkeypatch):
     monkeypatch.setattr(socket.socket, "accept", fails_once)
     with (
         Listener(lambda request: Message("done"), token="ours", most=0) as found,
-        contextlib.closing(Client("server", found.port, token="ours", most=0, timeout=2)) as client,
+        contextlib.closing(
+            Client("server", found.port, token="ours", most=0, timeout=60)
+        ) as client,
     ):
         assert client.call(Message("ask")).name == "done"
 
 
 def test_a_stranger_whose_token_is_no_text_is_refused_and_let_go(listener):
-    with socket.create_connection((LOOPBACK, listener.port), timeout=2) as stranger:
+    with socket.create_connection((LOOPBACK, listener.port), timeout=60) as stranger:
         send(stranger, Message("hello", {"token": "\ud800"}))
         assert receive(stranger, 0).name == "refused"
         assert not stranger.recv(1)

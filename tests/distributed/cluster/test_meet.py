@@ -40,7 +40,7 @@ def ends(members: list[tuple[Cluster, dict]], timeout: float = 5.0) -> list[Exce
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=100)
         assert not thread.is_alive()
     return found
 
@@ -179,7 +179,7 @@ def test_strangers_are_dropped():
         thread.start()
     meet(member(0, 2, port), SAME, timeout=5.0)
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=100)
 
 
 def test_listens_on_the_loopback_where_the_coordinator_is():

@@ -57,7 +57,7 @@ def pair(one: PeerTls | None, other: PeerTls | None, timeout: float = 5.0) -> li
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=100)
         assert not thread.is_alive()
     return found
 

@@ -88,7 +88,7 @@ def answering(
         finally:
             server.over.set()
             server.shutdown()
-            thread.join(timeout=10)
+            thread.join(timeout=100)
 
 
 @pytest.fixture

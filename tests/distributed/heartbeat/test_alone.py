@@ -13,7 +13,7 @@ from jtrain.distributed.heartbeat import Heartbeat, Patience
 from jtrain.distributed.heartbeat.watchdog import Watchdog
 
 
-def until(condition, seconds: float = 20.0) -> None:
+def until(condition, seconds: float = 200.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

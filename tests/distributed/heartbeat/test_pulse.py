@@ -103,7 +103,7 @@ def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: C
     )
     process = started(code, channel)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while read_beat(channel.files.pulse).number == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -14,7 +14,7 @@ from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
 
 
 def until(said: list[str], lines: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 200
     while len(said) < lines:
         assert time.monotonic() < end, said
         time.sleep(0.01)

@@ -136,7 +136,7 @@ def launched(code: str, *before: str, **options) -> subprocess.Popen:
 
 
 def when_written(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while len(list(folder.iterdir())) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -210,7 +210,7 @@ def test_the_workers_end_with_the_launcher_and_nothing_is_left(
     process.send_signal(number)
     codes = {signal.SIGKILL: -9, signal.SIGQUIT: 128 + 3, signal.SIGHUP: 75}
     assert process.wait(timeout=200) == codes[number]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not ended(pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
