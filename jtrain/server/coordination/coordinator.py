@@ -221,6 +221,7 @@ class Coordinator(abc.ABC):
         """Answer a worker; called in a thread of its own."""
         end = time.monotonic() + min(PATIENCE, self.plan.server.timeout / 4)
         with self._changed:
+            self.members.hear(request.fields)
             if request.name == "join":
                 return Message("end") if self._ended else self._join(request)
             while True:

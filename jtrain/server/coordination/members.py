@@ -25,6 +25,8 @@ class Member:
     """Its machine and process."""
     leases: int = 0
     """Leases that it has done."""
+    request: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of its last request."""
     broken: float | None = None
     """Time at which its connection broke."""
 
@@ -75,6 +77,11 @@ class Members:
         found.broken = None
         return found
 
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Note that a worker has sent a request."""
+        if (found := self.find(fields)) is not None:
+            found.request = fields
+
     @property
     def processes(self) -> int:
         """Number of members that are processes of the run's own."""
@@ -96,7 +103,7 @@ class Members:
             number = number if number < self._most <= process else process
         about = {name: fields.get(name) for name in ("host", "pid")}
         key = fields.get("key") or f"member {next(self._count)}"
-        member = Member(number, key, process, about)
+        member = Member(number, key, process, about, request=fields)
         self._present[number] = member
         self._record({"step": step, "event": "joined", **self._row(member)})
         if process is None:
@@ -128,9 +135,12 @@ class Members:
         return any(member.process is None and member.broken is None for member in members)
 
     def broken(self, fields: Mapping[str, Any]) -> None:
-        """Note that the connection of a worker broke."""
+        """Note that the connection of a worker broke, over which a request came.
+
+        Another one may have come since, over a new connection.
+        """
         found = self.find(fields)
-        if found is not None:
+        if found is not None and found.request is fields:
             found.broken = time.monotonic()
 
     def gone(self) -> list[Member]:
