@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,9 @@ from jtrain.server.coordination.supervisor import Supervisor
 from jtrain.server.plan.server_plan import Plan
 from jtrain.server.processes import process
 from jtrain.server.processes.process import work
+from jtrain.server.processes.worker import Worker
 from jtrain.server.server_loop import coordinator_of
+from jtrain.server.threads import thread_cluster
 from jtrain.server.transport.listener import Listener
 from jtrain.server.transport.wire import Message
 from jtrain.train.multihost_checks import code_facts
@@ -295,3 +298,24 @@ def test_a_server_that_cannot_register_listens_no_more(blobs, monkeypatch):
         with pytest.raises(PeerError, match="not there"):
             process.serve(plan, 0, environ)
     assert [each._closed for each in opened] == [True]
+
+
+def test_a_guest_that_dies_in_its_first_step_is_missed(blobs, monkeypatch):
+    def die(self):
+        if self._process is None:
+            raise MemoryError
+        time.sleep(1000)
+
+    monkeypatch.setattr(Worker, "_wait_if_slow", die)
+    most = "parallel.max_workers=2"
+    setup = server_setup(blobs, "{kind: async}", *CADENCE, most, workers=1)
+    plan = Plan(setup)
+    with thread_cluster(plan) as (coordinator, supervisor):
+        coordinator.start(0, setup.fresh())
+        coordinator._clock.limit = 8
+        with pytest.raises(MemoryError):
+            process.work(plan, None, supervisor.environ)
+        end, members = time.monotonic() + 20, coordinator.members
+        while not any(members[worker].broken for worker in list(members)):
+            assert time.monotonic() < end
+            time.sleep(0.01)
