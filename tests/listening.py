@@ -1,5 +1,6 @@
 """Which addresses processes listen at, as the kernel says."""
 
+import contextlib
 import ipaddress
 import os
 import struct
@@ -40,13 +41,12 @@ def listening(pid: int) -> set[str]:
 def _sockets(pid: int) -> list[str]:
     """The inodes of a process's sockets."""
     found = []
-    try:
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(file)
-            if target.startswith("socket:["):
-                found.append(target[len("socket:[") : -1])
-    except OSError:  # ended, or closed it, since it was listed
-        pass
+    with contextlib.suppress(OSError):  # it has ended
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it was closed since it was listed
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                if target.startswith("socket:["):
+                    found.append(target[len("socket:[") : -1])
     return found
 
 

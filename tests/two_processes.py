@@ -1,11 +1,12 @@
 """A script run by two processes of one run, on this machine."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from jtrain.distributed.launcher.port import free_port
 
 
 def in_two_processes(
@@ -17,9 +18,7 @@ def in_two_processes(
         words: what is typed after the script, of the coordinator's port and the process's number.
         patience: seconds for each.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-W", "error", str(script)]
     helpers = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # those of tests/
     processes = [
@@ -38,3 +37,4 @@ def in_two_processes(
     finally:
         for process in processes:
             process.kill()  # a process of jax.distributed does not end at SIGTERM
+            process.communicate()

@@ -82,7 +82,7 @@ class MemberPool:
                 for running in [x for x in self._running if x.process.poll() is not None]:
                     self._running.remove(running)
                     self._free.append(running.share)
-                    yield _exit(running)
+                    yield _exit(running, interrupted=interrupted)
                 time.sleep(_POLL)
         finally:
             for running in self._running:
@@ -165,8 +165,10 @@ def _open_output(
         ) from None
 
 
-def _exit(running: _Running) -> MemberExit:
+def _exit(running: _Running, *, interrupted: bool) -> MemberExit:
     code, seconds = running.process.returncode, time.monotonic() - running.started
+    if interrupted and code == -signal.SIGINT:  # in its first moments: nothing had begun
+        code = STOPPED
     if code in {DONE, STOPPED}:
         return MemberExit(running.member, code, seconds)
     return MemberExit(running.member, code, seconds, _message(running.member, code))

@@ -110,7 +110,12 @@ def test_the_script_works_in_its_shell(shell: str, lines: int, tmp_path: Path):
     for line, some in [*expected.items()][:lines]:
         command = [program, "-c", ASK[shell]]
         done = subprocess.run(
-            command, env={**env, "LINE": line}, cwd=ROOT, capture_output=True, text=True, timeout=60
+            command,
+            env={**env, "LINE": line},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert (done.returncode, done.stdout.split()) == (0, some), (line, done.stderr)
 

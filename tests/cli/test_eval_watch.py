@@ -15,7 +15,7 @@ from watched_run import KEEP_ALL, rows, set_status
 
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
-from jtrain.cli import main
+from jtrain.cli import find_run, main
 from jtrain.distributed.heartbeat.noted_signals import NotedSignals
 from jtrain.inspect.report.read_run import read_run
 from jtrain.train import watch_run, watched_checkpoints
@@ -292,10 +292,16 @@ def test_two_watches_do_not_evaluate_the_same_run(run: Path, capfd):
     assert watch(capfd)[0] == 0
 
 
-def test_a_run_that_has_not_begun_is_waited_for(run: Path, capfd):
+def test_a_run_that_has_not_begun_is_waited_for(run: Path, capfd, monkeypatch):
     run.rename("later")
-    timer = threading.Timer(0.5, lambda: Path("later").rename(run))
-    timer.start()
+    plain = find_run.print_error
+
+    def begin(line: str) -> None:
+        plain(line)
+        if "waiting for" in line:
+            Path("later").rename(run)
+
+    monkeypatch.setattr("jtrain.cli.eval.print_error", begin)
     code, printed, err = watch(capfd)
     assert (code, len(printed)) == (0, 3)
     assert "waiting for quick to begin" in err

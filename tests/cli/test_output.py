@@ -59,13 +59,13 @@ def asked(
         **streams,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while len(read_metrics(home / "runs" / "quick" / "metrics.jsonl")) < 5:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
         ask(process)
-        return process.wait(timeout=60)
+        return process.wait(timeout=200)
     finally:
         process.kill()
         process.wait()
@@ -136,7 +136,7 @@ def test_unread_output_is_dropped_and_the_rest_continues():
     process.stdin.close()
     assert process.stderr.read() == b"done\n"
     process.stderr.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=200) == 0
 
 
 STREAMS = """

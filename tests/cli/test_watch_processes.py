@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, trained, write_study
+from quick_study import CODE, at_home, trained, write_study
 from watched_run import KEEP_ALL, rows, set_status
 
 from jtrain.train.watched_checkpoints import PINS
@@ -16,9 +16,25 @@ from jtrain.train.watched_checkpoints import PINS
 LONG = ("steps=600", "checkpoint.every=40", "evaluate.every=0", "log.every=40")
 
 
+# Each batch waits while there is a file of this name, so that the run does not end meanwhile.
+SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
+    "\n\n@jt.configclass\nclass Data",
+    """
+
+class Slow(Arrays):
+    def __getitem__(self, indices):
+        time.sleep(0.04 if os.path.exists("slow") else 0)
+        return super().__getitem__(indices)
+
+
+@jt.configclass
+class Data""",
+)
+
+
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch) -> Path:
-    write_study(tmp_path)
+    write_study(tmp_path, f"import os\nimport time\n{SLOW}")
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
     return tmp_path
 
@@ -31,7 +47,7 @@ def start(*words: str, out: str) -> subprocess.Popen:
 
 
 def ends(process: subprocess.Popen, out: str, code: int = 0) -> None:
-    assert process.wait(timeout=150) == code, Path(out).read_text()
+    assert process.wait(timeout=400) == code, Path(out).read_text()
 
 
 @pytest.mark.thorough
@@ -40,10 +56,14 @@ def test_a_watch_beside_a_training_process(study: Path, settings):
     """It starts first; retention removes checkpoints; both die once and are started again."""
     run, words = Path("runs/quick"), ("eval", "quick", "--watch", "--json")
     train = ("run", "configs/quick.yaml", *LONG, "checkpoint.keep=2", *settings)
+    Path("slow").touch()
     watcher, trainer = start(*words, out="watch.txt"), start(*train, out="train.txt")
-    end = time.monotonic() + 120
-    while len(rows(run)) < 2 and time.monotonic() < end:
+    end = time.monotonic() + 400
+    while len(rows(run)) < 2:
+        assert trainer.poll() is None
+        assert time.monotonic() < end
         time.sleep(0.01)
+    Path("slow").unlink()
     trainer.kill()
     trainer.wait()
     watcher.kill()
@@ -67,7 +87,7 @@ def test_several_processes_watch_and_sigterm_ends_them(study: Path):
     words = ("launch", "--processes", "2", "--devices", "2", "eval", "quick", "--watch")
     layout_of_both = "parallel={kind: mirrored, devices: 2}"
     watcher = start(*words, layout_of_both, out="watch.txt")
-    end = time.monotonic() + 120
+    end = time.monotonic() + 400
     while len(rows(run)) < 3 and time.monotonic() < end and watcher.poll() is None:
         time.sleep(0.05)
     watcher.send_signal(signal.SIGTERM)

@@ -9,9 +9,10 @@ KEEP_ALL = ("checkpoint.every=4", "checkpoint.keep=9")
 
 
 def rows(run: Path) -> list[dict]:
-    """Return the rows of evaluations.jsonl."""
+    """Return the rows of evaluations.jsonl that are complete."""
     path = run / NAME
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def set_status(run: Path, status: str) -> None:

@@ -38,7 +38,7 @@ def run(folder: Path, script: str, *options: str, **variables: str):
     path.write_text(script)
     env = plain_environ() | variables
     command = [sys.executable, "-W", "error", *options, str(path)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
 
 
 def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):

@@ -87,6 +87,7 @@ def test_arrays_before_the_processes_met_are_told_of(tmp_path: Path):
     finally:
         for process in both:
             process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize(

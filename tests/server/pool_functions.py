@@ -29,6 +29,18 @@ def wait(seconds, x):
     return x
 
 
+def wait_for(marker, seconds=0.0, x=None):
+    """Returns some seconds after a file is there."""
+    while not Path(marker).exists():
+        time.sleep(0.005)
+    return wait(seconds, x)
+
+
+def refuse_after(marker, x):
+    wait_for(marker)
+    refuse(x)
+
+
 def process_id():
     return os.getpid()
 

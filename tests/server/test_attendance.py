@@ -63,6 +63,19 @@ def test_a_run_without_workers_says_so(run, capsys):
     assert "parallel.kind=server" in capsys.readouterr().err
 
 
+def test_a_worker_with_a_new_connection_is_not_lost_with_the_old_one():
+    """The end of the old one may be noticed while it computes for longer than it may be away."""
+    members = Members()
+    about = {"worker": members.join({"key": "a1"}, 0).worker, "key": "a1"}
+    old, new = dict(about), dict(about)
+    members.hear(old)
+    members.hear(new)
+    members.broken(old)
+    assert members[0].broken is None
+    members.broken(new)
+    assert members[0].broken is not None
+
+
 def test_a_process_that_stands_by_takes_a_number_that_computes():
     members = Members(most=2)
     members.reserved |= {0, 1, 2}

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import optax
@@ -18,7 +20,9 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.errors import ConfigError, PeerError, ShardingError
+from jtrain.server.pool import cluster_coordinator
 from jtrain.server.pool.items import CancelledError, RemoteError
+from jtrain.server.transport.wire import Message
 
 PARAMS = {"w": np.zeros(8, np.float32), "b": np.float32(0)}
 SGD = functools.partial(optax.sgd, 0.05)
@@ -61,10 +65,15 @@ def test_workers_are_processes_with_a_jax_of_their_own(coordinator):
     assert coordinator.schedule(functions.devices).fetch()[0].lower().startswith(("tfrtcpu", "cpu"))
 
 
-def test_join_raises_every_error_with_worker_and_item_and_nothing_runs(coordinator):
-    slow = coordinator.schedule(functions.wait, (0.3, "x"))
-    wrong = coordinator.schedule(functions.refuse, ("cake",))
+def test_join_raises_every_error_with_worker_and_item_and_nothing_runs(coordinator, tmp_path):
+    scheduled, failed = tmp_path / "scheduled", tmp_path / "failed"
+    slow = coordinator.schedule(functions.wait_for, (str(failed), 0.3, "x"))
+    wrong = coordinator.schedule(functions.refuse_after, (str(scheduled), "cake"))
     waiting = [coordinator.schedule(functions.wait, (0.1, i)) for i in range(5)]
+    scheduled.touch()
+    with pytest.raises(RemoteError):
+        wrong.fetch()
+    failed.touch()
     (error,) = failures(coordinator)
     assert (error.kind, error.item, error.worker) == ("ValueError", wrong.number, error.worker)
     assert f"worker {error.worker}, item {error.item}: ValueError: no cake" in str(error)
@@ -95,13 +104,14 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_its_function(coordinator):
 
 
 @pytest.mark.thorough
-def test_timeouts_of_join_and_fetch(coordinator):
-    value = coordinator.schedule(functions.wait, (0.6, 1))
+def test_timeouts_of_join_and_fetch(coordinator, tmp_path):
+    value = coordinator.schedule(functions.wait_for, (str(tmp_path / "over"), 0.0, 1))
     with pytest.raises(TimeoutError, match="functions are "):
         coordinator.join(timeout=0.05)
     with pytest.raises(TimeoutError, match=r"has no result in 0\.05 s"):
         coordinator.fetch(value, timeout=0.05)
     assert not coordinator.done()
+    (tmp_path / "over").touch()
     coordinator.join()
     assert value.fetch() == 1
 
@@ -143,6 +153,25 @@ def test_outside_of_its_block_it_has_no_workers():
         coordinator.schedule(functions.square, (3,))
     with pytest.raises(ConfigError, match="in its `with` block only"):
         jt.ParameterServers(PARAMS, SGD).pull()
+
+
+def test_a_worker_that_asks_before_its_start_is_noted_is_no_stranger(monkeypatch):
+    replies, threads = [], []
+
+    def start(module, worker, **_):
+        del module
+        ask = Message("next", {"worker": worker, "pid": 4711})
+        threads.append(threading.Thread(target=lambda: replies.append(coordinator._handle(ask))))
+        threads[-1].start()
+        threads[-1].join(0.2)
+        return SimpleNamespace(pid=4711, end="", kill=lambda: None)
+
+    monkeypatch.setattr(cluster_coordinator, "start_child", start)
+    coordinator = jt.ClusterCoordinator(1)
+    with coordinator:
+        pass
+    threads[0].join()
+    assert [reply.name for reply in replies] == ["end"]
 
 
 @pytest.mark.parametrize(
@@ -190,11 +219,12 @@ def test_a_gradient_of_another_shape_is_refused(servers):
 
 @pytest.mark.thorough
 def test_a_loop_by_hand_trains(coordinator, servers):
-    losses = [coordinator.schedule(functions.train, (servers, seed)) for seed in range(150)]
-    coordinator.join()
+    losses = []
+    for half in (range(75), range(75, 150)):
+        losses += [coordinator.schedule(functions.train, (servers, seed)) for seed in half]
+        coordinator.join()  # a gradient of the first parameters comes no later, whoever is slow
     found = coordinator.fetch(losses)
     assert found[-1] < 1e-2 * found[0]
-    # A slow worker's gradient of the first parameters, which comes last, moves them by a tenth.
     assert_close(servers.pull()["w"], functions.TARGET, within=0.2)
 
 
@@ -248,30 +278,32 @@ def test_a_function_that_ends_its_workers_is_given_up_and_one_that_is_slow(tmp_p
 
 @pytest.mark.thorough
 def test_an_exception_in_the_block_ends_all_at_once():
-    start = time.monotonic()
     found = {}
 
     def fail():
         with jt.ClusterCoordinator(1) as coordinator:
-            found["value"] = coordinator.schedule(functions.wait, (60, 0))
+            found["value"] = coordinator.schedule(functions.wait, (600, 0))
             found["pids"] = list(coordinator.pids.values())
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert time.monotonic() - start < 20
     with pytest.raises(CancelledError):
         found["value"].fetch()
     assert not any(map(is_running, found["pids"]))
 
 
 @pytest.mark.thorough
-def test_workers_that_cannot_start_end_with_their_output(monkeypatch):
+def test_workers_that_cannot_start_end_with_their_output(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    broken, scheduled = tmp_path / "python", tmp_path / "scheduled"
+    broken.write_text(f"#!/bin/sh\nuntil test -e {scheduled}; do sleep 0.01; done\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
     with jt.ClusterCoordinator(1) as coordinator:
         value = coordinator.schedule(functions.square, (2,))
+        scheduled.touch()
         with pytest.raises(PeerError, match=r"worker 0 ended \(exit code 1\) before it asked"):
             coordinator.join()
         with pytest.raises(CancelledError):
@@ -309,7 +341,7 @@ def test_a_script_schedules_its_own_functions(tmp_path):
         "        print(coordinator.schedule(twice, (21,)).fetch())\n"
     )
     found = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100, cwd=tmp_path
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=400, cwd=tmp_path
     )
     assert (found.returncode, found.stdout) == (0, "42\n"), found.stderr
 

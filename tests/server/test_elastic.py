@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,8 +16,12 @@ from jtrain.errors import ConfigError, PeerError
 from jtrain.server.coordination.members import Members
 from jtrain.server.coordination.supervisor import Supervisor
 from jtrain.server.plan.server_plan import Plan
+from jtrain.server.processes import process
 from jtrain.server.processes.process import work
+from jtrain.server.processes.worker import Worker
 from jtrain.server.server_loop import coordinator_of
+from jtrain.server.threads import thread_cluster
+from jtrain.server.transport.listener import Listener
 from jtrain.server.transport.wire import Message
 from jtrain.train.multihost_checks import code_facts
 
@@ -262,3 +267,55 @@ def test_a_worker_with_other_packages_is_refused(blobs):
         ConfigError, match=r"this worker differs .*\n  package jax: .* in the run, 0"
     ):
         coordinator.handle(Message("join", {"facts": other}))
+
+
+def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more(blobs):
+    """The reply was late; or the worker is killed before its first request for a lease."""
+    plan = Plan(server_setup(blobs, "{kind: async}", workers=2))
+    coordinator = coordinator_of(plan)(plan, [])
+    join = Message("join", {"process": None, "host": "spot7", "pid": 77, "key": "a1"})
+    assert coordinator.handle(join) == coordinator.handle(join)
+    assert len(coordinator.members) == 1
+    coordinator.connection_lost(join)
+    (worker,) = coordinator.members
+    assert coordinator.members[worker].broken is not None
+
+
+def test_a_server_that_cannot_register_listens_no_more(blobs, monkeypatch):
+    plan, opened = Plan(server_setup(blobs, "{kind: async}")), []
+
+    def listen(*args, **options):
+        opened.append(Listener(*args, **options))
+        return opened[-1]
+
+    def refuse(*_):
+        raise PeerError("the run is not there")
+
+    monkeypatch.setattr(process, "Listener", listen)
+    monkeypatch.setattr(process, "register", refuse)
+    with Listener(lambda request: request, token="t", most=0) as run:
+        environ = {process.ADDRESS: f"127.0.0.1:{run.port}", process.TOKEN: "t"}
+        with pytest.raises(PeerError, match="not there"):
+            process.serve(plan, 0, environ)
+    assert [each._closed for each in opened] == [True]
+
+
+def test_a_guest_that_dies_in_its_first_step_is_missed(blobs, monkeypatch):
+    def die(self):
+        if self._process is None:
+            raise MemoryError
+        time.sleep(1000)
+
+    monkeypatch.setattr(Worker, "_wait_if_slow", die)
+    most = "parallel.max_workers=2"
+    setup = server_setup(blobs, "{kind: async}", *CADENCE, most, workers=1)
+    plan = Plan(setup)
+    with thread_cluster(plan) as (coordinator, supervisor):
+        coordinator.start(0, setup.fresh())
+        coordinator._clock.limit = 8
+        with pytest.raises(MemoryError):
+            process.work(plan, None, supervisor.environ)
+        end, members = time.monotonic() + 20, coordinator.members
+        while not any(members[worker].broken for worker in list(members)):
+            assert time.monotonic() < end
+            time.sleep(0.01)

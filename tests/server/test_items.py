@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from jtrain.errors import PeerError
 from jtrain.server.pool.items import CancelledError, Items, PendingErrors, RemoteError
 from jtrain.server.transport.wire import Message
 
@@ -91,6 +92,14 @@ def test_a_full_queue_waits_for_room():
     taken(items, 0)
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_nothing_is_queued_after_a_fatal_error():
+    items = Items(1)
+    items.fatal = PeerError("no worker starts")
+    with pytest.raises(PeerError, match="no worker starts"):
+        add(items)
+    assert items.is_idle
 
 
 def test_low_is_the_number_up_to_which_all_have_ended():

@@ -15,7 +15,7 @@ def test_the_loop_of_the_page_trains(tmp_path: Path):
     *_, code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "loop.py").write_text(code)
     command = [sys.executable, "-W", "error", "loop.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert found.returncode == 0, found.stderr
     loss, weights = found.stdout.splitlines()
     assert float(loss.split()[1]) < 1e-2

@@ -78,7 +78,7 @@ def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(study):
     assert broken["why"] == "its connection broke"
     last = work("run")
     assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
-    assert last.wait(timeout=30) == 0, Path("work.txt").read_text()
+    assert last.wait(timeout=200) == 0, Path("work.txt").read_text()
     steps = [row["step"] for row in rows("run") if "loss" in row]
     assert steps == list(range(1, 3001)), "each step once"
     assert not Path("runs/run/.server.json").exists()
@@ -108,7 +108,7 @@ def test_another_worker_takes_the_shares_of_one_that_leaves(study, monkeypatch):
         guests.append(work("run"))
         wait_for(lambda pid=guests[-1].pid: joined("run", pid), run)
     assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
-    assert [guest.wait(timeout=30) for guest in guests] == [0, 0], Path("work.txt").read_text()
+    assert [guest.wait(timeout=200) for guest in guests] == [0, 0], Path("work.txt").read_text()
     assert distance(state_of("run"), state_of("calm")) == 0
 
 
@@ -136,7 +136,7 @@ def test_a_killed_run_is_started_again_and_its_guest_waits_for_it(study):
     count = len(events("run"))
     wait_for(lambda: any(r["pid"] == guest.pid for r in events("run")[count:]), launcher)
     assert launcher.wait(timeout=300) == 0, Path("run.txt").read_text()
-    assert guest.wait(timeout=30) == 0, Path("work.txt").read_text()
+    assert guest.wait(timeout=200) == 0, Path("work.txt").read_text()
     steps = [row["step"] for row in rows("run") if "loss" in row]
     assert steps == list(range(1, 3001))
 
@@ -144,7 +144,10 @@ def test_a_killed_run_is_started_again_and_its_guest_waits_for_it(study):
 def _own_process() -> int:
     """Return the number of the run's own process, a child of the launcher."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().decode().split("\0")
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:  # it has ended
+            continue
         if words[1:4] == ["-m", "jtrain", "run"] and "name=run" in words:
             return int(path.parent.name)
     raise AssertionError("the run is there")

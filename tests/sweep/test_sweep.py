@@ -94,17 +94,24 @@ def test_a_member_that_fails_stops_no_other_and_is_listed_with_its_message(capfd
     assert (tries("lr=9"), tries("lr=1e-4")) == (2, 1), "a failed member is retried"
 
 
-def test_a_stop_ends_all_with_75_and_the_same_command_resumes(capfd):
+def interrupted(typed: list[str]) -> int:
+    """Sweep, and press Ctrl-C once a member waits for it; return the exit code."""
+
     def interrupt():
         while not Path("waiting").exists():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    asks = threading.Thread(target=interrupt)
+    asks = threading.Thread(target=interrupt, daemon=True)
     asks.start()
+    code = main(typed)
+    asks.join(60)
+    return code
+
+
+def test_a_stop_ends_all_with_75_and_the_same_command_resumes(capfd):
     typed = ["sweep", CONFIG, "optimizer.lr=1e-4,8,2e-4"]
-    assert main(typed) == 75
-    asks.join()
+    assert interrupted(typed) == 75
     out = capfd.readouterr().out
     assert f"To resume: jtrain sweep {CONFIG} optimizer.lr=1e-4,8,2e-4" in out
     assert "stopped  lr=8" in out
@@ -113,6 +120,17 @@ def test_a_stop_ends_all_with_75_and_the_same_command_resumes(capfd):
     Path("go-on").touch()
     assert main(typed) == 0
     assert (tries("lr=1e-4"), tries("lr=8"), tries("lr=2e-4")) == (1, 2, 1)
+
+
+def test_a_member_that_is_stopped_before_it_begins_has_not_failed(capfd):
+    """A search would take its trial for one that failed, and never try it again."""
+    typed = ["sweep", CONFIG, "optimizer.lr=5"]
+    assert interrupted(typed) == 75
+    out = capfd.readouterr().out
+    assert "stopped  all" in out
+    assert "failed" not in out
+    Path("go-on").touch()
+    assert main(typed) == 0
 
 
 @several

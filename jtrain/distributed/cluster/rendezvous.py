@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import socket
 import ssl
 import time
@@ -81,7 +82,9 @@ def connect(cluster: Cluster, timeout: float) -> socket.socket:
     pause, why = 0.01, "nobody listens"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return socket.create_connection(address, timeout=min(left, HELLO))
+            found = socket.create_connection(address, timeout=min(left, HELLO))
+            check_peer(found)
+            return found
         except socket.gaierror:
             why = f"no machine is named {address.host}"
         except OSError as error:
@@ -93,6 +96,19 @@ def connect(cluster: Cluster, timeout: float) -> socket.socket:
         f"{address} ({why}). Start process 0 there, or name its machine by "
         f"{_variables(cluster)}; a larger parallel.start_timeout waits longer."
     )
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Close a connection of a socket to itself, and raise ConnectionRefusedError.
+
+    The kernel may give the port at which nobody listens to the socket that connects to it.
+    """
+    try:
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    except OSError:
+        connection.close()
+        raise
 
 
 def _receive(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) -> None:

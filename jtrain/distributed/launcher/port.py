@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -15,6 +16,9 @@ from jtrain.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 TRIES = 100
+LOWEST, HIGHEST = 20_000, 29_999  # of free ports; Kubernetes has those from 30,000 on
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of Linux
+_given: set[int] = set()  # ports that this process has found free
 
 
 @contextlib.contextmanager
@@ -45,10 +49,27 @@ def claimed_port(port: int = 0) -> Iterator[int]:
 
 
 def free_port() -> int:
-    """Return a port of the loopback at which no program listens."""
+    """Return a port of the loopback at which no program listens, another one at each call.
+
+    It is below those that the kernel gives to sockets without a port of their own, so that none of
+    them has it when a process that starts meanwhile listens there, seconds later.
+    """
+    highest = min(HIGHEST, _lowest_ephemeral() - 1)
+    for _ in range(TRIES if highest > LOWEST else 0):
+        port = random.SystemRandom().randint(LOWEST, highest)
+        if port not in _given and not _why_unavailable(port):
+            _given.add(port)
+            return port
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return listener.getsockname()[1]
+
+
+def _lowest_ephemeral() -> int:
+    try:
+        return int(EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 49_152  # by IANA, and on macOS
 
 
 def _claim(port: int) -> AbstractContextManager | None:
@@ -75,14 +96,20 @@ def _claim(port: int) -> AbstractContextManager | None:
 
 
 def _check_unused(port: int) -> None:
+    if why := _why_unavailable(port):
+        holder = find_port_holder(port)
+        raise _error(port, f"{holder} listens there" if holder else why)
+
+
+def _why_unavailable(port: int) -> str:
+    """Return why no program can listen at a port; empty if one can."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
         except (OSError, OverflowError) as error:
-            holder = find_port_holder(port)
-            why = f"{holder} listens there" if holder else getattr(error, "strerror", "")
-            raise _error(port, why or f"{error}") from None
+            return getattr(error, "strerror", "") or f"{error}"
+    return ""
 
 
 def _error(port: int, why: str) -> ConfigError:

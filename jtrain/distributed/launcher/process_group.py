@@ -62,7 +62,8 @@ OTHERS = 2.0  # seconds after one ended on a shutdown signal until the others ge
 QUIT = 20.0
 # Ends that no peer's exit can cause: JAX ends a process by SIGABRT if a peer is gone.
 KILLED = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS}
-DUMP = 2.0  # seconds at most to write the stacks of a process
+DUMP = 2.0  # seconds at most to write the stacks of all processes
+SETTLED = 10  # looks without news after which stacks are complete: their writer may be held up
 BEATS_WITHIN = 0.2  # seconds; a process with a recent beat is not stopped: the kernel is not asked
 # Seconds for which a process was stopped by a signal when another failed: the other waited for it.
 STOPPED_BEFORE = 5.0
@@ -229,12 +230,12 @@ class ProcessGroup:
     def _dump(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
             worker.dump()
-        deadline = time.monotonic() + DUMP
-        for worker in workers:
-            size = -1
-            while time.monotonic() < deadline and (size <= 0 or size != len(worker.stacks())):
-                size = len(worker.stacks())
-                time.sleep(POLL)
+        deadline, before, settled = time.monotonic() + DUMP, [], 0
+        while workers and settled < SETTLED and time.monotonic() < deadline:
+            sizes = [len(worker.stacks()) for worker in workers]
+            settled = settled + 1 if all(sizes) and sizes == before else 0
+            before = sizes
+            time.sleep(POLL)
 
 
 def _write_stacks(workers: Sequence[Worker], run: Path | None) -> str:

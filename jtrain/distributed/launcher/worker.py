@@ -18,6 +18,7 @@ from jtrain.distributed.heartbeat.channel import STACKS, Channel
 from jtrain.io.formatting import signal_name
 
 TAIL = 400  # lines of its last output that are kept
+SLICE = 0.05  # seconds of one of many short waits: a machine that stalls uses up one of them
 # A wrapper that makes Linux kill the command when its launcher is gone, killed for example, by
 # prctl(PR_SET_PDEATHSIG, SIGKILL). It is a process of its own, since JAX warns about code that runs
 # after a fork.
@@ -208,7 +209,7 @@ class WorkerProcess(Worker):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._waiter.join()
-        self._reader.join(timeout=1.0)
+        self.drain(1.0)
 
     def drain(self, seconds: float) -> None:
         """Wait until the last output of a process that ended was read; a child may have the pipe.
@@ -216,7 +217,8 @@ class WorkerProcess(Worker):
         Args:
             seconds: at most.
         """
-        self._reader.join(timeout=seconds)
+        for _ in range(round(seconds / SLICE)):
+            self._reader.join(timeout=SLICE)
 
     def _wait(self) -> None:
         self._process.wait()

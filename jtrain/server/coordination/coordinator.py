@@ -221,6 +221,7 @@ class Coordinator(abc.ABC):
         """Answer a worker; called in a thread of its own."""
         end = time.monotonic() + min(PATIENCE, self.plan.server.timeout / 4)
         with self._changed:
+            self.members.hear(request.fields)
             if request.name == "join":
                 return Message("end") if self._ended else self._join(request)
             while True:
@@ -250,6 +251,8 @@ class Coordinator(abc.ABC):
             raise ConfigError(
                 str(error).replace("process 1", "this worker").replace("process 0", "the run")
             )
+        if (member := self.members.find(request.fields)) is not None:  # it asks again
+            return Message("joined", {"worker": member.worker, "key": member.key})
         process = request.fields.get("process")
         before = None
         if isinstance(process, int):

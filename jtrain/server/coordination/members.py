@@ -14,17 +14,19 @@ class Member:
     """A worker that has joined.
 
     Its number is the smallest that is free, so that a newcomer takes the place of one that left;
-    `key` distinguishes the two.
+    `key`, which the worker has chosen, distinguishes the two.
     """
 
     worker: int
-    key: int
+    key: str
     process: int | None
     """Number of the process that the run has started; None: the worker came by itself."""
     about: Mapping[str, Any]
     """Its machine and process."""
     leases: int = 0
     """Leases that it has done."""
+    request: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of its last request."""
     broken: float | None = None
     """Time at which its connection broke."""
 
@@ -53,7 +55,7 @@ class Members:
     ):
         self._record, self._log, self._most = record, log, most
         self._present: dict[int, Member] = {}
-        self._keys = itertools.count(1)
+        self._count = itertools.count(1)
         self.reserved: set[int] = set()
         """Numbers of processes that the run has started, for which they are kept."""
 
@@ -68,12 +70,17 @@ class Members:
 
     def find(self, fields: Mapping[str, Any]) -> Member | None:
         """Return the member that has sent a request; None if it is none any more."""
-        worker = fields.get("worker")
-        found = self._present.get(worker) if isinstance(worker, int) else None
-        if found is None or found.key != fields.get("key"):
+        key, members = fields.get("key"), self._present.values()
+        found = next((member for member in members if member.key == key), None)
+        if found is None or fields.get("worker", found.worker) != found.worker:
             return None
         found.broken = None
         return found
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Note that a worker has sent a request."""
+        if (found := self.find(fields)) is not None:
+            found.request = fields
 
     @property
     def processes(self) -> int:
@@ -95,7 +102,8 @@ class Members:
         if process is not None and process not in self._present:
             number = number if number < self._most <= process else process
         about = {name: fields.get(name) for name in ("host", "pid")}
-        member = Member(number, next(self._keys), process, about)
+        key = fields.get("key") or f"member {next(self._count)}"
+        member = Member(number, key, process, about, request=fields)
         self._present[number] = member
         self._record({"step": step, "event": "joined", **self._row(member)})
         if process is None:
@@ -117,8 +125,9 @@ class Members:
 
     def dismiss(self, fields: Mapping[str, Any]) -> None:
         """Take out a worker that knows that the run has ended."""
-        if self.find(fields) is not None:
-            del self._present[fields["worker"]]
+        found = self.find(fields)
+        if found is not None:
+            del self._present[found.worker]
 
     def has_guests(self) -> bool:
         """Return whether workers are there that the run has not started."""
@@ -126,9 +135,12 @@ class Members:
         return any(member.process is None and member.broken is None for member in members)
 
     def broken(self, fields: Mapping[str, Any]) -> None:
-        """Note that the connection of a worker broke."""
+        """Note that the connection of a worker broke, over which a request came.
+
+        Another one may have come since, over a new connection.
+        """
         found = self.find(fields)
-        if found is not None:
+        if found is not None and found.request is fields:
             found.broken = time.monotonic()
 
     def gone(self) -> list[Member]:

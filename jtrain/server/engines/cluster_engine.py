@@ -13,14 +13,12 @@ class Attached:
     """A server that a launcher has started, known by its connection."""
 
     def __init__(self, registry: Registry, shard: int):
-        self._registry, self._shard, self._seen = registry, shard, False
+        self._registry, self._shard = registry, shard
 
     @property
     def end(self) -> str:
         """How it ended; empty while it is there or expected."""
-        there = self._registry.has(self._shard)
-        self._seen |= there
-        return "its connection broke" if self._seen and not there else ""
+        return "its connection broke" if self._registry.is_lost(self._shard) else ""
 
     def output(self) -> str:
         """Return nothing: the launcher has its output."""
@@ -28,7 +26,7 @@ class Attached:
 
     def kill(self) -> None:
         """Let it end: it is told that another has its place."""
-        self._registry.forget(self._shard)
+        self._registry.lose(self._shard)
 
 
 class ClusterEngine:

@@ -77,6 +77,8 @@ class LocalProcess:
 
     def output(self) -> str:
         """Return its last output."""
+        if self.end:
+            self._process.drain(1.0)
         return self._process.hidden_output
 
     def kill(self) -> None:

@@ -74,7 +74,6 @@ class ClusterCoordinator:
         self._processes: dict[int, LocalProcess] = {}
         self._started: dict[int, float] = {}  # time of the start, of those that have not asked yet
         self._failures = 0  # starts in a row without a request
-        self._fatal: BaseException | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "ClusterCoordinator":
@@ -82,14 +81,15 @@ class ClusterCoordinator:
         self._stack.callback(listener.close)
         self._port = listener.port
         self._stack.callback(self._end)
-        for worker in range(self.workers):
-            self._start(worker)
+        with self._items.changed:  # a worker that asks finds itself among the processes
+            for worker in range(self.workers):
+                self._start(worker)
         threading.Thread(target=self._watch, name="jtrain coordinator", daemon=True).start()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None and self._fatal is None:
+            if kind is None and self._items.fatal is None:
                 self.join()
         finally:
             self._stack.close()
@@ -150,9 +150,9 @@ class ClusterCoordinator:
         self._check_open()
         items = self._items
         with items.changed:
-            ended = items.changed.wait_for(lambda: items.is_idle or self._fatal, timeout)
-            if self._fatal is not None:
-                raise self._fatal
+            ended = items.changed.wait_for(lambda: items.is_idle or items.fatal, timeout)
+            if items.fatal is not None:
+                raise items.fatal
             if not ended:
                 raise TimeoutError(
                     f"{len(items.running)} functions are running after {timeout:g} s, the first "
@@ -192,8 +192,8 @@ class ClusterCoordinator:
         return {worker: process.pid for worker, process in self._processes.items()}
 
     def _check_open(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
+        if self._items.fatal is not None:
+            raise self._items.fatal
         if not self._processes or self._items.closed:
             raise ConfigError(
                 "a ClusterCoordinator has workers in its `with` block only: write "
@@ -222,13 +222,13 @@ class ClusterCoordinator:
         while True:
             time.sleep(POLL)
             with self._items.changed:
-                if self._items.closed or self._fatal is not None:
+                if self._items.closed or self._items.fatal is not None:
                     return
                 for worker in range(self.workers):
                     try:
                         self._look_at(worker)
                     except PeerError as error:
-                        self._fatal = error
+                        self._items.fatal = error
                         self._items.cancel()
                         for item in self._items.running.values():
                             item.value.settle(error=error)
@@ -246,10 +246,10 @@ class ClusterCoordinator:
             self._items.finish(worker, item.value.number, error=error)
             self._restart(worker, "its function took too long")
         elif process.end:
+            process.kill()  # its children
             last = process.output().strip().rpartition("\n")[2]
             why = f"{process.end}{f': {last}' if last else ''}"
             self._count_failures(worker, process)
-            process.kill()  # its children
             self._items.put_back(worker, f"by {why}")
             self._restart(worker, why)
         elif worker in self._started and now - self._started[worker] > self._start_timeout:

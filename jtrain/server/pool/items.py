@@ -105,6 +105,8 @@ class Items:
         self.errors: list[BaseException] = []
         """Errors since the last `join`."""
         self.closed = False
+        self.fatal: BaseException | None = None
+        """Error after which nothing runs any more."""
         self._most, self._number = most, 0
         self._queue: collections.deque[Item] = collections.deque()
         self._early: list[int] = []  # numbers that ended before a lower one
@@ -120,9 +122,12 @@ class Items:
 
         Raises:
             PendingErrors: if there are errors to raise first.
+            BaseException: the fatal one, if there is one.
         """
         with self.changed:
             self.changed.wait_for(lambda: len(self._queue) < self._most or self.errors)
+            if self.fatal is not None:
+                raise self.fatal
             if self.errors:
                 raise PendingErrors
             self._number += 1

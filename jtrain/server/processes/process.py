@@ -3,6 +3,7 @@
 `python -m jtrain.server.processes.process worker 0 CONFIG` starts the first worker of a run.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -76,13 +77,15 @@ def work(
     # A worker that has joined looks for the run's next process if this one is gone.
     patience = None if index is not None else min(GONE, plan.server.timeout)
     coordinator = coordinator_client(plan, environ, patience=patience)
+    # By a connection of its own: the last request over the other one says whose it was.
+    locator = coordinator_client(plan, environ, patience=patience)
     options = {"token": environ[TOKEN], "most": plan.most, "timeout": plan.server.timeout}
     options["patience"] = plan.server.start_timeout  # a server may have to be started again
     shards = [
-        Client(f"server {shard}", remote_locate(coordinator, shard), **options)
+        Client(f"server {shard}", remote_locate(locator, shard), **options)
         for shard in range(plan.server.shards)
     ]
-    with closing([coordinator, *shards]):
+    with closing([coordinator, locator, *shards]):
         slow = _slow(index or 0, environ)
         options = {"slow": slow, "leaving": leaving, "facts": facts}
         return worker_of(plan)(plan, index, coordinator, shards, **options).run()
@@ -108,9 +111,11 @@ def serve(plan: Plan, index: int, environ: Mapping[str, str]) -> Listener | None
         host = coordinator.local_host()
         listener = Listener(service.handle, token=environ[TOKEN], host=host, **limits)
         service.traffic = lambda: listener.traffic("push", "pull")
-        if register(coordinator, index, Address(host, listener.port)):
-            return listener
-    listener.close()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(listener)
+            if register(coordinator, index, Address(host, listener.port)):
+                stack.pop_all()
+                return listener
     return None
 
 

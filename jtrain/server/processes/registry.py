@@ -32,6 +32,7 @@ class Registry:
         self._shards = shards
         self._changed = threading.Condition()
         self._addresses: dict[int, Address] = {}
+        self._lost: set[int] = set()  # shards whose watch has ended, until `forget`
         self._ended, self._watching = False, 0
 
     def handle(self, request: Message) -> Message | None:
@@ -47,8 +48,11 @@ class Registry:
         address = Address(request.fields["host"], request.fields["port"])
         if request.name == "register":
             with self._changed:
-                if self._ended or self._addresses.get(shard, address) != address:
-                    return Message("end" if self._ended else "taken")
+                if self._ended:
+                    return Message("end")
+                # The place of a lost one is free once the supervisor knows that its state is gone.
+                if shard in self._lost or self._addresses.get(shard, address) != address:
+                    return Message("taken")
                 self._addresses[shard] = address
                 self._changed.notify_all()
             return Message("registered")
@@ -71,22 +75,31 @@ class Registry:
             raise ConnectionError(f"server {shard} has not reported its address")
         return found
 
-    def has(self, shard: int) -> bool:
-        """Return whether a shard has reported its address."""
-        return shard in self._addresses
+    def is_lost(self, shard: int) -> bool:
+        """Return whether a shard is gone that had reported its address."""
+        return shard in self._lost
+
+    def lose(self, shard: int) -> None:
+        """Let the process of a shard end, and note that the shard is gone."""
+        with self._changed:
+            if self._addresses.pop(shard, None) is not None:
+                self._lost.add(shard)
+                self._changed.notify_all()
 
     def forget(self, shard: int) -> None:
-        """Forget the address of a shard that is gone."""
+        """Forget a shard that is gone: another process takes its place."""
         with self._changed:
             self._addresses.pop(shard, None)
+            self._lost.discard(shard)
             self._changed.notify_all()
 
     def lost(self, request: Message) -> None:
-        """Forget the address of a shard whose watch has ended."""
+        """Note that a shard is gone, since its watch has ended."""
         if request.name == "watch":
-            address = Address(request.fields["host"], request.fields["port"])
-            if self._addresses.get(request.fields["shard"]) == address:
-                self.forget(request.fields["shard"])
+            shard = request.fields["shard"]
+            with self._changed:
+                if self._addresses.get(shard) == (request.fields["host"], request.fields["port"]):
+                    self.lose(shard)
 
     def end(self) -> None:
         """Tell the servers that the run ends."""

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import secrets
 import socket
 import threading
 import time
@@ -71,10 +72,10 @@ class Worker:
         Raises:
             ConfigError: if this process has other code than the run.
         """
-        self.index, self._key = -1, -1
+        self.index, self._key = -1, ""
         while True:
             try:
-                if self._key < 0:
+                if not self._key:
                     self._join()
                 if self._leaves():
                     self._leave()
@@ -82,12 +83,14 @@ class Worker:
                 reply = self._ask("lease")
                 self._follow(reply)
             except UnknownWorkerError:
-                self._key = -1
+                self._key = ""
             except RunEndedError:
                 return True
 
     def _join(self) -> None:
         about = {"process": self._process, "host": socket.gethostname(), "pid": os.getpid()}
+        # The run knows this stay by its key, also where it gets the request twice.
+        about["key"] = secrets.token_hex(8)
         try:
             reply = self._coordinator.call(Message("join", {**about, "facts": self._facts}))
         except RefusedError as error:

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from jtrain.distributed.cluster.rendezvous import check_peer
 from jtrain.errors import ConfigError, PeerError
 from jtrain.server.transport.listener import LOOPBACK, keep_alive
 from jtrain.server.transport.memory import BufferPool
@@ -142,6 +143,7 @@ class Client:
         host, port = self._locate()
         connection = socket.create_connection((host, port), timeout=self._timeout)
         try:
+            check_peer(connection)
             keep_alive(connection)
             send(connection, Message("hello", {"token": self._token}))
             reply = receive(connection, 0)

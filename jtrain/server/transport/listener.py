@@ -71,6 +71,7 @@ class Listener:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
+            self._socket.listen()  # another one may have begun to since
         except OSError as error:
             self._socket.close()
             if error.errno != errno.EADDRINUSE and host not in {"", LOOPBACK}:
@@ -83,7 +84,6 @@ class Listener:
                 f"parallel.port={port} is not available ({error.strerror}). Set parallel.port=0 to "
                 f"use a free one."
             ) from None
-        self._socket.listen()
         self._peers: set[socket.socket] = set()
         self._pool = BufferPool()
         self._lock, self._closed = threading.Lock(), False

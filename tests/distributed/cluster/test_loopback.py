@@ -52,7 +52,7 @@ def test_the_heartbeat_is_patient_under_a_launcher(watched: bool):
             pass_fds=channel.files,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=400,
         )
     assert done.returncode == 0, done.stderr
     longest = max(Patience().floors.values())

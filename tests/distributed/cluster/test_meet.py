@@ -11,7 +11,7 @@ import pytest
 
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.rendezvous import bind_host, meet
+from jtrain.distributed.cluster.rendezvous import HELLO, bind_host, meet
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError, PeerError
 
@@ -40,7 +40,7 @@ def ends(members: list[tuple[Cluster, dict]], timeout: float = 5.0) -> list[Exce
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=100)
         assert not thread.is_alive()
     return found
 
@@ -70,13 +70,13 @@ def test_a_difference_is_named_in_all_processes():
 def test_a_missing_process_is_named_in_time():
     port = free_port()
     began = time.monotonic()
-    found = ends([(member(i, 4, port), SAME) for i in (0, 2)], timeout=0.5)
-    assert time.monotonic() - began < 3
+    found = ends([(member(i, 4, port), SAME) for i in (0, 2)], timeout=1.5)
+    assert time.monotonic() - began < 1.5 + HELLO, "no greeting is waited for"
     for error in found:
         assert isinstance(error, PeerError)
         assert "2 of 4 processes reached 127.0.0.1" in str(error)
         assert "process 1, 3 did not. Start them with the same JTRAIN_COORDINATOR" in str(error)
-        assert "parallel.start_timeout=1" in str(error)
+        assert "parallel.start_timeout=3" in str(error)
 
 
 def test_a_coordinator_that_is_not_there_is_named():
@@ -179,7 +179,7 @@ def test_strangers_are_dropped():
         thread.start()
     meet(member(0, 2, port), SAME, timeout=5.0)
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=100)
 
 
 def test_listens_on_the_loopback_where_the_coordinator_is():

@@ -40,10 +40,10 @@ class Answers(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, attributes: Mapping[str, str], *, late: float = 0, faults: int = 0):
+    def __init__(self, attributes: Mapping[str, str], *, late: bool = False, faults: int = 0):
         super().__init__(("127.0.0.1", 0), Handler)
         self.attributes, self.late, self.faults = attributes, late, faults
-        self.flavor, self.asked = "Google", []
+        self.flavor, self.asked, self.over = "Google", [], threading.Event()
 
     @property
     def host(self) -> str:
@@ -57,7 +57,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server, name = self.server, self.path.removeprefix(PATH)
         assert isinstance(server, Answers)
         server.asked.append(name)
-        time.sleep(server.late)
+        if server.late:
+            server.over.wait(60)
         text = server.attributes.get(name)
         if self.headers["Metadata-Flavor"] != "Google":
             status = 403
@@ -77,7 +78,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def answering(
-    attributes: Mapping[str, str], *, late: float = 0, faults: int = 0
+    attributes: Mapping[str, str], *, late: bool = False, faults: int = 0
 ) -> Iterator[Answers]:
     with Answers(attributes, late=late, faults=faults) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -85,8 +86,9 @@ def answering(
         try:
             yield server
         finally:
+            server.over.set()
             server.shutdown()
-            thread.join(timeout=10)
+            thread.join(timeout=100)
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def chips(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_server, "TIMEOUT", 0.2)
+    monkeypatch.setattr(metadata_server, "TIMEOUT", 20.0)
     monkeypatch.setattr(metadata_server, "PAUSE", 0.01)
 
 
@@ -163,21 +165,21 @@ def test_a_fault_of_the_server_is_asked_again(chips: Path):
     assert server.asked[:3] == ["agent-worker-number"] * 3
 
 
-def test_a_late_answer_is_not_waited_for_and_warned_of(chips: Path):
-    began = time.monotonic()
-    with answering(SLICE, late=1.0) as server:
+def test_a_late_answer_is_not_waited_for_and_warned_of(chips: Path, monkeypatch):
+    monkeypatch.setattr(metadata_server, "TIMEOUT", 0.2)
+    with answering(SLICE, late=True) as server:
         found = detect({"GCE_METADATA_IP": server.host}, root=chips)
-        assert time.monotonic() - began < 0.95
-    assert found.processes == 1
+    assert found.processes == 1, "it answers when this is over"
     (warning,) = found.describe()
     assert f"its metadata server at {server.host} does not answer (timed out)" in warning
     assert "set TPU_WORKER_HOSTNAMES (all hosts, with commas between) and TPU_WORKER_ID" in warning
 
 
 def test_no_answer_is_warned_of(chips: Path):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
         host = f"127.0.0.1:{closed.getsockname()[1]}"
-    found = detect({"GCE_METADATA_IP": host}, root=chips)
+        found = detect({"GCE_METADATA_IP": host}, root=chips)
     assert f"at {host} does not answer ([Errno 111] Connection refused)" in found.warning
 
 
@@ -257,7 +259,7 @@ def test_show_asks_the_server_as_a_run_does(chips: Path):
             env=environ | {"GCE_METADATA_IP": server.host},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)

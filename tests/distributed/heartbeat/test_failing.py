@@ -23,7 +23,7 @@ HOW = {
 def test_an_error_in_one_ends_all(how: str, capfd: pytest.CaptureFixture[str]):
     began, (code, words) = time.monotonic(), HOW[how]
     assert launch([sys.executable, str(SCRIPT), how], processes=2, devices=1) == code
-    assert time.monotonic() - began < 100, "JAX waits 300 s for the others at the end of Python"
+    assert time.monotonic() - began < 250, "JAX waits 300 s for the others at the end of Python"
     *said, last = capfd.readouterr().err.splitlines()
     assert last == f"process 1 failed (exit code {code}), and all were ended"
     assert words in said or not words

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import by_name
@@ -56,7 +57,12 @@ def test_all_are_restarted_when_one_fails(here: Path, capfd):
 
 @pytest.mark.thorough
 def test_without_restarts_left_the_output_of_the_failed_process_comes_last(here: Path, capfd):
-    code = "HEARTBEAT.beat('hooks', 10 * life); me == 1 and 1 / 0; time.sleep(60)"
+    code = "HEARTBEAT.beat('hooks', 10 * life)\n"
+    code += f"other = '{here}/0'\n"
+    code += (
+        "while not (os.path.exists(other) and os.path.getsize(other) == life): time.sleep(0.01)\n"
+    )
+    code += "me == 1 and 1 / 0; time.sleep(600)"
     assert launch(watched(code), processes=2, restarts=1) == 1
     assert attempts(here) == [2, 2]
     *_, error, last = capfd.readouterr().err.splitlines()
@@ -132,26 +138,32 @@ def test_a_run_that_makes_progress_is_restarted(here: Path):
     assert attempts(here) == [6]
 
 
+# The processes wait for each other, so that neither is watched before the other one is.
+MEET = "open(f'{os.environ[\"HERE\"]}/met-{me}', 'w').close()\n"
+MEET += "while not os.path.exists(f'{os.environ[\"HERE\"]}/met-{1 - me}'): time.sleep(0.001)\n"
 HANGS = {
-    "sleeps before a sum": "HEARTBEAT.beat('hooks', 20); time.sleep(60)",
+    "sleeps before a sum": "HEARTBEAT.beat('hooks', 20); time.sleep(600)",
     "waits for data": "HEARTBEAT.beat('data', 20); open(os.environ['HERE'] + '/pipe').read()",
     "is stopped": "HEARTBEAT.beat('step', 20); os.kill(os.getpid(), 19)",
 }
 
 
 @pytest.mark.parametrize("how", by_name(list(HANGS), ["waits for data"], pytest.mark.thorough))
-def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, capfd, how: str):
+def test_a_stuck_process_is_named_with_the_stacks_of_all(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd, how: str
+):
+    monkeypatch.setattr(process_group, "DUMP", 20.0)
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
     run.mkdir(parents=True)
-    code = f"from pathlib import Path; HEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
-    code += f"if life > 1: sys.exit()\nif me: {HANGS[how]}\n"
-    code += "def waits_for_the_other(): time.sleep(60)\n"
+    code = "\nif life > 1: sys.exit()\nfrom pathlib import Path\n" + MEET
+    code += f"HEARTBEAT.begin_run(Path('{run}'), 25.0)\nif me: {HANGS[how]}\n"
+    code += "def waits_for_the_other(): time.sleep(600)\n"
     code += "HEARTBEAT.beat('step', 20); waits_for_the_other()"
     began = time.monotonic()
     patience = Patience.parse("1")
     assert launch(watched(code), processes=2, restarts=1, patience=patience) == 0
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
     said = capfd.readouterr().err
     assert re.search(
         r"jtrain launch: process 1 has been .*; process 0 has been in step 21, for", said
@@ -163,11 +175,14 @@ def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, capfd, how:
     assert "<string>" in (run / "stacks-1.txt").read_text()
 
 
-def test_a_hang_without_a_restart_exits_with_124(here: Path, capfd):
-    code = "HEARTBEAT.beat('save', 20); time.sleep(60)"
+def test_a_hang_without_a_restart_exits_with_124(here: Path, monkeypatch, capfd):
+    monkeypatch.setattr(process_group, "DUMP", 20.0)
+    code = "HEARTBEAT.beat('save', 20); time.sleep(600)"
     assert launch(watched(code), processes=1, patience=Patience.parse("save=0.5")) == 124
     said = capfd.readouterr().err
-    assert "process 0 has been in the phase save, step 20, for 0.5" in said
+    how_long = re.search(r"process 0 has been in the phase save, step 20, for (\d+\.\d) s", said)
+    assert how_long is not None
+    assert float(how_long[1]) >= 0.5
     assert said.endswith("All were ended.\n")
     stacks = said.partition("process 0:\n")[2]
     assert "Current thread" in stacks or "Thread 0x" in stacks
@@ -196,6 +211,34 @@ def test_the_first_failure_is_reported_though_another_process_exited_before(
     assert launch(watched(begins + other), processes=2) == code
 
 
+class SlowWriter:
+    """A process that is held up for some looks while it writes its stacks."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def dump(self):
+        self.looks = 0
+
+    def stacks(self) -> bytes:
+        self.looks += 1
+        return b"Thread 1\nThread 2\n"[: 9 * (self.looks // 4)]
+
+
+def test_stacks_whose_writer_is_held_up_are_waited_for(monkeypatch):
+    monkeypatch.setattr(process_group, "DUMP", 60.0)
+    writer: Any = SlowWriter()
+    with process_group.ProcessGroup([lambda: writer], patience=Patience()) as group:
+        group._dump(group.workers)
+        assert writer.stacks() == b"Thread 1\nThread 2\n"
+
+
 def test_the_output_of_a_stuck_process_is_shown(here: Path, capfd):
     run = here / "runs"
     run.mkdir()
@@ -203,7 +246,7 @@ def test_the_output_of_a_stuck_process_is_shown(here: Path, capfd):
     code += "print(f'said by {me}', flush=True); HEARTBEAT.beat('save', 20 - me)\n"
     code += f"while not me and not os.path.exists('{here}/1'):\n"
     code += "    time.sleep(0.01); HEARTBEAT.phase('save')"
-    code += f"\nif me: open('{here}/1', 'w')\ntime.sleep(60)"
+    code += f"\nif me: open('{here}/1', 'w')\ntime.sleep(600)"
     assert launch(watched(code), processes=2, patience=Patience.parse("save=1")) == 124
     out, err = capfd.readouterr()
     assert out == "said by 0\n"
@@ -227,7 +270,7 @@ def test_a_signalled_launch_is_not_restarted(here: Path):
     process = subprocess.Popen([sys.executable, "-c", starts])
     when_written(here, 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 75, "nothing was lost: no step had begun"
+    assert process.wait(timeout=200) == 75, "nothing was lost: no step had begun"
     assert attempts(here) == [1, 1]
     assert gone_all(here)
 
@@ -236,7 +279,7 @@ def test_a_process_that_waits_for_an_ended_one_is_ended(here: Path, monkeypatch)
     monkeypatch.setattr(process_group, "OTHERS", 0.2)
     monkeypatch.setattr(process_group, "QUIT", 0.6)
     code = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    code += "sys.exit(75) if me else time.sleep(60)"
+    code += MEET + "sys.exit(75) if me else time.sleep(600)"
     assert launch(of(LIFE + code), processes=2, restarts=5) == 75
     assert attempts(here) == [1, 1]
 

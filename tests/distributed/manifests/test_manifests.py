@@ -135,7 +135,7 @@ def environment_of_run(task: dict[str, Any], tmp_path: Path, environ: dict[str, 
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=300,
     )
     return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
