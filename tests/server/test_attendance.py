@@ -74,6 +74,9 @@ def test_a_worker_with_a_new_connection_is_not_lost_with_the_old_one():
     assert members[0].broken is None
     members.broken(new)
     assert members[0].broken is not None
+    members.broken(old)
+    assert members.find(old) is members[0]
+    assert members[0].broken is not None, "nothing new was heard"
 
 
 def test_a_process_that_stands_by_takes_a_number_that_computes():

@@ -74,13 +74,12 @@ class Members:
         found = next((member for member in members if member.key == key), None)
         if found is None or fields.get("worker", found.worker) != found.worker:
             return None
-        found.broken = None
         return found
 
     def hear(self, fields: Mapping[str, Any]) -> None:
         """Note that a worker has sent a request."""
         if (found := self.find(fields)) is not None:
-            found.request = fields
+            found.request, found.broken = fields, None
 
     @property
     def processes(self) -> int:
