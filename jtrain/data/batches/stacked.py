@@ -77,14 +77,14 @@ class StackedBatches:
             return stacked
         # A reader may fill one buffer again for each batch.
         batches = [read_exclusive(self._batches.__getitem__, first + i) for i in range(count)]
-        names = [list(batch) for batch in batches]
-        if odd := next((i for i in range(count) if set(names[i]) != set(names[0])), 0):
+        names = batches[0].keys()
+        if odd := next((i for i, batch in enumerate(batches) if batch.keys() != names), 0):
             raise DataError(
                 f"The batches of a call need the same arrays, and step {first + odd} has "
-                f"{', '.join(sorted(names[odd]))} where step {first} has "
-                f"{', '.join(sorted(names[0]))}. Give each batch all of them."
+                f"{', '.join(sorted(batches[odd]))} where step {first} has "
+                f"{', '.join(sorted(names))}. Give each batch all of them."
             )
-        return {name: self._stack(name, [b[name] for b in batches]) for name in names[0]}
+        return {name: self._stack(name, [b[name] for b in batches]) for name in names}
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Return the state to save at a step; empty if the batches are functions of the step."""

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,7 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
         return _stack(path, {name: [] for name in wanted})
     header = [cell.strip() for cell in lines[0][1]]
     named = any(_number(cell) is None for cell in header)
-    twice = [name for name in header if name and header.count(name) > 1]
-    if named and twice:
+    if named and (twice := [name for name, n in Counter(header).items() if name and n > 1]):
         raise DataError(f"{path}:1: two columns are named {twice[0]}: give each a name of its own.")
     places = _places(path, header if named else None, len(header), wanted)
     if not all(c in header for name, row in wanted.items() for c in _columns(name, row.shape)):
