@@ -184,7 +184,6 @@ def _run(command: Sequence[str], place: Path, output: int) -> int | None:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_backend_optimization_level=1",
         "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),
-        "NPROC": "32",  # XLA's threads: with few, those of eight devices starve one another
     }
     try:
         done = subprocess.run(

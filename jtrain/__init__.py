@@ -5,6 +5,7 @@ does not wait for JAX.
 """
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTH
         sys.stderr.write(_OLD + "\n")
         sys.exit(2)
     raise ImportError(_OLD)
+
+if {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"} & set(os.environ):  # several CPU devices, it may be
+    importlib.import_module("jtrain.distributed.cpu_threads").size_thread_pool()
 
 if TYPE_CHECKING:
     __version__: str

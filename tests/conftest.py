@@ -5,22 +5,23 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # LLVM at -O0 compiles in 0.6 of the time, and fuses no multiply-add: .ci/run takes -O1 where bits
-# and sums are compared at length. XLA's own passes, fusion among them, are those that users have;
+# and sums are compared at length, and runs some tests of each area with what users have
+# (TEST_FLAGS=users). XLA's own passes, fusion among them, are always those that users have;
 # benchmarks/exactness.py measures with everything on. Flags that are set outside come last and win:
 # those of another processor's instructions, say (docs/tests.md). A worker of pytest-xdist has all.
 os.environ["XLA_FLAGS"] = " ".join(
     dict.fromkeys(
         (
             "--xla_force_host_platform_device_count=8",
-            "--xla_backend_optimization_level=0",
+            *(
+                []
+                if os.environ.get("TEST_FLAGS") == "users"
+                else ["--xla_backend_optimization_level=0"]
+            ),
             *os.environ.get("XLA_FLAGS", "").split(),
         )
     )
 )
-
-# A device that waits for others holds a thread, and may wait for several at once: with as many
-# threads as devices all of them wait at times, and XLA ends the process (docs/log.md).
-os.environ["NPROC"] = "32"
 
 import collections
 import gc
@@ -34,6 +35,10 @@ import jax
 import pytest
 
 from jtrain.checkpoint.orbax_logging import UNAWAITED
+from jtrain.distributed.cpu_threads import release_pool_variable
+
+jax.devices()  # with the threads that `import jtrain` asks for
+release_pool_variable()  # a child process asks for its own, as a user's does
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

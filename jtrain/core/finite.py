@@ -36,13 +36,20 @@ def update_if(
     params: Params,
     extra: Extra,
     extra_after: Extra,
+    *,
+    sharded: bool = False,
     **known: Any,
 ) -> UpdateResult:
     """Return the result of `update(grads, opt_state, params, **known)`, or the old values.
 
-    A branch and not a select: for a select XLA:CPU copies the whole donated state, a quarter of the
-    time of a small step (docs/log.md). In the other branch the gradients stand for updates that are
-    not taken, so that either can lie in the memory of the gradients.
+    A select, which fuses with the update: XLA:GPU copies the flag of a branch to the host and waits
+    for it in the middle of each step. On a CPU a branch, since for a select XLA:CPU copies the
+    whole donated state, a quarter of the time of a small step (docs/log.md); its other side gives
+    the gradients for updates that are not taken, so that either can lie in their memory.
+
+    Args:
+        sharded: whether the compiler may exchange data for the update. Then a select on a CPU too:
+            a collective of a branch may run beside one after it (`distributed/cpu_threads.py`).
     """
 
     def take():
@@ -50,8 +57,13 @@ def update_if(
         return optax.tree.cast_like(updates, params), after, extra_after
 
     stay = lambda: (optax.tree.cast_like(grads, params), opt_state, extra)
+    branch = lambda: jax.lax.cond(finite, take, stay)
+    choose = lambda new, old: jnp.where(finite, new, old)
+    select = lambda: jax.tree.map(choose, take(), stay())
     with jax.named_scope("optimizer"):  # the name of these operations in programs and profiles
-        updates, opt_state, extra = jax.lax.cond(finite, take, stay)
+        updates, opt_state, extra = (
+            select() if sharded else jax.lax.platform_dependent(cpu=branch, default=select)
+        )
         update_norm = jnp.where(finite, norm(updates), 0)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
         params = optax.apply_updates(params, updates)

@@ -82,7 +82,15 @@ def make_step(
         known = {"value": value, "grad": grads, "value_fn": make_value_fn(loss_gradient_at)}
         known |= {"grad_norm": grad_norm, "matrices": sharding.matrices}
         params, opt_state, extra, update_norm = update_if(
-            finite, update, grads, state.opt_state, state.params, state.extra, extra, **known
+            finite,
+            update,
+            grads,
+            state.opt_state,
+            state.params,
+            state.extra,
+            extra,
+            sharded=sharding is not NO_SHARDING,
+            **known,
         )
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}

@@ -144,7 +144,7 @@ def apply_flags(preset: str, flags: Sequence[str], tpu_flags: Sequence[str]) -> 
     if not changed:
         check_environment()
         return []
-    if _has_devices():
+    if has_devices():
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in changed.items())
         raise ConfigError(
             f"xla: the flags must be set before JAX has devices, and it has them already. Set them "
@@ -171,7 +171,7 @@ def check_environment() -> None:
         for name, text in given.items()
         if any(flag_name(flag) != _CPU_DEVICES for flag in split_flags(text))
     }
-    if given and not _has_devices():
+    if given and not has_devices():
         _check_once(tuple(given.items()))
 
 
@@ -250,7 +250,7 @@ def _has_libtpu() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-def _has_devices() -> bool:
+def has_devices() -> bool:
     """Return whether JAX has started devices, after which a change of their number is refused."""
     if "jax" not in sys.modules:
         return False

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jtrain.distributed.cluster import variables
+from jtrain.distributed.cpu_threads import release_pool_variable, size_thread_pool
 from jtrain.errors import ConfigError
 from jtrain.parallel.device_names import Devices, DeviceSelection, format_devices, parse_devices
 
@@ -32,6 +33,7 @@ def devices(
     """
     choice = parse_devices(asked)
     available = _present(asked, choice) if among is None else _check_platform(asked, choice, among)
+    release_pool_variable()
     found = []
     for process in sorted({device.process_index for device in available}):
         own = [device for device in available if device.process_index == process]
@@ -42,10 +44,12 @@ def devices(
 def split_cpu(asked: Devices) -> None:
     """Split the CPU into the requested number of devices, if no JAX backend runs yet.
 
-    Environment variables that set their number have precedence.
+    Environment variables that set their number have precedence. XLA gets the threads for them.
     """
     choice = parse_devices(asked)
     needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
+    number: Any = jax.config
+    size_thread_pool(max(needed, number.jax_num_cpu_devices))
     if needed and choice.platform in ("", "cpu") and not variables.sets_cpu_devices(os.environ):
         # Once a backend runs, the number of devices cannot change.
         with contextlib.suppress(RuntimeError):

@@ -88,7 +88,7 @@ def test_an_unknown_flag_and_a_wrong_value_are_errors_of_the_config():
 
 @pytest.mark.parametrize("words", [["run", "digits"], ["eval", "digits"]], ids=" ".join)
 def test_an_unknown_flag_of_the_environment_is_an_error_and_no_crash(monkeypatch, capsys, words):
-    monkeypatch.setattr(compiler_flags, "_has_devices", lambda: False)
+    monkeypatch.setattr(compiler_flags, "has_devices", lambda: False)
     monkeypatch.setenv(FLAGS, "--xla_force_host_platform_device_count=8 --xla_gpu_nonsense=1")
     assert main(words) == 2
     assert "refuses --xla_gpu_nonsense" in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_an_unknown_flag_of_the_environment_is_an_error_and_no_crash(monkeypatch
 
 def test_known_flags_of_the_environment_are_read_once(monkeypatch):
     checked = []
-    monkeypatch.setattr(compiler_flags, "_has_devices", lambda: False)
+    monkeypatch.setattr(compiler_flags, "has_devices", lambda: False)
     monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: False)
     monkeypatch.setattr(compiler_flags, "check_known", checked.append)
     monkeypatch.setenv(LIBTPU_FLAGS, "--xla_tpu_a=1")  # nobody reads it without libtpu
