@@ -143,6 +143,11 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
         total = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
         value = 1.0 * Mean(total, jnp.float32(rows))
     for number, mean in enumerate(value.means):
+        if jnp.iscomplexobj(mean.total):
+            raise LossError(
+                f"term {number} of the loss has a complex total, and only real numbers have a "
+                f"least one. Give a real one: jnp.abs(values) ** 2, or values.real."
+            )
         if jnp.shape(mean.total) or jnp.shape(mean.weight):
             raise LossError(
                 f"term {number} of the loss has a total of shape {jnp.shape(mean.total)} and a "
