@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrain.core.mean import Mean, Terms
+from jtrain.core.mean import Mean, Terms, sum_dtype
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import allow_hidden_rows
 from jtrain.core.types import Batch, Extra, Key, Leaf, LossFn, LossValue, Metrics, Params
@@ -85,7 +85,7 @@ def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, "
     A weight may be negative, where rows carry signed weights. A weight of NaN makes the sum NaN.
     """
     parts = zip(terms.coefficients, terms.means, weights, strict=True)
-    total = jnp.float32(0)
+    total = jnp.zeros((), sum_dtype(*(mean.total for mean in terms.means)))
     for coefficient, mean, weight in parts:
         total += coefficient * _divide(mean.total, weight, otherwise=0)
     return total
@@ -138,10 +138,10 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
             )
         if ragged:
             raise LossError(SCALAR)
-        rows = len(batch["mask"])
+        rows, dtype = len(batch["mask"]), sum_dtype(value)
         # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
-        total = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
-        value = 1.0 * Mean(total, jnp.float32(rows))
+        total = jnp.where(batch["mask"].all(), value.astype(dtype) * rows, jnp.nan)
+        value = 1.0 * Mean(total, dtype(rows))
     for number, mean in enumerate(value.means):
         if jnp.iscomplexobj(mean.total):
             raise LossError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.loss import Stateful
-from jtrain.core.mean import Mean
+from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.model import Model
 from jtrain.core.rows import check_no_hidden_rows, row_keys
 from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
@@ -117,7 +117,7 @@ def binary_classifier(
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, labels, "labels", "jt.binary_classifier(model")
         logits, wanted = _alike(logits, wanted, labels, "logits")
-        return binary_cross_entropy(logits, wanted.astype(jnp.float32), batch["mask"])
+        return binary_cross_entropy(logits, wanted.astype(sum_dtype(wanted)), batch["mask"])
 
     return _loss_of(model, inputs, head)
 
@@ -139,7 +139,7 @@ def regression(
     def head(outputs: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, targets, "targets", "jt.regression(model")
         outputs, wanted = _alike(outputs, wanted, targets, "outputs")
-        return squared_error(outputs, wanted.astype(jnp.float32), batch["mask"])
+        return squared_error(outputs, wanted.astype(sum_dtype(wanted)), batch["mask"])
 
     return _loss_of(model, inputs, head)
 

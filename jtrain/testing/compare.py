@@ -84,7 +84,7 @@ def _host(leaf: Any) -> np.ndarray:
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
     if array.dtype.kind == "c":
-        array = np.stack([array.real, array.imag])
+        array = np.stack([np.real(array), np.imag(array)])
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 
