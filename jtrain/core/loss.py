@@ -143,17 +143,22 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
         total = jnp.where(batch["mask"].all(), value.astype(dtype) * rows, jnp.nan)
         value = 1.0 * Mean(total, dtype(rows))
     for number, mean in enumerate(value.means):
-        if jnp.iscomplexobj(mean.total):
-            raise LossError(
-                f"term {number} of the loss has a complex total, and only real numbers have a "
-                f"least one. Give a real one: jnp.abs(values) ** 2, or values.real."
-            )
+        for part in (mean.total, value.coefficients[number]):
+            _check_real(f"term {number} of the loss", part)
         if jnp.shape(mean.total) or jnp.shape(mean.weight):
             raise LossError(
                 f"term {number} of the loss has a total of shape {jnp.shape(mean.total)} and a "
                 f"weight of shape {jnp.shape(mean.weight)}; both must be sums over rows, scalars."
             )
     return value
+
+
+def _check_real(what: str, number: Any) -> None:
+    if jnp.iscomplexobj(number):
+        raise LossError(
+            f"{what} is complex, and losses and metrics are real numbers. Give a real one: "
+            f"jnp.abs(values) ** 2, or values.real."
+        )
 
 
 def _metrics(metrics: Any) -> Metrics:
@@ -165,6 +170,7 @@ def _metrics(metrics: Any) -> Metrics:
                 f"the metric {name!r} is {_kind(metric)}, not a Mean, so it cannot be "
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
+        _check_real(f"the metric {name!r}", metric.total)
         if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale", "rows"}:
             by = "an evaluation" if name == "rows" else "the step"
             raise LossError(f"the metric {name!r} has the name of one that {by} adds; rename it.")

@@ -94,7 +94,11 @@ def classifier(
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, labels, "labels", "jt.classifier(model")
         if wanted.shape == logits.shape and jnp.issubdtype(wanted.dtype, jnp.floating):
-            return soft_cross_entropy(logits, in_domain(wanted, "distributions"), *counted(batch))
+            mask, weights = counted(batch)
+            if weights is not None:  # what counts for nothing need not be a distribution
+                wanted = jnp.where(mask[:, None], wanted, 1 / wanted.shape[-1])
+            wanted = in_domain(wanted, "distributions")
+            return soft_cross_entropy(logits, wanted, mask, weights)
         if wanted.ndim == logits.ndim and wanted.shape[-1] == 1:
             wanted = wanted[..., 0]
         _check_labels(logits, wanted, labels)

@@ -10,6 +10,7 @@ import pytest
 from comparison import bitwise, distance
 
 import jtrain as jt
+from jtrain.core.evaluate import make_evaluate
 from jtrain.core.mean import Mean
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import new_state
@@ -154,8 +155,14 @@ def test_a_run_over_devices_is_saved_and_loaded_with_both_parts(tmp_path, monkey
 
 
 def test_what_has_no_complex_numbers_refuses_them_by_name():
-    with pytest.raises(LossError, match=r"jnp\.abs\(values\) \*\* 2"):
-        steps(lambda p, b, r: Mean(p["w"].sum(), jnp.float32(8)), START, optax.sgd(0.1))
+    one = lambda p: Mean(p["w"].sum(), jnp.float32(8))
+    for loss in (
+        lambda p, b, r: one(p),
+        lambda p, b, r: 1j * filtered(p, b, r),
+        lambda p, b, r: (filtered(p, b, r), {"m": one(p)}),
+    ):
+        with pytest.raises(LossError, match=r"jnp\.abs\(values\) \*\* 2"):
+            jax.eval_shape(make_evaluate(loss), (START, ()), {"x": X, "y": Y})
     with pytest.raises(ConfigError, match=r"w holds complex64.*lora\.rank=0"):
         build_adapter(Lora(on=("w",), rank=2), START, {})
 

@@ -56,6 +56,24 @@ def test_the_advice_makes_them_probabilities(loss, y):
     jt.check_batch(loss, PARAMS, {"x": X, "y": np.asarray(given)})
 
 
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (jt.binary_classifier(one), np.where(SIGNS > 0, 1, np.nan)),
+        (
+            jt.classifier(three),
+            np.float32(np.eye(3)[[0, 1, 2, 0, 1, 2, 0, 1]] * (SIGNS > 0)[:, None]),
+        ),
+    ],
+)
+def test_rows_without_a_label_get_no_weight(loss, y):
+    with pytest.raises(DataError) as caught:
+        jt.check_batch(loss, PARAMS, {"x": X, "y": y})
+    weight = eval(re.search(r"Give `weight=(.*?)`", str(caught.value))[1], {"y": y})
+    assert weight.tolist() == (SIGNS > 0).tolist()
+    jt.check_batch(loss, PARAMS, {"x": X, "y": y, "weight": weight})
+
+
 def test_what_is_hidden_and_what_is_right_is_accepted():
     mask = SIGNS > 0
     hidden = {"x": X, "y": np.where(mask, 1, np.nan), "row": np.arange(8), "mask": mask}

@@ -74,6 +74,10 @@ def outside_error(found: OutsideValue, what: str, origin: Sequence[int] = ()) ->
         advice = f"{leaf} / {leaf}.sum(-1, keepdims=True)"
         if low < 0:
             advice = f"jax.nn.softmax({leaf}) of logits"
+    if np.isnan(found.value) or found.value == 0:  # no factor makes a distribution of it
+        advice = f"weight=({leaf} >= 0).any(-1) & ({leaf}.sum(-1) > 0)"
+        if found.domain == "probabilities":
+            advice = f"weight=({leaf} >= 0)"
     holds = f"{found.value:g}" + (" in sum" if low >= 0 and found.domain == "distributions" else "")
     return DataError(
         f"the loss takes {found.domain} from `{leaf}`, {must}, and {row} holds {holds}: the loss "
