@@ -10,7 +10,7 @@ from jtrain.core.accumulate import accumulate
 from jtrain.core.loss import Stateful, combine, normalize_loss
 from jtrain.core.loss_checks import check_weights
 from jtrain.core.precision.cast import cast_params
-from jtrain.core.pytree import at_least_f32
+from jtrain.core.pytree import at_least_f32, conjugate
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Leaf, LossFn, Metrics, Params
@@ -54,7 +54,7 @@ class LossGradient(NamedTuple):
     """The loss of a whole batch at some parameters, and its gradient."""
 
     value: Leaf  # f32 scalar
-    grads: Params  # in the types of the parameters
+    grads: Params  # in the types of the parameters; dL/dx + i dL/dy of a complex leaf
     metrics: Metrics
     changes: Extra  # a Mean for each leaf of `extra` that changes, None for the others
 
@@ -112,7 +112,7 @@ def make_gradient(
                 return unscaled, grads
 
             (value, (metrics, changes)), grads = total(of_rows, place=place)
-            grads = optax.tree.cast_like(sharding.summed(grads), params)
+            grads = conjugate(optax.tree.cast_like(sharding.summed(grads), params))
             return LossGradient(value, state.scale.down(grads), metrics, changes)
 
         return gradient
@@ -132,7 +132,8 @@ def make_value_fn(gradient: GradientFn) -> Callable[[Params], Leaf]:
         at = gradient(params)
         return at.value, at.grads
 
-    value.defvjp(forward, lambda grads, up: (jax.tree.map(lambda g: up * g, grads),))
+    backward = lambda grads, up: (jax.tree.map(lambda g: up * g, conjugate(grads)),)
+    value.defvjp(forward, backward)
 
     def value_fn(params: Params, grad_norm: Leaf | None = None, matrices: Any = None) -> Leaf:
         # optax's line searches hand on what an update gets, and refuse the rest

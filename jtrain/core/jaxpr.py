@@ -21,7 +21,11 @@ def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
     Looks through jit, remat, custom derivatives and scan; any other operation that holds a program
     (`while_loop`, `cond`) is taken to need all its inputs. Nothing is run.
     """
-    closed = jax.make_jaxpr(fn)(*args)
+    return input_leaves(jax.make_jaxpr(fn)(*args))
+
+
+def input_leaves(closed: Any) -> list[set[int]]:
+    """Return for each output of a traced function the inputs that it is computed from."""
     bits = _reach(closed.jaxpr, [1 << i for i in range(len(closed.jaxpr.invars))])
     return [{i for i in range(mask.bit_length()) if mask >> i & 1} for mask in bits]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrain.core.mean import Mean, Terms
+from jtrain.core.mean import Mean, Terms, sum_dtype
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import allow_hidden_rows
 from jtrain.core.types import Batch, Extra, Key, Leaf, LossFn, LossValue, Metrics, Params
@@ -85,7 +85,7 @@ def combine(terms: Terms, weights: Sequence[Float[Array, ""]]) -> Float[Array, "
     A weight may be negative, where rows carry signed weights. A weight of NaN makes the sum NaN.
     """
     parts = zip(terms.coefficients, terms.means, weights, strict=True)
-    total = jnp.float32(0)
+    total = jnp.zeros((), sum_dtype(*(mean.total for mean in terms.means)))
     for coefficient, mean, weight in parts:
         total += coefficient * _divide(mean.total, weight, otherwise=0)
     return total
@@ -138,17 +138,27 @@ def _terms(value: Any, batch: Batch, ragged: bool) -> Terms:
             )
         if ragged:
             raise LossError(SCALAR)
-        rows = len(batch["mask"])
+        rows, dtype = len(batch["mask"]), sum_dtype(value)
         # NaN where a row is masked: the step's finite flag then refuses what no rule can weigh.
-        total = jnp.where(batch["mask"].all(), value.astype(jnp.float32) * rows, jnp.nan)
-        value = 1.0 * Mean(total, jnp.float32(rows))
+        total = jnp.where(batch["mask"].all(), value.astype(dtype) * rows, jnp.nan)
+        value = 1.0 * Mean(total, dtype(rows))
     for number, mean in enumerate(value.means):
+        for part in (mean.total, value.coefficients[number]):
+            _check_real(f"term {number} of the loss", part)
         if jnp.shape(mean.total) or jnp.shape(mean.weight):
             raise LossError(
                 f"term {number} of the loss has a total of shape {jnp.shape(mean.total)} and a "
                 f"weight of shape {jnp.shape(mean.weight)}; both must be sums over rows, scalars."
             )
     return value
+
+
+def _check_real(what: str, number: Any) -> None:
+    if jnp.iscomplexobj(number):
+        raise LossError(
+            f"{what} is complex, and losses and metrics are real numbers. Give a real one: "
+            f"jnp.abs(values) ** 2, or values.real."
+        )
 
 
 def _metrics(metrics: Any) -> Metrics:
@@ -160,6 +170,7 @@ def _metrics(metrics: Any) -> Metrics:
                 f"the metric {name!r} is {_kind(metric)}, not a Mean, so it cannot be "
                 f'added up exactly. Return `jt.Mean.of(values_by_row, batch["mask"])`.'
             )
+        _check_real(f"the metric {name!r}", metric.total)
         if name in {"loss", "grad_norm", "update_norm", "skipped", "loss_scale", "rows"}:
             by = "an evaluation" if name == "rows" else "the step"
             raise LossError(f"the metric {name!r} has the name of one that {by} adds; rename it.")

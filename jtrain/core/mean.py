@@ -19,8 +19,8 @@ class Mean:
     The weight depends on the batch alone, never on the parameters.
     """
 
-    total: Any  # f32, any shape; a scalar where it is a loss
-    weight: Any  # f32, the shape of `total` or a scalar
+    total: Any  # f32 (f64 of f64 values), any shape; a scalar where it is a loss
+    weight: Any  # of the same dtype, the shape of `total` or a scalar
 
     @classmethod
     def of(
@@ -41,8 +41,9 @@ class Mean:
         _check_belongs(values, mask if weights is None else weights, "weights")
         if jnp.iscomplexobj(values):  # a cast would drop the imaginary part
             raise LossError("jt.Mean.of got complex values. Give real ones: jnp.abs(values) ** 2.")
-        weight = (mask if weights is None else jnp.where(mask, weights, 0)).astype(jnp.float32)
-        unmasked = jnp.where(mask, values, 0).astype(jnp.float32)
+        dtype = sum_dtype(values) if weights is None else sum_dtype(values, weights)
+        weight = (mask if weights is None else jnp.where(mask, weights, 0)).astype(dtype)
+        unmasked = jnp.where(mask, values, 0).astype(dtype)
         return cls(_sum(unmasked * weight), _sum(weight))
 
     def value(self) -> Any:
@@ -59,6 +60,12 @@ class Mean:
 
     def __add__(self, other: "Mean | Terms") -> "Terms":
         return 1.0 * self + other
+
+
+def sum_dtype(*arrays: Any) -> Any:
+    """Return the type that arrays are summed in: float32, or float64 if one of them is float64."""
+    wide = any(jnp.result_type(array) == np.float64 for array in arrays)
+    return jnp.float64 if wide else jnp.float32
 
 
 def _check_belongs(values: Any, other: Any, called: str) -> None:

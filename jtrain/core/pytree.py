@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jtrain.core.types import Tree
+from jtrain.core.types import Leaf, Tree
 
 
 def name(path: tuple[Any, ...]) -> str:
@@ -26,8 +26,22 @@ def num_elements(tree: Any) -> int:
 
 def norm(tree: Any) -> Float[Array, ""]:
     """Return the 2-norm over all leaves together, in at least float32."""
-    squares = [jnp.sum(jnp.square(at_least_f32(leaf))) for leaf in jax.tree.leaves(tree)]
+    squares = [jnp.sum(_square(at_least_f32(leaf))) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, start=jnp.float32(0)))
+
+
+def _square(x: Leaf) -> Leaf:
+    """Return the square of each number, of a complex one that of its modulus."""
+    return jnp.square(x.real) + jnp.square(x.imag) if jnp.iscomplexobj(x) else jnp.square(x)
+
+
+def conjugate(grads: Tree) -> Tree:
+    """Return a gradient of `jax.grad` with complex leaves conjugated: the direction of ascent.
+
+    JAX's gradient of a real loss is dL/dx - i dL/dy for z = x + iy, and a step along it climbs in
+    y. PyTorch and TensorFlow return dL/dx + i dL/dy. Real leaves are unchanged.
+    """
+    return jax.tree.map(jnp.conj, grads)
 
 
 def at_least_f32(tree: Tree) -> Tree:

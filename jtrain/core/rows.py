@@ -13,6 +13,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Key, Keys
 from jtrain.errors import LossError
 
+THREEFRY = "threefry2x32"
 _RAGGED = ContextVar("ragged", default=False)
 
 
@@ -23,9 +24,29 @@ def row_keys(rng: None, batch: Batch) -> None: ...
 def row_keys(rng: Key | None, batch: Batch) -> Shaped[Array, "b"] | None:
     """Return a key for each row, from its index in the global batch, on whatever device it is.
 
-    `rng=None` (evaluation: nothing is drawn) gives None.
+    `rng=None` (evaluation: nothing is drawn) gives None. The keys are of threefry, whatever
+    `jax_default_prng_impl` is.
     """
-    return None if rng is None else jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])
+    if rng is None:
+        return None
+    return jax.vmap(jax.random.fold_in, (None, 0))(threefry(rng), batch["row"])
+
+
+def threefry(keys: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """Return keys of threefry, each made of all words of a key; those of threefry are returned.
+
+    `jax.vmap` of a draw by keys of rbg or unsafe_rbg draws for all of them from the first, so that
+    the draws of a row would depend on the rows beside it.
+    """
+    if jax.random.key_impl(keys) == THREEFRY:
+        return keys
+    typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if typed and keys.ndim:
+        return jax.vmap(threefry)(keys)
+    made = jax.random.key(0, impl=THREEFRY)
+    for word in jax.random.key_data(keys) if typed else keys:
+        made = jax.random.fold_in(made, word)
+    return made
 
 
 def first_key(rng: Keys) -> Key:

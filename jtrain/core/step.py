@@ -11,7 +11,7 @@ from jtrain.core.finite import is_finite_update, update_if
 from jtrain.core.gradient import NO_SHARDING, GradientSharding, make_gradient, make_value_fn
 from jtrain.core.loss import Stateful, update_extra
 from jtrain.core.loss_checks import check_split_rows
-from jtrain.core.mean import Mean
+from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Couples, LossFn, Metrics
@@ -95,7 +95,7 @@ def make_step(
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}
         own |= {"skipped": skipped, **state.scale.metrics()}
-        own = {name: Mean(x.astype(jnp.float32), jnp.float32(1)) for name, x in own.items()}
+        own = {name: Mean(x.astype(sum_dtype(x)), jnp.float32(1)) for name, x in own.items()}
         state = TrainState(
             step=state.step + 1,
             skipped=skipped,

@@ -186,6 +186,13 @@ def build_adapter(
                 f"lora.on[{i}] is {pattern!r}, which matches no matrix, and only a matrix has a "
                 f"low-rank term. Nearest matrices: {near}."
             )
+    for name, leaf in pytree.named_leaves(params).items():
+        if jnp.iscomplexobj(leaf):
+            raise ConfigError(
+                f"{name} holds {leaf.dtype}, and low-rank terms and frozen weights are real. "
+                f"Train the whole model (lora.rank=0, lora.on=[]), or give the real and the "
+                f"imaginary part as two parameters."
+            )
     leaves = {}
     for name, shape in matrices.items():
         if any(matches(name, pattern) for pattern in settings.on):

@@ -6,14 +6,14 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
 from jtrain.losses.index_marks import in_range
-from jtrain.losses.shapes import check_labels_shape
+from jtrain.losses.shapes import check_labels_shape, spread_weights
 
 
 def chunked_next_token(
@@ -21,6 +21,7 @@ def chunked_next_token(
     head: Float[Array, "v d"],
     targets: Integer[Array, "b t"],
     real: Bool[Array, "b t"],
+    weights: Shaped[Array, "b *w"] | None = None,
     *,
     chunk: int = 128,
     soft_cap: float | None = None,
@@ -43,6 +44,7 @@ def chunked_next_token(
         head: a row for each token of the vocabulary.
         targets: the next tokens; one outside 0 .. v-1 is treated as by `next_token`.
         real: which targets count; hidden states of the others may be NaN.
+        weights: how many times a target counts, of each row or of each target; None: once.
         chunk: positions of a row in a chunk.
         soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`.
         z_loss: this times the square of the log of the softmax's denominator is added to the value;
@@ -57,11 +59,13 @@ def chunked_next_token(
     _check(len(hidden), chunk, soft_cap, placement.rows)
     settings = _Settings(chunk, soft_cap, z_loss, placement, jnp.dtype(hidden.dtype))
     targets = in_range(targets, head, 0).astype(jnp.int32)  # bytes number no larger vocabulary
-    arrays = hidden, head.astype(hidden.dtype), targets, real
+    each = spread_weights(weights, real.shape)
+    each = None if each is None else jnp.where(real, each, 0).astype(_wide(hidden.dtype))
+    arrays = hidden, head.astype(hidden.dtype), targets, real, each
     value, sums = cast(tuple[Array, _Sums], _loss(settings, *arrays))
     sums = jax.lax.stop_gradient(sums)
     mean = lambda by_row: Mean(by_row.sum(), weight)
-    weight = real.sum(dtype=jnp.float32)
+    weight = real.sum(dtype=jnp.float32) if each is None else each.sum()
     metrics = {"accuracy": mean(sums.hits)}
     if z_loss:
         metrics |= {"cross_entropy": mean(sums.nats), "z_loss": mean(sums.squares)}
@@ -99,18 +103,19 @@ class _Sums(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(settings, hidden, head, targets, real):
+def _loss(settings, hidden, head, targets, real, weights):
     head = settings.gather(head)
 
     def add(sums, slices):
         more, *_ = _chunk(settings, head, *slices)
         return jax.tree.map(jnp.add, sums, more), None
 
-    sums, _ = jax.lax.scan(add, _zero_sums(hidden), _slices(settings, hidden, head, targets, real))
+    slices = _slices(settings, hidden, head, targets, real, weights)
+    sums, _ = jax.lax.scan(add, _zero_sums(hidden), slices)
     return _value(settings, sums), sums
 
 
-def _forward(settings, hidden, head, targets, real):
+def _forward(settings, hidden, head, targets, real, weights):
     (b, t, d), head = hidden.shape, settings.gather(head)
     placement = settings.placement
     s, p = placement.rows, placement.times  # grad_head has a sum for each shard of rows and time
@@ -126,28 +131,28 @@ def _forward(settings, hidden, head, targets, real):
 
     zeros = constrain(jnp.zeros((s, p, *head.shape), _wide(settings.dtype)))
     start = _zero_sums(hidden), zeros
-    (sums, grad_head), grad_x = jax.lax.scan(
-        add, start, _slices(settings, hidden, head, targets, real)
-    )
+    slices = _slices(settings, hidden, head, targets, real, weights)
+    (sums, grad_head), grad_x = jax.lax.scan(add, start, slices)
     grad_x = jnp.moveaxis(grad_x, 0, 2).reshape(b, -1, d)[:, :t]
     # Nothing needs the sum soon: without a barrier the unsummed gradient lives through the layers'
     # backward pass.
     grad_head = placement.constrain(grad_head.sum((0, 1)), "vocab", "split")
     grad_x, grad_head = jax.lax.optimization_barrier((grad_x, grad_head))
-    return (_value(settings, sums), sums), (grad_x, grad_head)
+    return (_value(settings, sums), sums), (grad_x, grad_head, weights)
 
 
 def _backward(settings, gradients, upstream):
     scale = upstream[0] / settings.unit  # the gradient of the sums is stopped
+    *gradients, weights = gradients
     grad_x, grad_head = ((x * scale).astype(settings.dtype) for x in gradients)
     none = np.zeros(grad_x.shape[:2], jax.dtypes.float0)
-    return grad_x, grad_head, none, none
+    return grad_x, grad_head, none, none, jax.tree.map(jnp.zeros_like, weights)
 
 
 _loss.defvjp(_forward, _backward)
 
 
-def _chunk(settings, head, x, targets, own, real):
+def _chunk(settings, head, x, targets, own, real, weights):
     """Return the sums of a chunk, its hidden states, and the gradient in each logit."""
     x = jnp.where(real[..., None], x, 0)  # the others may be NaN
     logits = _product("btd,vd->btv", x, head)
@@ -169,7 +174,8 @@ def _chunk(settings, head, x, targets, own, real):
     )
     # The first of the maxima, as argmax returns, which XLA:CPU computes one number at a time.
     likeliest = jnp.where(logits == top, tokens, len(head)).min(-1, keepdims=True)
-    by_row = lambda x: jnp.where(real, x[..., 0], 0).sum(1)
+    weighted = lambda x: x if weights is None else x * weights[..., None]
+    by_row = lambda x: jnp.where(real, weighted(x)[..., 0], 0).sum(1)
     sums = _Sums(
         nats=by_row(log_total - at_target),
         squares=by_row(jnp.square(log_total)),
@@ -179,7 +185,7 @@ def _chunk(settings, head, x, targets, own, real):
     slopes -= (tokens == own).astype(slopes.dtype)
     if tanh is not None:
         slopes *= 1 - jnp.square(tanh)
-    slopes = jnp.where(real[..., None], settings.unit * slopes, 0)
+    slopes = jnp.where(real[..., None], settings.unit * weighted(slopes), 0)
     return sums, x, slopes.astype(settings.dtype)
 
 
@@ -191,7 +197,7 @@ def _zero_sums(hidden):
     return _Sums(*[jnp.zeros(len(hidden), _wide(hidden.dtype))] * 3)
 
 
-def _slices(settings, hidden, head, targets, real):
+def _slices(settings, hidden, head, targets, real, weights):
     """Cut arrays b t ... into chunks of every n-th position, n b c ...; pad with unreal tokens."""
     t = hidden.shape[1]
     chunks = -(-t // settings.chunk)
@@ -202,7 +208,7 @@ def _slices(settings, hidden, head, targets, real):
         return jnp.moveaxis(x.reshape(len(x), size, chunks, *x.shape[2:]), 2, 0)
 
     own = targets.clip(0, len(head) - 1)
-    return tuple(cut(x) for x in (hidden, targets, own, real))
+    return jax.tree.map(cut, (hidden, targets, own, real, weights))
 
 
 def _product(dims, x, y):

@@ -5,14 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
-from jtrain.losses.index_marks import in_range
-from jtrain.losses.shapes import check_labels_shape, check_mask, check_same_shape
+from jtrain.losses.index_marks import in_domain, in_range
+from jtrain.losses.shapes import check_labels_shape, check_mask, check_same_shape, spread_weights
 
 
 def cross_entropy(
@@ -93,12 +93,16 @@ _per_label.defvjp(_forward, _backward)
 
 
 def soft_cross_entropy(
-    logits: Float[Array, "b c"], chances: Float[Array, "b n"], mask: Bool[Array, "b"]
+    logits: Float[Array, "b c"],
+    chances: Float[Array, "b n"],
+    mask: Bool[Array, "b"],
+    weights: Shaped[Array, "b"] | None = None,
 ) -> tuple[Mean, Metrics]:
     """Return minus the sum of chance x log softmax(logits), in nats a row where `mask` is true.
 
     The metric `accuracy` is the share of rows whose likeliest class has the greatest chance.
-    `chances` need not add up to 1 and have no gradient.
+    `chances` are at least 0, need not add up to 1 and have no gradient. Both
+    count a row `weights` times.
 
     Raises:
         LossError: if the numbers of chances and logits differ.
@@ -108,9 +112,10 @@ def soft_cross_entropy(
     rows = mask[:, None]
     wide = jnp.where(rows, at_least_f32(logits), 0)  # masked rows may be NaN
     target = jax.lax.stop_gradient(jnp.where(rows, at_least_f32(chances), 0))
+    target = in_domain(target, "weights of classes")
     values = -_products(target, jax.nn.log_softmax(wide, -1)).sum(-1)
     hits = (wide.argmax(-1) == target.argmax(-1)).astype(jnp.float32)
-    return Mean.of(values, mask), {"accuracy": Mean.of(hits, mask)}
+    return Mean.of(values, mask, weights), {"accuracy": Mean.of(hits, mask, weights)}
 
 
 def check_same_classes(
@@ -133,12 +138,14 @@ def binary_cross_entropy(
     logits: Float[Array, "b *s"],
     labels: Float[Array, "b *s"] | Bool[Array, "b *s"],
     mask: Bool[Array, "b"],
+    weights: Shaped[Array, "b *w"] | None = None,
 ) -> tuple[Mean, Metrics]:
     """Return nats a number between sigmoid(logits) and `labels`, over rows where `mask` is true.
 
-    The metric `accuracy` is the share of logits above 0 exactly where the label is above 1/2.
-    Labels are probabilities in 0 .. 1, or bools; others cannot be rejected inside `jax.jit`, and
-    their loss has no minimum.
+    The metric `accuracy` is the share of logits above 0 exactly where the label is above 1/2. Both
+    count a row `weights` times.
+    Labels are probabilities in 0 .. 1, or bools. The loss of others has no minimum: they are
+    rejected in the first batch, and cannot be inside `jax.jit`.
 
     Raises:
         LossError: if the shapes differ.
@@ -146,12 +153,13 @@ def binary_cross_entropy(
     check_same_shape(logits, labels, mask, ("logits", "labels"))
     rows = jnp.expand_dims(mask, range(1, logits.ndim))
     wide = jnp.where(rows, at_least_f32(logits), 0)  # masked rows may be NaN
-    wanted = jnp.where(rows, labels.astype(wide.dtype), 0)
+    wanted = in_domain(jnp.where(rows, labels.astype(wide.dtype), 0), "probabilities")
     # softplus(z) - y z: exact for large z of either sign.
     values = jax.nn.softplus(wide) - wanted * wide
     numbers = jnp.broadcast_to(rows, wide.shape)
     hits = ((wide > 0) == (wanted > 0.5)).astype(jnp.float32)
-    return Mean.of(values, numbers), {"accuracy": Mean.of(hits, numbers)}
+    each = spread_weights(weights, wide.shape)
+    return Mean.of(values, numbers, each), {"accuracy": Mean.of(hits, numbers, each)}
 
 
 def distillation(

@@ -3,19 +3,24 @@
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Metrics
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy_per_label
-from jtrain.losses.shapes import check_labels_shape
+from jtrain.losses.shapes import check_labels_shape, spread_weights
 
 
 def next_token(
-    logits: Float[Array, "b t v"], targets: Integer[Array, "b t"], real: Bool[Array, "b t"]
+    logits: Float[Array, "b t v"],
+    targets: Integer[Array, "b t"],
+    real: Bool[Array, "b t"],
+    weights: Shaped[Array, "b *w"] | None = None,
 ) -> tuple[Mean, Metrics]:
     """Return nats a token and the accuracy, over the tokens where `real` is true.
+
+    A token counts `weights` times, those of its row or its own (b t).
 
     A target outside 0 .. v-1 is an error in the first batch, and has the loss of the nearest token
     in a later one, as in `cross_entropy`.
@@ -26,7 +31,8 @@ def next_token(
     check_labels_shape(logits, targets, real)
     hits = (logits.argmax(-1) == targets).astype(jnp.float32)
     loss = cross_entropy_per_label(logits, targets)
-    return Mean.of(loss, real), {"accuracy": Mean.of(hits, real)}
+    each = spread_weights(weights, real.shape)
+    return Mean.of(loss, real, each), {"accuracy": Mean.of(hits, real, each)}
 
 
 def inputs_and_targets(

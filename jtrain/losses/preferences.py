@@ -124,6 +124,11 @@ def kto(
     _check_beta(beta)
     check_same_shape(response, reference, mask, ("response", "reference"))
     check_same_shape(mismatched, reference_mismatched, mask, ("mismatched", "its reference"))
+    if desirable.dtype != bool:
+        raise LossError(
+            f"desirable says of each row whether its response is liked, and is {desirable.dtype}, "
+            f"of which -1 would count as liked too. Give desirable > 0."
+        )
     ratio = _ratio(response, reference, mask)
     other = _ratio(mismatched, reference_mismatched, mask)
     rows = jnp.maximum(mask.sum(), 1).astype(other.dtype)

@@ -41,6 +41,12 @@ def check_labels_shape(logits: Any, labels: Any, mask: Any) -> None:
             f"logits of shape {shape} take a label for each vector of {shape[-1]}, and the labels "
             f"have the shape {other}. Give {advice}{soft}."
         )
+    if jnp.issubdtype(jnp.result_type(labels), jnp.inexact):
+        raise LossError(
+            f"labels are whole numbers that count classes from 0, and these are "
+            f"{jnp.result_type(labels)}, of which a cast would drop the fraction. Give "
+            f"labels.astype(jnp.int32)."
+        )
     check_mask(mask, shape[:-1])
 
 
@@ -55,3 +61,20 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> None:
             f"the mask has the shape {jnp.shape(mask)}, and the masked values {shape}. Give a "
             f'mask of shape {shape}: batch["mask"] has one value a row.'
         )
+
+
+def spread_weights(weights: Any, shape: tuple[int, ...]) -> Any:
+    """Return weights of rows, or of some leading dims, for each number of `shape`; None of None.
+
+    Raises:
+        LossError: with both shapes.
+    """
+    if weights is None:
+        return None
+    found = jnp.shape(weights)
+    if found != shape[: len(found)] or not found:
+        raise LossError(
+            f"the weights have the shape {found}, and the weighted values {shape}. Give one weight "
+            f"a row, of shape {shape[:1]}, such as weight.reshape(-1)."
+        )
+    return jnp.broadcast_to(jnp.expand_dims(weights, range(len(found), len(shape))), shape)

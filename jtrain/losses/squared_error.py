@@ -1,21 +1,24 @@
 """Losses of regression: squared error, and Huber's error."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
-from jtrain.losses.shapes import check_same_shape
+from jtrain.losses.shapes import check_same_shape, spread_weights
 
 
 def squared_error(
-    outputs: Float[Array, "b *s"], targets: Float[Array, "b *s"], mask: Bool[Array, "b"]
+    outputs: Float[Array, "b *s"],
+    targets: Float[Array, "b *s"],
+    mask: Bool[Array, "b"],
+    weights: Shaped[Array, "b *w"] | None = None,
 ) -> tuple[Mean, Metrics]:
     """Return the mean square of outputs minus targets, over the rows where `mask` is true.
 
-    The metric `absolute_error` is the mean absolute error.
+    The metric `absolute_error` is the mean absolute error. Both count a row `weights` times.
 
     Raises:
         LossError: if the shapes differ.
@@ -24,7 +27,9 @@ def squared_error(
     rows = jnp.expand_dims(mask, range(1, outputs.ndim))
     error = jnp.where(rows, at_least_f32(outputs) - at_least_f32(targets), 0)
     numbers = jnp.broadcast_to(rows, error.shape)
-    return Mean.of(jnp.square(error), numbers), {"absolute_error": Mean.of(abs(error), numbers)}
+    each = spread_weights(weights, error.shape)
+    value = Mean.of(jnp.square(error), numbers, each)
+    return value, {"absolute_error": Mean.of(abs(error), numbers, each)}
 
 
 def huber(

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from jtrain.core.pytree import at_least_f32
+from jtrain.core.rows import threefry
 from jtrain.core.types import Keys, Params
 from jtrain.errors import ConfigError
 
@@ -145,6 +146,7 @@ def _generate(model, params, prompt, key, *, steps, top_k, sampling):
 
 
 def _keys_at(key: Keys, position: Int[Array, ""] | int, rows: int) -> Shaped[Array, "b"]:
+    key = threefry(key)
     if key.ndim:
         return jax.vmap(jax.random.fold_in, (0, None))(key, position)
     return jax.vmap(jax.random.fold_in, (None, 0))(

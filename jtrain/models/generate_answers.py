@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Int, Integer
 
+from jtrain.core.rows import threefry
 from jtrain.core.types import Key, Params
 from jtrain.errors import ConfigError
 from jtrain.models.generate import IncrementalModel, check_sampling, draw, with_room
@@ -77,7 +78,7 @@ def generate_answers(
 @functools.partial(jax.jit, static_argnames=("model", "start", "steps", "stop", "top_k"))
 def _generate(model, params, prompts, lengths, key, *, start, steps, stop, temperature, top_k):
     rows, longest = prompts.shape
-    index = jnp.arange(rows)
+    index, key = jnp.arange(rows), threefry(key)
     padded = jnp.where(jnp.arange(longest)[None] < lengths[:, None], prompts, 0)
     text = jnp.pad(padded, ((0, 0), (0, steps)))
     mark = jnp.asarray(stop, text.dtype)

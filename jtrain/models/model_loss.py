@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jtrain.core.loss import Stateful
-from jtrain.core.mean import Mean
+from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.model import Model
 from jtrain.core.rows import check_no_hidden_rows, row_keys
 from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
@@ -20,7 +21,9 @@ from jtrain.losses.cross_entropy import (
     cross_entropy_per_label,
     soft_cross_entropy,
 )
+from jtrain.losses.index_marks import in_domain
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
+from jtrain.losses.shapes import spread_weights
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters.any_model import AnyModel, as_model
 from jtrain.models.adapters.library_modules import EVALUATES, OF_BATCH, TRAINS, stateful_output
@@ -70,6 +73,8 @@ def classifier(
 ) -> ModelLoss:
     """Return the cross entropy of a model's logits, with the metric `accuracy`.
 
+    If a batch has `weight`, a number a row, the loss and the metric count each row so many times.
+
     ```python
     net = nnx.Sequential(nnx.Linear(8, 64, rngs=rngs), nnx.relu, nnx.Linear(64, 3, rngs=rngs))
     result = jt.fit(jt.classifier(net), net, (x, y), epochs=5)
@@ -78,7 +83,8 @@ def classifier(
     Args:
         model: gives logits b ... c; a jt.Model, an nnx module, or a function of (params, *inputs).
         inputs: the name of the model's input in a batch, or several names.
-        labels: the name of the classes, whole numbers b ... in 0 .. c-1, or of probabilities b c.
+        labels: the name of the classes, whole numbers b ... in 0 .. c-1, or of probabilities b c
+            that add up to 1 in each row.
         smoothing: the share of each label that is spread over all classes.
 
     Raises:
@@ -88,15 +94,21 @@ def classifier(
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, labels, "labels", "jt.classifier(model")
         if wanted.shape == logits.shape and jnp.issubdtype(wanted.dtype, jnp.floating):
-            return soft_cross_entropy(logits, wanted, batch["mask"])
+            mask, weights = counted(batch)
+            if weights is not None:  # what counts for nothing need not be a distribution
+                wanted = jnp.where(mask[:, None], wanted, 1 / wanted.shape[-1])
+            wanted = in_domain(wanted, "distributions")
+            return soft_cross_entropy(logits, wanted, mask, weights)
         if wanted.ndim == logits.ndim and wanted.shape[-1] == 1:
             wanted = wanted[..., 0]
         _check_labels(logits, wanted, labels)
         hits = (logits.argmax(-1) == wanted).astype(jnp.float32)
-        real = _by_row(batch["mask"], wanted)
+        mask, weights = counted(batch)
+        real, each = _by_row(mask, wanted), spread_weights(weights, wanted.shape)
         loss = cross_entropy_per_label(logits, wanted, smoothing)
-        return Mean.of(loss, real), {"accuracy": Mean.of(hits, real)}
+        return Mean.of(loss, real, each), {"accuracy": Mean.of(hits, real, each)}
 
+    counted = _counting(inputs, labels)
     return _loss_of(model, inputs, head)
 
 
@@ -104,6 +116,8 @@ def binary_classifier(
     model: AnyModel, *, inputs: str | Sequence[str] = "x", labels: str = "y"
 ) -> ModelLoss:
     """Return the binary cross entropy of a model's logits, with the metric `accuracy`.
+
+    `weight` in a batch is that of `classifier`.
 
     Args:
         model: gives a logit a row, b or b 1, or several that are each true or false, b n.
@@ -117,8 +131,9 @@ def binary_classifier(
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, labels, "labels", "jt.binary_classifier(model")
         logits, wanted = _alike(logits, wanted, labels, "logits")
-        return binary_cross_entropy(logits, wanted.astype(jnp.float32), batch["mask"])
+        return binary_cross_entropy(logits, wanted.astype(sum_dtype(wanted)), *counted(batch))
 
+    counted = _counting(inputs, labels)
     return _loss_of(model, inputs, head)
 
 
@@ -126,6 +141,8 @@ def regression(
     model: AnyModel, *, inputs: str | Sequence[str] = "x", targets: str = "y"
 ) -> ModelLoss:
     """Return the mean squared error of a model's outputs, with the metric `absolute_error`.
+
+    `weight` in a batch is that of `classifier`.
 
     Args:
         model: gives a number a row, b or b 1, or several, b n.
@@ -139,8 +156,9 @@ def regression(
     def head(outputs: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, targets, "targets", "jt.regression(model")
         outputs, wanted = _alike(outputs, wanted, targets, "outputs")
-        return squared_error(outputs, wanted.astype(jnp.float32), batch["mask"])
+        return squared_error(outputs, wanted.astype(sum_dtype(wanted)), *counted(batch))
 
+    counted = _counting(inputs, targets)
     return _loss_of(model, inputs, head)
 
 
@@ -148,7 +166,8 @@ def language_model(model: AnyModel) -> ModelLoss:
     """Return the cross entropy of the next token, with the metric `accuracy`.
 
     A batch has `tokens`, b t+1, as jtrain's text data has, and optionally `length` and `segments`,
-    which a model of packed rows takes by the name `segments`, b t. With a jtrain Transformer the
+    which a model of packed rows takes by the name `segments`, b t. A `weight`, of each row or each
+    target (b t), is how many times a target counts. With a jtrain Transformer the
     logits of a batch never exist all at once.
 
     Args:
@@ -165,11 +184,18 @@ def language_model(model: AnyModel) -> ModelLoss:
     ) -> tuple[Mean, Metrics, Extra]:
         _named(batch, "tokens", None, "")
         inputs, targets, real = inputs_and_targets(batch)
+        if (weights := batch.get("weight")) is not None:
+            real &= spread_weights(weights, real.shape) != 0
         if hasattr(model, "hidden"):  # a LanguageModel
             keys, segments = row_keys(rng, batch), segments_of(batch)
             hidden, _ = model.hidden(params, extra, inputs, segments, rng=keys)
             value, metrics = chunked_next_token(
-                hidden, model.head(params), targets, real, soft_cap=model.logit_cap
+                hidden,
+                model.head(params),
+                targets,
+                real,
+                weights,
+                soft_cap=model.logit_cap,
             )
             return value, metrics, extra
         inner = {**batch, "tokens": inputs}
@@ -183,7 +209,7 @@ def language_model(model: AnyModel) -> ModelLoss:
                 f"tokens of shape {list(inputs.shape)}, and this one gave {list(logits.shape)}. "
                 f"Return the logits of every position."
             )
-        return *next_token(logits, targets, real), new
+        return *next_token(logits, targets, real, weights), new
 
     return ModelLoss(loss, model, ("tokens",))
 
@@ -200,6 +226,22 @@ def _loss_of(model: AnyModel, inputs: str | Sequence[str], head: Head) -> ModelL
         return *head(outputs, batch), new
 
     return ModelLoss(loss, model, names)
+
+
+def _counting(
+    inputs: str | Sequence[str], targets: str
+) -> Callable[[Batch], tuple[Array, Array | None]]:
+    """Return `batch -> (mask, weights)`: `weight` of the batch, unless the loss reads it as data.
+
+    A weight of 0 hides its row, whatever the row holds.
+    """
+
+    def counted(batch: Batch) -> tuple[Array, Array | None]:
+        weights = None if "weight" in (inputs, *inputs, targets) else batch.get("weight")
+        mask = batch["mask"]
+        return mask if weights is None or weights.ndim > 1 else mask & (weights != 0), weights
+
+    return counted
 
 
 def _apply(

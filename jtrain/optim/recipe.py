@@ -17,6 +17,7 @@ from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
 from jtrain.optim.clip import clip_by_norm
+from jtrain.optim.complex_leaves import by_parts
 from jtrain.optim.evaluation import chain_before, with_average
 from jtrain.optim.groups import ParamGroup, check_patterns, group_of, matches
 from jtrain.optim.schedules import Constant, LearningRate, Schedule
@@ -34,7 +35,8 @@ class OptimizerConfig(abc.ABC):
     The gradients are summed over devices and microbatches. In order: gradients of frozen leaves are
     dropped, the rest is clipped, by value and then by norm, the rule turns the gradients into a
     direction (with weight decay where the rule adds it), and the learning rate and the group's
-    factor scale the direction.
+    factor scale the direction. A complex leaf takes the steps of its real and its imaginary part,
+    as in PyTorch; clipping by norm takes its modulus.
     """
 
     lr: float = Field(gt=0)
@@ -109,7 +111,7 @@ class OptimizerConfig(abc.ABC):
     ) -> optax.GradientTransformation:
         """Return gradient -> update: the rule, then `scale` by minus the rate and the factors."""
         del rate
-        return optax.chain(rule, scale)
+        return by_parts(optax.chain(rule, scale))
 
     def check(self, leaves: Mapping[str, Leaf], dims: NamedDims = NO_NAMES) -> None:
         """Raise unless these values suit the leaves.
@@ -133,7 +135,7 @@ class OptimizerConfig(abc.ABC):
         """Return the stages before the rule."""
         stages = [self._freeze(dims)]
         if self.clip_value:
-            stages.append(optax.clip(self.clip_value))
+            stages.append(by_parts(optax.clip(self.clip_value)))
         if self.clip:
             stages.append(clip_by_norm(self.clip))
         return stages

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.optim.adam import Moments
+from jtrain.optim.complex_leaves import by_parts
 from jtrain.optim.evaluation import WithEvalParams
 from jtrain.optim.schedules import LearningRate
 
@@ -48,7 +49,7 @@ class ScheduleFree(Moments):
         rate: LearningRate,
     ) -> optax.GradientTransformation:
         """Return the updates of the point between, with the mean for evaluation."""
-        iterate = optax.chain(rule, scale)
+        iterate = by_parts(optax.chain(rule, scale))
         # optax counts the steps of the rate from 1, and our rates count from 0.
         chained = optax.contrib.schedule_free(iterate, lambda count: rate(count - 1), self.b1)
         return WithEvalParams(*chained, optax.contrib.schedule_free_eval_params)

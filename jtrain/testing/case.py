@@ -147,7 +147,8 @@ def build_case(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: An
         )
     even_batch = {name: array[: rows // 2 * 2] for name, array in full.items()}
     effects = SideEffects()
-    build = loss.build if isinstance(loss, PlacedLoss) else lambda place: loss
+    placed = loss.build if isinstance(loss, PlacedLoss) else lambda place: loss
+    params, build = _by_parts(params, placed)
     recorded = _cache_unplaced(lambda place: effects.record(build(place)))
     case = LossCase(
         loss=PlacedLoss(recorded), params=params, batch=even_batch, side_effects=effects, **rest
@@ -157,6 +158,29 @@ def build_case(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: An
     terms = normalize_loss(case.unplaced_loss(), ragged=not mask_error)
     half_error = describe_half_error(terms, case.params, case.extra, even_batch, case.step_key)
     return dataclasses.replace(case, mask_error=mask_error, half_error=half_error)
+
+
+def _by_parts(params: Params, build: Callable[[Placement], Loss]) -> tuple[Params, Callable]:
+    """Return the parameters with complex leaves as `real` and `imaginary`, and the loss of them.
+
+    The gradient of both parts is all that a complex gradient says, in numbers that have a float64.
+    """
+    if not any(map(jnp.iscomplexobj, jax.tree.leaves(params))):
+        return params, build
+    split = lambda x: {"real": x.real, "imaginary": x.imag} if jnp.iscomplexobj(x) else x
+    whole = jax.tree.map(jnp.iscomplexobj, params)
+
+    def join(parts: Params) -> Params:
+        leaf = lambda cut, x: jax.lax.complex(x["real"], x["imaginary"]) if cut else x
+        return jax.tree.map(leaf, whole, parts)
+
+    def of_parts(place: Placement) -> Loss:
+        loss = build(place)
+        inner = loss.loss if isinstance(loss, Stateful) else loss
+        joined: Any = lambda params, *rest: inner(join(params), *rest)
+        return Stateful(joined) if isinstance(loss, Stateful) else joined
+
+    return jax.tree.map(split, params), of_parts
 
 
 def _cache_unplaced(build: Callable[[Placement], Loss]) -> Callable[[Placement], Loss]:

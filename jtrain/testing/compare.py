@@ -83,6 +83,8 @@ def _host(leaf: Any) -> np.ndarray:
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
+    if array.dtype.kind == "c":
+        array = np.stack([np.real(array), np.imag(array)])
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 

@@ -86,15 +86,17 @@ def to_float64(tree: Any) -> Any:
 
 
 def _float32_shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, jnp.float32 if x.dtype == jnp.float64 else x.dtype)
+    narrow = {jnp.dtype("float64"): jnp.float32, jnp.dtype("complex128"): jnp.complex64}
+    return jax.ShapeDtypeStruct(x.shape, narrow.get(x.dtype, x.dtype))
 
 
-def _is_float(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)
+def _double(dtype: Any) -> Any:
+    """Return float64, or for a complex type the one of two float64."""
+    return jnp.dtype("complex128" if jnp.issubdtype(dtype, jnp.complexfloating) else "float64")
 
 
 def _in_float64(x: Any) -> Any:
-    return x.astype(jnp.float64) if _is_float(x.dtype) else x
+    return x.astype(_double(x.dtype)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 class _Replay:
@@ -122,8 +124,8 @@ class _Replay:
 
     def _wide(self, dtype: Any) -> Any:
         """Return the type that values of a type are computed in."""
-        if self._rules.floats and _is_float(dtype):
-            return jnp.dtype("float64")
+        if self._rules.floats and jnp.issubdtype(dtype, jnp.inexact):
+            return _double(dtype)
         if self._rules.integers and dtype in COUNTING:
             return jnp.dtype("int64")
         return dtype

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from jtrain.core.jaxpr import equations_in
 from jtrain.core.types import Batch
 from jtrain.testing.result import Cause, compare_results
 from jtrain.testing.row_flow import named_means
@@ -15,6 +16,18 @@ AFTER = 1000  # offset that gives rows other numbers
 
 def explain_draws(trials: Trials) -> Cause:
     """Return what the draws of a row depend on besides the row's own key."""
+    vmapped = [
+        equation.invars[0].aval.dtype
+        for equation in equations_in(trials.case.trace.program.jaxpr)
+        if equation.primitive.name == "random_bits" and equation.invars[0].aval.shape
+    ]
+    if other := [str(dtype) for dtype in vmapped if "rbg" in str(dtype)]:
+        return Cause(
+            "vmap of another generator",
+            f"jax.vmap of a draw by {other[0]} draws for all rows from the first key, so that "
+            f"the draws of a row depend on the rows beside it. Draw by `jt.row_keys(rng, batch)`, "
+            f"whose keys are of threefry.",
+        )
     batch = trials.batch if trials.case.mask_error else make_ragged(trials.batch)
     first = add_parts(trials.rows, [batch])[0]
     names = [*named_means(trials.rows(batch).returned), GRADIENT]

@@ -29,6 +29,11 @@ def test_the_norm_is_over_all_leaves():
     assert pytree.norm({}) == 0
 
 
+def test_the_norm_of_complex_numbers_is_of_their_modulus():
+    some = {"a": jnp.array([3 + 4j, 12j], jnp.complex64), "b": jnp.float32(1)}
+    assert float(pytree.norm(some)) == pytest.approx(170**0.5)
+
+
 def test_the_norm_of_sixteen_bits_is_summed_in_thirty_two():
     assert float(pytree.norm(jnp.ones(10_000, jnp.bfloat16))) == pytest.approx(100, rel=1e-6)
     assert np.isfinite(float(pytree.norm(jnp.full(4, 300.0, jnp.float16))))

@@ -3,9 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from comparison import assert_close
 
-from jtrain.core.rows import row_keys, with_rows
+from jtrain.core.mean import Mean
+from jtrain.core.rows import row_keys, threefry, with_rows
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.errors import LossError
 
 
@@ -30,3 +35,46 @@ def test_arrays_of_other_rows_are_named():
         with pytest.raises(LossError, match=r"'alpha': \((2,)?\), 'x': \(3, 2\)"):
             with_rows({"x": jnp.ones((3, 2)), "alpha": other})
     assert len(with_rows({"x": jnp.ones((3, 2)), "alpha": jnp.full(3, 0.5)})["mask"]) == 3
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("partitionable", [True, False])
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_row_draws_the_same_by_every_generator(impl, partitionable, x64):
+    with jax.enable_x64(x64), jax.threefry_partitionable(partitionable):
+        key, rows, some = jax.random.key(5, impl=impl), np.arange(8), np.array([2, 3] * 4)
+        normal = jax.vmap(lambda key: jax.random.normal(key, (3,)))
+        draw = jax.jit(lambda key, rows: normal(row_keys(key, {"row": rows})))
+        whole = np.asarray(draw(key, rows))
+        np.testing.assert_array_equal(draw(key, rows[::-1]), whole[::-1])
+        np.testing.assert_array_equal(draw(key, some), whole[some])
+        other = np.asarray(draw(jax.random.key(6, impl=impl), rows))
+        assert len(np.unique([whole, other])) == 48
+
+
+@pytest.mark.parametrize("impl", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.thorough)])
+def test_a_step_that_draws_is_the_same_however_it_is_split(impl):
+    def loss(params, batch, rng):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(row_keys(rng, batch))
+        return Mean.of(jnp.square(noise @ params), batch["mask"])
+
+    ends = []
+    with jax.default_prng_impl(impl):
+        for microbatches in (1, 4):
+            state = new_state(jnp.arange(1.0, 4.0), optax.sgd(0.1), jax.random.key(0))
+            step = jax.jit(make_step(loss, optax.sgd(0.1), microbatches=microbatches))
+            ends.append(step(state, {"x": np.zeros(8, np.float32)})[0].params)
+    assert_close(*ends, 1e-6)
+
+
+def test_keys_of_rows_of_another_generator_become_threefry_each():
+    keys = jax.random.split(jax.random.key(1, impl="rbg"), 4)
+    one = [threefry(key) for key in keys]
+    data = jax.random.key_data(threefry(keys))
+    np.testing.assert_array_equal(data, [jax.random.key_data(key) for key in one])
+    assert threefry(one[0]) is one[0]
+    with jax.default_prng_impl("rbg"):
+        legacy = row_keys(jax.random.PRNGKey(0), {"row": jnp.arange(2)})
+        typed = row_keys(jax.random.key(0), {"row": jnp.arange(2)})
+    assert jnp.array_equal(jax.random.key_data(legacy), jax.random.key_data(typed))

@@ -276,3 +276,13 @@ def test_half_precision_is_summed_in_full(loss):
     assert value.dtype == jnp.float32
     assert_close(value, exact, 1e-6)
     assert grad.dtype == jnp.bfloat16
+
+
+def test_float64_is_summed_in_float64(loss):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        arrays = [
+            np.float64(x) if x.dtype == np.float32 else x for x in map(np.asarray, loss.arrays)
+        ]
+        value, metrics = jax.eval_shape(loss.row.loss, *arrays)
+    assert value.total.dtype == np.float64
+    assert len(metrics) == 1

@@ -135,6 +135,13 @@ def test_backups_with_two_terms(study):
     check_plan(Plan(dataclasses.replace(found.setup, experiment=experiment)))
 
 
+def test_complex_parameters(study):
+    found = plan(study, "{kind: sync}")
+    like = dataclasses.replace(found.setup.like, params={"w": jnp.zeros(2, jnp.complex64)})
+    with pytest.raises(ConfigError, match=r"w holds complex64.*parallel.kind=mirrored"):
+        check_plan(Plan(dataclasses.replace(found.setup, like=like)))
+
+
 def test_rows_that_the_loss_couples(study):
     found = plan(study, "{kind: sync}")
     coupled = dataclasses.replace(found.setup.experiment, couples="batch")

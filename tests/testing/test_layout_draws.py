@@ -1,5 +1,8 @@
 """A loss with layout-dependent draws is reported, and everything else in it is compared."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from faults_of_draws import by_first_row, mixed_up, one_by_first_row, scaled
 from faults_of_losses import dropout, foreign_dropout
@@ -64,3 +67,21 @@ def test_mixup_of_an_unsplit_batch_does_not_depend_on_the_layout():
     assert [row.check for row in report.rows][-2:] == ["state given up", "one program"]
     assert "copies was not compared" in report.describe()
     assert "Random draws were not compared where a mask hides rows" in report.describe()
+
+
+@pytest.mark.thorough
+def test_a_draw_of_all_rows_by_another_generator_is_named():
+    def loss(params, batch, rng):
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, batch["row"])
+        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys)
+        return jt.Mean.of(jnp.square(noise @ params["w"]), batch["mask"])
+
+    with (
+        jax.default_prng_impl("rbg"),
+        pytest.raises(
+            AssertionError, match=r"key<rbg> draws for all rows from the first key.*row_"
+        ),
+    ):
+        jt.testing.assert_invariant(
+            loss, {"w": jnp.ones(3)}, {"x": np.zeros((8, 1), np.float32)}, strategies={}
+        )

@@ -49,6 +49,14 @@ def test_casts_to_float32_do_not_round():
     assert_close(actual[1], expected[1], 1e-12)
 
 
+def test_complex_numbers_are_computed_in_double():
+    draw = np.random.default_rng(1)
+    x = jnp.asarray(draw.normal(size=(4, 8)) + 1j * draw.normal(size=(4, 8)), jnp.complex64)
+    power = lambda x: jnp.square(jnp.abs(jnp.fft.fft(x) @ x.T)).sum()
+    expected = np.square(np.abs(np.fft.fft(np.complex128(x)) @ np.complex128(x).T)).sum()
+    assert_close(in_double(power, x), expected, 1e-14)
+
+
 def test_an_opaque_callback_raises():
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
     hidden = lambda x: jax.pure_callback(lambda x: x, shape, x)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.loss import LossOutput, combine, normalize_loss
-from jtrain.core.pytree import norm
+from jtrain.core.pytree import conjugate, norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Key, Leaf, Params
 from jtrain.data.batches.skip import SkipBatches
@@ -67,7 +67,7 @@ def make_gradient(setup: TrainSetup) -> Callable[..., StepGradient]:
             return state.scale.up(combine(output.terms, divisors)), output
 
         (value, returned), grads = jax.value_and_grad(weighted_loss, has_aux=True)(state.params)
-        grads = state.scale.down(grads)
+        grads = state.scale.down(conjugate(grads))
         return StepGradient(state.scale.down(value), grads, norm(grads), returned)
 
     return gradient

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import name
-from jtrain.core.rows import check_no_hidden_rows
+from jtrain.core.rows import check_no_hidden_rows, threefry
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import CARRY_EXTRA
@@ -140,7 +140,7 @@ def _kind(leaf: Any) -> str:
 def _row_keys(rng: Keys | None, rows: int) -> Any:
     if rng is None or rng.ndim:
         return rng
-    return jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(rows))
+    return jax.vmap(jax.random.fold_in, (None, 0))(threefry(rng), jnp.arange(rows))
 
 
 def _explain(error: Exception, axis: str) -> Exception:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jtrain.core.mean import Mean
+from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Extra, Keys, Leaf
 from jtrain.errors import LossError
 
@@ -60,7 +61,8 @@ def mean_of_slices(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
             return before
         inexact = jnp.issubdtype(after.dtype, jnp.inexact)
         weight = real if inexact else (real > 0).astype(jnp.float32)
-        return Mean(jnp.where(real > 0, after.astype(jnp.float32) * weight, 0), weight)
+        wide = at_least_f32(after) if inexact else after.astype(jnp.float32)
+        return Mean(jnp.where(real > 0, wide * weight, 0), weight)
 
     return jax.tree.map(leaf, old, new)
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from jtrain.core.rows import threefry
 from jtrain.core.types import Key
 from jtrain.errors import LossError
 
@@ -63,7 +64,7 @@ class KeySequence:
     """
 
     def __init__(self, key: Key, start: int | Int[Array, ""] = 0):
-        self._key, self.start = key, start
+        self._key, self.start = threefry(key), start
         self.count = 0
 
     def params(self) -> Key:

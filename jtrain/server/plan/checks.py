@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from jtrain.config.guard import SkipPolicy
-from jtrain.core.pytree import norm
+from jtrain.core.pytree import named_leaves, norm
 from jtrain.core.types import Params
 from jtrain.errors import ConfigError, DataError, ShardingError
 from jtrain.optim import WithEvalParams
@@ -48,6 +48,7 @@ def check_plan(plan: Plan) -> None:
             f"parallel.kind=server fetches only for evaluations and checkpoints. Set "
             f"guard.kind=skip."
         )
+    _check_real(plan)
     if plan.is_local:
         _check_local(plan)
         if not isinstance(server.mode, StreamingDiLoCo):  # whose workers have no common state
@@ -59,6 +60,16 @@ def check_plan(plan: Plan) -> None:
     _check_update(plan)
     if server.shards > 1:
         check_splits(plan.optimizer, plan.setup.like.params, plan.partition)
+
+
+def _check_real(plan: Plan) -> None:
+    for name, leaf in named_leaves(plan.setup.like.params).items():
+        if jnp.iscomplexobj(leaf):
+            raise ConfigError(
+                f"servers send real numbers, and {name} holds {leaf.dtype}. Set "
+                f"parallel.kind=mirrored, or give the real and the imaginary part as two "
+                f"parameters."
+            )
 
 
 def _check_rows(plan: Plan) -> None:

@@ -12,7 +12,7 @@ from jtrain.core.finite import is_finite_update
 from jtrain.core.gradient import make_gradient
 from jtrain.core.loss import update_extra
 from jtrain.core.loss_checks import check_split_rows
-from jtrain.core.mean import Mean
+from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.precision.loss_scale import LossScale, Unscaled
 from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
@@ -151,4 +151,7 @@ def step_metrics(before: Head, after: Head, sums: Sums, norms: tuple[float, floa
     own = {"loss": sums.value, "grad_norm": norms[0], "update_norm": norms[1]}
     own |= {"skipped": after.skipped, **before.scale.metrics()}
     one = jnp.float32(1)
-    return {**sums.metrics, **{name: Mean(jnp.float32(x), one) for name, x in own.items()}}
+    return {
+        **sums.metrics,
+        **{name: Mean(jnp.asarray(x, sum_dtype(x)), one) for name, x in own.items()},
+    }

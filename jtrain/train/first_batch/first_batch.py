@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.jaxpr import input_leaves
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.distributed.multihost import all_gather
-from jtrain.train.first_batch.index_uses import find_uses
+from jtrain.train.first_batch.domains import OutsideValue, find_outside, outside_error
+from jtrain.train.first_batch.index_uses import IndexUses, find_uses
 from jtrain.train.first_batch.labels import (
     OutOfRangeValue,
     find_out_of_range,
@@ -24,6 +27,8 @@ from jtrain.train.first_batch.labels import (
 )
 from jtrain.train.first_batch.row_broadcasts import check_broadcasts
 
+_log = logging.getLogger(__name__)
+ROWS = ("row", "mask")  # of every batch; a loss may leave them unread
 NOISE = 0.02  # standard deviation of the noise added to parameters, so that none is 0
 Terms: TypeAlias = Callable[[Params, Extra, Batch, Key | None], LossOutput]
 
@@ -66,7 +71,8 @@ class FirstBatch:
         def trace(rows: int, terms: Any) -> Any:
             def totals(unknown: Any, batch: Batch) -> list[Any]:
                 weights, key = unknown
-                return [mean.total for mean in terms(*weights, batch, key).terms.means]
+                output = terms(*weights, batch, key)
+                return [*(mean.total for mean in output.terms.means), output]
 
             known: Any = (weights, key)
             return jax.make_jaxpr(totals)(known, self._shapes(rows))
@@ -75,15 +81,29 @@ class FirstBatch:
         # Inlined calls have lost the source locations of their equations.
         again = functools.partial(trace, terms=inspect.unwrap(terms))
         check_broadcasts(self._program, again, rows)
+        names = sorted(self._batch)  # the last inputs
+        first = len(self._program.jaxpr.invars) - len(names)
+        read = set().union(*input_leaves(self._program))
+        unread = [n for i, n in enumerate(names, first) if i not in read and n not in ROWS]
+        if unread and jax.process_index() == 0:
+            _log_unread(tuple(unread), tuple(n for n in names if n not in (*ROWS, *unread)))
+
+    @functools.cached_property
+    def _uses(self) -> IndexUses:
+        return find_uses(self._program, self._shapes(self._rows))
 
     @functools.cached_property
     def suspects(self) -> list[OutOfRangeValue]:
         """Values in unmasked rows that select no entry; on any thread."""
-        rows = self._rows
-        return find_out_of_range(find_uses(self._program, self._shapes(rows)), self._batch, rows)
+        return find_out_of_range(self._uses, self._batch, self._rows)
+
+    @functools.cached_property
+    def outside(self) -> OutsideValue | None:
+        """Value in an unmasked row for which the loss is not defined; on any thread."""
+        return find_outside(self._uses, self._batch, self._rows)
 
     def check(self, sums: Callable[[Batch], tuple[Any, Any]]) -> None:
-        """Raise if the loss counts a label that selects no class.
+        """Raise if the loss counts a label that selects no class, or takes one outside its domain.
 
         Every process calls this at the same time.
 
@@ -93,6 +113,9 @@ class FirstBatch:
         Raises:
             DataError: with the row, the value and the shape of the indexed array.
         """
+        for found in all_gather(self.outside):
+            if found is not None:
+                raise outside_error(OutsideValue(*found), self._what, self._origin)
         every = [
             OutOfRangeValue(*each) for process in all_gather(self.suspects) for each in process
         ]
@@ -157,6 +180,16 @@ def check_batch(
     first = FirstBatch(terms, host_batch, rows, "the batch", weights=weights, draws=training)
     program = jax.jit(first.sums(None))
     first.check(lambda batch: jax.device_get(program(weights, batch)))
+
+
+@functools.cache  # once
+def _log_unread(names: Sequence[str], others: Sequence[str]) -> None:
+    arrays = ", ".join(f"`{name}`" for name in names)
+    reads = ", ".join(f"`{name}`" for name in others) or "nothing"
+    _log.warning(
+        f"the loss reads {reads} of its batches, and not {arrays}: leave unread arrays out of the "
+        f"data, or read them in the loss (weights of rows are called `weight` in a ready-made one)"
+    )
 
 
 def _add_noise(params: Params) -> Params:

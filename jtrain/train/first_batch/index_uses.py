@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
-from jtrain.losses.index_marks import MARK
+from jtrain.losses.index_marks import DOMAIN, MARK
 
 # Primitives that return their inputs.
 _SAME = {"copy", "optimization_barrier", "sharding_constraint", "stop_gradient"}
@@ -58,12 +58,24 @@ class IndexUse(NamedTuple):
     """True if the integers are the unchanged values of one array of the batch."""
 
 
+class DomainUse(NamedTuple):
+    """Use of values of a batch in a loss that is defined for some values only."""
+
+    domain: str
+    """As `in_domain` takes it."""
+    leaves: frozenset[str]
+    """Arrays of the batch that the values are computed from."""
+
+
 class IndexUses(NamedTuple):
     """Index uses of a traced function."""
 
     found: Sequence[IndexUse]
     outside: Callable[[Mapping[str, Any]], Sequence[Any]]
     """Function of `leaves` by name: the count of out-of-range integers of each use."""
+    domains: Sequence["DomainUse"]
+    marked: Callable[[Mapping[str, Any]], Sequence[Any]]
+    """Function of the batch by name: the values of each of `domains`."""
 
     @property
     def leaves(self) -> frozenset[str]:
@@ -81,7 +93,7 @@ def find_uses(
     - A comparison with all classes (`jax.nn.one_hot`) that is combined, element by element, with an
       array that depends on `unknown`, if there is a softmax over as many classes. Otherwise a row
       of zeros may be intended.
-    - Values marked by `in_range`.
+    - Values marked by `in_range`; those marked by `in_domain` are in `domains`.
 
     A negative integer, which JAX counts from the end, is out of range here. The search enters jit,
     remat, custom derivatives and scan, but not `while_loop` and `cond`.
@@ -97,8 +109,9 @@ def find_uses(
         leaves = [None] * (len(closed.jaxpr.invars) - len(names)) + names
     softmaxes = set(_softmaxes(closed.jaxpr))
     found: list[IndexUse] = []
+    domains: list[DomainUse] = []
 
-    def outside(given: Mapping[str, Any]) -> list[Array]:
+    def walk_with(given: Mapping[str, Any]) -> _Walk:
         walk = _Walk()
         # Arrays that no index depends on may have any value; the compiler drops them.
         arrays = {
@@ -107,12 +120,18 @@ def find_uses(
         known = {n: _Known(x, frozenset([n]), moved=True) for n, x in arrays.items()}
         inputs = [None if name is None else known[name] for name in leaves]
         walk.run(closed.jaxpr, closed.consts, inputs)
+        return walk
+
+    def outside(given: Mapping[str, Any]) -> list[Array]:
+        walk = walk_with(given)
+        domains[:] = [use for use, _ in walk.domains]
         looks = [look for look in walk.looks if look.axis is None or look.entries in softmaxes]
         found[:] = [IndexUse(look.entries, look.leaves, look.shape, look.moved) for look in looks]
         return [jnp.sum((look.raw < 0) | (look.raw >= look.entries)) for look in looks]
 
     jax.eval_shape(outside, dict(batch))
-    return IndexUses(tuple(found), jax.jit(outside))
+    marked = jax.jit(lambda given: [values for _, values in walk_with(given).domains])
+    return IndexUses(tuple(found), jax.jit(outside), tuple(domains), marked)
 
 
 class _Look(NamedTuple):
@@ -155,6 +174,7 @@ class _Known:
 class _Walk:
     def __init__(self) -> None:
         self.looks: list[_Look] = []
+        self.domains: list[tuple[DomainUse, Any]] = []
 
     def run(self, program: Any, consts: Sequence[Any], inputs: Values) -> Values:
         """Evaluate the equations of a program; return its known outputs, None for unknown ones."""
@@ -201,6 +221,8 @@ class _Walk:
             shape = tuple(map(int, re.findall(r"\d+", mark[2])))
             self.looks.append(_Look(int(mark[1]), leaves, shape, inputs[0].raw, inputs[0].moved))
             return [_Known(arrays[0])]  # the marked values are looked up elsewhere
+        if name == "name" and leaves and (mark := DOMAIN.fullmatch(equation.params["name"])):
+            self.domains.append((DomainUse(mark[1], leaves), arrays[0]))
         if len(arrays) != 1:
             return [_Known(array, leaves) for array in arrays]
         made = _Known(arrays[0], leaves, counts=_counts(equation, inputs))

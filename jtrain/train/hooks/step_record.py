@@ -36,7 +36,7 @@ class StepRecord(NamedTuple):
     """Digest of the rows that the first process read; 0 if unknown."""
 
     def same(self, other: "StepRecord") -> bool:
-        """Return whether loss and gradient norm have the same float32 bits, also of a NaN."""
+        """Return whether loss and gradient norm have the same bits, also of a NaN."""
         return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
 
 
@@ -133,4 +133,4 @@ def read_step_records(path: Path) -> dict[int, StepRecord]:
 
 
 def _bits(*numbers: float) -> bytes:
-    return struct.pack(f"<{len(numbers)}f", *numbers)
+    return struct.pack(f"<{len(numbers)}d", *numbers)

@@ -1,0 +1,113 @@
+"""`weight` counts a row so many times in every ready-made loss; unread arrays are named."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from comparison import assert_close, distance
+
+import jtrain as jt
+from jtrain.core.state import new_state
+from jtrain.errors import LossError
+from jtrain.losses import chunked_next_token, next_token
+
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(6, 4)).astype(np.float32)
+WEIGHT = np.array([2, 0, 1, 3, 1, 1], np.float32)
+PARAMS = {"w": DRAW.normal(size=(4, 3)).astype(np.float32)}
+TOKENS = DRAW.integers(0, 3, (6, 5)).astype(np.int32)
+
+
+def three(params, x):
+    return x @ params["w"]
+
+
+def logits(params, tokens):
+    return params["w"][tokens]
+
+
+LOSSES = {
+    "classes": (jt.classifier(three), {"x": X, "y": np.arange(6, dtype=np.int32) % 3}),
+    "chances": (jt.classifier(three), {"x": X, "y": DRAW.dirichlet([1] * 3, 6).astype("f4")}),
+    "binary": (jt.binary_classifier(three), {"x": X, "y": DRAW.uniform(size=(6, 3)).astype("f4")}),
+    "regression": (jt.regression(three), {"x": X, "y": DRAW.normal(size=(6, 3)).astype("f4")}),
+    "language": (jt.language_model(logits), {"tokens": TOKENS}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weight_repeats_its_row_in_training_metrics_and_evaluation(name):
+    loss, rows = LOSSES[name]
+    repeated = {key: np.repeat(x, WEIGHT.astype(int), 0) for key, x in rows.items()}
+    step, ends = jax.jit(jt.make_step(loss, optax.sgd(0.5))), []
+    for data in ({**rows, "weight": WEIGHT}, repeated):
+        state, metrics = step(new_state(PARAMS, optax.sgd(0.5), jax.random.key(0)), data)
+        numbers = {key: mean.value() for key, mean in metrics.items()}
+        ends.append((state.params, numbers))
+    assert distance(ends[0][0], ends[1][0]) < 1e-6
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-5)
+    if name == "regression":
+        found, want = (
+            jt.evaluate(loss, PARAMS, data) for data in ({**rows, "weight": WEIGHT}, repeated)
+        )
+        assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
+        assert found["absolute_error"] == pytest.approx(want["absolute_error"], rel=1e-5)
+
+
+def test_a_row_of_no_weight_may_hold_anything():
+    loss, rows = LOSSES["binary"]
+    y = np.where(WEIGHT[:, None] == 0, np.float32(np.nan), rows["y"])
+    step = jax.jit(jt.make_step(loss, optax.sgd(0.5)))
+    data = {"x": X, "y": y, "weight": WEIGHT}
+    _, metrics = step(new_state(PARAMS, optax.sgd(0.5), jax.random.key(0)), data)
+    assert np.isfinite(metrics["loss"].value())
+    jt.check_batch(loss, PARAMS, data)
+
+
+def test_chunks_weigh_tokens_as_the_whole_does():
+    hidden = jnp.asarray(DRAW.normal(size=(6, 4, 4)), jnp.float32)
+    head, targets = jnp.asarray(PARAMS["w"].T), jnp.asarray(TOKENS[:, 1:])
+    real = jnp.asarray(DRAW.random((6, 4)) < 0.7)
+    for weights in (jnp.asarray(WEIGHT), jnp.asarray(DRAW.random((6, 4)), jnp.float32)):
+        parts = lambda x, w: chunked_next_token(x, w, targets, real, weights, chunk=3)  # noqa: B023
+        whole = lambda x, w: next_token(x @ w.T, targets, real, weights)  # noqa: B023
+        ends = []
+        for loss in (parts, whole):
+            mean = lambda *args: (lambda m: m[0].total / m[0].weight)(loss(*args))  # noqa: B023
+            metric = loss(hidden, head)[1]["accuracy"].value()
+            ends.append((*jax.value_and_grad(mean, (0, 1))(hidden, head), metric))
+        for got, want in zip(jax.tree.leaves(ends[0]), jax.tree.leaves(ends[1]), strict=True):
+            assert_close(got, want, 1e-5)
+
+
+def test_a_weight_that_is_an_input_or_a_target_is_none():
+    data = {"weight": X, "y": LOSSES["classes"][1]["y"]}
+    loss = jt.classifier(three, inputs="weight")
+    assert jt.evaluate(loss, PARAMS, data)["rows"] == 6
+    wrong = jt.regression(three)
+    with pytest.raises(LossError, match=r"one weight a row.*reshape\(-1\)"):
+        jt.evaluate(wrong, PARAMS, {**LOSSES["regression"][1], "weight": np.ones((6, 1, 1))})
+
+
+def test_arrays_that_no_part_of_the_loss_reads_are_named_once(caplog):
+    loss, rows = LOSSES["regression"]
+    data = {**rows, "importance": WEIGHT, "weight": WEIGHT}
+    with caplog.at_level(logging.WARNING, "jtrain"):
+        for _ in range(2):
+            jt.check_batch(loss, PARAMS, data)
+            jt.evaluate(loss, PARAMS, data)
+    said = [record.message for record in caplog.records if "`importance`" in record.message]
+    assert len(said) == 1
+    assert "reads `weight`, `x`, `y`" in said[0]
+    caplog.clear()
+
+    def reads_in_a_metric(params, batch, rng):
+        value, metrics, _ = loss.loss(params, {}, batch, rng)
+        return value, {**metrics, "size": jt.Mean.of(batch["importance"], batch["mask"])}
+
+    with caplog.at_level(logging.WARNING, "jtrain"):
+        jt.check_batch(reads_in_a_metric, PARAMS, data)
+    assert not caplog.records
