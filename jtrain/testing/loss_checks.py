@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
@@ -17,7 +18,6 @@ from jtrain.testing.ranges import find_counted_index
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Cause, Distances, compare_results
 from jtrain.testing.rounding import ROUNDED, explain_rounding
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import CompiledRowSums, add_parts
 from jtrain.testing.splits import SumSplit, iter_splits, repeat_rows
 from jtrain.testing.trials import FROZEN, Trials

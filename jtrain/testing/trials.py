@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
@@ -15,7 +16,7 @@ from jtrain.testing.compare import flatten
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import compare_results
-from jtrain.testing.row_flow import MeanFlow, named_means, trace_mean_flows
+from jtrain.testing.row_flow import MeanFlow, trace_mean_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.testing.compare import distance, flatten
 from jtrain.testing.result import Cause
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 from jtrain.testing.trials import GRADIENT, Trials
