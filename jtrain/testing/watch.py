@@ -1,8 +1,10 @@
 """Side effects of a loss: the arguments that it changes, the host generators that it uses."""
 
+import contextlib
 import dataclasses
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,6 +13,13 @@ import numpy as np
 from jtrain.core.loss import Stateful
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import LossFn
+
+# Functions whose number differs between processes, or with the number of devices.
+HOST = [
+    *((jax, name) for name in ("device_count", "local_device_count")),
+    *((jax, name) for name in ("process_count", "process_index")),
+    (os, "getpid"),
+]
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,6 +30,12 @@ class SideEffects:
     """Leaves of arguments that a call replaced, removed or added: `batch['x']`."""
     drew_from: set[str] = dataclasses.field(default_factory=set)
     """Generators of the host that a call drew from: `numpy.random`."""
+    asked: set[str] = dataclasses.field(default_factory=set)
+    """Functions of `HOST` that a call asked for a number of its process."""
+    shift: int = 0
+    """Added to these numbers: another process would get others."""
+    on_call: Callable[[], object] = lambda: None
+    """Called before each trace of a loss."""
 
     def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
         """Return the loss with each call recorded."""
@@ -32,8 +47,12 @@ class SideEffects:
         def call(*args: Any) -> Any:
             numpy, python = np.random.get_state(legacy=False), random.getstate()
             before = [_leaves(x) for x in args[: len(names)]]
+            self.on_call()
             try:
-                return fn(*args)
+                with contextlib.ExitStack() as stack:
+                    for module, name in HOST:
+                        stack.enter_context(self._watch(module, name))
+                    return fn(*args)
             finally:
                 after = [_leaves(x) for x in args[: len(names)]]
                 for name, old, new in zip(names, before, after, strict=True):
@@ -47,6 +66,21 @@ class SideEffects:
                     self.drew_from.add("random")
 
         return call
+
+    @contextlib.contextmanager
+    def _watch(self, module: Any, name: str) -> Iterator[None]:
+        """Note calls of a function for the length of a block, and shift its result."""
+        function = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.asked.add(f"{module.__name__}.{name}()")
+            return function(*args, **options) + self.shift
+
+        setattr(module, name, call)
+        try:
+            yield
+        finally:
+            setattr(module, name, function)
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
