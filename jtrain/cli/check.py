@@ -66,18 +66,15 @@ class Progress:
     def begin(self, name: str) -> None:
         """Begin a comparison."""
         self._name = name
-        self._show()
+        now = self._clock()
+        if now >= self._next:
+            self._next, spent = now + EVERY, now - self._start
+            self._write(f"comparing: {name} ({spent:.0f} s, {self._programs} programs)")
 
     def event(self) -> None:
         """Count a program that is compiled."""
         self._programs += 1
-        self._show()
-
-    def _show(self) -> None:
-        now = self._clock()
-        if now >= self._next:
-            self._next, spent = now + EVERY, now - self._start
-            self._write(f"comparing: {self._name} ({spent:.0f} s, {self._programs} programs)")
+        self.begin(self._name)
 
 
 def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -15,11 +16,8 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import LossFn
 
 # Functions whose number differs between processes, or with the number of devices.
-HOST = [
-    *((jax, name) for name in ("device_count", "local_device_count")),
-    *((jax, name) for name in ("process_count", "process_index")),
-    (os, "getpid"),
-]
+COUNTS = ("device_count", "local_device_count", "process_count", "process_index")
+HOST = [*((jax, name) for name in COUNTS), (os, "getpid")]
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,20 +65,15 @@ class SideEffects:
 
         return call
 
-    @contextlib.contextmanager
-    def _watch(self, module: Any, name: str) -> Iterator[None]:
-        """Note calls of a function for the length of a block, and shift its result."""
+    def _watch(self, module: Any, name: str) -> Any:
+        """Return a context in which calls of a function are noted, and its result is shifted."""
         function = getattr(module, name)
 
         def call(*args: Any, **options: Any) -> Any:
             self.asked.add(f"{module.__name__}.{name}()")
             return function(*args, **options) + self.shift
 
-        setattr(module, name, call)
-        try:
-            yield
-        finally:
-            setattr(module, name, function)
+        return mock.patch.object(module, name, call)
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -34,7 +34,10 @@ def test_a_fault_is_found_and_named(fault):
     assert fault.message in wrong[0].why
 
 
-name_of = lambda loss: getattr(loss, "loss", loss).__name__
+def name_of(loss):
+    return getattr(loss, "loss", loss).__name__
+
+
 RIGHT = {name_of(fault.right["loss"]): fault.right for fault in FAULTS.values()}
 
 
