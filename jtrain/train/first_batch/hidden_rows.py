@@ -93,11 +93,10 @@ def _advise(means: Sequence[Mean], batch: Batch, size: int) -> str:
     """Return the line to write: a mask that is missing, or one where visible rows meet hidden."""
     if _counts_all(means, size):
         return 'Count visible rows alone: `jt.Mean.of(values, batch["mask"])`.'
-    own, other, shown = (np.asarray(mean.weight, np.float64) for mean in means)
-    if np.array_equal(own, other) and not np.array_equal(other, shown):
+    if np.array_equal(means[0].weight, means[1].weight):
         return (
-            "The rows are counted rightly, and their values depend on hidden ones: take a mean, a "
-            'sum or a maximum over rows by `jnp.mean(x, where=batch["mask"])`.'
+            "The weight is right, and values depend on hidden rows: take a mean, a sum or a "
+            'maximum over rows by `jnp.mean(x, where=batch["mask"])`.'
         )
     masks = [name for name, x in batch.items() if x.dtype == bool and name != "mask"]
     name = f'batch["{masks[0]}"]' if masks else "MASK"
