@@ -1,9 +1,11 @@
 """`jtrain check CONFIG`: check that the split of a batch does not change what a config trains."""
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from jtrain.train.experiment import RunConfig
 
 MOVED = 0.02  # standard deviation of the noise added to the initial parameters
+EVERY = 5.0  # seconds between lines about the progress
 READ = 4096  # rows whose labels and tokens are inspected
 
 
@@ -41,9 +44,37 @@ def main(argv: Sequence[str]) -> int:
     for note in resolved.notes:
         print(note, file=sys.stderr)
     case = build_loss_case(resolved.config, args.rows, draws=not args.without_draws)
-    report = check(case, most=args.devices, log=_log)
+    progress = Progress(functools.partial(print, file=sys.stderr, flush=True), time.monotonic)
+    case.side_effects.on_call = progress.event  # each program of a comparison traces the loss
+    report = check(case, most=args.devices, log=progress.begin)
     print(json.dumps({"config": path, **report.plain()}) if args.json else report.describe())
     return 0 if report.ok else FAULT
+
+
+class Progress:
+    """Lines about a check, which takes minutes: one at its start, then one each few seconds.
+
+    Args:
+        write: gets the lines.
+        clock: returns seconds.
+    """
+
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float]):
+        self._write, self._clock, self._start = write, clock, clock()
+        self._next, self._name, self._programs = self._start, "", 0
+
+    def begin(self, name: str) -> None:
+        """Begin a comparison."""
+        self._name = name
+        now = self._clock()
+        if now >= self._next:
+            self._next, spent = now + EVERY, now - self._start
+            self._write(f"comparing: {name} ({spent:.0f} s, {self._programs} programs)")
+
+    def event(self) -> None:
+        """Count a program that is compiled."""
+        self._programs += 1
+        self.begin(self._name)
 
 
 def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "LossCase":
@@ -102,11 +133,6 @@ def _add_noise(params):
         return (x + MOVED * rng.standard_normal(np.shape(x))).astype(x.dtype)
 
     return jax.tree.map(add_noise, params)
-
-
-def _log(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"comparing: {line}", file=sys.stderr, flush=True)
 
 
 def _arguments() -> Arguments:

@@ -13,7 +13,7 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.longer_run import settings_to_extend
-from jtrain.train.run_result import RunResult
+from jtrain.train.run_result import FINISHED, RunResult
 from jtrain.train.time_ledger import format_goodput, read_ledger
 
 
@@ -22,16 +22,18 @@ def format_summary(outcome: RunResult, config: RunConfig, source: Path, command:
     directory = outcome.directory
     parts = [_curve(outcome), _sample(outcome), _best(outcome), _time(outcome), _files(outcome)]
     if outcome.status == "done":
-        if outcome.why:
-            parts.append(f"done at step {outcome.step}: {outcome.why}")
+        ending = f"done at step {outcome.step}: {outcome.why}" if outcome.why else ""
         again = f"{program()} run {source} name={directory.path.name}-2 optimizer.lr=1e-3"
         more = " ".join(settings_to_extend(config, 2 * outcome.step))
-        parts.append(
+        commands = (
             f"next:  {again}   another run, one value changed\n"
             f"       {program()} run {directory.config} {more}   train it longer\n"
             f"       jtrain eval {directory.path}   evaluate it\n"
             f"       jtrain show {source}   every value and its origin"
         )
+        # The last line is read: it says if nothing was trained.
+        finished = outcome.why.startswith(FINISHED)
+        parts += [commands, ending] if finished else [ending, commands]
     else:
         parts.append(f"{outcome.status} at step {outcome.step}: {outcome.why}")
         parts.append(f"next:  {command}   {_processes_note()}{_resume_note(outcome)}")

@@ -127,7 +127,7 @@ class ChecksConfig:
 
     first_batch: bool = True
     """Check the first batch, also of each evaluation set, for labels and tokens out of range, and
-    the loss for (b, 1) broadcast against (b,)."""
+    the loss for (b, 1) broadcast against (b,) and for hidden rows that count."""
     recompute: int = Field(default=0, ge=0)
     """Steps between steps that are computed twice and compared bit for bit; 0: none. 200 costs half
     a percent of the time, and during such a step the memory of a second state."""

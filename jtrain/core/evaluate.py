@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.batches import FiniteBatches
-from jtrain.core.loss import Stateful, normalize_loss
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.loss_checks import check_split_rows
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.rows import with_rows
@@ -46,8 +46,9 @@ def make_evaluate(
         params, extra = weights
         batch = with_rows(batch, copies=psum is not None)
         got = terms(params, extra, batch, None)
-        found = got.terms, {"rows": Mean(jnp.sum(batch["mask"]), jnp.float32(1)), **got.metrics}
-        return found if psum is None else _summed(found, psum)
+        metrics = {"rows": Mean(jnp.sum(batch["mask"]), jnp.float32(1)), **got.metrics}
+        found = LossOutput(got.terms, metrics, ())
+        return (found if psum is None else sum_output(found, psum))[:2]
 
     return sums
 
@@ -125,12 +126,6 @@ def rows_are_coupled(program: Callable[[Batch], Sums], batch: Batch) -> bool:
         if abs(one + other - 2 * total) > ROUNDING * max(abs(one) + abs(other), 2 * abs(total)):
             return True
     return False
-
-
-def _summed(found: Sums, psum: Callable[[Any], Any]) -> Sums:
-    terms, metrics = found  # coefficients are not sums over rows
-    means, metrics = psum((terms.means, metrics))
-    return Terms(means, terms.coefficients), metrics
 
 
 def _add(total: Sums | None, more: Sums) -> Sums:

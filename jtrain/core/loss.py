@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jtrain.core.mean import Mean, Terms, sum_dtype
-from jtrain.core.pytree import named_leaves
+from jtrain.core.pytree import at_least_f32, named_leaves
+from jtrain.core.pytree import name as leaf_name
 from jtrain.core.rows import allow_hidden_rows
 from jtrain.core.types import Batch, Extra, Key, Leaf, LossFn, LossValue, Metrics, Params
 from jtrain.errors import LossError
@@ -45,6 +46,22 @@ class LossOutput(NamedTuple):
     terms: Terms
     metrics: Metrics
     extra: Extra  # the structure of what went in: a Mean where a leaf changes, None elsewhere
+
+
+def sum_output(output: LossOutput, psum: Callable[[Any], Any]) -> LossOutput:
+    """Return the output of all rows: coefficients are no sums over rows."""
+    terms = output.terms
+    means, metrics, extra = psum(at_least_f32((terms.means, output.metrics, output.extra)))
+    return LossOutput(Terms(means, terms.coefficients), metrics, extra)
+
+
+def named_means(output: LossOutput) -> dict[str, Mean]:
+    """Return all means of an output, keyed by their names in messages."""
+    is_mean = lambda x: isinstance(x, Mean)
+    changes = jax.tree_util.tree_leaves_with_path(output.extra, is_leaf=is_mean)
+    terms = {f"term {i} of the loss": mean for i, mean in enumerate(output.terms.means)}
+    metrics = {f"the metric {name!r}": mean for name, mean in output.metrics.items()}
+    return {**terms, **metrics, **{f"the leaf {leaf_name(p)!r} of extra": m for p, m in changes}}
 
 
 @functools.lru_cache(maxsize=8)

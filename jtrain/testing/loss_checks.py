@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
 from jtrain.testing.compare import NOTHING, distance, flatten
 from jtrain.testing.eager import compare_eager
-from jtrain.testing.fixed_rows import explain_fixed_rows
+from jtrain.testing.fixed_rows import explain_fixed_rows, is_raised_by_loss
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.planting import compare_planted
 from jtrain.testing.purity import explain_impurity
@@ -17,13 +18,13 @@ from jtrain.testing.ranges import find_counted_index
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Cause, Distances, compare_results
 from jtrain.testing.rounding import ROUNDED, explain_rounding
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import CompiledRowSums, add_parts
-from jtrain.testing.splits import SumSplit, iter_splits, repeat_rows
+from jtrain.testing.splits import SumSplit, iter_splits, repeat_rows, take_rows
 from jtrain.testing.trials import FROZEN, Trials
 from jtrain.testing.verdict import is_far, judge
+from jtrain.testing.why_counts import explain_dropped
 from jtrain.testing.why_numbers import explain_few_bits, explain_nonfinite
-from jtrain.testing.why_rows import explain_split
+from jtrain.testing.why_rows import adds_up, explain_split
 
 MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
 DRAWN = (
@@ -61,7 +62,8 @@ def compare_loss(
         if row and row.verdict == "FAILS":
             return
     rest = {split.name: lambda split=split: checks.split(split) for split in checks.splits()}
-    rest = {"many rows": checks.many_rows, **rest, "other numbers": checks.other_numbers}
+    rest = {"many rows": checks.many_rows, **rest, "3 rows and the others": checks.uneven}
+    rest |= {"other numbers": checks.other_numbers}
     for name, check in rest.items():
         log(name)
         if row := check():
@@ -136,6 +138,26 @@ class _LossChecks:
             if row := self._compare_counts(kind, batch, narrow, make_wide):
                 return row
         return None
+
+    def uneven(self) -> Comparison | None:
+        """Return a failure if two parts of different size do not add up; else None."""
+        case, rows = self.case, np.arange(self.case.rows)
+        if case.couples != "nothing" or case.half_error or case.rows < 6:
+            return None
+        parts = tuple(take_rows(case.batch, some) for some in np.split(rows, [3]))
+        split = SumSplit("3 rows and the others", "split", parts, case.batch)
+        try:
+            *each, whole = (named_means(self.single.rows.forward(x)) for x in (*parts, case.batch))
+        except Exception as error:  # rows come in pairs, say
+            if not is_raised_by_loss(error):
+                raise
+            return None
+        fails = lambda name: not adds_up([x[name] for x in each], whole[name], self.single.close)
+        name = next(filter(fails, whole), "")
+        if not name or self.single.draws_by_key:  # drawn for an array of another size
+            return None
+        cause = explain_dropped(name, parts, self.single) or explain_split(split, self.single)
+        return _comparison(split.name, None, cause)
 
     def _compare_counts(
         self, kind: str, batch: Batch, narrow: Trials, make_wide: Callable[[], Trials]

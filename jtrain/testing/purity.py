@@ -44,7 +44,25 @@ def explain_impurity(case: LossCase) -> Cause | None:
         )
     if not is_same_program(case.trace.program, case.traced().program):
         return NOT_A_FUNCTION
+    if case.side_effects.asked and _depends_on_host(case):
+        return Cause(
+            "numbers of the host",
+            f"the loss computes with {' and '.join(sorted(case.side_effects.asked))}: it has "
+            f"another value on each process, or with another number of devices. Take the number "
+            f"of rows from the batch, `len(batch['mask'])`, and draws from `rng`.",
+        )
     return None
+
+
+def _depends_on_host(case: LossCase) -> bool:
+    """Return whether the trace changes with the numbers of the host; a mesh of devices fails."""
+    case.side_effects.shift = 1
+    try:
+        return not is_same_program(case.trace.program, case.traced().program)
+    except Exception:
+        return False
+    finally:
+        case.side_effects.shift = 0
 
 
 def _depends_on_random(case: LossCase) -> bool:
@@ -69,19 +87,23 @@ def is_same_program(one: Any, other: Any) -> bool:
     if not all(_same_value(a, b) for a, b in constants):
         return False
     one, other = getattr(one, "jaxpr", one), getattr(other, "jaxpr", other)
-    if len(one.eqns) != len(other.eqns):
+    if len(one.eqns) != len(other.eqns) or not _same_literals(one.outvars, other.outvars):
         return False
     return all(map(_same_equation, one.eqns, other.eqns))
 
 
+def _same_literals(one: Any, other: Any) -> bool:
+    """Return whether two lists of atoms have the same constants at the same places."""
+    found = [[getattr(atom, "val", None) for atom in atoms] for atoms in (one, other)]
+    return len(one) == len(other) and all(
+        (a is None) == (b is None) and (a is None or _same_value(a, b))
+        for a, b in zip(*found, strict=True)
+    )
+
+
 def _same_equation(one: Any, other: Any) -> bool:
-    if one.primitive.name != other.primitive.name or len(one.invars) != len(other.invars):
+    if one.primitive.name != other.primitive.name or not _same_literals(one.invars, other.invars):
         return False
-    for a, b in zip(one.invars, other.invars, strict=True):
-        if hasattr(a, "val") != hasattr(b, "val"):
-            return False
-        if hasattr(a, "val") and not _same_value(a.val, b.val):
-            return False
     shapes = [[x.aval.str_short() for x in e.outvars] for e in (one, other)]
     programs = inner_jaxprs(one), inner_jaxprs(other)
     return (

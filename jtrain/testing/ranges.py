@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.testing.case import LossCase
 from jtrain.testing.result import Cause, Distances, compare_results
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import RowSums, add_sums
 from jtrain.testing.trials import Trials
 from jtrain.train.first_batch.index_uses import find_uses

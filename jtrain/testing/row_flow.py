@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jtrain.core.loss import LossOutput
-from jtrain.core.mean import Mean
+from jtrain.core.loss import named_means
 from jtrain.testing.case import LossCase
 from jtrain.testing.flow import DifferentError, RowFlow, trace_flows
 
@@ -18,16 +17,6 @@ class MeanFlow(NamedTuple):
 
     total: RowFlow = RowFlow()
     weight: RowFlow = RowFlow()
-
-
-def named_means(returned: LossOutput) -> dict[str, Mean]:
-    """Return all means of an output, keyed by their names in messages."""
-    is_mean = lambda x: isinstance(x, Mean)
-    changes = jax.tree_util.tree_leaves_with_path(returned.extra, is_leaf=is_mean)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    terms = {f"term {i} of the loss": mean for i, mean in enumerate(returned.terms.means)}
-    metrics = {f"the metric {name!r}": mean for name, mean in returned.metrics.items()}
-    return {**terms, **metrics, **{f"the leaf {name(p)!r} of extra": m for p, m in changes}}
 
 
 def trace_mean_flows(case: LossCase) -> Mapping[str, MeanFlow]:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
@@ -15,7 +16,7 @@ from jtrain.testing.compare import flatten
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import compare_results
-from jtrain.testing.row_flow import MeanFlow, named_means, trace_mean_flows
+from jtrain.testing.row_flow import MeanFlow, trace_mean_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 
@@ -176,7 +177,7 @@ class Trials:
                 else self.rows
             )
             other = draw.choice(len(batch["mask"]), len(batch["mask"]))
-            changed = [_with_contents(batch, other, which) for which in (one, two, one | two)]
+            changed = [with_contents(batch, other, which) for which in (one, two, one | two)]
             means_at = [_named(at(rows, self._ones))[name] for rows in (batch, *changed)]
             for i, (a, b, c, d) in enumerate(zip(*map(_parts, means_at), strict=True)):
                 with np.errstate(invalid="ignore", over="ignore"):
@@ -189,16 +190,18 @@ class Trials:
         rows = np.arange(len(which))
         others = [np.roll(rows, 1), np.roll(rows, 3), np.full_like(rows, rows[which][0])]
         return any(
-            self.changes(name, batch, _with_contents(batch, other, which)) for other in others
+            self.changes(name, batch, with_contents(batch, other, which)) for other in others
         )
 
-    def values(self, name: str, batches: Sequence[Batch]) -> tuple[np.ndarray, np.ndarray]:
-        """Return totals and weights of a mean for each batch, at 12 draws of the parameters.
+    def values(
+        self, name: str, batches: Sequence[Batch], draws: int = DRAWS_OF_PARAMS
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return totals and weights of a mean for each batch, at `draws` draws of the parameters.
 
         Both have the shape n d, for n batches and d draws; an array mean gives its first element.
         """
         found = []
-        for seed in range(DRAWS_OF_PARAMS):
+        for seed in range(draws):
             at = self.rows.at(params=perturb_params(self.rows.params, seed))
             named = [_named(at(batch, self._ones))[name] for batch in batches]
             found.append([[np.ravel(x)[0] for x in (m.total, m.weight)] for m in named])
@@ -218,7 +221,7 @@ def perturb_params(params: Params, seed: int, times: float = 1.0) -> Params:
     return jax.tree.map(leaf, params)
 
 
-def _with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
+def with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
     """Return the batch with the contents of rows `other` in rows `which`; keep `row` and `mask`."""
     rows = np.where(which, other, np.arange(len(which)))
     return {**take_rows(batch, rows), "row": batch["row"], "mask": batch["mask"]}

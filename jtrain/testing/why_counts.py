@@ -1,8 +1,12 @@
 """Causes for a mean that depends on the number of rows."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from jtrain.core.types import Batch
 from jtrain.testing.result import Cause
+from jtrain.testing.row_flow import MeanFlow
 from jtrain.testing.splits import (
     hide_other_rows,
     make_ragged,
@@ -10,8 +14,9 @@ from jtrain.testing.splits import (
     split_halves,
     take_rows,
 )
-from jtrain.testing.trials import Trials
+from jtrain.testing.trials import DRAWS_OF_PARAMS, TURNS, Trials, with_contents
 from jtrain.testing.why_masks import explain_constant, explain_padded_size
+from jtrain.testing.why_neighbours import explain_coupling
 
 FIT = 1e-6  # relative tolerance of an explanation
 LEAST = 3  # draws of the parameters at which two halves must differ, or be nonzero
@@ -19,6 +24,8 @@ LEAST = 3  # draws of the parameters at which two halves must differ, or be nonz
 
 def explain_counts(name: str, trials: Trials) -> Cause:
     """Return why a mean differs from that of its parts although rows do not interact."""
+    if found := _explain_row_numbers(name, trials):
+        return found
     if not trials.case.mask_error:
         if found := explain_constant(name, trials):
             return found
@@ -30,6 +37,7 @@ def explain_counts(name: str, trials: Trials) -> Cause:
     return (
         _sum(name, trials)
         or explain_mean_of_means(name, trials)
+        or _explain_from_trace(name, trials)
         or Cause(
             "number of rows",
             f"{name} depends on how many rows the loss gets, and not on their contents: the size "
@@ -39,6 +47,47 @@ def explain_counts(name: str, trials: Trials) -> Cause:
     )
 
 
+def _explain_row_numbers(name: str, trials: Trials) -> Cause | None:
+    """Return a cause if the numbers of some rows change what other rows add; else None."""
+    batch, half = trials.batch, np.arange(trials.case.rows) < trials.case.rows // 2
+    changes = half & False, half, ~half, half | True
+    found = [{**batch, "row": batch["row"] + 7 * change.astype(np.int32)} for change in changes]
+    totals, weights = trials.values(name, found)  # n d
+    for x in (totals, weights):
+        if np.max(np.abs(x[0] - x[1] - x[2] + x[3])) > trials.close * np.max(np.abs(x)):
+            return Cause(
+                "row numbers",
+                f"what a row adds to {name} depends on the numbers of other rows, by a sum or a "
+                f"maximum over `batch['row']`: a part of the batch has other numbers. Compute with "
+                f"the number of each row alone.",
+            )
+    return None
+
+
+def _explain_from_trace(name: str, trials: Trials) -> Cause | None:
+    """Return a cause if rows interact in the trace, though in no experiment: any row above 0."""
+    flow = trials.flows.get(name, MeanFlow())
+    facts = {**flow.weight.facts, **flow.total.facts}.items()
+    meet = any(x.contents for kind, x in facts if kind not in ("whole", "narrow"))
+    return explain_coupling(name, trials) if meet else None
+
+
+def explain_dropped(name: str, parts: Sequence[Batch], trials: Trials) -> Cause | None:
+    """Return a cause if a mean leaves out some rows of a part that count; else None."""
+    for part in parts:
+        rows = np.arange(len(part["mask"]))
+        dropped = [i for i in rows if not trials.depends_on_rows(name, part, rows == i)]
+        if dropped and len(dropped) < len(rows):
+            return Cause(
+                "rows dropped",
+                f"{name} of {len(rows)} rows leaves out row {dropped[0]}, and that of all "
+                f"{trials.case.rows} rows does not: rows are taken in groups of a fixed size "
+                f"(`len(x) // 4 * 4`), and the others are dropped. Pad the last group and hide the "
+                f"padding, or take each row by itself.",
+            )
+    return None
+
+
 def explain_mean_of_means(name: str, trials: Trials) -> Cause | None:
     """Return a cause if a mean is the mean of each slice's own mean; None otherwise.
 
@@ -46,6 +95,9 @@ def explain_mean_of_means(name: str, trials: Trials) -> Cause | None:
     same ratio for any parameters: the ratio of the divisors, which no parameter enters.
     """
     failing = [values for values in _halves(name, trials) if not _adds_up(values)]
+    if failing and all(np.ptp(totals, 1).max() == 0 for totals, _ in failing):
+        # No parameter enters: a ratio that is constant in them says nothing.
+        failing = [x for x in _halves(name, trials, contents=True) if not _adds_up(x)]
     if not failing or not all(_has_constant_ratio(values) for values in failing):
         return None
     *each, whole = (f"{weight:.6g}" for weight in failing[0][1][:, 0])
@@ -77,14 +129,25 @@ def _sum(name: str, trials: Trials) -> Cause | None:
     )
 
 
-def _halves(name: str, trials: Trials) -> list[tuple[np.ndarray, np.ndarray]]:
+def _halves(
+    name: str, trials: Trials, *, contents: bool = False
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return totals and weights of two halves and of all rows, for two ways to split them.
 
-    If masks may hide rows, one half has fewer rows that count.
+    If masks may hide rows, one half has fewer rows that count. `contents`: rows of other contents,
+    too, one draw after the other.
     """
     batch = trials.batch if trials.case.mask_error else make_ragged(trials.batch)
-    pairs = split_halves(batch), split_alternating(batch)
-    return [trials.values(name, [*split.parts, split.whole]) for split in pairs]
+    draw, rows = np.random.default_rng(0), np.arange(len(batch["mask"]))
+    drawn = [with_contents(batch, draw.choice(rows, len(rows)), rows >= 0) for _ in range(TURNS)]
+    found = []
+    for make in (split_halves, split_alternating):
+        splits = map(make, drawn if contents else [batch])
+        draws = 1 if contents else DRAWS_OF_PARAMS
+        values = [trials.values(name, [*split.parts, split.whole], draws) for split in splits]
+        totals, weights = (np.concatenate(x, 1) for x in zip(*values, strict=True))
+        found.append((totals, weights))
+    return found
 
 
 def _means(values: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

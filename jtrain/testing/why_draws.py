@@ -3,9 +3,9 @@
 import numpy as np
 
 from jtrain.core.jaxpr import equations_in
+from jtrain.core.loss import named_means
 from jtrain.core.types import Batch
 from jtrain.testing.result import Cause, compare_results
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import add_parts
 from jtrain.testing.splits import hide_other_rows, make_ragged, take_rows
 from jtrain.testing.trials import GRADIENT, Trials

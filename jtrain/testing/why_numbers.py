@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.types import Batch, Key, Params
 from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
 from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
@@ -14,7 +15,6 @@ from jtrain.testing.case import LossCase
 from jtrain.testing.float64 import COUNTING, ReplayRules, replay_equation
 from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import Cause
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import make_sums_of_terms
 from jtrain.testing.splits import SumSplit
 from jtrain.testing.trials import Trials

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.testing.compare import distance, flatten
 from jtrain.testing.result import Cause
-from jtrain.testing.row_flow import named_means
 from jtrain.testing.row_sums import RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 from jtrain.testing.trials import GRADIENT, Trials
@@ -40,7 +40,7 @@ def explain_split(split: SumSplit, trials: Trials) -> Cause:
         return found
     for name, mean in named_means(whole[0].returned).items():
         of_parts = [named_means(part.returned)[name] for part in parts]
-        if not _adds_up(of_parts, mean, trials.close):
+        if not adds_up(of_parts, mean, trials.close):
             return _explain_mean(name, split, trials)
     if split.kind == "empty" and not np.isfinite(flatten(parts[0].gradient)).all():
         return explain_empty_slice(GRADIENT)
@@ -51,7 +51,7 @@ def explain_split(split: SumSplit, trials: Trials) -> Cause:
     )
 
 
-def _adds_up(parts: Sequence[Mean], whole: Mean, tolerance: float) -> bool:
+def adds_up(parts: Sequence[Mean], whole: Mean, tolerance: float) -> bool:
     """Return whether the sums of parts give the mean of all: both sums equal, or their ratio."""
     total = sum(np.asarray(part.total, np.float64) for part in parts)
     weight = sum(np.asarray(part.weight, np.float64) for part in parts)

@@ -184,6 +184,10 @@ class RunConfig(BaseConfig, abc.ABC):
     trackers: tuple[Tracker, ...] = ()
     """Services that get the run's metrics, beside its own files."""
 
+    def code_root(self) -> Any:
+        """Return what the run is made of in code: the class of the config, in the experiment."""
+        return type(self)
+
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
         yield from super().misfits()

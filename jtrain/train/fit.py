@@ -166,6 +166,10 @@ def fit(
                 message = message.replace(f"{key}.every", f"{name}_every")
             return message
 
+        def code_root(self) -> Any:
+            """Return the loss, and the class of a module whose arrays are trained."""
+            return loss, type(params)
+
         def build(self, place: Placement) -> Experiment:
             del place
             return Experiment(

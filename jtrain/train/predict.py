@@ -11,7 +11,7 @@ from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import evaluate as over
 from jtrain.core.evaluate import make_evaluate
 from jtrain.core.loop import IN_FLIGHT
-from jtrain.core.loss import Stateful, normalize_loss
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Couples, Extra, LossFn, Params
 from jtrain.errors import ConfigError, LossError
@@ -22,6 +22,7 @@ from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.first_batch.first_batch import FirstBatch
+from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 
 ROWS = 128  # at a time, by default
 
@@ -88,6 +89,9 @@ def evaluate(
         check.check(lambda batch: _run(strategy, sums, weights, batch))
     program = make_evaluate(start.loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
+    if check_batch and rows.ragged:
+        placed = lambda batch: LossOutput(*program(weights, strategy.place(batch)), extra=())
+        check_hidden_rows(placed, rows.shard(*strategy.part)[0], rows.size, "the first batch")
     return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
 
 

@@ -1,9 +1,7 @@
 """Signatures of compiled steps: what decides whether a step has to be compiled again."""
 
-import inspect
 import os
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +10,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 from jtrain.io.version import installed_version
-from jtrain.train.multihost_checks import digest_file
+from jtrain.train.code_digest import PYTHON, digest_code
 from jtrain.train.setup import TrainSetup
 
 Signature: TypeAlias = dict[str, dict[str, str]]
@@ -64,10 +62,12 @@ def program_signature(setup: TrainSetup) -> Signature:
     environment = {name: installed_version(name) for name in ("jtrain", "jax", "jaxlib", "libtpu")}
     environment |= {"devices": f"{len(setup.devices)} x {', '.join(kinds)}"}
     environment |= {name: os.environ.get(name, "") for name in VARIABLES}
+    code = digest_code(setup.config.code_root())
+    environment[PYTHON] = code.pop(PYTHON)
     return {
         ARGUMENTS: arguments,
         VALUES: values,
-        CODE: dict(_code(setup)),
+        CODE: code,
         ENVIRONMENT: {name: value for name, value in environment.items() if value},
     }
 
@@ -122,18 +122,3 @@ def _leaf(leaf: Any) -> str:
 
 def _array(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def _code(setup: TrainSetup) -> Iterator[tuple[str, str]]:
-    """Yield a digest of each source file that the experiment's functions are written in."""
-    functions: Mapping[str, Any] = {
-        "loss": getattr(setup.experiment.loss, "loss", setup.experiment.loss),
-        "config": type(setup.config),
-    }
-    for value in functions.values():
-        try:
-            file = Path(inspect.getfile(inspect.unwrap(value)))
-            digest = digest_file(file)
-        except (TypeError, OSError):
-            continue
-        yield file.name, digest

@@ -5,6 +5,7 @@ from typing import Any
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.distributed.compiler_flags import VARIABLES
+from jtrain.train.code_digest import digest_code, find_edited
 from jtrain.train.run_dir import RunDir
 
 
@@ -32,6 +33,22 @@ def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
     return [
         f"{run_dir.path} was copied or moved from {known.get('place', 'another place')}: it is a "
         f"separate run from now on"
+    ]
+
+
+def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
+    """Return a line if the code of a run was edited since its last start.
+
+    Args:
+        root: what the run is made of in code.
+        another: the command that starts another run.
+    """
+    edited = find_edited(run_dir.facts().get("code"), digest_code(root))
+    if not edited:
+        return []
+    return [
+        f"the code of the run was edited since its last start: {', '.join(edited)}. Steps that "
+        f"were taken are of the old code; to train the new code alone: {another}"
     ]
 
 

@@ -26,6 +26,7 @@ from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.remote_run import RemoteRun
 from jtrain.train.resume_notes import (
+    describe_code,
     describe_copy,
     describe_flags,
     describe_missing_checkpoint,
@@ -84,11 +85,16 @@ def run(
     advice = functools.partial(resume_advice, run_dir, config.name, another, again)
     matched = run_dir.match(config, advice)
     config, changed = matched.config, matched.changed
+    edited = describe_code(run_dir, config.code_root(), another)
     finished, unfinished = find_finished(run_dir, matched, cluster.processes)
     if finished is not None:
         if remote is not None:
             remote.copy_finished(finished.step)
+        finished = dataclasses.replace(finished, why="; ".join([finished.why, *edited]))
+        if run_dir.first:
+            print(f"{path}: {finished.why}", file=screen, flush=True)
         return finished
+    changed += edited
     run_dir.check_files()
     # A single process does not start the devices for it.
     several = cluster.processes > 1

@@ -152,7 +152,7 @@ class RunDir:
     def sealed(self) -> dict[str, Any]:
         """Return the facts about the run that each checkpoint holds, under `identity`."""
         facts = self.facts()
-        names = ("tokenizer", "sets", "readers", "seconds_per_step")
+        names = ("tokenizer", "sets", "readers", "seconds_per_step", "code")
         known = {name: facts[name] for name in names if name in facts}
         return {**self._identity, **known, "config": self._values}
 

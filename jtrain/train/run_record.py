@@ -188,6 +188,10 @@ def _are_texts(x: Any) -> bool:
     return isinstance(x, list) and all(map(_is_text, x))
 
 
+def _are_named_texts(x: Any) -> bool:
+    return isinstance(x, dict) and all(map(_is_text, x.values()))
+
+
 def _are_ancestors(x: Any) -> bool:
     return isinstance(x, dict) and all(map(_is_count, x.values()))
 
@@ -208,6 +212,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "sets": _are_texts,
     "data": _is_text,
     "tokenizer": _is_text,
+    "code": _are_named_texts,
     "devices": _are_texts,
     "seconds_per_step": _is_seconds,
     "seconds_per_save": _is_seconds,

@@ -12,6 +12,7 @@ from jtrain.train.hooks.metrics import read_results
 from jtrain.train.run_config_check import MatchedConfig
 from jtrain.train.run_dir import RunDir
 
+FINISHED = "the run had already finished; nothing was trained"
 Status: TypeAlias = Literal["done", "stopped", "failed"]
 
 
@@ -68,7 +69,7 @@ def find_finished(
     if step is None or found["fault"]:
         return None, [f"was done at step {step}, {found['fault']}"]
     results = {name: read_results(run_dir.metrics, name) for name in facts.get("sets", ["valid"])}
-    return RunResult(run_dir, "done", step, step, "it was finished before", results), []
+    return RunResult(run_dir, "done", step, step, FINISHED, results), []
 
 
 def _has_more_to_do(matched: MatchedConfig[RunConfig]) -> bool:

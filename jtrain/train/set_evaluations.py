@@ -9,7 +9,7 @@ import jax
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
-from jtrain.core.loss import Stateful
+from jtrain.core.loss import LossOutput, Stateful
 from jtrain.core.types import Batch, Couples, LossFn
 from jtrain.data.batches.exclusive import read_exclusive
 from jtrain.data.batches.workers import Workers, is_streamed
@@ -19,6 +19,7 @@ from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.experiment import GeneratedMetrics, RunConfig
 from jtrain.train.experiment_shapes import Weights, shapes
+from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 
 
 def check_set_names(
@@ -82,6 +83,7 @@ class SetEvaluations:
         workers: read the batches.
         weights: shapes of the parameters and of the extra state, on the devices.
         generated: metrics of generated texts, by set, which are added to those of the loss.
+        check_hidden: whether the first batch of each set is checked for hidden rows that count.
     """
 
     def __init__(
@@ -94,10 +96,11 @@ class SetEvaluations:
         workers: Workers,
         weights: Weights,
         generated: Mapping[str, GeneratedMetrics] = {},
+        check_hidden: bool = True,
     ):
         self._sets, self._loss, self._strategy = sets, loss, strategy
         self._couples, self._workers, self._weights = couples, workers, weights
-        self._generated = generated
+        self._generated, self._check_hidden = generated, check_hidden
         self._programs: dict[tuple[bool, str], EvaluateFn] = {}
         self._like: dict[str, Batch] = {}
         self._checked: set[str] = set()
@@ -143,28 +146,33 @@ class SetEvaluations:
         return {**found, **self._generated[name](*whole)}
 
     def check_set(self, name: str, weights: Callable[[], Weights]) -> None:
-        """Check that a set is one batch where its rows meet, once for each set.
+        """Check that a set is one batch where its rows meet, and that none counts if it is hidden.
 
-        A loss may make rows meet in training alone, as batch norm does: one batch is measured with
-        its rows beside others, where the set has several.
+        Each set is checked once. A loss may make rows meet in training alone, as batch norm does:
+        one batch is measured with its rows beside others, where the set has several.
 
         Args:
             name: the set.
             weights: returns (params, extra) to evaluate with; called if the set is to be measured.
 
         Raises:
-            LossError: with the values that keep the rows together.
+            LossError: with the values that keep the rows together, or the line to write.
         """
         rows = self._sets[name]
-        if self._couples != "batch" or len(rows) == 1 or name in self._checked:
+        split = self._couples == "batch" and len(rows) > 1
+        pads = self._check_hidden and rows.ragged
+        if not (split or pads) or name in self._checked:
             return
-        program, given = self._program(name), weights()
+        program, given, first = self._program(name), weights(), self._own_rows(rows)[0]
 
         def evaluate_on_devices(batch: Batch) -> Any:
             return program(given, self._strategy.place(batch))
 
-        first = self._own_rows(rows)[0]
-        check_row_independence(evaluate_on_devices, first, rows, name, self._strategy.shares)
+        if split:
+            check_row_independence(evaluate_on_devices, first, rows, name, self._strategy.shares)
+        if pads:
+            outputs = lambda batch: LossOutput(*evaluate_on_devices(batch), extra=())
+            check_hidden_rows(outputs, first, rows.size, f"the first batch of `{name}`")
         self._checked.add(name)
 
     def _program(self, name: str) -> EvaluateFn:

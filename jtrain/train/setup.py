@@ -302,6 +302,7 @@ class TrainSetup:
             workers=config.workers,
             weights=self._weights,
             generated=x.generated,
+            check_hidden=config.checks.first_batch,
         )
 
     def _evaluation_weights(self, state: TrainState) -> tuple[Params, Extra]:

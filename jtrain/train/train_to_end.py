@@ -15,6 +15,7 @@ from jtrain.distributed.multihost import barrier
 from jtrain.errors import ConfigError, UserError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import open_regular
+from jtrain.train.code_digest import digest_code
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.function_hooks import Observer, to_hook
@@ -116,7 +117,7 @@ def _run_facts(setup: TrainSetup) -> dict[str, Any]:
     """Return the facts about a run that run.json has beside its status."""
     facts = {"sets": list(setup.sets), "data": setup.data, **get_environment(setup.devices)}
     facts |= {"layout": dict(setup.strategy.axes), "shards": setup.strategy.shares}
-    facts["steps"] = setup.config.steps
+    facts |= {"steps": setup.config.steps, "code": digest_code(setup.config.code_root())}
     if setup.experiment.tokenizer:
         facts["tokenizer"] = setup.experiment.tokenizer
     if setup.lengths.seconds:

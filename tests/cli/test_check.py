@@ -7,6 +7,7 @@ import pytest
 from quick_study import at_home, write_study
 
 from jtrain.cli import main
+from jtrain.cli.check import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +111,19 @@ def test_errors_are_reported_with_a_command(words, said, tmp_path: Path, capfd):
     config = str(write_study(tmp_path))
     assert main(["check", *[config if word == "CONFIG" else word for word in words]]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_progress_is_shown_at_once_and_then_each_few_seconds_by_the_work_that_is_done():
+    now, lines = [100.0], []
+    progress = Progress(lines.append, lambda: now[0])
+    progress.begin("called twice")
+    assert len(lines) == 1
+    for _ in range(60):
+        now[0] += 1
+        progress.event()
+    progress.begin("padded")
+    assert len(lines) == 13, "one each 5 s"
+    assert "padded" not in lines[-1]
+    now[0] += 5
+    progress.begin("eager")
+    assert "comparing: eager (65 s, 60 programs)" in lines[-1]

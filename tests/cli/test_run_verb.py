@@ -71,11 +71,13 @@ def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
 def test_a_finished_run_says_so_and_exits_with_0(capfd):
     assert main(["run", CONFIG]) == 0
     first = capfd.readouterr().out
-    assert "it was finished before" not in first
+    assert "the run had already finished; nothing was trained" not in first
     before = Path("runs/quick/run.json").read_bytes(), Path("runs/quick/log.txt").read_bytes()
     assert main(["run", CONFIG]) == 0
     again = capfd.readouterr().out
-    assert "done at step 12: it was finished before" in again
+    assert "done at step 12: the run had already finished; nothing was trained" in again
+    lines = again.splitlines()
+    assert all("nothing was trained" in line for line in (lines[0], lines[-1]))
     assert "validation at step 12:  loss 0." in again
     assert "step  1/12" not in again
     after = Path("runs/quick/run.json").read_bytes(), Path("runs/quick/log.txt").read_bytes()
@@ -127,7 +129,7 @@ def test_the_config_of_a_copied_run_is_refused(capfd):
     on = advised(err, "To resume that run: ")
     assert on == ["run", "runs/copy/config.yaml", "name=copy"]
     assert main(on) == 0
-    assert "it was finished before" in capfd.readouterr().out
+    assert "the run had already finished; nothing was trained" in capfd.readouterr().out
     other = advised(err, "To start another run with its values: ")
     assert main(other) == 0
     assert Path("runs/quick-2/metrics.jsonl").exists()
@@ -175,7 +177,7 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
 def test_the_config_of_a_run_in_its_place_is_no_copy(name: str, capfd):
     assert main(["run", CONFIG, f"name={name}"]) == 0
     assert main(["run", f"runs/{name}/config.yaml"]) == 0
-    assert "it was finished before" in capfd.readouterr().out
+    assert "the run had already finished; nothing was trained" in capfd.readouterr().out
 
 
 def test_help_has_examples(capfd):

@@ -145,7 +145,7 @@ def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
     assert list(read_results(outcome.directory.metrics, "valid")) == [7, 13]
     assert config_of(outcome.directory.config).steps == "1 epoch"
     assert "steps: 1 epoch is 13 steps" in outcome.directory.log.read_text()
-    assert trained(CONFIG, *said).why == "it was finished before"
+    assert trained(CONFIG, *said).why == "the run had already finished; nothing was trained"
 
 
 def test_an_epoch_that_drops_its_end_is_shorter():

@@ -138,3 +138,15 @@ def test_a_weight_that_is_not_finite_is_not_taken_for_zero():
     assert int(state.skipped) == 1
     got = evaluate(jax.jit(make_evaluate(loss)), (line(), ()), [broken])
     assert np.isnan(got["loss"])
+
+
+def test_a_sum_that_cancels_is_exact_relative_to_what_is_summed():
+    """The mean is 1e-4 of its values, so its own relative difference may be 1e4 times as large."""
+    values = np.random.default_rng(0).normal(size=4096)
+    rows = {"x": (values - values.mean() + 1e-4).astype(np.float32)}
+    exact, size = rows["x"].astype(np.float64).mean(), np.abs(rows["x"]).mean()
+    state = new_state({"w": jnp.float32(1)}, SGD, jax.random.key(0))
+    mean = lambda params, batch, rng: Mean.of(params["w"] * batch["x"], batch["mask"])
+    for microbatches in (1, 4):
+        metrics = jax.jit(make_step(mean, SGD, microbatches=microbatches))(state, rows)[1]
+        assert abs(metrics["loss"].value() - exact) <= 1e-6 * size

@@ -1,5 +1,6 @@
 """Losses with one fault each, paired with the corrected loss."""
 
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from line import height, line, points
 
+from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
 from jtrain.core.rows import first_key, row_keys
 
@@ -202,6 +204,49 @@ def gradient_of_the_batch(params, batch, rng):
     return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
 
 
+def scaled_by_devices(params, batch, rng):
+    return jax.device_count() * good(params, batch, rng)
+
+
+def shifted_by_the_process(params, batch, rng):
+    return Mean.of(errors(params, batch) + os.getpid() % 7, batch["mask"])
+
+
+def groups_of_four(params, batch, rng):
+    rows = len(batch["mask"]) // 4 * 4
+    return Mean.of(errors(params, batch)[:rows], batch["mask"][:rows])
+
+
+def weighted_by_the_last_row(params, batch, rng):
+    return Mean.of(errors(params, batch) * batch["row"] / batch["row"].max(), batch["mask"])
+
+
+def largest_target(params, batch, rng):
+    largest = Mean(jnp.where(batch["mask"], batch["y"], -9).max(), jnp.float32(1))
+    return good(params, batch, rng), {"largest": largest}
+
+
+def mean_target_of_a_slice(params, batch, rng):
+    mean = jnp.where(batch["mask"], batch["y"], 0).sum() / jnp.maximum(counted(batch), 1)
+    return good(params, batch, rng), {"mean": Mean(mean, jnp.float32(1))}
+
+
+def targets(params, batch, rng):
+    return good(params, batch, rng), {"mean": Mean.of(batch["y"], batch["mask"])}
+
+
+@stateful
+def any_above_0(params, extra, batch, rng):
+    found = jnp.any((batch["y"] > 0) & batch["mask"]).astype(jnp.float32)
+    return good(params, batch, rng), {}, {"above": Mean(found, jnp.float32(1))}
+
+
+@stateful
+def share_above_0(params, extra, batch, rng):
+    found = (batch["y"] > 0).astype(jnp.float32)
+    return good(params, batch, rng), {}, {"above": Mean.of(found, batch["mask"])}
+
+
 def _arguments(loss, **more):
     return {"loss": loss, "params": line(), "batch": points(8), **more}
 
@@ -261,6 +306,29 @@ FAULTS = {
     ),
     "another program under jit": _fault(
         tracing, good, "another program under jit", "when it is traced"
+    ),
+    "the number of devices": _fault(
+        scaled_by_devices, good, "numbers of the host", "jax.device_count()"
+    ),
+    "the number of the process": _fault(
+        shifted_by_the_process, good, "numbers of the host", "os.getpid()"
+    ),
+    "rows in groups of four": _fault(groups_of_four, good, "rows dropped", "leaves out row"),
+    "numbers of other rows": _fault(
+        weighted_by_the_last_row, good, "row numbers", "`batch['row']`"
+    ),
+    "a metric without parameters": _fault(
+        largest_target, targets, "function of a sum", "reduce_max over rows"
+    ),
+    "a metric without parameters, of means": _fault(
+        mean_target_of_a_slice, targets, "mean of means", "the metric 'mean'"
+    ),
+    "whether any row is positive": _fault(
+        any_above_0,
+        share_above_0,
+        "function of a sum",
+        "the leaf 'above' of extra",
+        extra={"above": jnp.float32(0)},
     ),
     "a derivative over the batch": _fault(gradient_of_the_batch, good, "gradient", "custom_vjp"),
 }

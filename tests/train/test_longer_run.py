@@ -96,8 +96,8 @@ def test_an_extended_run_ends_as_a_longer_one(unbroken):
     assert "resumes from step 12 of 15" in log_of(outcome)
     assert "resumes from step 15 of 18" in log_of(outcome)
     assert "steps: 15 -> 18" in log_of(outcome).splitlines()
-    assert trained(CONFIG, "steps=18").why == "it was finished before"
-    assert trained(OWN).why == "it was finished before"
+    assert trained(CONFIG, "steps=18").why == "the run had already finished; nothing was trained"
+    assert trained(OWN).why == "the run had already finished; nothing was trained"
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
         about = checkpoints.about(18)
     before = {"steps": 12, "optimizer.schedule.steps": 0}
@@ -186,7 +186,7 @@ def test_fewer_steps_than_were_taken_are_refused():
         trained(CONFIG, "steps=8")
     assert "steps=12 or more" in str(told.value)
     assert Path(OWN).read_bytes() == before
-    assert trained(CONFIG).why == "it was finished before"
+    assert trained(CONFIG).why == "the run had already finished; nothing was trained"
 
 
 @pytest.mark.thorough
@@ -233,7 +233,7 @@ def test_a_run_that_was_stopped_early_has_its_patience_anew():
     longer = trained(OWN, "steps=40")
     assert longer.step >= first + 4
     assert longer.status == "done"
-    assert trained(OWN).why == "it was finished before"
+    assert trained(OWN).why == "the run had already finished; nothing was trained"
     # What it came to is what a run without patience has after so many steps.
     free = trained(CONFIG, *PATIENT[:2], PATIENT[3], "name=free", f"steps={longer.step}")
     found = read_results(free.directory.metrics, "valid")
@@ -274,7 +274,7 @@ def test_fit_is_made_longer_by_the_same_call():
     longer = fitted(16, "mine", "cosine")
     assert longer.step == 16
     assert [*longer.history["loss"]] == [*range(1, 17)]
-    assert fitted(16, "mine", "cosine").why == "it was finished before"
+    assert fitted(16, "mine", "cosine").why == "the run had already finished; nothing was trained"
     alone = fitted(16, "alone", Cosine(steps=10))
     np.testing.assert_array_equal(longer.params["w"], alone.params["w"])
     with pytest.raises(ConfigError, match="has taken 16 steps"):

@@ -64,11 +64,11 @@ def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
     assert b'"done"' in (objects.read("run.json") or b"")
     # What was done is done, and a copy that is missing is made good.
     object_store_layout.remove(objects, 12, object_store_layout.object_sizes(objects)[12])
-    assert trained(CONFIG, setting).why == "it was finished before"
+    assert trained(CONFIG, setting).why == "the run had already finished; nothing was trained"
     assert object_store_layout.list_copies(objects) == [10, 12]
     # An older directory gets what is newer in the store.
     shutil.rmtree(RUN / "checkpoints" / "12")
-    assert trained(CONFIG, setting).why == "it was finished before"
+    assert trained(CONFIG, setting).why == "the run had already finished; nothing was trained"
 
 
 @pytest.mark.thorough
@@ -79,7 +79,7 @@ def test_a_finished_run_copies_what_is_missing_and_keeps_the_best(store: str):
     best, newest = object_store_layout.list_copies(objects)
     assert best < newest == 12, "the loss falls, so the highest is an early one"
     object_store_layout.remove(objects, 12, object_store_layout.object_sizes(objects)[12])
-    assert trained(CONFIG, *settings).why == "it was finished before"
+    assert trained(CONFIG, *settings).why == "the run had already finished; nothing was trained"
     assert object_store_layout.list_copies(objects) == [best, 12]
 
 

@@ -191,7 +191,11 @@ def test_a_finished_run_is_not_run_again(monkeypatch):
     computes = lambda _: pytest.fail("it computes")
     monkeypatch.setattr(sys.modules["jtrain.train.train_to_end"], "set_up_with_step_time", computes)
     again = trained(CONFIG)
-    assert (again.status, again.step, again.why) == ("done", 12, "it was finished before")
+    assert (again.status, again.step, again.why) == (
+        "done",
+        12,
+        "the run had already finished; nothing was trained",
+    )
     assert again.results == outcome.results
     assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files
 
@@ -200,7 +204,7 @@ def test_a_hook_may_finish_a_run():
     outcome = trained(CONFIG, hooks=[At(7, lambda: jt.Stop("good enough", "finished"))])
     assert (outcome.status, outcome.step, outcome.why) == ("done", 7, "good enough")
     assert list(outcome.results) == [6, 7]
-    assert trained(CONFIG).why == "it was finished before"
+    assert trained(CONFIG).why == "the run had already finished; nothing was trained"
 
 
 # Stopped and gone on with.
@@ -312,7 +316,7 @@ def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(lose, fr
     assert "was done at step 12, of which the checkpoint is damaged or missing" in told
     assert from_step in told
     assert kept(outcome) == unbroken()
-    assert trained(CONFIG).why == "it was finished before"
+    assert trained(CONFIG).why == "the run had already finished; nothing was trained"
 
 
 def test_run_json_names_only_steps_that_are_sealed(monkeypatch):
@@ -570,6 +574,7 @@ def test_a_run_resumes_under_another_layout(layouts, changes, unbroken):
         ("checkpoint.keep=3", "checkpoint.keep: 2 -> 3"),
         ("evaluate.every=4", "evaluate.every: 6 -> 4"),
         ("log.every=2", "log.every: 1 -> 2"),
+        ("microbatches=2", "microbatches: 1 -> 2"),
     ],
 )
 def test_values_that_change_no_result_may_differ_and_are_reported(setting: str, line: str):
@@ -585,7 +590,6 @@ def test_values_that_change_no_result_may_differ_and_are_reported(setting: str, 
     [
         ("seed=1", "seed: 0 there, 1 here"),
         ("batch=8", "batch: 16 there, 8 here"),
-        ("microbatches=2", "microbatches: 1 there, 2 here"),
         ("optimizer.lr=1", "optimizer.lr: 0.03 there, 1.0 here"),
         ("model.width=4", "model.width: 8 there, 4 here"),
         ("data.rows=99", "data.rows: 200 there, 99 here"),
@@ -622,7 +626,9 @@ def test_a_copy_of_a_run_resumes_under_its_own_name(unbroken):
     assert "name: quick -> copy" in outcome.directory.log.read_text().splitlines()
     assert kept(outcome) == unbroken()
     assert there.facts()["step"] == 5, "where it was copied from nothing has changed"
-    assert trained("runs/copy/config.yaml").why == "it was finished before"
+    assert (
+        trained("runs/copy/config.yaml").why == "the run had already finished; nothing was trained"
+    )
 
 
 def test_nothing_asks_for_devices_before_the_layout_has_said_how_many(monkeypatch):

@@ -338,7 +338,7 @@ def test_a_run_from_before_run_ids_resumes_and_gets_one(whole):
     outcome = again()
     assert kept(outcome) == whole
     assert seal.sealed_run(CHECKPOINTS / "12") == said()["id"]
-    assert trained(CONFIG, *SHORT).why == "it was finished before"
+    assert trained(CONFIG, *SHORT).why == "the run had already finished; nothing was trained"
 
 
 @thorough

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.jaxpr import input_leaves
-from jtrain.core.loss import LossOutput, Stateful, normalize_loss
-from jtrain.core.pytree import at_least_f32
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
+from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.first_batch.domains import OutsideValue, find_outside, outside_error
+from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 from jtrain.train.first_batch.index_uses import IndexUses, find_uses
 from jtrain.train.first_batch.labels import (
     OutOfRangeValue,
@@ -63,7 +64,7 @@ class FirstBatch:
         draws: bool,
         origin: Sequence[int] = (),
     ):
-        self._terms, self._draws, self._what, self._origin = terms, draws, what, origin
+        self._terms, self.draws, self._what, self._origin = terms, draws, what, origin
         self._rows = rows
         self._batch = {name: np.asarray(array) for name, array in with_rows(batch).items()}
         key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
@@ -102,7 +103,7 @@ class FirstBatch:
         """Value in an unmasked row for which the loss is not defined; on any thread."""
         return find_outside(self._uses, self._batch, self._rows)
 
-    def check(self, sums: Callable[[Batch], tuple[Any, Any]]) -> None:
+    def check(self, sums: Callable[[Batch], LossOutput]) -> None:
         """Raise if the loss counts a label that selects no class, or takes one outside its domain.
 
         Every process calls this at the same time.
@@ -121,24 +122,35 @@ class FirstBatch:
         ]
         for found in {(x.leaf, x.value): x for x in reversed(every)}.values():
             original, replaced = swap_value(self._batch, found)
-            before = sums(original)
+            before = _parts(sums(original))
             if any(
-                [is_counted(before, sums(other)) for other in replaced]
+                [is_counted(before, _parts(sums(other))) for other in replaced]
             ):  # a list: no early exit
                 raise out_of_range_error(found, self._what, self._origin)
 
-    def sums(self, psum: Callable[[Any], Any] | None) -> Callable[..., tuple[Any, Any]]:
-        """Return `((params, extra), batch) -> totals, weights`, pure, with noise on the parameters.
+    def check_hidden(self, sums: Callable[[Batch], LossOutput], parts: int = 1) -> None:
+        """Raise if hidden rows change a sum of the loss; see `check_hidden_rows`.
+
+        Args:
+            sums: the compiled `sums` of a host batch.
+            parts: parts of the batch that the step computes one after the other; one is checked.
+        """
+        own = {name: array[: len(array) // parts] for name, array in self._batch.items()}
+        check_hidden_rows(sums, own, self._rows // parts, self._what)
+
+    def sums(self, psum: Callable[[Any], Any] | None) -> Callable[..., LossOutput]:
+        """Return `((params, extra), batch) -> output`, pure, with noise on the parameters.
 
         Parameters that are initially zero would hide the effect of a label.
         """
 
-        def sums(weights: tuple[Params, Extra], batch: Batch) -> tuple[Any, Any]:
+        def sums(weights: tuple[Params, Extra], batch: Batch) -> LossOutput:
             batch, (params, extra) = with_rows(batch, copies=psum is not None), weights
-            key = jax.random.key(0) if self._draws else None
-            means = self._terms(_add_noise(params), extra, batch, key).terms.means
-            result = [mean.total for mean in means], [mean.weight for mean in means]
-            return result if psum is None else psum(at_least_f32(result))
+            key = jax.random.key(0) if self.draws else None
+            found = self._terms(_add_noise(params), extra, batch, key)
+            rows = {"rows": Mean(jnp.sum(batch["mask"]), jnp.float32(1))}
+            found = found._replace(metrics={**found.metrics, **rows})
+            return found if psum is None else sum_output(found, psum)
 
         return sums
 
@@ -179,7 +191,16 @@ def check_batch(
     weights = jax.tree.map(jnp.asarray, (params, extra))
     first = FirstBatch(terms, host_batch, rows, "the batch", weights=weights, draws=training)
     program = jax.jit(first.sums(None))
-    first.check(lambda batch: jax.device_get(program(weights, batch)))
+    sums = lambda batch: jax.device_get(program(weights, batch))
+    first.check(sums)
+    if not mask.all():
+        first.check_hidden(sums)
+
+
+def _parts(output: LossOutput) -> tuple[list[Any], list[Any]]:
+    """Return the totals and the weights of a loss."""
+    means = output.terms.means
+    return [mean.total for mean in means], [mean.weight for mean in means]
 
 
 @functools.cache  # once

@@ -1,5 +1,6 @@
 """Checks of a run's first batches, before it trains on them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,12 +54,12 @@ def _trace(
 
 
 def check_batches(setup: TrainSetup, batches: Sequence[FirstBatch], state: TrainState) -> None:
-    """Raise if a set with coupled rows is split, or a label in these batches is out of range.
+    """Raise if a set with coupled rows is split, a label is out of range, or hidden rows count.
 
     Every process of the run calls this at the same time.
 
     Raises:
-        LossError: if coupled rows of a set are in several batches.
+        LossError: if coupled rows of a set are in several batches, or hidden rows change a sum.
         DataError: for a label that the loss counts, with the row, the value and the shape.
     """
     for name in setup.sets:
@@ -66,7 +67,10 @@ def check_batches(setup: TrainSetup, batches: Sequence[FirstBatch], state: Train
     like = setup.like.params, setup.like.extra
     for batch in batches:
         weights = to_device((state.params, state.extra), like)
-        batch.check(_on_devices(setup, batch.sums(setup.strategy.psum), weights))
+        compiled = functools.partial(_on_devices, setup, batch.sums(setup.strategy.psum), weights)
+        batch.check(compiled())
+        if batch.draws and setup.experiment.train.ragged:
+            batch.check_hidden(compiled(), setup.config.microbatches)
 
 
 def _on_devices(setup: TrainSetup, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
