@@ -220,7 +220,8 @@ def load(
     ```
 
     The experiment is built as for training, so its data must be available. For a run of `jt.fit`
-    the parameters come in dicts and lists by the names of the leaves; the model is in your script.
+    the parameters come in the dicts, lists and tuples that were trained, a module of another
+    library as a dict; the model is in your script.
 
     Args:
         step: of a checkpoint, the newest, or the best by the run's checkpoint.best.
