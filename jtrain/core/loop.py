@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jtrain.core.types import Batch, Metrics
+from jtrain.errors.plain_numbers import plain_numbers
 
 State = TypeVar("State")
 IN_FLIGHT = 8  # calls started and not yet finished: metrics are read that late
@@ -91,6 +92,7 @@ class LoopResult(Generic[State]):
     """Metrics of the last step, as `on_numbers` gets them; empty where no step was taken."""
 
 
+@plain_numbers
 def train_loop(
     step: Callable[[State, Batch], tuple[State, Metrics]],
     state: State,

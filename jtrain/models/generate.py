@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Integer, Shaped
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Keys, Params
 from jtrain.errors import ConfigError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 def draw(
@@ -70,6 +71,7 @@ class IncrementalModel(Protocol):
         ...
 
 
+@plain_numbers
 def generate(
     model: IncrementalModel,
     params: Params,

@@ -20,6 +20,7 @@ from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters.any_model import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
@@ -209,6 +210,11 @@ def build_optimizer(
         return given
     if isinstance(given, optax.GradientTransformation):
         return CustomOptimizer()
+    if isinstance(given, optax.MultiSteps):
+        raise ConfigError(
+            "optax.MultiSteps is no transformation: write optimizer=it.gradient_transformation(), "
+            "or in its place microbatches=4, which sums the gradients of four parts of a batch."
+        )
     raise ConfigError(
         f'optimizer= is a name such as "adamw", a value of jtrain.optim or an optax '
         f'transformation, and this is a {type(given).__name__}: write optimizer="adamw", lr=1e-3.'
@@ -229,6 +235,7 @@ def build_strategy(given: str | Parallel, devices: Any = 0) -> Parallel:
         ConfigError: for an unknown strategy or device.
     """
     found = _named("parallel", given, Parallel)() if isinstance(given, str) else given
+    devices = devices.tolist() if is_array(devices) else devices
     if isinstance(devices, int) and not devices:
         return found
     try:
@@ -245,8 +252,8 @@ def _as_config(devices: Any) -> Any:
         index = jax.local_devices(backend=devices.platform).index(devices)
         return f"{devices.platform}:{index}"
     if isinstance(devices, Sequence) and not isinstance(devices, str):
-        return tuple(_as_config(each) if isinstance(each, jax.Device) else each for each in devices)
-    return devices
+        return tuple(map(_as_config, devices))
+    return to_number(devices)
 
 
 def build_layout(given: str | Parallel, devices: Any = 0) -> Layout:

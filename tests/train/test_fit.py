@@ -252,3 +252,40 @@ def test_the_history_has_the_step_at_which_it_was_stopped(kept):
 def test_a_learning_rate_that_is_none_is_refused_by_its_name(lr):
     with pytest.raises(ConfigError, match=r"^lr=.*: must be "):
         jt.fit(lambda params, batch, rng: 0.0, {"w": np.ones(2)}, {"x": np.ones(8)}, lr=lr, steps=1)
+
+
+def test_without_jit_a_call_says_so_and_the_step_of_make_step_runs():
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
+    w, batch = {"w": np.ones(3, np.float32)}, {"x": X}
+    calls = (
+        lambda: jt.fit(loss, w, X, "sgd", lr=0.1, steps=1, quiet=True),
+        lambda: jt.evaluate(loss, w, X),
+        lambda: jt.predict(lambda p, batch: batch["x"] @ p["w"], w, X),
+        lambda: jt.check_batch(loss, w, batch),
+    )
+    optimizer = optax.sgd(0.1)
+    with jax.disable_jit():
+        for call in calls:
+            with pytest.raises(ConfigError, match=r"call the loss, or the step of jt\.make_step"):
+                call()
+        full = {"x": jnp.asarray(X), "mask": jnp.ones(50, bool)}
+        assert float(loss(w, full, None).total) > 0
+        step, state = jt.make_step(loss, optimizer), jt.new_state(w, optimizer, jax.random.key(0))
+        assert step(state, full)[0].step == 1
+
+
+def test_numbers_of_numpy_and_jax_are_taken_as_pythons():
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
+    w = {"w": np.ones(3, np.float32)}
+    numbers = [np.asarray, jnp.asarray, lambda x: np.array([x])[0]]
+    given = {"batch": 8, "seed": 3, "steps": 2, "every": 1, "lr": 0.25, "valid": 0.5, "devices": 1}
+    other = {name: numbers[i % 3](x) for i, (name, x) in enumerate(given.items())}
+    one, two = (jt.fit(loss, w, X, "sgd", quiet=True, **each) for each in (given, other))
+    np.testing.assert_array_equal(one.params["w"], two.params["w"])
+    assert one.history == two.history
+    for number in numbers:
+        assert fit_arguments.build_strategy("mirrored", [number(0)]).devices == (0,)
+        one, two = (Shuffled(Arrays(x=X), size=n, seed=n)[0]["x"] for n in (8, number(8)))
+        np.testing.assert_array_equal(one, two)
+        assert len(InOrder(Arrays(x=X), size=number(20))) == 3
+    assert fit_arguments.build_strategy("mirrored", np.arange(2)).devices == (0, 1)

@@ -81,6 +81,7 @@ def by_hand(params, x: np.ndarray) -> np.ndarray:
 def test_gives_parameters_model_and_predictions(params):
     run = jt.load("quick")
     assert (run.directory, run.step, run.config.steps) == (Path("runs/quick"), 8, 8)
+    assert jt.load("quick", np.int64(4)).step == 4
     assert jax.tree.all(jax.tree.map(np.array_equal, params, jax.device_get(run.params)))
     assert repr(run) == "LoadedRun(runs/quick at step 8: quick, 48 parameters in 3 leaves)"
     assert dict(run.inputs) == {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
@@ -238,6 +239,7 @@ def test_a_node_of_another_library_comes_as_a_dict():
     assert build_tree(iter(entries), names.__getitem__) == {"params": {"trace": {"w": 1}}}
 
 
+@pytest.mark.thorough
 def test_a_run_of_fit_has_the_tree_that_was_trained():
     start = {"net/~/linear": {"w": np.ones(2)}, "scales": {0: np.ones(2), 1: np.ones(())}}
     guess = lambda p, batch: batch["x"] @ (p["net/~/linear"]["w"] * p["scales"][0]) + p["scales"][1]

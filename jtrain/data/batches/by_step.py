@@ -15,6 +15,7 @@ import numpy as np
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.errors import ConfigError, DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 PLACES = 16384  # at once: the order of 128 rows costs 10 us this way, 500 us when computed alone
 
@@ -57,6 +58,7 @@ class Shuffled:
         ConfigError: a size that is not positive or does not divide into the processes.
     """
 
+    @plain_numbers
     def __init__(
         self,
         source: Source,
@@ -139,6 +141,7 @@ class InOrder:
         ConfigError: a size that is not positive or does not divide into the processes.
     """
 
+    @plain_numbers
     def __init__(self, source: Source, *, size: int):
         self.source, self.size = source, size
         self.rows = count_rows(source)

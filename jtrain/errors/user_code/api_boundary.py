@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
+from jtrain.errors.plain_numbers import number_converter
 from jtrain.errors.synonyms import SYNONYMS
 from jtrain.errors.tracebacks import cut_traceback, format_error, is_interactive
 from jtrain.errors.user_code.user_calls import full_tracebacks
@@ -24,13 +25,16 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
     """Make the errors of a public function short.
 
     A UserError is raised without the frames of jtrain and JAX. Uncaught, it ends a script with
-    the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames.
+    the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames. Arguments that are
+    annotated as numbers may be numbers of numpy or JAX.
     """
+    convert = number_converter(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            placed, named = convert(args, kwargs)
+            return function(*placed, **named)  # pyright: ignore[reportCallIssue]
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
         except (RuntimeError, AssertionError, TypeError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
+from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.evaluation import Results
 
@@ -30,6 +31,7 @@ class EarlyStop(Hook):
         LossError: at the first evaluation, if it has no such metric.
     """
 
+    @plain_numbers
     def __init__(
         self, metric: str = "loss", patience: int = 5, *, least: float = 0.0, after: int = 0
     ):
