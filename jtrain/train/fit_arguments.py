@@ -82,6 +82,7 @@ class FitStart(NamedTuple):
     init: Any  # (params, extra), or a function of a key that makes them
     couples: Couples
     module: Any = None  # SplitModule of the nnx module that holds the parameters
+    declared: bool = False  # whether `couples` was given; layers couple rows in training only
 
 
 def build_start(
@@ -111,10 +112,11 @@ def build_start(
         if not isinstance(loss, Stateful):
             loss, meets = module_loss(loss, module), couples or module.couples
         given, carried = module.arrays()
-        return FitStart(loss, (given, extra or carried), meets, module)
+        return FitStart(loss, (given, extra or carried), meets, module, couples is not None)
     if isinstance(params, Model):
-        return FitStart(loss, params.init, meets)
-    return FitStart(loss, params if callable(params) else build_weights(params, extra), meets)
+        return FitStart(loss, params.init, meets, None, couples is not None)
+    start = params if callable(params) else build_weights(params, extra)
+    return FitStart(loss, start, meets, None, couples is not None)
 
 
 def build_weights(params: Params, extra: Extra) -> tuple[Params, Extra]:

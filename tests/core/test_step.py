@@ -18,7 +18,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.errors import ConfigError, LossError
-from jtrain.optim.trained_only import freeze_others
+from jtrain.optim.trained_only import differentiate_only, freeze_others
 from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)
@@ -228,10 +228,11 @@ def test_sam_gets_the_gradient_elsewhere(opaque: bool):
 
 def test_sam_with_a_frozen_leaf_takes_the_steps_of_the_others():
     sam = lambda: optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=True)
-    frozen = freeze_others(sam(), lambda params: {"slope": True, "offset": False})
+    trained = lambda params: {"slope": True, "offset": False}
+    frozen, loss = freeze_others(sam(), trained), differentiate_only(squared, trained)
     batch, offset = points(8), line()["offset"]
     alone = lambda params, *rest: squared({**params, "offset": offset}, *rest)
-    state = jax.jit(make_step(squared, frozen))(start(frozen), batch)[0]
+    state = jax.jit(make_step(loss, frozen))(start(frozen), batch)[0]
     slope = {"slope": line()["slope"]}
     other = new_state(slope, sam(), jax.random.key(0))
     want = jax.jit(make_step(alone, sam()))(other, batch)[0].params
