@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 
-from jtrain.checkpoint.retention import BestMetric
+from jtrain.checkpoint.retention import BestMetric, check_number
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -64,6 +64,7 @@ class EarlyStop(Hook):
                 f"EarlyStop waits for {self.metric}, and the evaluation on {name} has "
                 f"{', '.join(results[step])}{near or '; name one of them'}."
             )
+        check_number(self.metric, results[step][self.metric])
         values = {at: x[self.metric] for at, x in results.items() if self.metric in x}
         best, since = self._best(values)
         if since < self._patience or step < self._after:
