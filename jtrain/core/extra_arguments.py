@@ -23,6 +23,7 @@ def with_named_arguments(
         ConfigError: in the update, if the optimizer needs another argument, or its updates have
             other shapes than the gradients.
     """
+    check_optimizer(optimizer)
     optimizer = optax.with_extra_args_support(optimizer)
     parameters = inspect.signature(optimizer.update).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -43,6 +44,19 @@ def with_named_arguments(
         return found
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise ConfigError unless it is an optax transformation."""
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        return
+    name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "")
+    config = hasattr(optimizer, "build")
+    write = f"optax.{name if callable(getattr(optax, str(name), None)) else 'adamw'}(1e-3)"
+    raise ConfigError(
+        f"an optimizer is an optax transformation, and this is a {type(optimizer).__name__}: write "
+        f"{'optimizer.build(steps), which makes one of a config' if config else write}."
+    )
 
 
 def _check_shapes(grads: Any, updates: Any) -> None:

@@ -193,6 +193,12 @@ def build_optimizer(
     Raises:
         ConfigError: for an unknown name, or if `lr` or `schedule` is missing or given twice.
     """
+    if callable(lr):
+        raise ConfigError(
+            f"lr= is a number, and this is a function of the step: write optimizer=optax."
+            f"{given if isinstance(given, str) else 'adamw'}(lr), or a schedule by name, "
+            f'schedule="cosine".'
+        )
     if isinstance(given, str):
         cls = _named("optimizer", given, Optimizer)
         if lr is None and given not in RATES:
@@ -275,7 +281,8 @@ def build_layout(given: str | Parallel, devices: Any = 0) -> Layout:
 
 def build_precision(given: str | Precision) -> Precision:
     """Return the config of a precision, given by name or value."""
-    return _named("precision", given, Precision)() if isinstance(given, str) else given
+    named = isinstance(given, str | int)
+    return _named("precision", given, Precision)() if named else given
 
 
 def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
@@ -302,5 +309,7 @@ def _named(what: str, name: Any, union: Any) -> Any:
     kinds = {cls.__pydantic_fields__["kind"].default: cls for cls in members}
     if name in kinds:
         return kinds[cast(str, name)]
-    near = did_you_mean(str(name), kinds) or f'; write {what}="{next(iter(kinds))}"'
+    near = did_you_mean(str(name), kinds)
+    if what == "optimizer" and callable(getattr(optax, str(name), None)):
+        near += f"; for optax's own write optimizer=optax.{name}(1e-3)"
     raise ConfigError(f'{what}="{name}" is none of {", ".join(kinds)}{near}')

@@ -1,6 +1,7 @@
 """`jt.fit` takes the same steps as a run, and leaves its arguments unchanged."""
 
 from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,13 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain import optim
+from jtrain.config.guard import Guard
+from jtrain.config.precision import Precision
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.data.batches.by_step import FullBatches
 from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.errors.synonyms import KINDS
+from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments, fit_data
 
 
@@ -289,3 +294,58 @@ def test_numbers_of_numpy_and_jax_are_taken_as_pythons():
         np.testing.assert_array_equal(one, two)
         assert len(InOrder(Arrays(x=X), size=number(20))) == 3
     assert fit_arguments.build_strategy("mirrored", np.arange(2)).devices == (0, 1)
+
+
+class OneRow:
+    def __len__(self):
+        return 50
+
+    def row(self, i):
+        return {"x": X[int(i)]}
+
+    __getitem__ = row
+
+
+class Rows(OneRow):
+    def __getitem__(self, indices):  # as the message says
+        rows = [self.row(i) for i in indices]
+        return {"x": np.stack([r["x"] for r in rows])}
+
+
+def test_a_source_of_one_index_is_told_what_to_write():
+    words = r"takes an array of indices .*rows = \[self\.row\(i\) for i in indices\]; "
+    with pytest.raises(
+        DataError, match=words + r"return \{'x': np\.stack\(\[r\['x'\] for r in rows"
+    ):
+        Shuffled(OneRow(), size=8)[0]
+    assert Shuffled(Rows(), size=8)[0]["x"].shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: jt.fit({"w": X}, (X, Y)), r"given no data\. Write jt\.fit\(loss, params, data\)"),
+        (lambda: jt.make_step(print, "adam"), r"write optax\.adam\(1e-3\)"),
+        (lambda: jt.new_state({}, "adam", jax.random.key(0)), r"write optax\.adam\(1e-3\)"),
+        (lambda: fit_arguments.build_optimizer("sgd", optax.sgd, None), r"optimizer=optax\.sgd\("),
+        (lambda: fit_arguments.build_optimizer("rmsprop", 1, None), r"adam\?; .*optax\.rmsprop"),
+        (lambda: fit_arguments.build_strategy("ddp"), "did you mean mirrored"),
+        (lambda: fit_arguments.build_precision("16-mixed"), "did you mean f16"),
+        (lambda: fit_arguments.build_precision(16), "did you mean f16"),
+        (lambda: fit_arguments.build_optimizer("sgd", 1, "plateau"), "did you mean wsd"),
+    ],
+)
+def test_what_other_libraries_call_it_leads_to_what_works(call, says: str):
+    with pytest.raises(ConfigError, match=says):
+        call()
+
+
+def test_each_meaning_is_a_kind():
+    unions = (optim.Optimizer, optim.schedules.Schedule, Parallel, Precision, Guard)
+    kinds = {
+        cls.__pydantic_fields__["kind"].default
+        for union in unions
+        for cls in get_args(get_args(union)[0])
+    }
+    assert set(KINDS) <= kinds
+    assert not kinds & {word for words in KINDS.values() for word in words.split()}

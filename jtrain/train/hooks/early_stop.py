@@ -69,8 +69,10 @@ class EarlyStop(Hook):
         best, since = self._best(values)
         if since < self._patience or step < self._after:
             return None
+        nans = sum(map(math.isnan, list(values.values())[-since:]))
+        why = f"; it was NaN in {nans} of them: lower the learning rate" if nans else ""
         return Stop(
-            f"{name}/{self.metric} was no better in {since} evaluations than at step {best}",
+            f"{name}/{self.metric} was no better in {since} evaluations than at step {best}{why}",
             "finished",
         )
 
