@@ -63,7 +63,7 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
             host = f"[{host}]" if host.count(":") > 1 else host.partition(":")[0] or "HOST"
             raise ConfigError(
                 f"TF_CONFIG has the address {address!r} in cluster, and an address is HOST:PORT. "
-                f'Write "{host}:8476" there, with a port that is free on that machine.'
+                f'Set "{host}:8476" there, with a port that is free on that machine.'
             ) from None
     first = sum(len(cluster.get(name, [])) for name in TASKS[: TASKS.index(kind)])
     return Cluster(
