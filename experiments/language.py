@@ -29,7 +29,7 @@ class Config(jt.RunConfig):
 
     data: Annotated[Tokens | Mixture | TextLines | UniformTokens, Field(discriminator="kind")]
     """The tokens."""
-    model: Transformer = Transformer(preset="gpt2")
+    model: Transformer = Transformer(preset="gpt2", vocab=0)
     """The network; with vocab=0 it has the tokens of the data."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:

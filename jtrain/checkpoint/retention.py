@@ -4,10 +4,12 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from jtrain.checkpoint import layout
-from jtrain.errors import CheckpointError
+from jtrain.errors import CheckpointError, LossError
 
 HIGH = frozenset({"accuracy", "correct", "finished"})
 """Metrics of jtrain's losses and evaluations of which more is better."""
@@ -46,9 +48,20 @@ def find_best(directory: Path, steps: Sequence[int], goal: BestMetric) -> int | 
 
 def best_step(values: Mapping[int, float], goal: BestMetric) -> int | None:
     """Return the step with the best value, the earliest of equals; NaN is never best."""
+    for value in values.values():
+        check_number(goal.name, value)
     sign = 1 if goal.end == "lowest" else -1
     ranked = [(sign * v, step) for step, v in values.items() if not math.isnan(v)]
     return min(ranked)[1] if ranked else None
+
+
+def check_number(metric: str, value: Any) -> None:
+    """Raise LossError if a metric that decides which step is best is an array."""
+    if np.ndim(value):
+        raise LossError(
+            f"the metric {metric} is an array of {list(np.shape(value))}, of which none is best: "
+            f"name a metric that is one number, such as loss."
+        )
 
 
 def steps_to_delete(steps: Sequence[int], keep: int, best: int | None) -> list[int]:

@@ -130,7 +130,11 @@ def _show(args: argparse.Namespace) -> tuple[Any, str, int]:
         (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
         for name, leaf in found["leaves"].items()
     ]
-    about = [f"{name}: {json.dumps(_brief(value))}" for name, value in found["about"].items()]
+    about = [
+        f"{name}: {json.dumps(_brief(value))}"
+        for name, value in found["about"].items()
+        if name != "tree"
+    ]
     return found, "\n".join([f"{found['path']}", *about, "", _columns(leaves)]), 0
 
 

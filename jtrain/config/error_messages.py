@@ -1,7 +1,9 @@
 """Config errors of pydantic in the words of the config: place, key, allowed values."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic_core import ErrorDetails
@@ -146,35 +148,39 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
             return keys, str(one.get("ctx", {}).get("error"))
         case "union_tag_not_found":
             kinds = list(want.kinds())
-            how = f"{dotted(keys)}.kind={kinds[0]}" if typed else f"`kind: {kinds[0]}` in it"
+            kind = next(iter(sorted(kinds, key=_preference(want))))
+            how = f"{dotted(keys)}.kind={kind}" if typed else f"`kind: {kind}` in it"
             return keys, f"has no kind, {format_choices(kinds)}; write {how}"
         case "union_tag_invalid":
             keys, want = (*keys, "kind"), FieldSchema(Literal[tuple(want.kinds())])
-    value = without_origins(nearest_node(root, keys))
+    node = nearest_node(root, keys)
+    value = without_origins(node)
     return (
         keys,
         f"must be {describe_allowed(want)}, found "
-        f"{describe_found(value)}{_hint(keys, want, value, typed)}",
+        f"{describe_found(value)}{_hint(keys, want, value, typed, node.text)}",
     )
 
 
-def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool) -> str:
-    """Return a suggestion for the value, empty if there is none."""
+def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool, written: str) -> str:
+    """Return a suggestion for the value, which was `written` so; empty if there is none."""
     types = {member.annotation for member in want.members()}
+    if kind := nearest_choice(written, want.kinds()):
+        return _advise(keys, _mapping(kind, _required(want.kinds()[kind])), typed)
+    if kind := nearest_choice(written, kinds := want.element().kinds()):
+        return _advise(keys, f"[{_mapping(kind, _required(kinds[kind]))}]", typed)
     if isinstance(value, str):
-        if {int, float} & types and _number(value, float in types):
-            return f"; write {value} without quotes"
+        if {int, float} & types and (number := _number(value, float in types)):
+            return f"; write {number} without quotes"
         if bool in types and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
-        if kind := nearest_choice(value, want.kinds()):
-            return _advise(keys, _mapping(kind, _required(want.kinds()[kind])), typed)
         if any(m is str or value in get_args(m) for each in types for m in get_args(each)[:1]):
             return f"; write {dotted(keys)}=[{value}]" if typed else f"; write [{value}]"
         return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
     if isinstance(value, float) and int in types and value.is_integer():
         return f"; write {int(value)}"
-    if isinstance(value, int | float) and str in types:
-        text = json.dumps(format_value(value))
+    if isinstance(value, int | float | None) and str in types and written:
+        text = json.dumps(written)
         return f"; write {dotted(keys)}='{text}'" if typed else f"; write {text}"
     return _advise(keys, _example(want), typed)
 
@@ -183,15 +189,25 @@ def _advise(keys: Keys, value: str, typed: bool) -> str:
     """Return `; write optimizer.lr=1e-3`, as it is typed or in a file; empty without a value."""
     if not value:
         return ""
+    if isinstance(keys[-1], int):
+        return f"; write {value} in its place"
     return f"; write {dotted(keys)}={value}" if typed else f"; write {keys[-1]}: {value}"
 
 
 def _example(want: FieldSchema) -> str:
     """Return a mapping that is enough: `{kind: adamw, lr: 1e-3}`; empty if there is none."""
-    for kind, cls in sorted(want.kinds().items(), key=lambda pair: pair[0] != FIRST):
+    kinds = want.kinds()
+    for kind in sorted(kinds, key=_preference(want)):
+        cls = kinds[kind]
         if _required(cls) <= USUAL.keys():
             return _mapping(kind, _required(cls))
     return ""
+
+
+def _preference(want: FieldSchema) -> Callable[[str], tuple[bool, bool]]:
+    """Return the key by which the default kind is sorted first, then the usual one."""
+    default = getattr(want.default, "kind", None)
+    return lambda kind: (kind != default, kind != FIRST)
 
 
 def _required(cls: type) -> set[str]:
@@ -205,9 +221,11 @@ def _mapping(kind: str, required: Set[str]) -> str:
     return f"{{kind: {kind}{more}}}"
 
 
-def _number(text: str, fraction: bool) -> bool:
+def _number(text: str, fraction: bool) -> str:
+    """Return the number that a text means, as YAML has it; empty if it means none."""
+    plain = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else text
     try:
-        float(text) if fraction else int(text)
+        number = float(plain) if fraction else int(plain)
     except ValueError:
-        return False
-    return True
+        return ""
+    return format_value(number) if math.isfinite(number) else ""

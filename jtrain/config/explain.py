@@ -1,5 +1,6 @@
 """Help for config keys: docstring, allowed values, default; and a JSON schema for editors."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,7 +60,7 @@ def _find(want: FieldSchema, keys: list[str], dotted_key: str) -> Iterator[tuple
     classes = want.classes()
     owners = want.kinds() if len(classes) > 1 else dict(zip([""], classes, strict=False))
     having = {
-        kind: field_schemas(cls)[keys[0]]
+        kind: _with_default_of(want.default, cls, keys[0])
         for kind, cls in owners.items()
         if keys[0] in field_schemas(cls)
     }
@@ -74,6 +75,14 @@ def _find(want: FieldSchema, keys: list[str], dotted_key: str) -> Iterator[tuple
     for kind, inner in having.items():
         for kinds, last in _find(inner, keys[1:], dotted_key):
             yield " ".join(filter(None, (kind, kinds))), last
+
+
+def _with_default_of(default: Any, cls: type, key: str) -> FieldSchema:
+    """Return the schema of a key, with its value in the default of the mapping that has it."""
+    inner = field_schemas(cls)[key]
+    if type(default) is not cls:
+        return inner
+    return dataclasses.replace(inner, default=getattr(default, key, inner.default))
 
 
 def _help(want: FieldSchema) -> str:

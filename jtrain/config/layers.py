@@ -112,7 +112,7 @@ def _blocked(root: Node, keys: Keys) -> str:
 def _put(parent: Node | None, keys: Keys, node: Node) -> Node:
     """Return `parent` with `node` at `keys` below it; missing mappings are created."""
     if not keys:
-        return Node(node.value, node.origin, under=parent)
+        return Node(node.value, node.origin, parent, node.text)
     parent = parent or Node({}, node.origin)
     child = _put(parent.value.get(keys[0]), keys[1:], node)
     return Node({**parent.value, keys[0]: child}, parent.origin, parent.under)

@@ -115,7 +115,7 @@ def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
         else:
             loaded = found.where.load()
     except Exception as error:
-        advice = rename_advice(error)
+        advice = rename_advice(error) or _beside_advice(error, found.where)
         raise ConfigError(
             f"experiment {found.name} cannot be imported.\n{_inside(error)}"
             + (f"\n{advice}" if advice else "")
@@ -128,6 +128,14 @@ def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
             f"@configclass\nclass Config(RunConfig):\n    ..."
         )
     return schema
+
+
+def _beside_advice(error: Exception, file: "Path | EntryPoint") -> str:
+    """Return the import to write for a module that lies beside the experiment; else empty."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not name or not isinstance(file, Path) or name.split(".")[0] not in _local(file.parent):
+        return ""
+    return f"{name} lies beside the experiment: write `from {PACKAGE}.{name} import ...`"
 
 
 def _directory(config: Path) -> Path | None:

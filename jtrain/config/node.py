@@ -56,6 +56,8 @@ class Node:
     value: Any  # a scalar, dict[str, Node] or list[Node]
     origin: SourceLocation
     under: "Node | None" = None
+    text: str = ""
+    """A scalar as it was written."""
 
 
 def without_origins(node: Node) -> Plain:
@@ -79,7 +81,7 @@ def make_nodes(value: Plain, origin: SourceLocation) -> Node:
 def merge(below: Node, above: Node) -> Node:
     """Merge `above` over `below`: mappings key by key, anything else is replaced."""
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
-        return Node(above.value, above.origin, under=below)
+        return Node(above.value, above.origin, below, above.text)
     both = dict(below.value)
     for key, child in above.value.items():
         both[key] = merge(both[key], child) if key in both else child

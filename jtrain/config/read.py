@@ -146,7 +146,7 @@ class _Reading:
             items = enumerate(yaml.value)
             return Node([self.node(v, (*keys, i), v.start_mark.line) for i, v in items], origin)
         assert isinstance(yaml, ScalarNode), f"the parser knows three kinds of node, not {yaml}"
-        return Node(self._scalar(yaml, keys, origin), origin)
+        return Node(self._scalar(yaml, keys, origin), origin, None, yaml.value)
 
     def _mapping(self, yaml: MappingNode, keys: Keys) -> dict[str, Node]:
         found: dict[str, Node] = {}

@@ -128,4 +128,4 @@ def _without(node: Node, keys: Sequence[str]) -> Node:
         value = {name: child for name, child in node.value.items() if rest or name != first}
         if rest:
             value[first] = _without(value[first], rest)
-    return Node(value, node.origin, node.under)
+    return Node(value, node.origin, node.under, node.text)

@@ -19,9 +19,10 @@ def _plain_name(name: str) -> str:
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         return name
     plain = re.sub(r"\W", "_", name.rpartition("/")[2].removesuffix(".py"), flags=re.ASCII)
+    plain = f"study_{plain}" if plain[:1].isdigit() else plain
     raise ValueError(
         f"must be a plain name, the NAME of experiments/NAME.py and never a path, found {name!r}; "
-        f"write {plain or 'my_study'}"
+        f"write {plain or 'my_study'}, as the file is then called"
     )
 
 

@@ -135,9 +135,16 @@ def make_value_fn(gradient: GradientFn) -> Callable[[Params], Leaf]:
     backward = lambda grads, up: (jax.tree.map(lambda g: up * g, conjugate(grads)),)
     value.defvjp(forward, backward)
 
-    def value_fn(params: Params, grad_norm: Leaf | None = None, matrices: Any = None) -> Leaf:
+    def value_fn(
+        params: Params, grad_fn: Any = None, grad_norm: Leaf | None = None, matrices: Any = None
+    ) -> Leaf:
         # optax's line searches hand on what an update gets, and refuse the rest
-        del grad_norm, matrices
+        del grad_fn, grad_norm, matrices
         return value(params)
 
     return value_fn
+
+
+def make_grad_fn(gradient: GradientFn) -> Callable[..., Params]:
+    """Return `params -> gradient` of the same batch; it takes and ignores an index, as SAM's."""
+    return lambda params, *index: gradient(params).grads

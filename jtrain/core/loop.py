@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from jtrain.core.types import Batch, Metrics
+from jtrain.errors import ConfigError
+from jtrain.errors.plain_numbers import plain_numbers
 
 State = TypeVar("State")
 IN_FLIGHT = 8  # calls started and not yet finished: metrics are read that late
@@ -91,6 +93,7 @@ class LoopResult(Generic[State]):
     """Metrics of the last step, as `on_numbers` gets them; empty where no step was taken."""
 
 
+@plain_numbers
 def train_loop(
     step: Callable[[State, Batch], tuple[State, Metrics]],
     state: State,
@@ -143,7 +146,7 @@ def train_loop(
         for hook in watchers:
             if number % hook.every == 0:
                 asked = finish(0) if hook.settles else asked
-                answer = hook.on_state(number, state, metrics)
+                answer = check_answer(hook, hook.on_state(number, state, metrics))
                 asked = asked or answer
         asked = finish(in_flight)
     asked = finish(0)
@@ -194,9 +197,24 @@ def _call_all(
     hooks: Iterable[Hook], number: int, numbers: Mapping[str, Any], asked: Stop | None
 ) -> Stop | None:
     for hook in hooks:
-        answer = hook.on_numbers(number, numbers)
+        answer = check_answer(hook, hook.on_numbers(number, numbers))
         asked = asked or answer
     return asked
+
+
+def check_answer(hook: Hook, answer: Any) -> Stop | None:
+    """Return what a hook returned, a `Stop` or nothing.
+
+    Raises:
+        ConfigError: if it is anything else.
+    """
+    if answer is None or isinstance(answer, Stop):
+        return answer
+    name = type(hook).__name__
+    raise ConfigError(
+        f"{'a hook' if name.startswith('_') else name} returned {answer!r}. To end the run return "
+        f'jt.Stop("why"), and otherwise None.'
+    )
 
 
 def _first_steps(metrics: Metrics, count: int) -> Metrics:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jtrain.core.extra_arguments import check_optimizer
 from jtrain.core.precision.loss_scale import LossScale, Unscaled
 from jtrain.core.types import Extra, Key, Leaf, Params
 
@@ -40,6 +41,7 @@ def new_state(
 
     Call it under `jit` with `out_shardings`, so that no array is ever unsharded.
     """
+    check_optimizer(optimizer)
     return TrainState(
         step=jnp.int32(0),
         skipped=jnp.int32(0),

@@ -7,19 +7,28 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.finite import is_finite_update, update_if
-from jtrain.core.gradient import NO_SHARDING, GradientSharding, make_gradient, make_value_fn
+from jtrain.core.gradient import (
+    NO_SHARDING,
+    GradientSharding,
+    make_grad_fn,
+    make_gradient,
+    make_value_fn,
+)
 from jtrain.core.loss import Stateful, update_extra
 from jtrain.core.loss_checks import check_split_rows
 from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Couples, LossFn, Metrics
+from jtrain.errors.plain_numbers import plain_numbers
 
 StepFn: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 Carry = TypeVar("Carry")
 
 
+@plain_numbers
 def make_step(
     loss: LossFn | Stateful,
     optimizer: optax.GradientTransformation,
@@ -58,7 +67,7 @@ def make_step(
         LossError: if the loss couples the rows of a batch that would be split.
     """
     check_split_rows(couples, microbatches, psum is not None)
-    update = optax.with_extra_args_support(optimizer).update
+    update = with_named_arguments(optimizer).update
     bind_batch = make_gradient(
         loss,
         microbatches=microbatches,
@@ -77,10 +86,11 @@ def make_step(
         # No loss scale changes the forward pass, so what is not finite in it is no overflow.
         forward_finite = jnp.isfinite(value) & is_finite_update(extra, changes)
         finite = forward_finite & jnp.isfinite(grad_norm)
-        # For optax: line searches take the first three, our clip the norm summed over all copies,
-        # Muon the way to whole matrices.
+        # For optax: line searches take the first three, SAM `grad_fn`, our clip the norm summed
+        # over all copies, Muon the way to whole matrices.
         known = {"value": value, "grad": grads, "value_fn": make_value_fn(loss_gradient_at)}
-        known |= {"grad_norm": grad_norm, "matrices": sharding.matrices}
+        known |= {"grad_fn": make_grad_fn(loss_gradient_at), "grad_norm": grad_norm}
+        known |= {"matrices": sharding.matrices}
         params, opt_state, extra, update_norm = update_if(
             finite,
             update,

@@ -4,7 +4,7 @@ import difflib
 import functools
 from collections.abc import Iterable
 
-from jtrain.errors.synonyms import SYNONYMS
+from jtrain.errors.synonyms import MEANINGS, SYNONYMS
 
 _SHORTEST = 6  # letters; a shorter name is one slip away from too many words
 
@@ -44,8 +44,10 @@ def _one_slip(one: str, other: str) -> bool:
 
 
 def nearest_choice(word: str, choices: Iterable[str]) -> str:
-    """Return the choice most similar to `word`; empty if none is similar."""
+    """Return the choice that `word` means in another library, or the most similar; else empty."""
     by_lower = {choice.lower(): choice for choice in choices}
+    if (meant := MEANINGS.get(word.lower().replace("-", "_"))) in by_lower:
+        return by_lower[meant]
     close = difflib.get_close_matches(word.lower(), by_lower, 1)
     return by_lower[close[0]] if close else ""
 

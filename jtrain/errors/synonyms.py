@@ -88,6 +88,33 @@ SYNONYMS = {
     "max_epochs": "epochs",
     "type": "kind",
 }
+# The same for kinds: the nearest of ours; to a plateau, a rate that stays and falls at the end.
+KINDS = {
+    "adam": "rmsprop adagrad adadelta adamax radam adabelief yogi",
+    "nadamw": "nadam",
+    "sgd": "momentum nesterov sgd_momentum sgdm",
+    "mirrored": "ddp dp ddp_spawn ddp_find_unused_parameters_true data_parallel "
+    "distributed_data_parallel horovod mirroredstrategy multiworkermirrored",
+    "fsdp": "deepspeed zero zero2 zero3 deepspeed_stage_2 deepspeed_stage_3 fully_sharded",
+    "sharded": "tp tensor_parallel pipeline pp gspmd spmd auto_shard",
+    "server": "ps parameter_server parameterserver",
+    "f16": "16 16_mixed 16_true fp16 half mixed_float16",
+    "bf16": "bf16_mixed bf16_true mixed_bfloat16 bfloat16 mixed amp",
+    "f32": "32 32_true fp32 tf32 float full highest",
+    "wsd": "plateau reduce_on_plateau reduce_lr_on_plateau reducelronplateau",
+    "join": "step multistep step_lr steplr multisteplr piecewise piecewise_constant",
+    "linear": "polynomial poly linear_decay warmup_linear linear_warmup linearlr",
+    "cosine": "cosine_annealing cosine_decay cosineannealinglr warmup_cosine cosine_warmup",
+    "restarts": "cosine_with_restarts warm_restarts sgdr cosineannealingwarmrestarts",
+    "inverse_sqrt": "noam rsqrt inverse_square_root",
+    "one_cycle": "onecycle onecyclelr",
+    "exponential": "exponential_decay exponentiallr",
+    "constant": "none fixed flat warmup constant_with_warmup",
+    "stop": "raise error abort fail halt",
+    "skip": "ignore continue warn",
+    "rollback": "restore revert rewind",
+}
+MEANINGS = {word: kind for kind, words in KINDS.items() for word in words.split()}
 # The same for keys that lie in another mapping: what to write in a config.
 MOVED = {
     "epochs": "steps='5 epochs'",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jtrain.models.adapters.equinox import from_equinox as from_equinox
     from jtrain.models.adapters.haiku import from_haiku as from_haiku
+    from jtrain.models.adapters.library_modules import mean_of_slices as mean_of_slices
     from jtrain.models.adapters.linen import from_linen as from_linen
     from jtrain.models.adapters.nnx import from_nnx as from_nnx
     from jtrain.models.cnn import CNN as CNN
@@ -29,6 +30,7 @@ _MODULES = {
     "from_haiku": "adapters.haiku",
     "from_linen": "adapters.linen",
     "from_nnx": "adapters.nnx",
+    "mean_of_slices": "adapters.library_modules",
 }
 
 

@@ -14,6 +14,7 @@ from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import threefry
 from jtrain.core.types import Keys, Params
 from jtrain.errors import ConfigError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 def draw(
@@ -71,6 +72,7 @@ class IncrementalModel(Protocol):
         ...
 
 
+@plain_numbers
 def generate(
     model: IncrementalModel,
     params: Params,

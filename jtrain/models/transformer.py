@@ -1,6 +1,8 @@
 """The config of a decoder-only transformer; importing it imports no flax."""
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +18,8 @@ from jtrain.models.layers.feed_forward import Activation
 from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
 from jtrain.models.presets.vision import with_preset
 from jtrain.models.pretrained.config_values import Published, with_pretrained
+
+_log = logging.getLogger(__name__)
 
 
 @configclass
@@ -182,6 +186,8 @@ class Transformer(Published):
                 f"model.vocab={self.vocab} is smaller than the {count} different tokens of the "
                 f"data. Set model.vocab={count}, or model.vocab=0 to take what the data has."
             )
+        if self.vocab >= 2 * count and not self.pretrained:
+            _warn_unused_tokens(self.vocab, count)
         return self if self.vocab else dataclasses.replace(self, vocab=count)
 
     def build(self, placement: Placement = Unplaced()) -> LanguageModel:
@@ -251,3 +257,13 @@ class Transformer(Published):
 def _nearest_divisor(number: int, wanted: int) -> int:
     divisors = [n for n in range(1, number + 1) if number % n == 0]
     return min(divisors, key=lambda n: abs(n - wanted))
+
+
+@functools.cache  # a run builds its model several times
+def _warn_unused_tokens(vocab: int, count: int) -> None:
+    _log.warning(
+        "model.vocab=%s, and the data has %s different tokens: the others are never trained. "
+        "model.vocab=0 takes those of the data.",
+        vocab,
+        count,
+    )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.loss import Stateful
 from jtrain.core.types import LossFn, Params
 from jtrain.optim.evaluation import WithEvalParams
@@ -17,10 +18,15 @@ def freeze_others(
 ) -> optax.GradientTransformation:
     """Return `optimizer` for the leaves that `trained` marks True, without state for the others.
 
-    Like `optax.masked`, but the extra arguments are masked too: `grad`, and `value_fn`, which
-    becomes a function of the trained leaves.
+    Like `optax.masked`, but the extra arguments are masked too: `grad`, and `value_fn` and
+    `grad_fn`, which become functions of the trained leaves.
     """
-    masked = optax.masked(optimizer, trained, mask_compatible_extra_args=True)
+    named = with_named_arguments(optimizer)
+    masked = optax.masked(named, trained, mask_compatible_extra_args=True)
+
+    def mask(tree: Params) -> Params:
+        keep = lambda kept, leaf: leaf if kept else optax.MaskedNode()
+        return jax.tree.map(keep, trained(tree), tree)
 
     def update(updates: Params, state: Any, params: Params | None = None, **extra: Any):
         value_fn = extra.get("value_fn")
@@ -31,14 +37,13 @@ def freeze_others(
                 return value_fn(_fill_masked(some, params), **known)
 
             extra["value_fn"] = of_trained
+        if (grad_fn := extra.get("grad_fn")) is not None:
+            extra["grad_fn"] = lambda some, *index: mask(grad_fn(_fill_masked(some, params)))
         return masked.update(updates, state, params, **extra)
 
     def eval_params(state: Any, params: Params) -> Params:
         assert isinstance(optimizer, WithEvalParams)
-        masked_params = jax.tree.map(
-            lambda keep, leaf: leaf if keep else optax.MaskedNode(), trained(params), params
-        )
-        return _fill_masked(optimizer.eval_params(state.inner_state, masked_params), params)
+        return _fill_masked(optimizer.eval_params(state.inner_state, mask(params)), params)
 
     if isinstance(optimizer, WithEvalParams):
         return WithEvalParams(masked.init, update, eval_params)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Unplaced
 from jtrain.core.state import TrainState, new_state
@@ -33,7 +34,7 @@ class ObservedState(NamedTuple):
 
 def observe_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wrap an optimizer so that its state holds the last gradient and counts the calls."""
-    inner = optax.with_extra_args_support(optimizer)
+    inner = with_named_arguments(optimizer)
 
     def init(params: Params) -> ObservedState:
         return ObservedState(jax.tree.map(jnp.zeros_like, params), jnp.int32(0), inner.init(params))
@@ -166,6 +167,6 @@ def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> Ste
 
     try:
         trees = jax.device_get(jax.jit(update)(actual.gradient))
-    except TypeError:  # a line search needs the loss function
+    except (TypeError, ValueError):  # a line search and SAM need the loss function
         return None
     return expected._replace(state={**expected.state, **trees})

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import OTHERS
 from jtrain.io.user_cache import user_cache_dir
 
@@ -27,9 +28,13 @@ def enable_compilation_cache() -> Path | None:
     Otherwise the cache is `jtrain/compiled` in the user's cache directory, with mode 0700. If
     another user made it, or could write to it, a directory beside the temporary files is used
     instead, with a warning; if that is not safe either, the cache is off (None).
+
+    Raises:
+        ConfigError: if JAX does not compile.
     """
     import jax
 
+    check_jit_enabled()
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if named:
         directory = Path(named)
@@ -42,6 +47,20 @@ def enable_compilation_cache() -> Path | None:
     # By default only programs that took a second to compile are kept: none of a small model.
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return directory
+
+
+def check_jit_enabled() -> None:
+    """Raise ConfigError under `jax.disable_jit()`: shapes are traced and programs are compiled."""
+    import jax
+
+    settings: Any = jax.config
+    if settings.jax_disable_jit:
+        raise ConfigError(
+            "jit is disabled, by JAX_DISABLE_JIT or jax.disable_jit(), and jtrain compiles what it "
+            "computes. Enable it: unset JAX_DISABLE_JIT. To step through a loss without jit, type "
+            "jtrain run CONFIG --eager; in a script call the loss, or the step of jt.make_step, in "
+            "jax.disable_jit()."
+        )
 
 
 @contextlib.contextmanager

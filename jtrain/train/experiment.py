@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import jax
 import optax
@@ -32,6 +32,7 @@ from jtrain.finetune.adapted import (
     adapted_model,
 )
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
+from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.trained_only import differentiate_only
@@ -108,8 +109,9 @@ class Experiment:
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
     """Names of the dims of parameters (`Model.dims`): rules map them to the axes of a mesh. A
     parameter without names is split along its largest dim."""
-    couples: Couples = "nothing"
-    """Whether the loss couples rows; see `make_step`."""
+    couples: Couples = cast(Couples, "")
+    """Whether the loss couples rows; see `make_step`. Empty: as the layers of the model, of which
+    the loss is built or which is given here (batch norm couples a batch), else "nothing"."""
     tokens: int = 0
     """Tokens in a row, for the speed that is logged; 0 counts rows."""
     tokenizer: str = ""
@@ -145,6 +147,9 @@ class Experiment:
             check_takes(self.loss.loss, ("params", "extra", "batch", "rng"), "the loss")
         else:
             check_takes(self.loss, ("params", "batch", "rng"), "the loss")
+        if not self.couples:
+            of = self.loss if isinstance(self.loss, ModelLoss) else self.model
+            object.__setattr__(self, "couples", (of and of.couples) or "nothing")
         object.__setattr__(self, "loss", _hashable_loss(self.loss))
         if callable(self.init):
             check_takes(self.init, ("key",), "init")

@@ -20,6 +20,7 @@ from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
 from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters.any_model import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
@@ -81,6 +82,7 @@ class FitStart(NamedTuple):
     init: Any  # (params, extra), or a function of a key that makes them
     couples: Couples
     module: Any = None  # SplitModule of the nnx module that holds the parameters
+    declared: bool = False  # whether `couples` was given; layers couple rows in training only
 
 
 def build_start(
@@ -110,10 +112,11 @@ def build_start(
         if not isinstance(loss, Stateful):
             loss, meets = module_loss(loss, module), couples or module.couples
         given, carried = module.arrays()
-        return FitStart(loss, (given, extra or carried), meets, module)
+        return FitStart(loss, (given, extra or carried), meets, module, couples is not None)
     if isinstance(params, Model):
-        return FitStart(loss, params.init, meets)
-    return FitStart(loss, params if callable(params) else build_weights(params, extra), meets)
+        return FitStart(loss, params.init, meets, None, couples is not None)
+    start = params if callable(params) else build_weights(params, extra)
+    return FitStart(loss, start, meets, None, couples is not None)
 
 
 def build_weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
@@ -190,6 +193,12 @@ def build_optimizer(
     Raises:
         ConfigError: for an unknown name, or if `lr` or `schedule` is missing or given twice.
     """
+    if callable(lr):
+        raise ConfigError(
+            f"lr= is a number, and this is a function of the step: write optimizer=optax."
+            f"{given if isinstance(given, str) else 'adamw'}(lr), or a schedule by name, "
+            f'schedule="cosine".'
+        )
     if isinstance(given, str):
         cls = _named("optimizer", given, Optimizer)
         if lr is None and given not in RATES:
@@ -209,6 +218,11 @@ def build_optimizer(
         return given
     if isinstance(given, optax.GradientTransformation):
         return CustomOptimizer()
+    if isinstance(given, optax.MultiSteps):
+        raise ConfigError(
+            "optax.MultiSteps is no transformation: write optimizer=it.gradient_transformation(), "
+            "or in its place microbatches=4, which sums the gradients of four parts of a batch."
+        )
     raise ConfigError(
         f'optimizer= is a name such as "adamw", a value of jtrain.optim or an optax '
         f'transformation, and this is a {type(given).__name__}: write optimizer="adamw", lr=1e-3.'
@@ -229,6 +243,7 @@ def build_strategy(given: str | Parallel, devices: Any = 0) -> Parallel:
         ConfigError: for an unknown strategy or device.
     """
     found = _named("parallel", given, Parallel)() if isinstance(given, str) else given
+    devices = devices.tolist() if is_array(devices) else devices
     if isinstance(devices, int) and not devices:
         return found
     try:
@@ -245,8 +260,8 @@ def _as_config(devices: Any) -> Any:
         index = jax.local_devices(backend=devices.platform).index(devices)
         return f"{devices.platform}:{index}"
     if isinstance(devices, Sequence) and not isinstance(devices, str):
-        return tuple(_as_config(each) if isinstance(each, jax.Device) else each for each in devices)
-    return devices
+        return tuple(map(_as_config, devices))
+    return to_number(devices)
 
 
 def build_layout(given: str | Parallel, devices: Any = 0) -> Layout:
@@ -266,7 +281,8 @@ def build_layout(given: str | Parallel, devices: Any = 0) -> Layout:
 
 def build_precision(given: str | Precision) -> Precision:
     """Return the config of a precision, given by name or value."""
-    return _named("precision", given, Precision)() if isinstance(given, str) else given
+    named = isinstance(given, str | int)
+    return _named("precision", given, Precision)() if named else given
 
 
 def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
@@ -293,5 +309,7 @@ def _named(what: str, name: Any, union: Any) -> Any:
     kinds = {cls.__pydantic_fields__["kind"].default: cls for cls in members}
     if name in kinds:
         return kinds[cast(str, name)]
-    near = did_you_mean(str(name), kinds) or f'; write {what}="{next(iter(kinds))}"'
+    near = did_you_mean(str(name), kinds)
+    if what == "optimizer" and callable(getattr(optax, str(name), None)):
+        near += f"; for optax's own write optimizer=optax.{name}(1e-3)"
     raise ConfigError(f'{what}="{name}" is none of {", ".join(kinds)}{near}')

@@ -10,6 +10,7 @@ from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.subset import hold_out
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
 from jtrain.errors import ConfigError, DataError
+from jtrain.errors.plain_numbers import to_number
 from jtrain.train.fit_weights import get_columns, is_array, library_name, to_array
 
 # Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
@@ -50,6 +51,7 @@ def split_validation(data: Data, valid: Data) -> tuple[Data, Data]:
         ConfigError: for a share that is not between 0 and 1, or leaves either without rows.
         DataError: if the data has no rows by index.
     """
+    valid = to_number(valid)
     if not isinstance(valid, float):
         return data, valid
     source = _source(_of_torch(data))

@@ -13,6 +13,7 @@ from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
 from jtrain.core.types import Couples, Extra, Params
 from jtrain.errors import ConfigError, LossError
+from jtrain.errors.spelling import nearest_choice
 from jtrain.io.formatting import format_number
 from jtrain.models.model_loss import ModelLoss
 from jtrain.train import fit_arguments, fit_data
@@ -82,7 +83,8 @@ class Fitted:
         """
         assert self.start is not None, "jt.fit sets `start`"
         if couples is None:
-            couples = "nothing" if isinstance(self.loss, ModelLoss) else self.start.couples
+            layers = isinstance(self.loss, ModelLoss) or not self.start.declared
+            couples = "nothing" if layers else self.start.couples
         return evaluate(
             self.start.loss, self.params, data, batch=batch, extra=self.extra, couples=couples
         )
@@ -113,15 +115,17 @@ class Fitted:
         Raises:
             ConfigError: for an unknown metric.
         """
-        metrics = list(dict.fromkeys(name.rpartition("/")[2] for name in self.history))
-        evaluated = [name.rpartition("/")[2] for name in self.history if "/" in name]
+        scalar = [name for name, points in self.history.items() if not _shape(points)]
+        metrics = list(dict.fromkeys(name.rpartition("/")[2] for name in scalar))
+        evaluated = [name.rpartition("/")[2] for name in scalar if "/" in name]
         default = ("loss", *dict.fromkeys(n for n in evaluated if n not in ("loss", "rows")))
         chosen = names or default
         for name in chosen:
             if name not in metrics:
                 raise ConfigError(
-                    f"{name!r} is no metric of the history, which has {', '.join(metrics)}. Write "
-                    f'result.plot("{metrics[0] if metrics else "loss"}").'
+                    f"{name!r} is no metric of the history, which has {', '.join(metrics)}; an "
+                    f"array has no curve, but its values: result.history[NAME]. Write "
+                    f'result.plot("{nearest_choice(name, metrics) or "loss"}").'
                 )
         curves = MetricCurves(
             {
@@ -149,7 +153,8 @@ class Fitted:
             *rows,
         ]
         if self.best:
-            numbers = [f"{name} {format_number(x)}" for name, x in self.best.numbers.items()]
+            scalars = {name: x for name, x in self.best.numbers.items() if not np.ndim(x)}
+            numbers = [f"{name} {format_number(x)}" for name, x in scalars.items()]
             lines.append(f"  best: {', '.join(numbers)} at step {self.best.step}")
         if self.why:
             lines.append(f"  ended: {self.why}")
@@ -239,6 +244,8 @@ class MetricCurves:
 
 def _course(points: Mapping[int, Any]) -> str:
     """Return the first and last value: `0.4981 at step 6 -> 0.0213 at step 300`."""
+    if shape := _shape(points):
+        return f"array of {shape} at step {max(points)}"
     finite = [(step, value) for step, value in points.items() if math.isfinite(value)]
     if not finite:
         return "never finite"
@@ -249,3 +256,8 @@ def _course(points: Mapping[int, Any]) -> str:
         f"{format_number(first_value)} at step {first} -> {format_number(last_value)} at "
         f"step {last}"
     )
+
+
+def _shape(points: Mapping[int, Any]) -> list[int]:
+    """Return the shape of a metric's values; empty for numbers."""
+    return list(np.shape(next(iter(points.values()), 0.0)))

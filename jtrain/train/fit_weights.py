@@ -1,6 +1,6 @@
 """Parameters of a run of `jt.fit`, read without its script."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +11,12 @@ from jtrain.checkpoint import inspect, layout
 from jtrain.config.lookup import FIT, find_experiment
 from jtrain.config.node import FILE, without_origins
 from jtrain.config.read import read
+from jtrain.core import pytree
 from jtrain.core.types import Extra, Params
-from jtrain.errors import ConfigError
+from jtrain.errors import CheckpointError, ConfigError
+
+TREE = "tree"
+"""Entry of a checkpoint's record: the tree of the parameters and of `extra`."""
 
 
 def is_fit_run(directory: Path) -> bool:
@@ -30,7 +34,7 @@ def is_fit_run(directory: Path) -> bool:
 def read_weights(
     directory: Path, step: int | Literal["newest", "best"] = "newest"
 ) -> tuple[int, Params, Extra]:
-    """Return a step, and its parameters and extra in dicts and lists by the names of the leaves.
+    """Return a step, and its parameters and extra in the dicts, lists and tuples of the call.
 
     The parameters are those to use; with `ema`, the average.
 
@@ -47,29 +51,63 @@ def read_weights(
     checkpoints = directory / "checkpoints"
     found = inspect.resolve_step(checkpoints, step)
     layout.check_valid(checkpoints, found)
-    leaves = layout.read_record(checkpoints, found)["leaves"]
+    record = layout.read_record(checkpoints, found)
+    leaves, entries = record["leaves"], record["about"].get(TREE)
     sources = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
     if optimizer.get("ema"):
         sources |= {name: _average(name, leaves) for name in sources if name.startswith("params")}
     arrays = inspect.read_arrays(checkpoints, found, list(sources.values()))
-    weights = unflatten({name: arrays[stored] for name, stored in sources.items()})
-    return found, weights["params"], weights.get("extra", ())
+    try:
+        weights = build_tree(iter(entries), lambda name: arrays[sources[name]])
+        return found, weights["params"], weights["extra"]
+    except (StopIteration, LookupError, TypeError, ValueError, RecursionError):
+        raise CheckpointError(
+            f"checkpoint {found} in {checkpoints} does not describe the tree of its parameters: it "
+            f"was not written by this version of jtrain. Repeat the same call of jt.fit: its "
+            f"result has them."
+        ) from None
 
 
-def unflatten(leaves: Mapping[str, np.ndarray]) -> Any:
-    """Return leaves by name as nested dicts; keys that count from 0 on make a list.
+def describe_tree(tree: Any) -> list[Any]:
+    """Return the nodes of a tree, each before its children, as JSON: a leaf is its name.
 
-    `{"a/0/w": x, "a/1/w": y}` becomes `{"a": [{"w": x}, {"w": y}]}`.
+    A name alone does not say whether a slash is part of a key, `0` is a number, or a sequence is a
+    tuple. A node of another library becomes a dict.
     """
-    if "" in leaves:
-        return leaves[""]
-    inner: dict[str, dict[str, np.ndarray]] = {}
-    for name, leaf in leaves.items():
-        first, _, rest = name.partition("/")
-        inner.setdefault(first, {})[rest] = leaf
-    children = {name: unflatten(rest) for name, rest in inner.items()}
-    is_list = sorted(children) == sorted(map(str, range(len(children))))
-    return [children[str(i)] for i in range(len(children))] if is_list else children
+    entries: list[Any] = []
+
+    def visit(node: Any, path: tuple[Any, ...]) -> None:
+        children = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
+        if node is None or (children and not children[0][0]):
+            entries.append(None if node is None else pytree.name(path))
+            return
+        if type(node) in (list, tuple):
+            entries.append([type(node).__name__, len(node)])
+        else:
+            entries.append(["dict", *(_key(inner[0]) for inner, _ in children)])
+        for inner, child in children:
+            visit(child, (*path, *inner))
+
+    visit(tree, ())
+    return entries
+
+
+def build_tree(entries: Iterator[Any], leaf: Callable[[str], Any]) -> Any:
+    """Return the tree that `describe_tree` described, with `leaf` of each name."""
+    entry = next(entries)
+    if entry is None or isinstance(entry, str):
+        return entry and leaf(entry)
+    kind, *keys = entry
+    if kind == "dict":
+        return {key: build_tree(entries, leaf) for key in keys}
+    children = [build_tree(entries, leaf) for _ in range(*keys)]
+    return tuple(children) if kind == "tuple" else children
+
+
+def _key(key: Any) -> str | int | float:
+    """Return the key, name or index in an entry of a path, as JSON can hold it."""
+    found = next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name))
+    return found if isinstance(found, str | int | float) else str(found)
 
 
 def _average(name: str, leaves: Mapping[str, str]) -> str:

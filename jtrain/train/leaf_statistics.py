@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.pytree import at_least_f32, named_leaves, norm
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
@@ -123,7 +124,7 @@ def leaf_statistics(grads: Params, updates: Params, params: Params) -> Statistic
 
 def _recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer with the statistics of its gradients and updates beside its state."""
-    inner = optax.with_extra_args_support(optimizer)
+    inner = with_named_arguments(optimizer)
 
     def init(params: Any) -> Any:
         return inner.init(params), _empty(params)

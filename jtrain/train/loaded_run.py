@@ -20,6 +20,7 @@ from jtrain.core.types import Batch, Extra, Params
 from jtrain.data import Arrays, InOrder
 from jtrain.data.sources.row_shapes import check_rows
 from jtrain.errors import ConfigError, DataError
+from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.finetune.adapter_file import write_adapter
 from jtrain.finetune.lora import LowRankAdapter
 from jtrain.models.model_loss import ModelLoss
@@ -113,6 +114,7 @@ class LoadedRun:
         row = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         return {name: row(batch[name]) for name in names if name not in ADDED}
 
+    @plain_numbers
     def predict(
         self,
         data: fit_data.Data,
@@ -206,6 +208,7 @@ class LoadedRun:
         return {}
 
 
+@plain_numbers
 def load(
     run: Path | str,
     step: int | Literal["newest", "best"] = "newest",
@@ -220,7 +223,8 @@ def load(
     ```
 
     The experiment is built as for training, so its data must be available. For a run of `jt.fit`
-    the parameters come in dicts and lists by the names of the leaves; the model is in your script.
+    the parameters come in the dicts, lists and tuples that were trained, a module of another
+    library as a dict; the model is in your script.
 
     Args:
         step: of a checkpoint, the newest, or the best by the run's checkpoint.best.

@@ -71,7 +71,8 @@ def evaluate(
             f"the loss couples the rows of a batch, and batches of {rows.size} would cut the data "
             f"into {len(rows)}: the loss would depend on the batch size. Give one batch of all "
             f"rows (batch={_round_up(_num_rows(rows), strategy)}, or data in a single batch), or "
-            f'set couples="slice" if the rows of each batch are meant to be the group.'
+            f'set couples="slice" if the rows of each batch are meant to be the group, or '
+            f'couples="nothing" if layers couple rows in training only, as batch norm does.'
         )
     start = fit_arguments.build_start(loss, params, extra)
     weights = _placed(strategy, _weights(start))

@@ -11,6 +11,7 @@ import numpy as np
 
 from jtrain.checkpoint import SaveRetries
 from jtrain.config.dump import dump, to_plain
+from jtrain.config.lookup import FIT
 from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import check_equal, merge_shards
@@ -18,6 +19,7 @@ from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.version import jtrain_version
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.bad_step_policy import BadStepPolicy
+from jtrain.train.fit_weights import TREE, describe_tree
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.signals import GraceBudget
@@ -84,7 +86,7 @@ class CheckpointSaver:
         self._began = time.monotonic()
         with self._pause("saving"):
             number = self._best.number(step) if self._best else None
-            about = self._about(step)
+            about = self._about(step, state)
             before = lambda: self._before(step, state, about)
             self._retries.save(step, state, about, number, self._sealed, before=before)
 
@@ -101,9 +103,10 @@ class CheckpointSaver:
         if self._record:
             self._check_processes_equal(step, state, self._record.newest)
 
-    def _about(self, step: int) -> dict[str, Any]:
+    def _about(self, step: int, state: TrainState) -> dict[str, Any]:
         """Return the record that a checkpoint carries."""
         found = {name: results.get(step, {}) for name, results in self._results.items()}
+        tree = {"params": state.params, "extra": state.extra}
         return {
             "config": to_plain(self._setup.config),
             "jtrain": jtrain_version(),
@@ -114,6 +117,7 @@ class CheckpointSaver:
             **({"extended": self._extended} if self._extended else {}),
             **self._policy.about(step),
             **{name: _numbers(results) for name, results in found.items()},
+            **({TREE: describe_tree(tree)} if self._setup.config.experiment == FIT else {}),
             IDENTITY: self._directory.sealed(),
         }
 

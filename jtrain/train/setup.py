@@ -34,6 +34,7 @@ from jtrain.train.calls.packed_metrics import pack_metrics
 from jtrain.train.calls.program import LIVE, mark_live, repeat_step
 from jtrain.train.calls.reading import Observe, read_call, read_calls
 from jtrain.train.calls.schedule import CallSchedule, HookEnds, choose_schedule
+from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, with_shardings
@@ -364,6 +365,7 @@ def set_up(
             no Experiment.
         DataError: if the data is not what the config says it is.
     """
+    check_jit_enabled()
     layout, why = choose_layout(config, among)
     config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
     check_divides(config.batch, strategy.shares, config.microbatches)

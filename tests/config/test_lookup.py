@@ -175,3 +175,24 @@ def test_a_run_of_fit_names_its_script_and_load(tmp_path: Path):
     (run / "run.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"jt\.fit made this run.*Repeat that call.*jt\.load\('"):
         resolve(run / "config.yaml")
+
+
+def test_a_module_beside_an_experiment_is_imported_as_the_message_says(tmp_path: Path):
+    path = write_study(tmp_path)
+    file = tmp_path / "experiments" / "toy.py"
+    (tmp_path / "experiments" / "sizes_of_ours.py").write_text("WIDTH = 3\n")
+    code = file.read_text()
+    file.write_text(f"from sizes_of_ours import WIDTH\n{code}")
+    with pytest.raises(ConfigError, match=r"write `from experiments\.sizes_of_ours import \.\.\.`"):
+        resolve(path)
+    file.write_text(f"from experiments.sizes_of_ours import WIDTH\n{code}")
+    assert resolve(path).schema.__module__ == "experiments.toy"
+
+
+def test_a_name_that_begins_with_a_digit_is_told_another(tmp_path: Path):
+    path = write_study(tmp_path)
+    with pytest.raises(ConfigError, match="write study_2d, as the file is then called"):
+        resolve(path, ["experiment=2d"])
+    file = tmp_path / "experiments" / "toy.py"
+    file.rename(file.with_name("study_2d.py"))
+    assert resolve(path, ["experiment=study_2d"]).schema.__module__ == "experiments.study_2d"

@@ -17,7 +17,8 @@ from jtrain.core.loss_checks import check_unused_params
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
-from jtrain.errors import LossError
+from jtrain.errors import ConfigError, LossError
+from jtrain.optim.trained_only import differentiate_only, freeze_others
 from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)
@@ -204,3 +205,69 @@ def test_many_unused_parameters_are_counted_and_some_are_named():
     used = lambda p: LossOutput(1.0 * Mean(p["p0"], jnp.float32(1)), {}, ())
     with pytest.raises(LossError, match=r"'p4', 'p5' and 2 more, so they would get no gradient"):
         check_unused_params(used, params)
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+def test_sam_gets_the_gradient_elsewhere(opaque: bool):
+    sam = optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=opaque)
+    step, state, batch = (
+        jax.jit(make_step(squared, sam, microbatches=2)),
+        start(sam),
+        points(8, hidden=3),
+    )
+    real = {name: jnp.asarray(array[:5]) for name, array in batch.items()}
+    grad = jax.grad(lambda params, *index: squared(params, real, None).total / 5)
+    params, memory = line(), sam.init(line())
+    for _ in range(4):
+        state, _ = step(state, batch)
+        more = {"grad_fn": grad} if opaque else {}
+        updates, memory = sam.update(grad(params), memory, params, **more)
+        params = optax.apply_updates(params, updates)
+    assert distance(state.params, params) < 1e-6
+
+
+def test_sam_with_a_frozen_leaf_takes_the_steps_of_the_others():
+    sam = lambda: optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=True)
+    trained = lambda params: {"slope": True, "offset": False}
+    frozen, loss = freeze_others(sam(), trained), differentiate_only(squared, trained)
+    batch, offset = points(8), line()["offset"]
+    alone = lambda params, *rest: squared({**params, "offset": offset}, *rest)
+    state = jax.jit(make_step(loss, frozen))(start(frozen), batch)[0]
+    slope = {"slope": line()["slope"]}
+    other = new_state(slope, sam(), jax.random.key(0))
+    want = jax.jit(make_step(alone, sam()))(other, batch)[0].params
+    assert distance(state.params, {**want, "offset": offset}) < 1e-6
+
+
+def update_of(**defaults):
+    def update(updates, state, params=None, *, factor):
+        return jax.tree.map(lambda u: -factor * u, updates), state
+
+    return functools.partial(update, **defaults)
+
+
+def with_update(update, init=lambda params: ()):
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def first_row(updates, state, params=None):
+    return jax.tree.map(lambda u: u.sum(), updates), state
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [
+        (with_update(update_of()), r"factor.* is given value, .*functools\.partial\(update, NAME"),
+        (optax.contrib.sophia(0.1), r"obj_fn must be provided.*is given value, grad"),
+        (with_update(first_row), r"update of slope is \[\], and its gradient is \[3\]"),
+    ],
+)
+def test_an_optimizer_that_needs_more_is_refused(optimizer, says: str):
+    with pytest.raises(ConfigError, match=says):
+        jax.eval_shape(make_step(squared, optimizer), start(optimizer), points(8, hidden=3))
+
+
+def test_an_argument_that_is_bound_is_no_longer_missing():
+    bound = with_update(update_of(factor=0.1))
+    states = [jax.jit(make_step(squared, o))(start(o), points(8))[0] for o in (bound, SGD)]
+    assert distance(states[0].params, states[1].params) < 1e-6

@@ -1,5 +1,6 @@
 """Display of a fit result: ten lines, a table with curves, a picture of each metric."""
 
+import dataclasses
 import re
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -10,7 +11,9 @@ import optax
 import pytest
 
 import jtrain as jt
+from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.errors import ConfigError, LossError
+from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.svg_chart import chart
 
 STEPS = range(10, 101, 10)
@@ -118,3 +121,22 @@ def test_what_it_cannot_do_is_told(fitted):
         _ = fitted.model
     with pytest.raises(LossError, match=r"jt.predict\(apply, result.params, data\)"):
         fitted.predict(np.zeros((3, 2)))
+
+
+def test_an_array_is_shown_by_its_shape_and_has_no_curve(fitted):
+    array = {50: np.ones((2, 2)), 100: np.ones((2, 2))}
+    best = EvaluationResult(50, {"loss": 0.25, "confusion": array[50]})
+    history = {"loss": {50: 1.0, 100: 0.5}, "valid/confusion": array}
+    found = dataclasses.replace(fitted, history=history, best=best)
+    assert "valid/confusion    array of [2, 2] at step 100" in repr(found)
+    assert "best: loss 0.2500 at step 50" in repr(found)
+    assert "array of [2, 2]" in found._repr_html_()
+    assert list(found.plot().metrics) == ["loss"]
+    with pytest.raises(
+        ConfigError, match=r"result\.history\[NAME\]. Write result\.plot\(\"loss\"\)"
+    ):
+        found.plot("confusion")
+    with pytest.raises(LossError, match=r"confusion is an array of .*, such as loss"):
+        best_step(array, BestMetric("lowest", "confusion"))
+    with pytest.raises(LossError, match=r"confusion is an array of .*, such as loss"):
+        jt.EarlyStop("confusion").on_results(50, "valid", {50: {"confusion": array[50]}})

@@ -12,6 +12,7 @@ from flax import nnx
 import jtrain as jt
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models import mean_of_slices
 from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.mlp import MLP
@@ -106,6 +107,49 @@ def test_a_batch_norm_says_that_rows_meet():
         with pytest.raises(LossError, match="2 microbatches would cut the batch"):
             jt.fit(loss, net, (X, Y), microbatches=2, **HOW)
         jt.fit(loss, net, (X, Y), microbatches=2, couples="slice", **HOW)
+
+
+def test_an_experiment_of_a_batch_norm_couples_its_batch():
+    def build(loss, **more):
+        rows = jt.data.InOrder(jt.data.Arrays(x=X, y=Y), size=16)
+        init = (net, ())
+        return jt.Experiment(init=init, loss=loss, train=rows, optimizer=optax.sgd(0.1), **more)
+
+    net = Net(nnx.Rngs(0), norm=True)
+    model = from_nnx(lambda rngs: Net(rngs, norm=True))
+    plain = lambda params, batch, rng: jt.Mean.of(batch["x"][:, 0], batch["mask"])
+    assert build(jt.classifier(net)).couples == "batch"
+    assert build(plain, model=model).couples == "batch"
+    assert build(plain).couples == "nothing"
+    assert build(jt.classifier(net), couples="slice").couples == "slice"
+
+
+def test_statistics_that_are_no_mean_are_returned_as_the_message_says():
+    model = from_nnx(lambda rngs: Net(rngs, norm=True))
+    params, extra = model.init(jax.random.key(0))
+    batch = {"x": jnp.asarray(X), "y": jnp.asarray(Y), "mask": jnp.ones(48, bool)}
+
+    def run(fixed):
+        def loss(params, extra, batch, rng):
+            out, new = model.apply(params, extra, batch["x"], rng=rng, train=True)
+            if fixed:
+                new = mean_of_slices(extra, new, batch["mask"])
+            ce = optax.softmax_cross_entropy_with_integer_labels(out, batch["y"])
+            return jt.Mean.of(ce, batch["mask"]), {}, new
+
+        step = jt.make_step(jt.stateful(loss), optax.sgd(0.1), couples="batch")
+        state = jt.new_state(params, optax.sgd(0.1), jax.random.key(0), extra)
+        return jax.eval_shape(step, state, batch)
+
+    with pytest.raises(LossError, match=r"`jtrain\.models\.mean_of_slices\(extra, new, .*couples="):
+        run(fixed=False)
+    run(fixed=True)
+
+
+@pytest.mark.thorough
+def test_a_batch_norm_in_a_loss_of_the_module_is_evaluated_in_batches():
+    result = jt.fit(of_module, Net(nnx.Rngs(0), norm=True), (X, Y), **HOW)
+    assert result.evaluate((X, Y), batch=8) == pytest.approx(result.evaluate((X, Y)), rel=1e-5)
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 # ruff: noqa: E501  (a case reads best on a line)
 
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
+from jtrain.config.explain import explain
+from jtrain.config.resolve import resolve
+from jtrain.config.schema import field_schemas
 from jtrain.models.transformer import Transformer
 
 SIZES = {"vocab": 11, "context": 8, "layers": 2, "heads": 4, "width": 16}
@@ -216,3 +220,21 @@ def test_a_vocabulary_smaller_than_the_data_s_is_refused():
     assert Transformer(vocab=65).for_tokens(65).vocab == 65
     assert Transformer(vocab=0).for_tokens(65).vocab == 65
     assert Transformer(vocab=70).for_tokens(65).vocab == 70
+
+
+def test_a_vocabulary_far_larger_than_the_data_is_reported(caplog):
+    assert Transformer(preset="gpt2").for_tokens(1001).vocab == 50257
+    assert "model.vocab=0 takes those of the data" in caplog.text
+    caplog.clear()
+    assert Transformer(preset="gpt2", vocab=0).for_tokens(1001).vocab == 1001
+    Transformer(vocab=50304).for_tokens(50257)
+    assert not caplog.text
+
+
+def test_the_experiment_of_language_takes_the_vocabulary_of_the_data():
+    settings = ("data={kind: random, vocab: 1000, context: 16}", "optimizer.lr=1e-3", "steps=1")
+    config = Path(__file__).parents[2] / "configs" / "gpt2.yaml"
+    schema = resolve(config, settings).schema
+    assert field_schemas(schema)["model"].default.for_tokens(1000).vocab == 1000
+    assert "default 0" in explain(schema, "model.vocab")
+    assert "default 1024" in explain(schema, "model.context"), "the preset's, as a run has it"

@@ -1,6 +1,7 @@
 """`jt.fit` takes the same steps as a run, and leaves its arguments unchanged."""
 
 from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,13 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain import optim
+from jtrain.config.guard import Guard
+from jtrain.config.precision import Precision
 from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.data.batches.by_step import FullBatches
 from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.errors.synonyms import KINDS
+from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments, fit_data
 
 
@@ -252,3 +257,95 @@ def test_the_history_has_the_step_at_which_it_was_stopped(kept):
 def test_a_learning_rate_that_is_none_is_refused_by_its_name(lr):
     with pytest.raises(ConfigError, match=r"^lr=.*: must be "):
         jt.fit(lambda params, batch, rng: 0.0, {"w": np.ones(2)}, {"x": np.ones(8)}, lr=lr, steps=1)
+
+
+def test_without_jit_a_call_says_so_and_the_step_of_make_step_runs():
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
+    w, batch = {"w": np.ones(3, np.float32)}, {"x": X}
+    calls = (
+        lambda: jt.fit(loss, w, X, "sgd", lr=0.1, steps=1, quiet=True),
+        lambda: jt.evaluate(loss, w, X),
+        lambda: jt.predict(lambda p, batch: batch["x"] @ p["w"], w, X),
+        lambda: jt.check_batch(loss, w, batch),
+    )
+    optimizer = optax.sgd(0.1)
+    with jax.disable_jit():
+        for call in calls:
+            with pytest.raises(ConfigError, match=r"call the loss, or the step of jt\.make_step"):
+                call()
+        full = {"x": jnp.asarray(X), "mask": jnp.ones(50, bool)}
+        assert float(loss(w, full, None).total) > 0
+        step, state = jt.make_step(loss, optimizer), jt.new_state(w, optimizer, jax.random.key(0))
+        assert step(state, full)[0].step == 1
+
+
+def test_numbers_of_numpy_and_jax_are_taken_as_pythons():
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
+    w = {"w": np.ones(3, np.float32)}
+    numbers = [np.asarray, jnp.asarray, lambda x: np.array([x])[0]]
+    given = {"batch": 8, "seed": 3, "steps": 2, "every": 1, "lr": 0.25, "valid": 0.5, "devices": 1}
+    other = {name: numbers[i % 3](x) for i, (name, x) in enumerate(given.items())}
+    one, two = (jt.fit(loss, w, X, "sgd", quiet=True, **each) for each in (given, other))
+    np.testing.assert_array_equal(one.params["w"], two.params["w"])
+    assert one.history == two.history
+    for number in numbers:
+        assert fit_arguments.build_strategy("mirrored", [number(0)]).devices == (0,)
+        one, two = (Shuffled(Arrays(x=X), size=n, seed=n)[0]["x"] for n in (8, number(8)))
+        np.testing.assert_array_equal(one, two)
+        assert len(InOrder(Arrays(x=X), size=number(20))) == 3
+    assert fit_arguments.build_strategy("mirrored", np.arange(2)).devices == (0, 1)
+
+
+class OneRow:
+    def __len__(self):
+        return 50
+
+    def row(self, i):
+        return {"x": X[int(i)]}
+
+    __getitem__ = row
+
+
+class Rows(OneRow):
+    def __getitem__(self, indices):  # as the message says
+        rows = [self.row(i) for i in indices]
+        return {"x": np.stack([r["x"] for r in rows])}
+
+
+def test_a_source_of_one_index_is_told_what_to_write():
+    words = r"takes an array of indices .*rows = \[self\.row\(i\) for i in indices\]; "
+    with pytest.raises(
+        DataError, match=words + r"return \{'x': np\.stack\(\[r\['x'\] for r in rows"
+    ):
+        Shuffled(OneRow(), size=8)[0]
+    assert Shuffled(Rows(), size=8)[0]["x"].shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: jt.fit({"w": X}, (X, Y)), r"given no data\. Write jt\.fit\(loss, params, data\)"),
+        (lambda: jt.make_step(print, "adam"), r"write optax\.adam\(1e-3\)"),
+        (lambda: jt.new_state({}, "adam", jax.random.key(0)), r"write optax\.adam\(1e-3\)"),
+        (lambda: fit_arguments.build_optimizer("sgd", optax.sgd, None), r"optimizer=optax\.sgd\("),
+        (lambda: fit_arguments.build_optimizer("rmsprop", 1, None), r"adam\?; .*optax\.rmsprop"),
+        (lambda: fit_arguments.build_strategy("ddp"), "did you mean mirrored"),
+        (lambda: fit_arguments.build_precision("16-mixed"), "did you mean f16"),
+        (lambda: fit_arguments.build_precision(16), "did you mean f16"),
+        (lambda: fit_arguments.build_optimizer("sgd", 1, "plateau"), "did you mean wsd"),
+    ],
+)
+def test_what_other_libraries_call_it_leads_to_what_works(call, says: str):
+    with pytest.raises(ConfigError, match=says):
+        call()
+
+
+def test_each_meaning_is_a_kind():
+    unions = (optim.Optimizer, optim.schedules.Schedule, Parallel, Precision, Guard)
+    kinds = {
+        cls.__pydantic_fields__["kind"].default
+        for union in unions
+        for cls in get_args(get_args(union)[0])
+    }
+    assert set(KINDS) <= kinds
+    assert not kinds & {word for words in KINDS.values() for word in words.split()}

@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from comparison import assert_close
 from quick_study import CODE, at_home, config_of, trained, write_study
@@ -15,10 +17,11 @@ from quick_study import CODE, at_home, config_of, trained, write_study
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
+from jtrain.core.pytree import named_leaves
 from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.optim import AdamW, ScheduleFree
-from jtrain.train.fit_weights import unflatten
+from jtrain.train.fit_weights import build_tree, describe_tree
 from jtrain.train.setup import set_up
 
 PREDICTS = """\
@@ -78,6 +81,7 @@ def by_hand(params, x: np.ndarray) -> np.ndarray:
 def test_gives_parameters_model_and_predictions(params):
     run = jt.load("quick")
     assert (run.directory, run.step, run.config.steps) == (Path("runs/quick"), 8, 8)
+    assert jt.load("quick", np.int64(4)).step == 4
     assert jax.tree.all(jax.tree.map(np.array_equal, params, jax.device_get(run.params)))
     assert repr(run) == "LoadedRun(runs/quick at step 8: quick, 48 parameters in 3 leaves)"
     assert dict(run.inputs) == {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
@@ -208,17 +212,44 @@ def test_a_run_of_fit_has_its_parameters_and_takes_an_apply():
         jt.load("free")
 
 
-@pytest.mark.parametrize(
-    ("leaves", "tree"),
-    [
-        ({"": 1}, 1),
-        ({"a/0/w": 1, "a/1/w": 2, "b": 3}, {"a": [{"w": 1}, {"w": 2}], "b": 3}),
-        ({"1": 1, "2": 2}, {"1": 1, "2": 2}),  # from 1 on: no list
-        ({str(i): i for i in range(12)}, list(range(12))),
-    ],
-)
-def test_leaves_by_name_become_a_tree(leaves, tree):
-    assert unflatten({name: np.array(leaf) for name, leaf in leaves.items()}) == tree
+TREES = {
+    "slashes": {"mlp/~/linear_0": {"w": 1, "b": 2}, "mlp/~/linear_1": {"w": 3}},  # of haiku
+    "whole numbers": {"blocks": {0: 1, 1: {10: 2, 9: 3}}, "1": 4},
+    "tuples": [(1, 2), (3, [4, {"a": ()}])],
+    "nothing inside": {"a": {}, "b": [], "c": None, "d": 1},
+    "a leaf": 1,
+    "in an order": OrderedDict(b=1, a=2),
+}
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_tree_is_the_same_after_json(tree):
+    names = {name: leaf for name, leaf in named_leaves({"params": tree}).items()}
+    entries = json.loads(json.dumps(describe_tree({"params": tree})))
+    found = build_tree(iter(entries), names.__getitem__)["params"]
+    assert found == tree
+    plain = dict(tree) if isinstance(tree, OrderedDict) else tree
+    assert jax.tree.structure(found) == jax.tree.structure(plain)
+
+
+def test_a_node_of_another_library_comes_as_a_dict():
+    start = optax.TraceState(trace={"w": 1})
+    names = named_leaves({"params": start})
+    entries = describe_tree({"params": start})
+    assert build_tree(iter(entries), names.__getitem__) == {"params": {"trace": {"w": 1}}}
+
+
+@pytest.mark.thorough
+def test_a_run_of_fit_has_the_tree_that_was_trained():
+    start = {"net/~/linear": {"w": np.ones(2)}, "scales": {0: np.ones(2), 1: np.ones(())}}
+    guess = lambda p, batch: batch["x"] @ (p["net/~/linear"]["w"] * p["scales"][0]) + p["scales"][1]
+    loss = lambda p, batch, rng: jt.Mean.of(guess(p, batch) ** 2, batch["mask"])
+    result = jt.fit(loss, start, ROWS, "sgd", lr=0.1, steps=1, name="haiku", quiet=True)
+    run = jt.load("haiku")
+    assert jax.tree.structure(run.params) == jax.tree.structure(start)
+    np.testing.assert_array_equal(run.params["scales"][0], result.params["scales"][0])
+    assert run.predict(ROWS[:3], guess).shape == (3,)
+    assert run.extra == ()
 
 
 # The verb.

@@ -9,12 +9,14 @@ import copy
 import operator
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.errors import ConfigError, DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 PLACES = 16384  # at once: the order of 128 rows costs 10 us this way, 500 us when computed alone
 
@@ -57,6 +59,7 @@ class Shuffled:
         ConfigError: a size that is not positive or does not divide into the processes.
     """
 
+    @plain_numbers
     def __init__(
         self,
         source: Source,
@@ -82,7 +85,7 @@ class Shuffled:
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         places = self.places(step)
-        return add_places(self.source[self._indices[operator.index(step)]], places)
+        return add_places(read_rows(self.source, self._indices[operator.index(step)]), places)
 
     def places(self, step: int) -> dict[str, np.ndarray]:
         """Return `row` and `mask` of a step's batch."""
@@ -95,7 +98,7 @@ class Shuffled:
         """Return the batches of `count` steps from `step` on, stacked, k b ...: one read."""
         steps = range(step, step + count)
         indices = np.stack([self._indices[each] for each in steps])  # k b
-        rows = self.source[indices.ravel()].items()
+        rows = read_rows(self.source, indices.ravel()).items()
         stacked = {name: array.reshape(*indices.shape, *array.shape[1:]) for name, array in rows}
         masks = [self._shard.mask(self._real_rows(each)) for each in steps]
         same = all(mask is masks[0] for mask in masks)
@@ -139,6 +142,7 @@ class InOrder:
         ConfigError: a size that is not positive or does not divide into the processes.
     """
 
+    @plain_numbers
     def __init__(self, source: Source, *, size: int):
         self.source, self.size = source, size
         self.rows = count_rows(source)
@@ -155,7 +159,7 @@ class InOrder:
         first = step * self.size
         indices = np.minimum(first + self._shard.row.astype(np.int64), self.rows - 1)
         mask = self._shard.mask(min(self.size, self.rows - first))
-        return add_places(self.source[indices], {"row": self._shard.row, "mask": mask})
+        return add_places(read_rows(self.source, indices), {"row": self._shard.row, "mask": mask})
 
     def shard(self, index: int, count: int) -> "InOrder":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -231,6 +235,38 @@ def add_places(
             f"it another name where the rows are made, such as {name}s."
         )
     return {**rows, **places}
+
+
+def read_rows(source: Source, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+    """Return the rows of a source at some indices.
+
+    Raises:
+        DataError: if the source takes one index, or returns no arrays by name.
+    """
+    try:
+        rows = source[indices]
+    except Exception as error:
+        try:
+            one: Any = source[int(indices[0])]  # pyright: ignore[reportArgumentType]
+        except Exception:
+            raise error from None
+        raise DataError(_describe_source(source, "takes one index", one)) from error
+    if not isinstance(rows, Mapping):
+        words = f"returned a {type(rows).__name__}"
+        raise DataError(_describe_source(source, words, rows))
+    return rows
+
+
+def _describe_source(source: Source, found: str, one: Any) -> str:
+    names = list(one) if isinstance(one, Mapping) else ["x", "y"]
+    of = (lambda name, i: repr(name)) if isinstance(one, Mapping) else (lambda name, i: str(i))
+    arrays = (f"{n!r}: np.stack([r[{of(n, i)}] for r in rows])" for i, n in enumerate(names))
+    return (
+        f"{type(source).__name__}[indices] {found}, and a source takes an array of indices and "
+        f"returns arrays by name, a row for each. Write in its __getitem__: rows = "
+        f"[self.row(i) for i in indices]; return {{{', '.join(arrays)}}}, where self.row(i) is "
+        f"one row."
+    )
 
 
 def count_rows(source: Source) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 class LoaderBatches:
@@ -34,6 +35,7 @@ class LoaderBatches:
     ragged = False
     summary = "data: a loader, each process reads all of it and keeps its own rows of every batch"
 
+    @plain_numbers
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
         self.size, self._open, self._lock = size, open_loader, ReadLock()
         self._begin(RowShard(size, 0, 1))

@@ -13,6 +13,7 @@ from jtrain.data.sources.source import Source
 from jtrain.data.text.token_files import TokenRange
 from jtrain.data.text.tokenizer import check_same_tokenizer
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 class MixedBatches:
@@ -35,6 +36,7 @@ class MixedBatches:
 
     ragged = False
 
+    @plain_numbers
     def __init__(
         self, parts: Mapping[str, tuple[Source, float | int]], *, size: int, seed: int = 0
     ):

@@ -12,6 +12,7 @@ from jtrain.data.batches.file_sharding import shard_files
 from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.batches.stream import Stream, Streamed
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 class ShardedStream:
@@ -33,6 +34,7 @@ class ShardedStream:
 
     ragged = False
 
+    @plain_numbers
     def __init__(
         self,
         files: Sequence[Path],

@@ -10,6 +10,7 @@ import numpy as np
 
 from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
 from jtrain.data.batches.fingerprint import Fingerprinted
+from jtrain.errors.plain_numbers import plain_numbers
 
 RECENT = 4  # batches that stay in memory for repeated reads
 PLACES = 17  # newest saved places: more than is ever prefetched beyond a checkpoint
@@ -50,6 +51,7 @@ class Streamed:
     ragged = False
     summary = "data: a stream, each process reads all of it and keeps its own rows of every batch"
 
+    @plain_numbers
     def __init__(
         self,
         open: Callable[[], Stream],

@@ -12,6 +12,7 @@ from jtrain.data.sources.files import find_files
 from jtrain.data.text.documents import DocumentCursor, read_pieces
 from jtrain.data.text.tokenizer import Tokenizer
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 class _Line(NamedTuple):
@@ -31,6 +32,7 @@ class Lines:
         DataError: no such file, a file that is not text, no line at all, or a state of other files.
     """
 
+    @plain_numbers
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

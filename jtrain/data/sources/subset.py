@@ -9,6 +9,7 @@ from jtrain.data.batches.fingerprint import fingerprint, fingerprint_arrays
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 Row = TypeVar("Row")
 SPLIT = 0x5EED  # seed of the split: the same on every machine, in every run
@@ -47,6 +48,7 @@ class Subset:
         return f"{fingerprint_arrays(len(self), {'': self.indices})} of {fingerprint(self.source)}"
 
 
+@plain_numbers
 def hold_out(source: Source, share: float) -> tuple[Subset, Subset]:
     """Split the rows at random, by a fixed seed: all but a `share` of them, and that share.
 

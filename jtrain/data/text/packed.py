@@ -6,6 +6,7 @@ from jtrain.data.batches.fingerprint import fingerprint_arrays, fingerprint_toke
 from jtrain.data.text.packing import pack_best_fit
 from jtrain.data.text.token_files import TokenRange
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 class Packed:
@@ -29,6 +30,7 @@ class Packed:
         DataError: no tokens, or a context that is not positive.
     """
 
+    @plain_numbers
     def __init__(
         self, tokens: np.ndarray | TokenRange, *, context: int, documents: np.ndarray | None = None
     ):

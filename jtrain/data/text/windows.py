@@ -7,6 +7,7 @@ import numpy as np
 from jtrain.data.batches.fingerprint import fingerprint_tokens
 from jtrain.data.text.token_files import TokenRange
 from jtrain.errors import DataError
+from jtrain.errors.plain_numbers import plain_numbers
 
 
 class Windows:
@@ -22,6 +23,7 @@ class Windows:
         DataError: a context or a stride that does not fit the tokens.
     """
 
+    @plain_numbers
     def __init__(
         self, tokens: np.ndarray | TokenRange, *, context: int, stride: int = 1
     ):  # tokens: n

@@ -24,7 +24,9 @@ class CoordinatorAddress(NamedTuple):
             ConfigError: if the text is no address; `variable` is the source of the text.
         """
         host, _, port = text.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        wrong = not host or bare or "/" in host
+        if wrong or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(
                 f"{variable} is the address of process 0, and {text!r} is not HOST:PORT. Set "
                 f"{variable}=10.0.0.1:8476, say: its machine and a free port there."

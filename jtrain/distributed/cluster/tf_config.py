@@ -55,6 +55,16 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
             "Set a chief in cluster, and start its process too."
         )
     trainers = [address for name in TASKS[:-1] for address in cluster.get(name, [])]
+    for address in trainers:
+        try:
+            CoordinatorAddress.parse(str(address), "TF_CONFIG")
+        except ConfigError:
+            host = str(address).rpartition("//")[2].rstrip("/")
+            host = f"[{host}]" if host.count(":") > 1 else host.partition(":")[0] or "HOST"
+            raise ConfigError(
+                f"TF_CONFIG has the address {address!r} in cluster, and an address is HOST:PORT. "
+                f'Set "{host}:8476" there, with a port that is free on that machine.'
+            ) from None
     first = sum(len(cluster.get(name, [])) for name in TASKS[: TASKS.index(kind)])
     return Cluster(
         kind="TF_CONFIG",

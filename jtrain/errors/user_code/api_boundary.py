@@ -4,7 +4,6 @@ import difflib
 import functools
 import inspect
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
+from jtrain.errors.plain_numbers import number_converter
 from jtrain.errors.synonyms import SYNONYMS
 from jtrain.errors.tracebacks import cut_traceback, format_error, is_interactive
 from jtrain.errors.user_code.user_calls import full_tracebacks
@@ -24,17 +24,20 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
     """Make the errors of a public function short.
 
     A UserError is raised without the frames of jtrain and JAX. Uncaught, it ends a script with
-    the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames.
+    the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames. Arguments that are
+    annotated as numbers may be numbers of numpy or JAX.
     """
+    convert = number_converter(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            placed, named = convert(args, kwargs)
+            return function(*placed, **named)  # pyright: ignore[reportCallIssue]
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
         except (RuntimeError, AssertionError, TypeError) as error:
-            clearer = refused_platform(error) or _unknown_arguments(error, function, kwargs)
+            clearer = refused_platform(error) or _wrong_arguments(error, function, kwargs)
             if clearer is None:
                 raise
             found = clearer
@@ -58,15 +61,22 @@ def _shorten(error: Exception) -> None:
     notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
 
 
-def _unknown_arguments(
+def _wrong_arguments(
     error: Exception, function: Callable[..., object], given: Mapping[str, object]
 ) -> ConfigError | None:
-    """Return the message for unknown arguments of a function, with the nearest known ones."""
-    refused = re.search(r"unexpected keyword argument '\w+'", str(error))
+    """Return the message for missing or unknown arguments, with the call or the nearest names."""
     trace = error.__traceback__
-    if (
-        refused is None or trace is None or trace.tb_next is not None
-    ):  # it was raised further inside
+    if trace is None or trace.tb_next is not None:  # it was raised further inside
+        return None
+    if "missing" in str(error):
+        parameters = inspect.signature(function).parameters.values()
+        needed = ", ".join(p.name for p in parameters if p.default is p.empty)
+        name, missing = function.__name__, str(error).partition(": ")[2].replace("'", "")
+        return ConfigError(
+            f"{name} needs {needed}, and was given no {missing}. Write jt.{name}({needed}); with a "
+            f"model jt.{name}(jt.classifier(model), model, data), or jt.regression."
+        )
+    if "unexpected keyword argument" not in str(error):
         return None
     names = list(inspect.signature(function).parameters)
     others = {other: name for other, name in SYNONYMS.items() if name in names}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.finite import is_finite_update, update_if
-from jtrain.core.gradient import LossGradient, make_value_fn
+from jtrain.core.gradient import LossGradient, make_grad_fn, make_value_fn
 from jtrain.core.loss import update_extra
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
@@ -79,7 +79,7 @@ def _updated_state(
     setup: TrainSetup, state: TrainState, batch: Batch, gradient: StepGradient
 ) -> TrainState:
     """Return the state after the update; unchanged if loss or gradient is not finite."""
-    update = optax.with_extra_args_support(setup.experiment.transformation).update
+    update = with_named_arguments(setup.experiment.transformation).update
     extra = update_extra(state.extra, gradient.returned.extra)
     forward = jnp.isfinite(gradient.loss) & is_finite_update(extra, gradient.returned.extra)
     finite = forward & jnp.isfinite(gradient.grad_norm)
@@ -92,6 +92,7 @@ def _updated_state(
         "value": gradient.loss,
         "grad": gradient.grads,
         "value_fn": make_value_fn(gradient_at),
+        "grad_fn": make_grad_fn(gradient_at),
     }
     kwargs |= {"grad_norm": gradient.grad_norm}
     old = state.opt_state, state.params, state.extra

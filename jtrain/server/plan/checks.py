@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from jtrain.config.guard import SkipPolicy
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.pytree import named_leaves, norm
 from jtrain.core.types import Params
 from jtrain.errors import ConfigError, DataError, ShardingError
@@ -93,7 +94,7 @@ def _check_rows(plan: Plan) -> None:
 
 def _check_update(plan: Plan) -> None:
     """Check that the servers' optimizer needs a gradient and its norm, and no evaluations."""
-    update = optax.with_extra_args_support(plan.optimizer).update
+    update = with_named_arguments(plan.optimizer).update
 
     def take(params: Params):
         scalar = jnp.float32(1)
@@ -218,7 +219,7 @@ def _walk(
     optimizer: optax.GradientTransformation, params: Params, steps: list, norms: list
 ) -> list[Params]:
     """Return the parameters after each step."""
-    update = optax.with_extra_args_support(optimizer).update
+    update = with_named_arguments(optimizer).update
 
     @jax.jit
     def take(params: Params, state: optax.OptState, grads: Params, size: jax.Array):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.pytree import at_least_f32, norm
 from jtrain.core.types import Leaf, Params
 from jtrain.server.shards.published import Published, Publisher
@@ -194,7 +195,7 @@ def _make_update(optimizer: optax.GradientTransformation):
     place of this one's. Without the branch of `update_if`, whose result XLA stores, an update of
     100 MB takes half the time.
     """
-    update = optax.with_extra_args_support(optimizer).update
+    update = with_named_arguments(optimizer).update
 
     def take(params: Params, opt_state: Any, grads: Params, value: Leaf, grad_norm: Leaf):
         grads = optax.tree.cast_like(grads, params)

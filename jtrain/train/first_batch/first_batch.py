@@ -16,6 +16,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.distributed.multihost import all_gather
+from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.first_batch.domains import OutsideValue, find_outside, outside_error
 from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 from jtrain.train.first_batch.index_uses import IndexUses, find_uses
@@ -185,6 +186,7 @@ def check_batch(
         DataError: with the row, the value and the shape.
         LossError: with the operation and both shapes, or if the loss breaks its contract.
     """
+    check_jit_enabled()
     host_batch = {name: np.asarray(array) for name, array in with_rows(batch).items()}
     mask = host_batch["mask"]
     terms, rows = normalize_loss(loss, ragged=not mask.all()), len(mask)

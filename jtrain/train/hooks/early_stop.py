@@ -4,9 +4,10 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 
-from jtrain.checkpoint.retention import BestMetric
+from jtrain.checkpoint.retention import BestMetric, check_number
 from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError, LossError
+from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.evaluation import Results
 
@@ -30,6 +31,7 @@ class EarlyStop(Hook):
         LossError: at the first evaluation, if it has no such metric.
     """
 
+    @plain_numbers
     def __init__(
         self, metric: str = "loss", patience: int = 5, *, least: float = 0.0, after: int = 0
     ):
@@ -62,12 +64,15 @@ class EarlyStop(Hook):
                 f"EarlyStop waits for {self.metric}, and the evaluation on {name} has "
                 f"{', '.join(results[step])}{near or '; name one of them'}."
             )
+        check_number(self.metric, results[step][self.metric])
         values = {at: x[self.metric] for at, x in results.items() if self.metric in x}
         best, since = self._best(values)
         if since < self._patience or step < self._after:
             return None
+        nans = sum(map(math.isnan, list(values.values())[-since:]))
+        why = f"; it was NaN in {nans} of them: lower the learning rate" if nans else ""
         return Stop(
-            f"{name}/{self.metric} was no better in {since} evaluations than at step {best}",
+            f"{name}/{self.metric} was no better in {since} evaluations than at step {best}{why}",
             "finished",
         )
 

@@ -8,6 +8,7 @@ from jtrain.core.loop import Hook, StatelessHook, Stop
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.evaluation import Results
 
 Observer: TypeAlias = Hook | Callable[..., Stop | None]
@@ -24,6 +25,7 @@ def to_hook(observer: Observer, *, steps_per_call: int = 1) -> Hook:
         ConfigError: if the observer is neither.
     """
     if isinstance(observer, Hook):
+        _check_methods(observer)
         return observer
     if callable(observer) and not isinstance(observer, type):
         match _names(observer):
@@ -38,6 +40,20 @@ def to_hook(observer: Observer, *, steps_per_call: int = 1) -> Hook:
         f"{name} is no hook: it is neither a jt.Hook nor a function of (step, numbers), (step, "
         f"state) or (step, results), by these names. Write def {_suggest(name)}(step, numbers): ..."
     )
+
+
+def _check_methods(hook: Hook) -> None:
+    """Raise ConfigError if a method of a hook is never called, or none is."""
+    names = [name for name in dir(type(hook)) if name.startswith("on_")]
+    called = ("on_numbers", "on_state", "on_results", "on_done")
+    unknown = [name for name in names if name not in called]
+    if unknown or not any(getattr(type(hook), n, None) != getattr(Hook, n, None) for n in called):
+        found = f"{unknown[0]} is never called" if unknown else "it has no method"
+        near = did_you_mean(unknown[0], called) if unknown else ""
+        raise ConfigError(
+            f"{type(hook).__name__}: {found}; a hook has {', '.join(called)}{near}. Write def "
+            f"on_numbers(self, step, numbers): ..."
+        )
 
 
 def _names(function: Callable[..., Any]) -> list[str]:

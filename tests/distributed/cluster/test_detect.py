@@ -537,7 +537,7 @@ WRONG = {
     "tasks of type ps, and no task of type chief.* Set a chief": tf_config(
         "worker", 0, worker=["b:1", "c:1"], ps=["d:1", "e:1"]
     ),
-    "TF_CONFIG is the address of process 0, and 'a' is not HOST:PORT": tf_config(
+    """the address 'a' in cluster, and an address is HOST:PORT. Set "a:8476" there""": tf_config(
         "worker", 0, worker=["a", "b"]
     ),
     "jtrain is half set: JTRAIN_PROCESSES=2 is set, and JTRAIN_PROCESS is missing": without(

@@ -185,6 +185,18 @@ def test_eager_explains_how_to_print_a_differentiated_value(study):
         run_eager(config_of(CONFIG, ["steps=1"]), log=silent)
 
 
+@pytest.mark.parametrize(
+    "words", [["run"], ["run", "--eager"], ["run", "--fast"], ["explain"], ["check"]]
+)
+def test_without_jit_each_verb_says_what_to_type(study, capfd, words: list[str]):
+    study()
+    with jax.disable_jit():
+        assert main([words[0], CONFIG, *words[1:]]) == 2
+    error = capfd.readouterr().err
+    assert "unset JAX_DISABLE_JIT" in error
+    assert "jtrain run CONFIG --eager" in error
+
+
 def test_two_modes_at_once_raise(study, capfd):
     study()
     assert main(["run", CONFIG, "--fast", "--eager"]) == 2

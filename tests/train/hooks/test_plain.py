@@ -95,3 +95,29 @@ def test_a_hook_is_unchanged_and_other_values_are_refused():
     for wrong in (lambda step, loss: None, print, Worst):
         with pytest.raises(ConfigError, match=r"is no hook: .* \(step, numbers\)"):
             to_hook(wrong)
+
+
+class Misspelt(Hook):
+    def on_number(self, step, numbers): ...
+
+
+def test_a_method_that_is_never_called_is_refused():
+    with pytest.raises(ConfigError, match=r"on_number is never called; .*did you mean on_numbers"):
+        to_hook(Misspelt())
+    with pytest.raises(ConfigError, match=r"it has no method.* Write def on_numbers\(self"):
+        to_hook(Hook())
+    for hook in (Worst(), Until(), EarlyStop()):
+        assert to_hook(hook) is hook
+
+
+@pytest.mark.parametrize("hook", [on_numbers(lambda *_: True), on_state(lambda *_: 0.5)])
+def test_an_answer_that_is_no_stop_is_refused(hook: Hook):
+    with pytest.raises(ConfigError, match=r'return jt\.Stop\("why"\), and otherwise None'):
+        counting.run([hook], stop=3)
+
+
+def test_early_stop_says_that_the_metric_is_nan():
+    results = {step: {"loss": 1.0 if step < 3 else float("nan")} for step in range(1, 8)}
+    stop = EarlyStop("loss", patience=4).on_results(7, "valid", results)
+    assert stop is not None
+    assert "; it was NaN in 5 of them: lower the learning rate" in stop.why
