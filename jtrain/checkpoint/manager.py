@@ -1,7 +1,9 @@
 """Checkpoint manager: saves the states of a run beside training, finds and restores them."""
 
 import contextlib
+import functools
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,8 +29,9 @@ from jtrain.checkpoint.writer import CheckpointWriter, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
-from jtrain.errors import CheckpointError, DamagedError
+from jtrain.errors import CheckpointError, DamagedError, UnreachableError
 from jtrain.io.lost_files import MessageBacklog
+from jtrain.io.transient import attempt
 
 
 class SetAsideError(DamagedError):
@@ -92,6 +95,7 @@ class CheckpointManager:
         self._sealed: set[int] = set()  # sealed and not deleted by this process
         self._fall_back = fall_back
         self._valid: set[int] = set()
+        self._named: set[int] = set()  # names when the directory was locked, until `resume`
         self._preparing: ThreadTask | None = None
         self._saving: ThreadTask | None = None
 
@@ -216,9 +220,17 @@ class CheckpointManager:
         Raises:
             DamagedError: if the newest is damaged and `fall_back` is false, or a damaged one cannot
                 be renamed.
+            UnreachableError: if one cannot be read now, or the directory is away.
         """
         self.acquire()
-        step, notices = newest_valid(self.directory, fall_back=self._fall_back, owner=self._owner)
+        known, self._named = self._named, set()
+        step, notices = newest_valid(
+            self.directory,
+            fall_back=self._fall_back,
+            owner=self._owner,
+            known=known,
+            is_in_place=lambda: self._lock is None or self._lock.is_in_place,
+        )
         self._valid |= {step} if step is not None else set()
         self.notices += notices
         return step
@@ -228,6 +240,7 @@ class CheckpointManager:
         self.wait()
         self.acquire()
         self._sealed.discard(step)
+        self._named.discard(step)
         layout.delete_checkpoint(self.directory, step)
 
     def best(self) -> int | None:
@@ -311,11 +324,13 @@ class CheckpointManager:
             self._lock.check()
         elif self._is_first():
             self._lock = WriteLock(self.directory)
-            layout.restore_replaced(self.directory)  # before anything is listed
+            restore = functools.partial(layout.restore_replaced, self.directory)
+            attempt(self.directory, restore)  # before anything is listed
+            self._named = set(layout.list_named_steps(self.directory))
 
     def remove_leftovers(self) -> None:
         """Remove what a process left that died at its very end, unless another one writes there."""
-        if self._is_first() and (self.directory / NAME).exists():
+        if self._is_first() and os.path.exists(self.directory / NAME):
             with contextlib.suppress(CheckpointError):
                 self.acquire()
                 layout.clear_leftovers(self.directory, self.messages)
@@ -333,16 +348,17 @@ class CheckpointManager:
             return
         try:
             missing = self._lock.renew()
-        except OSError as error:
+            steps = self.steps()
+        except (OSError, UnreachableError) as error:
             raise write_error(self.directory, step, arrays, error) from None
         except CheckpointError as error:  # another process has locked the new directory
             what = f"checkpoint {step} could not be written: {str(error).rstrip('.')}"
             raise SaveError(what, "", room=False) from None
         if missing:
             self._lost(missing)
-            if not self.steps():
+            if not steps:
                 self._sealed.clear()  # removed with their directory
-        removed = self._sealed - set(self.steps())
+        removed = self._sealed - set(steps)
         self._sealed -= removed
         for other in sorted(removed):
             self._lost(f"checkpoint {other} was removed or damaged after it was sealed")

@@ -15,6 +15,7 @@ from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
 from jtrain.io.redact import redact
+from jtrain.io.transient import may_pass
 from jtrain.io.version import jtrain_version
 from jtrain.train.pause_collection import pause_collection
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_verb(verb, rest)
     except (UserError, PeerError, DeviceError) as error:
         print(redact(str(error)), file=sys.stderr)
-        return error.code
+        return FAULT if may_pass(error) else error.code
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
     except KeyboardInterrupt:
