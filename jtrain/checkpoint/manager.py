@@ -1,11 +1,12 @@
 """Checkpoint manager: saves the states of a run beside training, finds and restores them."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -223,14 +224,13 @@ class CheckpointManager:
             UnreachableError: if one cannot be read now, or the directory is away.
         """
         self.acquire()
-        known, self._named = self._named, set()
         step, notices = newest_valid(
             self.directory,
+            self._list_in_place,
             fall_back=self._fall_back,
             owner=self._owner,
-            known=known,
-            is_in_place=lambda: self._lock is None or self._lock.is_in_place,
         )
+        self._named = set()
         self._valid |= {step} if step is not None else set()
         self.notices += notices
         return step
@@ -255,6 +255,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: if the checkpoint does not exist.
         """
+        self._list_in_place({step} & self._valid)
         return layout.read_record(self.directory, step)["about"]
 
     def restore(self, step: int, like: Tree, *, cast: bool = False) -> Tree:
@@ -274,6 +275,7 @@ class CheckpointManager:
             DeviceError: if only some processes of a run read a leaf that differs.
         """
         self.wait()
+        self._list_in_place({step} & self._valid)
         record = layout.read_record(self.directory, step)
         where = f"checkpoint {step} in {self.directory}"
         stored = leaf_table.check_same(record["leaves"], like, where, cast=cast)
@@ -372,6 +374,19 @@ class CheckpointManager:
             for path in (self.directory, self.directory.parent):
                 with contextlib.suppress(OSError):
                     path.rmdir()
+
+    def _list_in_place(self, some: Collection[int] = ()) -> list[int]:
+        """Return the named steps; wait while the locked directory is away, or empty if it was not."""
+        some = some or self._named
+
+        def look() -> list[int]:
+            steps = layout.list_named_steps(self.directory)
+            is_in_place = self._lock is None or self._lock.is_in_place
+            if not is_in_place or (some and not steps):
+                raise OSError(errno.ESTALE, "its file system is away, or it was moved or emptied")
+            return steps
+
+        return attempt(self.directory, look)
 
     def _is_first(self) -> bool:
         return jax.process_index() == 0 if self._first is None else self._first

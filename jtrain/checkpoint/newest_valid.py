@@ -1,7 +1,6 @@
 """Resume point: the newest checkpoint whose every byte is as sealed."""
 
-import errno
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,18 +8,16 @@ from jtrain.checkpoint import directory_entries, layout
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.distributed import multihost
 from jtrain.errors import DamagedError, DeviceError, UnreachableError
-from jtrain.io.transient import attempt
 
-Check: TypeAlias = Callable[[], bool]
+ListSteps: TypeAlias = Callable[..., list[int]]
 
 
 def newest_valid(
     directory: Path,
+    list_steps: ListSteps,
     *,
     fall_back: bool = True,
     owner: RunIdentity | None = None,
-    known: Collection[int] = (),
-    is_in_place: Check = lambda: True,
 ) -> tuple[int | None, list[str]]:
     """Return the newest valid step, and a line for each checkpoint that was set aside.
 
@@ -28,9 +25,8 @@ def newest_valid(
     first process reads and renames; the others receive the step, and no lines.
 
     Args:
-        known: steps that had a name when the process locked the directory.
-        is_in_place: returns whether the directory is still the folder that it was at the start: a
-            share that is away has no checkpoints, or other ones.
+        list_steps: returns the named steps, among them the one of its argument, of the directory
+            that the process has locked; raises UnreachableError while that one is away.
 
     Raises:
         DamagedError: in all processes, if the newest is damaged and `fall_back` is false, or one
@@ -41,15 +37,13 @@ def newest_valid(
 
     def search() -> dict[str, Any]:
         try:
-            if not fall_back:
-                return _newest(directory, owner, known, is_in_place)
-            return {"step": _search(directory, owner, known, is_in_place, notices)}
+            return _search(directory, list_steps, fall_back, owner, notices)
         except (DamagedError, UnreachableError) as error:
-            return {"error": str(error), "damaged": isinstance(error, DamagedError)}
+            return {"error": str(error), "unreachable": isinstance(error, UnreachableError)}
 
     found = multihost.broadcast_from_first(search)
     if error := found.get("error"):
-        raise DamagedError(error) if found["damaged"] else UnreachableError(error)
+        raise UnreachableError(error) if found["unreachable"] else DamagedError(error)
     if fault := found.get("damaged"):
         raise damaged_error(directory, found["step"], fault)
     return found["step"], notices
@@ -78,64 +72,36 @@ def replica_error(step: int, found: Sequence[str]) -> DeviceError:
     )
 
 
-def _newest(
-    directory: Path, owner: RunIdentity | None, known: Collection[int], is_in_place: Check
-) -> dict[str, Any]:
-    step = next(reversed(_list_in_place(directory, known, is_in_place)), None)
-    faults = _lasting_faults(directory, step, owner, is_in_place) if step is not None else []
-    return {"step": step, "damaged": layout.summarize(faults)} if faults else {"step": step}
-
-
 def _search(
     directory: Path,
+    list_steps: ListSteps,
+    fall_back: bool,
     owner: RunIdentity | None,
-    known: Collection[int],
-    is_in_place: Check,
     notices: list[str],
-) -> int | None:
-    steps = _list_in_place(directory, known, is_in_place)
-    foreign = [step for step in steps if layout.is_foreign(directory, step, owner)]
-    for step in reversed(foreign):
+) -> dict[str, Any]:
+    steps = list_steps()
+    foreign = [s for s in reversed(steps) if fall_back and layout.is_foreign(directory, s, owner)]
+    for step in foreign:
         faults = layout.find_faults(directory, step, full=False, owner=owner)
         path = layout.set_aside(directory, step, directory_entries.FOREIGN)
         notices.append(f"checkpoint {step} was set aside as {path}: {layout.summarize(faults)}")
     for step in sorted({*steps} - {*foreign}, reverse=True):
-        faults = _lasting_faults(directory, step, owner, is_in_place)
+        faults = layout.find_faults(directory, step, full=True, owner=owner)
+        # A second look: while a share is away, its files are missing.
+        if faults and list_steps([step]):
+            faults = layout.find_faults(directory, step, full=True, owner=owner)
         if not faults:
             notices += _describe_strays(directory, step)
-            return step
+            return {"step": step}
+        list_steps([step])
+        if not fall_back:
+            return {"step": step, "damaged": layout.summarize(faults)}
         path = layout.set_aside(directory, step)
         notices.append(
             f"checkpoint {step} is damaged and was set aside as {path}: {layout.summarize(faults)}"
         )
     notices += _describe_strays(directory, -1)
-    return None
-
-
-def _list_in_place(directory: Path, known: Collection[int], is_in_place: Check) -> list[int]:
-    """Return the named steps; wait while the directory is another one, or has no known step."""
-
-    def look() -> list[int]:
-        steps = layout.list_named_steps(directory)
-        if not is_in_place() or (known and not {*known} & {*steps}):
-            what = "its file system is away, or the folder was moved or emptied"
-            raise OSError(errno.ESTALE, what, f"{directory}")
-        return steps
-
-    return attempt(directory, look)
-
-
-def _lasting_faults(
-    directory: Path, step: int, owner: RunIdentity | None, is_in_place: Check
-) -> list[str]:
-    """Return the faults that two looks find: the files of a share that is away are missing."""
-    faults: list[str] = []
-    for _ in range(2):
-        faults = layout.find_faults(directory, step, full=True, owner=owner)
-        if not faults:
-            break
-        _list_in_place(directory, [step], is_in_place)
-    return faults
+    return {"step": None}
 
 
 def _describe_strays(directory: Path, newest: int) -> list[str]:

@@ -53,7 +53,6 @@ def seal(directory: Path, step: int, run: str = "") -> None:
     sync(directory)
 
 
-@patiently
 def seal_faults(
     directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
 ) -> list[str]:
@@ -77,7 +76,6 @@ def seal_faults(
     return result + compare_files(directory, content["files"], full=full)
 
 
-@patiently
 def sealed_run(directory: Path) -> str:
     """Return the id of the run that sealed a checkpoint; empty if unknown."""
     try:
@@ -86,7 +84,6 @@ def sealed_run(directory: Path) -> str:
         return ""
 
 
-@patiently
 def sealed_digest(directory: Path) -> str:
     """Return the digest of a checkpoint's seal, which has those of its files; empty if unknown."""
     try:
@@ -95,7 +92,6 @@ def sealed_digest(directory: Path) -> str:
         return ""
 
 
-@patiently
 def sealed_step(directory: Path) -> int | None:
     """Return the sealed step of a checkpoint, whatever the name of its folder.
 
@@ -107,7 +103,6 @@ def sealed_step(directory: Path) -> int | None:
         return None
 
 
-@patiently
 def file_fault(directory: Path, step: int, name: str) -> str:
     """Return the fault of one file of a step; empty if there is none."""
     try:
@@ -120,6 +115,7 @@ def file_fault(directory: Path, step: int, name: str) -> str:
     return wrong[0] if wrong else ""
 
 
+@patiently
 def compare_files(
     directory: Path, files: Mapping[str, Any], *, full: bool, only: str = ""
 ) -> list[str]:
@@ -175,6 +171,7 @@ class _BrokenError(Exception):
     """Fault of a seal itself."""
 
 
+@patiently
 def _read(directory: Path) -> dict[str, Any]:
     try:
         text = read_bytes(directory / SEAL, most=JSON_BYTES, inside=directory.parent).decode()

@@ -56,17 +56,16 @@ def attempt(path: Path, action: Callable[[], T]) -> T:
         UnreachableError: for `path`, at the last error that may pass.
         OSError: any other one.
     """
-    for wait in WAITS:
+    waits = iter(WAITS)
+    while True:
         try:
             return action()
         except OSError as error:
             if error.errno not in _MAY_PASS:
                 raise
+            if (wait := next(waits, None)) is None:
+                raise unreachable_error(path, error) from None
         sleep(wait)
-    try:
-        return action()
-    except OSError as error:
-        raise unreachable_error(path, error) if may_pass(error) else error from None
 
 
 def patiently(

@@ -1,6 +1,7 @@
 """Replicas of a leaf that differ are detected at the next save, with the name of the device."""
 
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -97,7 +98,7 @@ class Counted(list):
 def test_merging_the_prints_of_all_hosts_copies_each_device_once(hosts, monkeypatch):
     monkeypatch.setattr(Counted, "copies", 0)
     names = [[f"tpu:{8 * host + i} of process {host}" for i in range(8)] for host in range(hosts)]
-    tables = [{"a": {"01": Counted(each)}, "b": {"02": Counted(each)}} for each in names]
+    tables: list[Any] = [{"a": {"01": Counted(each)}, "b": {"02": Counted(each)}} for each in names]
     merged = replica_check._merge(tables)
     assert merged["a"]["01"] == merged["b"]["02"] == [*itertools.chain(*names)]
     assert Counted.copies <= 2 * 8 * hosts

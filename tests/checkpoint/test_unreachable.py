@@ -100,6 +100,17 @@ def back(place: Path) -> None:
     place.with_name("share").rename(place)
 
 
+def test_a_share_that_goes_away_after_the_resume_is_no_missing_checkpoint(place, waits):
+    with CheckpointManager(place) as checkpoints:
+        assert checkpoints.resume() == 2
+        away(place)
+        for read in (checkpoints.about, lambda step: checkpoints.restore(step, STATE)):
+            with pytest.raises(UnreachableError, match="its file system is away"):
+                read(2)
+        back(place)
+        assert checkpoints.about(2) == {}
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 @pytest.mark.parametrize("when", ["before", "within"])
 def test_a_share_that_is_away_begins_no_new_run(when, comes_back, place, monkeypatch):

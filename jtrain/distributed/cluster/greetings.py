@@ -5,12 +5,12 @@ times. So each connection has `SECONDS` in all for its line, the oldest one give
 and what is no greeting is closed at once.
 """
 
-import math
+import contextlib
 import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from jtrain.distributed.cluster.tls import PeerTls
@@ -22,11 +22,11 @@ GUESTS = 64  # connections at a time that have not greeted
 
 
 class Greeting(NamedTuple):
-    """A connection, its host and what it said."""
+    """A connection, its host, and what it said: an error if it has no valid certificate."""
 
     peer: socket.socket
     host: str
-    content: dict[str, Any]
+    content: dict[str, Any] | ssl.SSLError
 
 
 class _Guest(NamedTuple):
@@ -37,64 +37,36 @@ class _Guest(NamedTuple):
 
 
 def read_greetings(
-    listener: socket.socket,
-    deadline: float,
-    tls: PeerTls | None,
-    refuse: Callable[[str, Exception], object],
+    listener: socket.socket, deadline: float, tls: PeerTls | None
 ) -> Generator[Greeting, None, None]:
     """Yield the greetings at a port until a moment of the monotonic clock.
 
     Args:
         tls: certificate of this process; then each connection has to have one.
-        refuse: takes the host that has none, and the error.
     """
-    guests = _Guests()
+    guests: dict[Any, _Guest] = {}  # by connection, the oldest first
     listener.setblocking(False)
-    guests.selector.register(listener, selectors.EVENT_READ)
-    with guests.selector:
-        try:
-            while (now := time.monotonic()) < deadline:
-                until = guests.close_late(now)
-                for key, _ in guests.selector.select(min(deadline, until) - now):
-                    if key.fileobj is listener:
-                        guests.add(_accept(listener, tls))
-                    elif guest := guests.of.get(key.fileobj):
-                        content = _read(guest, tls, refuse)
-                        if content:
-                            yield Greeting(guests.take(guest.peer), guest.host, content)
-                        elif content is not None:
-                            guests.take(guest.peer).close()
-        finally:
-            for peer in guests.of:
-                peer.close()
-
-
-class _Guests:
-    """Connections that have not greeted, the oldest first."""
-
-    def __init__(self):
-        self.of: dict[Any, _Guest] = {}
-        self.selector = selectors.DefaultSelector()
-
-    def add(self, guest: _Guest | None) -> None:
-        """Add a connection, in the place of the oldest if there are many, or no file was left."""
-        if self.of and (guest is None or len(self.of) >= GUESTS):
-            self.take(next(iter(self.of))).close()
-        if guest is not None:
-            self.of[guest.peer] = guest
-            self.selector.register(guest.peer, selectors.EVENT_READ)
-
-    def take(self, peer: socket.socket) -> socket.socket:
-        """Remove a connection and return it."""
-        del self.of[peer]
-        self.selector.unregister(peer)
-        return peer
-
-    def close_late(self, now: float) -> float:
-        """Close those whose time is over; return when that of the next one is."""
-        for guest in [guest for guest in self.of.values() if guest.deadline <= now]:
-            self.take(guest.peer).close()
-        return min((guest.deadline for guest in self.of.values()), default=math.inf)
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        stack.callback(lambda: [guest.peer.close() for guest in guests.values()])
+        selector.register(listener, selectors.EVENT_READ)
+        while (now := time.monotonic()) < deadline:
+            oldest, is_full = next(iter(guests.values()), None), False
+            until = min(deadline, oldest.deadline) if oldest else deadline
+            for key, _ in selector.select(max(until - now, 0)):
+                if key.fileobj is listener:
+                    guest = _accept(listener, tls)
+                    is_full = guest is None or len(guests) >= GUESTS
+                    if guest is not None:
+                        guests[guest.peer] = guest
+                        selector.register(guest.peer, selectors.EVENT_READ)
+                elif guest := guests.get(key.fileobj):
+                    content = _read(guest, tls)
+                    if content is not None:
+                        selector.unregister(guests.pop(guest.peer).peer)
+                        yield Greeting(guest.peer, guest.host, content)
+            if oldest and oldest.peer in guests and (is_full or oldest.deadline <= now):
+                selector.unregister(guests.pop(oldest.peer).peer)
+                oldest.peer.close()
 
 
 def _accept(listener: socket.socket, tls: PeerTls | None) -> _Guest | None:
@@ -110,9 +82,7 @@ def _accept(listener: socket.socket, tls: PeerTls | None) -> _Guest | None:
     return _Guest(peer, host, time.monotonic() + SECONDS, bytearray())
 
 
-def _read(
-    guest: _Guest, tls: PeerTls | None, refuse: Callable[[str, Exception], object]
-) -> dict[str, Any] | None:
+def _read(guest: _Guest, tls: PeerTls | None) -> dict[str, Any] | ssl.SSLError | None:
     """Return the JSON of the line that was sent; None before its end, {} if it is no greeting."""
     part = b"-"
     try:
@@ -126,7 +96,7 @@ def _read(
         return content if isinstance(content, dict) else {}
     except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
         return None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ssl.SSLError):
-            refuse(guest.host, error)
+    except ssl.SSLError as error:
+        return error
+    except (OSError, ValueError):
         return {}

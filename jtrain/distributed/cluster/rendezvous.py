@@ -123,48 +123,38 @@ def _receive(
 ) -> None:
     visitors: dict[int, Greeting] = {}
     refused: dict[str, None] = {}
-
-    def refuse(why: str) -> None:
-        if why not in refused and len(refused) < SHOWN:
-            refused[why] = None
-            _log.warning("turned away: %s", why)
-
-    def refuse_certificate(host: str, error: Exception) -> None:
-        refuse(
-            f"{host} without a valid certificate ({error}); set {CERTIFICATE} and its key and "
-            f"authority for all."
-        )
-
     _allow_open_files(cluster)
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         with (
             _listener(cluster) as listener,
-            contextlib.closing(
-                read_greetings(listener, deadline, tls, refuse_certificate)
-            ) as greetings,
+            contextlib.closing(read_greetings(listener, deadline, tls)) as greetings,
         ):
             for greeting in greetings:
                 stack.enter_context(greeting.peer)
                 try:
                     index, error = _examine(cluster, greeting, facts, visitors, token)
-                except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+                except (ValueError, KeyError, TypeError, OverflowError):
                     greeting.peer.close()  # it is no process of jtrain
                     continue
                 if error is None:
                     visitors[index] = greeting._replace(content={})
-                else:
-                    refuse(str(error))
-                    _answer(greeting.peer, error)
-                    greeting.peer.close()
-                if len(visitors) == cluster.processes - 1:
-                    break
+                    if len(visitors) == cluster.processes - 1:
+                        break
+                    continue
+                _answer(greeting.peer, error)
+                greeting.peer.close()
+                # What a stranger says reaches a terminal here.
+                why = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
+                if why not in refused and len(refused) < SHOWN:
+                    refused[why] = None
+                    _log.warning("turned away: %s", why)
         # The listener is closed here: whoever gets an answer finds JAX's listener or none.
-        error = _missing(cluster, visitors, timeout, [*refused])
+        missing = _missing(cluster, visitors, timeout, [*refused])
         for visitor in visitors.values():
-            _answer(visitor.peer, error)
-    if error:
-        raise error
+            _answer(visitor.peer, missing)
+    if missing:
+        raise missing
 
 
 def _answer(peer: socket.socket, error: Exception | None) -> None:
@@ -184,6 +174,11 @@ def _examine(
 ) -> tuple[int, ConfigError | None]:
     """Return the number of a visitor, and why it is none of this run's processes, if it is not."""
     hello, host = greeting.content, greeting.host
+    if isinstance(hello, ssl.SSLError):
+        return 0, ConfigError(
+            f"{host} without a valid certificate ({hello}); set {CERTIFICATE} and its key and "
+            f"authority for all."
+        )
     index, processes = int(hello["index"]), int(hello["processes"])
     if not hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode()):
         return index, ConfigError(

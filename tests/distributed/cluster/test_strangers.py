@@ -107,7 +107,7 @@ def test_a_forged_greeting_does_not_take_the_place_of_a_process_without_a_token(
     with listening_port(monkeypatch) as (port, ready), contextlib.ExitStack() as stack:
 
         def connect() -> None:
-            for change in ({"facts": {}}, {"processes": 7}, {"index": 9}):
+            for change in ({"facts": {"config seed": "\x1b[2J"}}, {"processes": 7}, {"index": 9}):
                 peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
                 peer.sendall(hello(**change))
                 assert b"ConfigError" in peer.makefile("rb").readline()
