@@ -376,7 +376,7 @@ class CheckpointManager:
                     path.rmdir()
 
     def _list_in_place(self, some: Collection[int] = ()) -> list[int]:
-        """Return the named steps; wait while the locked directory is away, or empty if it was not."""
+        """Return the named steps; wait while the locked directory is away, or some are all gone."""
         some = some or self._named
 
         def look() -> list[int]:

@@ -14,6 +14,7 @@ from jtrain.distributed.heartbeat.exit_alone import exit_alone
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.redact import redact
 from jtrain.io.transient import may_pass
 from jtrain.io.version import jtrain_version
@@ -69,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError | AssertionError) and (advice := refused_platform(error)):
             print(advice, file=sys.stderr)
             return advice.code
+        if isinstance(error, OSError) and error.filename and may_pass(error):
+            words = disk_advice(error, error.filename).words
+            print(f"{error.filename}: {error.strerror}. {words}, and run again.", file=sys.stderr)
+            return FAULT
         print(redact(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 

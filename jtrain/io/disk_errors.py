@@ -83,7 +83,7 @@ _CAUSES = (
 )
 
 
-def disk_advice(error: BaseException, path: Path) -> DiskAdvice:
+def disk_advice(error: BaseException, path: Path | str) -> DiskAdvice:
     """Return advice for an error that the system or a library raised at `path`."""
     number, text = getattr(error, "errno", None), str(error)
     for cause in _CAUSES:

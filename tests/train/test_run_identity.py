@@ -501,6 +501,7 @@ def test_a_file_of_the_run_that_cannot_be_read_now_ends_it_with_a_fault(
     err = capfd.readouterr().err
     assert os.strerror(number) in err
     assert "mv " not in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.thorough
