@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -28,7 +29,8 @@ from jtrain.io.regular_files import parse_json
 Facts: TypeAlias = Mapping[str, str]
 HELLO = 5.0  # seconds for an answer that is due at once
 SHOWN = 12  # facts that an error lists, and visitors that were turned away
-OTHER_FILES = 256  # open files of a process beside the connections to the others
+OPEN_FILES = 1 << 16  # that a process may have, as far as the system allows
+OTHER_FILES = 64  # of those, beside the connections to the other processes
 ATTEMPTS = 5  # of a greeting whose connection is lost
 TOKEN = "JTRAIN_TOKEN"
 _log = logging.getLogger(__name__)
@@ -212,18 +214,17 @@ def _is_gone(peer: socket.socket) -> bool:
 
 
 def _allow_open_files(cluster: Cluster) -> None:
-    """Raise the limit of open files to one for each process, and some for files and strangers.
+    """Raise the limit of open files: a connection takes one, also those of JAX, and of strangers.
 
     Raises:
-        ConfigError: if the system allows fewer.
+        ConfigError: if the system allows too few for the processes.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = cluster.processes + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        return
-    most = need if hard == resource.RLIM_INFINITY else min(need, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < cluster.processes + OTHER_FILES // 4:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    most, need = max(soft, min(hard, OPEN_FILES)), cluster.processes + OTHER_FILES
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    if most < need:
         raise ConfigError(
             f"process 0 of {cluster.processes} needs {need} open files, one for each process, and "
             f"may open {most}. Raise the limit before it starts: ulimit -n {need} (as root, or "
