@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jtrain.checkpoint import seal
 from jtrain.errors import CheckpointError
+from jtrain.io.transient import patiently
 
 DAMAGED, FOREIGN = ".damaged", ".foreign"
 _ASIDE = re.compile(rf"\d+(\{DAMAGED}|\{FOREIGN})(-\d+)?")
@@ -17,12 +18,13 @@ class OutsideError(CheckpointError):
     """A `checkpoints` entry of a run that links out of its directory."""
 
 
+@patiently
 def list_entries(directory: Path) -> list[str]:
     """Return the names in a directory; none if it does not exist.
 
     Raises:
         OutsideError: if it is the `checkpoints` of a run and a link out of the run's directory.
-        CheckpointError: if it cannot be read.
+        UnreachableError: if it cannot be read.
     """
     if links_outside(directory):
         raise OutsideError(
@@ -34,11 +36,6 @@ def list_entries(directory: Path) -> list[str]:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory} cannot be searched for checkpoints "
-            f"({error.strerror}). Make it readable: chmod u+rwx {directory}"
-        ) from None
 
 
 def links_outside(directory: Path) -> bool:

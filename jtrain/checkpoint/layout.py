@@ -31,9 +31,10 @@ from typing import Any
 from jtrain.checkpoint import seal
 from jtrain.checkpoint.directory_entries import DAMAGED, is_step, list_entries
 from jtrain.checkpoint.ownership import RunIdentity, check_record
-from jtrain.errors import CheckpointError, DamagedError
+from jtrain.errors import CheckpointError, DamagedError, UserError
 from jtrain.io.disk_errors import disk_advice
-from jtrain.io.regular_files import LinkError, check_no_link, read_json
+from jtrain.io.regular_files import FACTS, LinkError, check_no_link, read_json
+from jtrain.io.transient import patiently
 
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "best", "about")
@@ -70,6 +71,7 @@ def list_named_steps(directory: Path) -> list[int]:
     return sorted(int(name) for name in list_entries(directory) if is_step(name))
 
 
+@patiently
 def find_faults(
     directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
 ) -> list[str]:
@@ -80,13 +82,14 @@ def find_faults(
         step: one of them.
         full: read every byte; otherwise compare only names and sizes.
         owner: the run that the checkpoint must belong to; None for any.
+
+    Raises:
+        UnreachableError: if the system does not let it be read, which is no damage.
     """
     path = directory / str(step)
     try:
         check_no_link(path)
-        if not path.is_dir():
-            return ["is no folder" if os.path.lexists(path) else "is missing"]
-        if not any(path.iterdir()):
+        if not os.listdir(path):
             return ["is empty: all its files are missing"]
         if (old := _unsealed(path)) is not None:
             sizes = {name: [size] for name, size in old["files"].items()}
@@ -96,8 +99,11 @@ def find_faults(
         return seal.seal_faults(path, step, full=full, owner=owner)
     except LinkError as error:
         return [error.strerror or ""]
-    except OSError as error:  # deleted since the listing, or no permission
-        return [f"cannot be read ({error.strerror})"]
+    except NotADirectoryError:
+        return ["is no folder"]
+    except FACTS as error:  # deleted since the listing
+        missing = isinstance(error, FileNotFoundError)
+        return ["is missing" if missing else f"cannot be read ({error.strerror})"]
 
 
 def is_foreign(directory: Path, step: int, owner: RunIdentity | None) -> bool:
@@ -245,11 +251,13 @@ def remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
+@patiently
 def read_record(directory: Path, step: int) -> dict[str, Any]:
     """Return what was recorded with a checkpoint.
 
     Raises:
         CheckpointError: if it does not exist; a DamagedError if it differs from what was written.
+        UnreachableError: if the system does not let it be read.
     """
     path = directory / str(step)
     if step not in list_named_steps(directory):
@@ -263,7 +271,9 @@ def read_record(directory: Path, step: int) -> dict[str, Any]:
         check_record(found)
     except LinkError as error:
         raise damaged_error(directory, step, f"{error.filename} {error.strerror}") from None
-    except (ValueError, OSError) as error:
+    except UserError:
+        raise
+    except (ValueError, *FACTS) as error:
         what = f"{ABOUT}: is not as written ({error})"
         raise damaged_error(directory, step, what) from None
     sizes = {"files": found["files"]} if old else {}
@@ -340,6 +350,6 @@ def _unsealed(path: Path) -> dict[str, Any] | None:
     try:
         found = read_json(path / ABOUT, inside=path.parent)
         check_record(found)
-    except (ValueError, OSError):
+    except (ValueError, *FACTS):
         return None
     return found if "format" not in found and isinstance(found.get("files"), dict) else None

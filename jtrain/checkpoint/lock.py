@@ -24,6 +24,7 @@ from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import CheckpointError
 from jtrain.io.lost_files import OpenFolder, file_identity
 from jtrain.io.regular_files import read_json
+from jtrain.io.transient import attempt
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds, for a writer that is just closing
@@ -50,10 +51,12 @@ class WriteLock:
 
         Raises:
             CheckpointError: if another process holds the lock, with its name, or the directory
-                cannot be written.
+                cannot be written; an UnreachableError if it may be writable again soon.
         """
         self._path = directory / NAME
-        self._created = [path for path in (directory, *directory.parents) if not path.exists()]
+        self._created = [
+            path for path in (directory, *directory.parents) if not os.path.exists(path)
+        ]
         _locks.add(self)
         try:
             self._take()
@@ -63,6 +66,11 @@ class WriteLock:
 
     def __del__(self):
         self.forget()
+
+    @property
+    def is_in_place(self) -> bool:
+        """True while the directory is the folder that was locked."""
+        return self._folder is not None and self._folder.is_in_place
 
     @property
     def is_parent_in_place(self) -> bool:
@@ -82,7 +90,7 @@ class WriteLock:
         directory = self._path.parent
         if not self.is_parent_in_place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{directory}")
-        same = self._folder is not None and self._folder.is_in_place
+        same = self.is_in_place
         if same and self._file is not None and _is_named(self._path, self._file):
             self.check()
             return ""
@@ -105,7 +113,7 @@ class WriteLock:
         directory, end = self._path.parent, time.monotonic() + _PATIENCE
         self._unlock()
         try:
-            while not self._try():
+            while not attempt(self._path, self._try):
                 if time.monotonic() > end:
                     raise _held_error(directory, read_holder(directory))
                 time.sleep(0.02)
@@ -275,7 +283,7 @@ def _kernel_holder(directory: Path) -> dict[str, Any]:
 
 
 def _unwritable_error(path: Path, error: OSError) -> CheckpointError:
-    other = path.is_symlink() or (path.exists() and not path.is_file())
+    other = os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path))
     if other and error.filename == str(path):
         return CheckpointError(
             f"{path} should name the writer, and is no file ({error.strerror}). Remove it: "

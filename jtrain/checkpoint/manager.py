@@ -1,9 +1,12 @@
 """Checkpoint manager: saves the states of a run beside training, finds and restores them."""
 
 import contextlib
+import errno
+import functools
 import json
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ from jtrain.checkpoint.writer import CheckpointWriter, make_room
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
-from jtrain.errors import CheckpointError, DamagedError
+from jtrain.errors import CheckpointError, DamagedError, UnreachableError
 from jtrain.io.lost_files import MessageBacklog
+from jtrain.io.transient import attempt
 
 
 class SetAsideError(DamagedError):
@@ -92,6 +96,7 @@ class CheckpointManager:
         self._sealed: set[int] = set()  # sealed and not deleted by this process
         self._fall_back = fall_back
         self._valid: set[int] = set()
+        self._named: set[int] = set()  # names when the directory was locked, until `resume`
         self._preparing: ThreadTask | None = None
         self._saving: ThreadTask | None = None
 
@@ -216,9 +221,16 @@ class CheckpointManager:
         Raises:
             DamagedError: if the newest is damaged and `fall_back` is false, or a damaged one cannot
                 be renamed.
+            UnreachableError: if one cannot be read now, or the directory is away.
         """
         self.acquire()
-        step, notices = newest_valid(self.directory, fall_back=self._fall_back, owner=self._owner)
+        step, notices = newest_valid(
+            self.directory,
+            self._list_in_place,
+            fall_back=self._fall_back,
+            owner=self._owner,
+        )
+        self._named = set()
         self._valid |= {step} if step is not None else set()
         self.notices += notices
         return step
@@ -228,6 +240,7 @@ class CheckpointManager:
         self.wait()
         self.acquire()
         self._sealed.discard(step)
+        self._named.discard(step)
         layout.delete_checkpoint(self.directory, step)
 
     def best(self) -> int | None:
@@ -242,6 +255,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: if the checkpoint does not exist.
         """
+        self._list_in_place({step} & self._valid)
         return layout.read_record(self.directory, step)["about"]
 
     def restore(self, step: int, like: Tree, *, cast: bool = False) -> Tree:
@@ -261,6 +275,7 @@ class CheckpointManager:
             DeviceError: if only some processes of a run read a leaf that differs.
         """
         self.wait()
+        self._list_in_place({step} & self._valid)
         record = layout.read_record(self.directory, step)
         where = f"checkpoint {step} in {self.directory}"
         stored = leaf_table.check_same(record["leaves"], like, where, cast=cast)
@@ -311,11 +326,13 @@ class CheckpointManager:
             self._lock.check()
         elif self._is_first():
             self._lock = WriteLock(self.directory)
-            layout.restore_replaced(self.directory)  # before anything is listed
+            restore = functools.partial(layout.restore_replaced, self.directory)
+            attempt(self.directory, restore)  # before anything is listed
+            self._named = set(layout.list_named_steps(self.directory))
 
     def remove_leftovers(self) -> None:
         """Remove what a process left that died at its very end, unless another one writes there."""
-        if self._is_first() and (self.directory / NAME).exists():
+        if self._is_first() and os.path.exists(self.directory / NAME):
             with contextlib.suppress(CheckpointError):
                 self.acquire()
                 layout.clear_leftovers(self.directory, self.messages)
@@ -333,16 +350,17 @@ class CheckpointManager:
             return
         try:
             missing = self._lock.renew()
-        except OSError as error:
+            steps = self.steps()
+        except (OSError, UnreachableError) as error:
             raise write_error(self.directory, step, arrays, error) from None
         except CheckpointError as error:  # another process has locked the new directory
             what = f"checkpoint {step} could not be written: {str(error).rstrip('.')}"
             raise SaveError(what, "", room=False) from None
         if missing:
             self._lost(missing)
-            if not self.steps():
+            if not steps:
                 self._sealed.clear()  # removed with their directory
-        removed = self._sealed - set(self.steps())
+        removed = self._sealed - set(steps)
         self._sealed -= removed
         for other in sorted(removed):
             self._lost(f"checkpoint {other} was removed or damaged after it was sealed")
@@ -356,6 +374,19 @@ class CheckpointManager:
             for path in (self.directory, self.directory.parent):
                 with contextlib.suppress(OSError):
                     path.rmdir()
+
+    def _list_in_place(self, some: Collection[int] = ()) -> list[int]:
+        """Return the named steps; wait while the locked directory is away, or some are all gone."""
+        some = some or self._named
+
+        def look() -> list[int]:
+            steps = layout.list_named_steps(self.directory)
+            is_in_place = self._lock is None or self._lock.is_in_place
+            if not is_in_place or (some and not steps):
+                raise OSError(errno.ESTALE, "its file system is away, or it was moved or emptied")
+            return steps
+
+        return attempt(self.directory, look)
 
     def _is_first(self) -> bool:
         return jax.process_index() == 0 if self._first is None else self._first

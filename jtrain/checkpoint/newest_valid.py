@@ -1,40 +1,49 @@
 """Resume point: the newest checkpoint whose every byte is as sealed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jtrain.checkpoint import directory_entries, layout
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.distributed import multihost
-from jtrain.errors import DamagedError, DeviceError
+from jtrain.errors import DamagedError, DeviceError, UnreachableError
+
+ListSteps: TypeAlias = Callable[..., list[int]]
 
 
 def newest_valid(
-    directory: Path, *, fall_back: bool = True, owner: RunIdentity | None = None
+    directory: Path,
+    list_steps: ListSteps,
+    *,
+    fall_back: bool = True,
+    owner: RunIdentity | None = None,
 ) -> tuple[int | None, list[str]]:
     """Return the newest valid step, and a line for each checkpoint that was set aside.
 
     Newer damaged checkpoints are set aside, and all that belong to another run than `owner`. The
     first process reads and renames; the others receive the step, and no lines.
 
+    Args:
+        list_steps: returns the named steps, among them the one of its argument, of the directory
+            that the process has locked; raises UnreachableError while that one is away.
+
     Raises:
         DamagedError: in all processes, if the newest is damaged and `fall_back` is false, or one
             cannot be renamed.
+        UnreachableError: in all processes, if the system does not let one be read; none is renamed.
     """
     notices: list[str] = []
 
     def search() -> dict[str, Any]:
-        if not fall_back:
-            return _newest(directory, owner)
         try:
-            return {"step": _search(directory, owner, notices)}
-        except DamagedError as error:
-            return {"error": str(error)}
+            return _search(directory, list_steps, fall_back, owner, notices)
+        except (DamagedError, UnreachableError) as error:
+            return {"error": str(error), "unreachable": isinstance(error, UnreachableError)}
 
     found = multihost.broadcast_from_first(search)
     if error := found.get("error"):
-        raise DamagedError(error)
+        raise UnreachableError(error) if found["unreachable"] else DamagedError(error)
     if fault := found.get("damaged"):
         raise damaged_error(directory, found["step"], fault)
     return found["step"], notices
@@ -63,29 +72,36 @@ def replica_error(step: int, found: Sequence[str]) -> DeviceError:
     )
 
 
-def _newest(directory: Path, owner: RunIdentity | None) -> dict[str, Any]:
-    step = next(reversed(layout.list_named_steps(directory)), None)
-    faults = layout.find_faults(directory, step, full=True, owner=owner) if step is not None else []
-    return {"step": step, "damaged": layout.summarize(faults)} if faults else {"step": step}
-
-
-def _search(directory: Path, owner: RunIdentity | None, notices: list[str]) -> int | None:
-    for step in reversed(layout.list_named_steps(directory)):
-        if layout.is_foreign(directory, step, owner):
-            faults = layout.find_faults(directory, step, full=False, owner=owner)
-            path = layout.set_aside(directory, step, directory_entries.FOREIGN)
-            notices.append(f"checkpoint {step} was set aside as {path}: {layout.summarize(faults)}")
-    for step in reversed(layout.list_named_steps(directory)):
+def _search(
+    directory: Path,
+    list_steps: ListSteps,
+    fall_back: bool,
+    owner: RunIdentity | None,
+    notices: list[str],
+) -> dict[str, Any]:
+    steps = list_steps()
+    foreign = [s for s in reversed(steps) if fall_back and layout.is_foreign(directory, s, owner)]
+    for step in foreign:
+        faults = layout.find_faults(directory, step, full=False, owner=owner)
+        path = layout.set_aside(directory, step, directory_entries.FOREIGN)
+        notices.append(f"checkpoint {step} was set aside as {path}: {layout.summarize(faults)}")
+    for step in sorted({*steps} - {*foreign}, reverse=True):
         faults = layout.find_faults(directory, step, full=True, owner=owner)
+        # A second look: while a share is away, its files are missing.
+        if faults and list_steps([step]):
+            faults = layout.find_faults(directory, step, full=True, owner=owner)
         if not faults:
             notices += _describe_strays(directory, step)
-            return step
+            return {"step": step}
+        list_steps([step])
+        if not fall_back:
+            return {"step": step, "damaged": layout.summarize(faults)}
         path = layout.set_aside(directory, step)
         notices.append(
             f"checkpoint {step} is damaged and was set aside as {path}: {layout.summarize(faults)}"
         )
     notices += _describe_strays(directory, -1)
-    return None
+    return {"step": None}
 
 
 def _describe_strays(directory: Path, newest: int) -> list[str]:

@@ -104,5 +104,5 @@ def _merge(tables: Iterable[ReplicaPrints]) -> ReplicaPrints:
         for name, prints in table.items():
             merged = found.setdefault(name, {})
             for print_, devices in prints.items():
-                merged[print_] = merged.get(print_, []) + devices
+                merged.setdefault(print_, []).extend(devices)
     return found

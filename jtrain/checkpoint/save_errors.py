@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jtrain.checkpoint import disk_space, layout, storage
 from jtrain.core.types import Leaf
-from jtrain.errors import FAULT, CheckpointError
+from jtrain.errors import FAULT, CheckpointError, UnreachableError
 from jtrain.io.disk_errors import disk_advice
 
 
@@ -69,7 +69,7 @@ def _resume_point(directory: Path, step: int) -> str:
     """Describe where the run resumes without the checkpoint of a step."""
     try:
         complete = layout.list_steps(directory)
-    except CheckpointError:
+    except (CheckpointError, UnreachableError):
         return f"the checkpoints in {directory} cannot be read now"
     if not complete:
         if directory.is_dir():

@@ -14,7 +14,15 @@ from typing import Any, cast
 
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.errors import CheckpointError
-from jtrain.io.regular_files import JSON_BYTES, check_regular, open_regular, parse_json, read_bytes
+from jtrain.io.regular_files import (
+    FACTS,
+    JSON_BYTES,
+    check_regular,
+    open_regular,
+    parse_json,
+    read_bytes,
+)
+from jtrain.io.transient import patiently
 
 SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
 _LOCK = ".__lock"  # TensorStore removes its locks shortly after it reports the end
@@ -107,6 +115,7 @@ def file_fault(directory: Path, step: int, name: str) -> str:
     return wrong[0] if wrong else ""
 
 
+@patiently
 def compare_files(
     directory: Path, files: Mapping[str, Any], *, full: bool, only: str = ""
 ) -> list[str]:
@@ -162,13 +171,14 @@ class _BrokenError(Exception):
     """Fault of a seal itself."""
 
 
+@patiently
 def _read(directory: Path) -> dict[str, Any]:
     try:
         text = read_bytes(directory / SEAL, most=JSON_BYTES, inside=directory.parent).decode()
         content = parse_json(text)
         recorded, now = content.pop("seal"), _digest_of(content)
         known = content["format"] <= FORMAT and content["digest"] == DIGEST
-    except OSError as error:
+    except FACTS as error:
         raise _BrokenError(f"{SEAL}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _BrokenError(f"{SEAL}: cannot be read ({type(error).__name__}: {error})") from None
@@ -210,24 +220,32 @@ def _is_size_and_digest(entry: Any) -> bool:
 
 
 def _files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each file but the seal, with its relative path."""
-    for path in sorted(directory.rglob("*")):
+    """Yield each file but the seal, with its relative path; a folder that cannot be read raises."""
+    paths = []
+    for folder, folders, files in os.walk(directory, onerror=_raise):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        paths += [Path(folder, name) for name in (*files, *links)]
+    for path in sorted(paths):
         name = path.relative_to(directory).as_posix()
-        if name != SEAL and not name.endswith(_LOCK) and (path.is_symlink() or not path.is_dir()):
+        if name != SEAL and not name.endswith(_LOCK):
             yield name, path
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _try_digest(path: Path, inside: Path) -> str:
     try:
         return digest(path, inside)
-    except OSError as error:
+    except FACTS as error:
         return f"unreadable ({error.strerror})"
 
 
 def _irregular(path: Path) -> str:
     try:
         check_regular(path)
-    except OSError as error:
+    except FACTS as error:
         return error.strerror or "cannot be read"
     return ""
 

@@ -8,6 +8,7 @@ whose background write failed, deletes old steps in place, and reports a failure
 Compression is off: random normal float32 shrinks by 8 % and takes 1.5 to 2 times as long (200 MB).
 """
 
+import functools
 import gc
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ import numpy as np
 
 from jtrain.checkpoint.orbax_logging import hide_failures, hide_task_errors
 from jtrain.core.types import Leaf
+from jtrain.io.regular_files import FACTS
+from jtrain.io.transient import attempt, system_error, unreachable_error
 
 # Milliseconds in which the first process must read and seal every byte.
 BARRIER_TIMEOUT = 12 * 3600 * 1000
@@ -73,7 +76,17 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
 
     Raises:
         UnreadableError: if a file is missing or broken, or an array is missing.
+        UnreachableError: if the system does not let a file be read. One process tries again first;
+            of several, one alone may not.
     """
+    read = functools.partial(_read, directory, like, some=some)
+    try:
+        return attempt(directory, read) if jax.process_count() == 1 else read()
+    except OSError as error:
+        raise unreachable_error(directory, error) from None
+
+
+def _read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:
     import orbax.checkpoint as ocp
 
     nonempty = {name: leaf for name, leaf in like.items() if leaf.size}
@@ -81,7 +94,7 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
     requests = {name: _restore_args(ocp, leaf) for name, leaf in nonempty.items()}
     args = ocp.args.PyTreeRestore(nonempty, restore_args=requests, partial_restore=some)
-    found, problem = {}, ""
+    found, problem, cause = {}, "", None
     with (
         hide_task_errors(),
         ocp.Checkpointer(handler, multiprocessing_options=processes) as checkpointer,
@@ -89,12 +102,14 @@ def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> di
         try:
             found = checkpointer.restore(directory, args=args)
         except Exception as error:
-            problem = shorten_error(error)
+            problem, cause = shorten_error(error), system_error(error)
         if problem:
             gc.collect()  # failed tasks log when they are collected: collect them here
     if not problem:  # with `some`, Orbax returns the request for missing arrays
         missing = [name for name in nonempty if not isinstance(found[name], np.ndarray | jax.Array)]
         problem = f"nothing is stored for {', '.join(missing)}" if missing else ""
+    if cause is not None and not isinstance(cause, FACTS):
+        raise cause
     if problem:
         raise UnreadableError(problem)
     return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in like.items()}

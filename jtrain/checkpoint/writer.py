@@ -13,7 +13,7 @@ import jax
 from jtrain.checkpoint import exit_barrier, fingerprint, layout, replica_check, retention, storage
 from jtrain.checkpoint.save_errors import TakenError, announce_error, unsealed_error, write_error
 from jtrain.core.types import Leaf
-from jtrain.errors import CheckpointError, DeviceError
+from jtrain.errors import CheckpointError, DeviceError, UnreachableError
 from jtrain.io.lost_files import OpenFolder
 
 
@@ -167,7 +167,11 @@ class CheckpointWriter:
         A refused deletion is logged once and tried again at the next save: the sealed checkpoint is
         valid.
         """
-        for step in self._steps_to_delete():
+        try:
+            steps = self._steps_to_delete()
+        except UnreachableError as error:
+            return self._log_once(f"older checkpoints stay: {error}")
+        for step in steps:
             if step == saved:
                 continue
             try:

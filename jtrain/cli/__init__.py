@@ -14,7 +14,9 @@ from jtrain.distributed.heartbeat.exit_alone import exit_alone
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.redact import redact
+from jtrain.io.transient import may_pass
 from jtrain.io.version import jtrain_version
 from jtrain.train.pause_collection import pause_collection
 
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_verb(verb, rest)
     except (UserError, PeerError, DeviceError) as error:
         print(redact(str(error)), file=sys.stderr)
-        return error.code
+        return FAULT if may_pass(error) else error.code
     except SystemExit as stop:  # how argparse ends
         return stop.code if isinstance(stop.code, int) else DONE
     except KeyboardInterrupt:
@@ -68,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError | AssertionError) and (advice := refused_platform(error)):
             print(advice, file=sys.stderr)
             return advice.code
+        if isinstance(error, OSError) and error.filename and may_pass(error):
+            words = disk_advice(error, error.filename).words
+            print(f"{error.filename}: {error.strerror}. {words}, and run again.", file=sys.stderr)
+            return FAULT
         print(redact(traceback.format_exc()), file=sys.stderr, end="")
         return FAULT
 

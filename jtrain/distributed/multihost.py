@@ -1,5 +1,6 @@
 """Exchange of JSON values between all processes of a run."""
 
+import collections
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,7 +66,7 @@ def check_equal(facts: Mapping[str, str], when: str) -> None:
     gathered = all_gather(dict(facts))
     for name in dict.fromkeys(name for each in gathered for name in each):
         values = {process: each[name] for process, each in enumerate(gathered) if name in each}
-        usual = max(values.values(), key=list(values.values()).count)
+        [(usual, _)] = collections.Counter(values.values()).most_common(1)
         for process, other in values.items():
             if other != usual:
                 raise PeerError(

@@ -52,6 +52,12 @@ class DamagedError(CheckpointError):
     code = FAULT
 
 
+class UnreachableError(UserError):
+    """File that the system does not let this process read now: nothing is known of its bytes."""
+
+    code = FAULT
+
+
 class RetraceError(UserError):
     """Arrays of another shape, dtype or structure than the compiled step takes."""
 

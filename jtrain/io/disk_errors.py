@@ -68,6 +68,12 @@ _CAUSES = (
         "The device fails: check its errors (dmesg), or use another device",
     ),
     _Cause({errno.EMFILE, errno.ENFILE}, ("Too many open files",), "Raise the limit (ulimit -n)"),
+    _Cause({errno.ENOMEM}, ("Cannot allocate memory",), "Free some memory (free -h)"),
+    _Cause(
+        {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN},
+        ("Stale file handle", "timed out", "endpoint"),
+        "The file system does not answer: wait for it, or mount it again (df {path})",
+    ),
     _Cause(
         {errno.ENOSPC},
         ("No space left", "RESOURCE_EXHAUSTED"),
@@ -77,7 +83,7 @@ _CAUSES = (
 )
 
 
-def disk_advice(error: BaseException, path: Path) -> DiskAdvice:
+def disk_advice(error: BaseException, path: Path | str) -> DiskAdvice:
     """Return advice for an error that the system or a library raised at `path`."""
     number, text = getattr(error, "errno", None), str(error)
     for cause in _CAUSES:

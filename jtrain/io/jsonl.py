@@ -22,6 +22,7 @@ from jtrain.io.atomic_write import atomic_write
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.lost_files import OpenFolder, file_identity
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
+from jtrain.io.transient import patiently
 
 MOST = 1 << 33  # bytes in a file of rows
 
@@ -218,7 +219,7 @@ def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 def _content(path: Path) -> bytes:
     """Return the bytes of a file of rows; none if there is no file."""
     try:
-        return read_bytes(path, most=MOST, inside=path.parent)
+        return patiently(read_bytes)(path, most=MOST, inside=path.parent)
     except FileNotFoundError:
         return b""
     except (OSError, TooLargeError) as error:

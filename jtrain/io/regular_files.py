@@ -45,6 +45,14 @@ class LinkError(OSError):
     """A link where only files of the directory itself are read."""
 
 
+class KindError(OSError):
+    """A pipe, a socket or a device in the place of a file."""
+
+
+# What is in the place of a file. Any other error of the system is about the way to it.
+FACTS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, LinkError, KindError)
+
+
 def open_regular(
     path: Path, mode: Mode = "rb", *, buffering: int = -1, inside: Path | None = None
 ) -> BinaryIO:
@@ -194,7 +202,7 @@ def _check_mode(mode: int, path: Path) -> None:
     if kind == "a directory":
         raise IsADirectoryError(errno.EISDIR, "is a directory, and should be a file", f"{path}")
     if kind:
-        raise OSError(errno.EINVAL, f"is {kind}, and should be a file", f"{path}")
+        raise KindError(errno.EINVAL, f"is {kind}, and should be a file", f"{path}")
 
 
 def _containers(value: Any) -> list[Any]:

@@ -8,9 +8,10 @@ from jtrain.checkpoint.lock import WriteLock
 from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.config.top import CheckpointConfig
 from jtrain.distributed.multihost import broadcast_from_first
-from jtrain.errors import ConfigError, UserError
+from jtrain.errors import FAULT, ConfigError, UnreachableError, UserError
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
+from jtrain.io.transient import may_pass
 from jtrain.train.run_dir import RunDir
 
 
@@ -41,11 +42,12 @@ class RemoteRun:
             try:
                 return {"news": self.fetch()}
             except UserError as error:  # raised in all processes, or the others would wait for ever
-                return {"news": [], "error": str(error)}
+                code = FAULT if may_pass(error) else error.code
+                return {"news": [], "error": str(error), "code": code}
 
         result = broadcast_from_first(fetch)
         if message := result.get("error"):
-            raise ConfigError(message)
+            raise UnreachableError(message) if result["code"] == FAULT else ConfigError(message)
         return result["news"] if self._run_dir.first else []
 
     def fetch(self) -> list[str]:

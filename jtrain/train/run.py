@@ -33,6 +33,7 @@ from jtrain.train.resume_notes import (
     resume_advice,
 )
 from jtrain.train.rollback import ResumePoint
+from jtrain.train.run_config_check import check_still_stored
 from jtrain.train.run_dir import RunDir, check_name
 from jtrain.train.run_result import RunResult, find_finished
 from jtrain.train.run_store import DirectoryStore
@@ -118,6 +119,7 @@ def run(
         ) as checkpoints,
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read
+        check_still_stored(path, matched)
         store = DirectoryStore(config, run_dir, checkpoints, remote, another)
         started = start_run(config, store, screen, hooks)
         missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)

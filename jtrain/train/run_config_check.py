@@ -4,12 +4,13 @@ Anybody can edit config.yaml, but not a checkpoint without breaking its seal. Th
 therefore defines the values of a run, and config.yaml only without a checkpoint.
 """
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jtrain.checkpoint.layout import ABOUT
+from jtrain.checkpoint.layout import ABOUT, list_named_steps
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.config.durations import find_durations
@@ -18,6 +19,7 @@ from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
 from jtrain.config.wording import format_value
 from jtrain.errors import ConfigError
+from jtrain.io.transient import may_pass, unreachable_error
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_record import (
     IDENTITY,
@@ -142,6 +144,13 @@ def check_about(about: Mapping[str, Any], config: BaseConfig, where: Path, advic
         raise ConfigError(f"{where} is of a run with other values:\n{_table(other)}\n{advice}")
 
 
+def check_still_stored(path: Path, matched: MatchedConfig) -> None:
+    """Raise UnreachableError if a run was stored when it was matched, and nothing of it is left."""
+    is_left = _was_started(path) or list_named_steps(path / CHECKPOINTS)
+    if matched.stored is not None and not is_left:
+        raise unreachable_error(path, OSError(errno.ESTALE, "its files were there a moment ago"))
+
+
 def _find(
     path: Path, schema: type[C], sealed: CheckpointRecord | None
 ) -> tuple[C | None, list[str]]:
@@ -158,6 +167,8 @@ def _find(
         # With the given schema: the experiment need not be in a folder above the run.
         return resolve(file, schema=schema).config, notes
     except ConfigError as error:
+        if may_pass(error):  # neither damaged nor to be moved away
+            raise
         if sealed is None or sealed.counted is None:
             raise ConfigError(
                 f"{error}\nNo checkpoint holds the values of {path}. Fix that file, or move the "

@@ -1,6 +1,5 @@
 """Run directory: the files of a run, its config and status, and whether it may be resumed."""
 
-import errno
 import json
 import os
 import platform
@@ -22,7 +21,8 @@ from jtrain.io.atomic_write import NEW, atomic_write, check_no_links
 from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
-from jtrain.io.regular_files import open_regular
+from jtrain.io.regular_files import FACTS, open_regular
+from jtrain.io.transient import attempt
 from jtrain.io.version import installed_version, jtrain_version
 from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
@@ -279,7 +279,7 @@ def check_name(path: Path) -> None:
 
 def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
     try:
-        open_regular(path, mode).close()
+        attempt(path, lambda: open_regular(path, mode).close())
     except (FileNotFoundError, NotADirectoryError):
         return
     except PermissionError:
@@ -289,7 +289,7 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
         ) from None
     except OSError as error:
         words = f"{error.strerror}. Move it away: mv {path} {path}.old"
-        if error.errno == errno.EROFS:
+        if not isinstance(error, FACTS):  # a file with rows stays where it is
             words = f"cannot be written ({error.strerror}). {disk_advice(error, path).words}."
         raise ConfigError(f"{path} {words}") from None
 

@@ -18,6 +18,7 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import check_local_run
 from jtrain.io.regular_files import read_json
+from jtrain.io.transient import attempt
 
 RUN_JSON, IDENTITY = "run.json", "identity"
 MAX_BYTES = 1 << 24  # of a run.json
@@ -44,9 +45,13 @@ class CheckpointRecord(NamedTuple):
 
 
 def read_record(path: Path) -> RunRecord:
-    """Return the content of a run.json, without facts of a wrong type."""
+    """Return the content of a run.json, without facts of a wrong type.
+
+    Raises:
+        UnreachableError: if it is there and cannot be read now.
+    """
     try:
-        found = read_json(path, most=MAX_BYTES, inside=path.parent)
+        found = attempt(path, lambda: read_json(path, most=MAX_BYTES, inside=path.parent))
     except FileNotFoundError:
         return RunRecord({}, "")
     except NotADirectoryError:

@@ -1,5 +1,8 @@
 """Replicas of a leaf that differ are detected at the next save, with the name of the device."""
 
+import itertools
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -75,3 +78,28 @@ def test_a_step_with_differing_replicas_is_not_saved(tmp_path):
             checkpoints.wait()
         assert checkpoints.steps() == [1]
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".saving"]
+
+
+class Counted(list):
+    """List of devices that counts how many are copied out of it, or beside it."""
+
+    copies = 0
+
+    def __iter__(self):
+        Counted.copies += len(self)
+        return super().__iter__()
+
+    def __radd__(self, other):
+        Counted.copies += len(other) + len(self)
+        return Counted([*other, *list.__iter__(self)])
+
+
+@pytest.mark.parametrize("hosts", [16, 256])
+def test_merging_the_prints_of_all_hosts_copies_each_device_once(hosts, monkeypatch):
+    monkeypatch.setattr(Counted, "copies", 0)
+    names = [[f"tpu:{8 * host + i} of process {host}" for i in range(8)] for host in range(hosts)]
+    tables: list[Any] = [{"a": {"01": Counted(each)}, "b": {"02": Counted(each)}} for each in names]
+    merged = replica_check._merge(tables)
+    assert merged["a"]["01"] == merged["b"]["02"] == [*itertools.chain(*names)]
+    assert Counted.copies <= 2 * 8 * hosts
+    assert tables[0]["a"]["01"] == names[0], "what was read is unchanged"

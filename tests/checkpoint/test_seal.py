@@ -280,30 +280,25 @@ STRANGE = {
     "an emptied folder": lambda step: (shutil.rmtree(step), step.mkdir()),
     "a file": lambda step: (shutil.rmtree(step), step.write_text("")),
     "a pipe": lambda step: (shutil.rmtree(step), os.mkfifo(step)),
-    "a folder that may not be read": lambda step: step.chmod(0),
-    "a file that may not be read": lambda step: (step / "seal.json").chmod(0),
 }
 
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_resume_sets_invalid_entries_aside(kind, damaged: Path, whole):
     STRANGE[kind](damaged / "2")
-    with permissions_hold():
-        assert layout.list_steps(damaged) == [1]
-        (fault,) = layout.find_faults(damaged, 2, full=True)[:1]
-        assert len(fault) < 300
+    assert layout.list_steps(damaged) == [1]
+    (fault,) = layout.find_faults(damaged, 2, full=True)[:1]
+    assert len(fault) < 300
+    with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
+        layout.check_valid(damaged, 2)
+    if not kind.startswith("an array"):
         with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-            layout.check_valid(damaged, 2)
-        if not kind.startswith("an array"):
-            with pytest.raises(DamagedError, match="checkpoint 2 is damaged: "):
-                layout.read_record(damaged, 2)
-        with CheckpointManager(damaged) as checkpoints:
-            assert checkpoints.resume() == 1
-            aside = f"checkpoint 2 is damaged and was set aside as {damaged / '2.damaged'}: {fault}"
-            assert [line.startswith(aside) for line in checkpoints.notices] == [True]
-            assert int(checkpoints.restore(1, like(whole[1]))["step"]) == 1
-    if (damaged / "2.damaged").is_dir():
-        (damaged / "2.damaged").chmod(0o700)
+            layout.read_record(damaged, 2)
+    with CheckpointManager(damaged) as checkpoints:
+        assert checkpoints.resume() == 1
+        aside = f"checkpoint 2 is damaged and was set aside as {damaged / '2.damaged'}: {fault}"
+        assert [line.startswith(aside) for line in checkpoints.notices] == [True]
+        assert int(checkpoints.restore(1, like(whole[1]))["step"]) == 1
 
 
 @pytest.mark.parametrize(

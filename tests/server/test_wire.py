@@ -17,6 +17,7 @@ from comparison import bitwise
 from jtrain.distributed.cluster import Cluster, rendezvous
 from jtrain.distributed.cluster.cluster import CoordinatorAddress
 from jtrain.errors import ConfigError, PeerError
+from jtrain.server.transport import listener as listener_module
 from jtrain.server.transport import wire
 from jtrain.server.transport.client import Client, RefusedError, call_all
 from jtrain.server.transport.listener import LOOPBACK, Listener
@@ -372,6 +373,65 @@ def test_a_stranger_whose_token_is_no_text_is_refused_and_let_go(listener):
         send(stranger, Message("hello", {"token": "\ud800"}))
         assert receive(stranger, 0).name == "refused"
         assert not stranger.recv(1)
+
+
+STRANGERS = {
+    "silence": b"",
+    "a byte": b"J",
+    "garbage": b"\xff" * 100,
+    "half a header": frame(b"")[:9],
+    "half of its JSON": frame(b"[" * 100)[:-50],
+    "more JSON than is allowed": frame(b"[" * (wire.MOST_JSON + 1)),
+    "arrays": frame(b'["hello", {}, [["int8", [8]]]]', size=8) + bytes(8),
+    "no item of a long array": frame(
+        b'["hello", {}, [["int8", [0, 1099511627775, 1099511627775]]]]'
+    ),
+    "a dim of 2**63 - 1": frame(b'["hello", {}, [["int8", [0, 9223372036854775807]]]]'),
+    "a negative dim": frame(b'["hello", {}, [["int8", [-1, 0]]]]'),
+    "a dim of true": frame(b'["hello", {}, [["int8", [true, 0]]]]'),
+    "many arrays": frame(b'["hello", {}, [' + b'["int8", [0]], ' * 9999 + b'["int8", [0]]]]'),
+    "33 dims": frame(json.dumps(["hello", {}, [["int8", [0] * 33]]]).encode()),
+    "a dtype of a list": frame(b'["hello", {}, [[["int8"], [0]]]]'),
+    "a deep frame": frame(b"[" * 100_000),
+    "no UTF-8": frame(b'["\xff", {}, []]'),
+    "5,000 digits": frame(b'["hello", {"token": ' + b"1" * 5000 + b"}, []]"),
+    "a name of a number": frame(b"[3, {}, []]"),
+    "fields of a list": frame(b'["hello", [], []]'),
+    "a token of null": frame(b'["hello", {"token": null}, []]'),
+    "another version": frame(b"", version=9),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_frame_without_a_token_ends_its_connection_and_nothing_else(kind, monkeypatch):
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with Listener(echo, token="ours", most=1000) as found, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            peer = stack.enter_context(socket.create_connection((LOOPBACK, found.port), 60))
+            with contextlib.suppress(OSError):
+                peer.sendall(STRANGERS[kind])
+                if kind not in {"silence", "a byte", "half a header", "half of its JSON"}:
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(1 << 16):
+                        pass
+        one = client(found, token="ours")
+        assert one.call(Message("ask", {"x": 1})).fields == {"x": 1}
+        one.close()
+    assert raised == []
+
+
+def test_a_crowd_that_says_nothing_does_not_hold_up_a_server(monkeypatch):
+    monkeypatch.setattr(listener_module, "STRANGERS", 8)
+    with Listener(echo, token="ours", most=1000) as found, contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((LOOPBACK, found.port), 60))
+            for _ in range(100)
+        ]
+        one = client(found, token="ours")
+        assert one.call(Message("ask", {"x": 1})).fields == {"x": 1}
+        assert silent[0].recv(1) == b"", "the oldest gave way"
+        one.close()
 
 
 def test_a_closed_listener_leaves_no_thread_waiting(listener):

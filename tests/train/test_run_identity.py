@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shlex
 import shutil
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 from permissions import permissions_hold
 from quick_study import at_home, config_of, kept, trained, write_study
+from unreachable_files import Disk
 
 import jtrain as jt
 from jtrain.checkpoint import layout, seal
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
-from jtrain.errors import ConfigError, DamagedError, DataError
+from jtrain.errors import FAULT, ConfigError, DamagedError, DataError
+from jtrain.io import transient
 from jtrain.train import run_dir
 from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run_dir import RunDir
@@ -459,16 +462,46 @@ def test_a_run_on_a_disk_mounted_read_only_is_not_to_be_moved(monkeypatch, capfd
     assert "Move it away" not in err
 
 
-@pytest.mark.thorough
-def test_a_newest_checkpoint_that_may_not_be_read_is_passed_over():
-    (CHECKPOINTS / "8").chmod(0)
-    with permissions_hold():
-        outcome = again()
-    log = outcome.directory.log.read_text()
-    assert "checkpoint 8 is damaged and was set aside as " in log
-    assert "cannot be read (Permission denied)" in log
-    assert "resumes from step 4 of 12" in log
-    (CHECKPOINTS / "8.damaged").chmod(0o700)
+@pytest.mark.parametrize("name", ["seal.json", "about.json", "checkpoints", "/8"])
+def test_a_checkpoint_that_cannot_be_read_now_is_resumed_from_later(
+    name, monkeypatch, capfd, whole
+):
+    rows = (RUN / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(transient, "sleep", lambda seconds: None)
+    with monkeypatch.context() as patch:
+        Disk(patch, name, errno.ESTALE, times=math.inf)
+        assert main(["run", CONFIG, *SHORT]) == FAULT
+    assert "mv " not in capfd.readouterr().err
+    assert layout.list_named_steps(CHECKPOINTS) == [4, 8]
+    assert (RUN / "metrics.jsonl").read_bytes() == rows
+    if name == "seal.json":
+        assert kept(again()) == whole
+
+
+def test_a_share_that_goes_away_while_a_run_starts_begins_no_new_run(monkeypatch):
+    away = lambda self: RUN.rename("share")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "check_files", away)
+        assert main(["run", CONFIG, *SHORT]) == FAULT
+    assert not RUN.exists()
+    Path("share").rename(RUN)
+    assert layout.list_named_steps(CHECKPOINTS) == [4, 8]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("name", ["run.json", "quick/config.yaml", "metrics.jsonl", "steps.jsonl"])
+def test_a_file_of_the_run_that_cannot_be_read_now_ends_it_with_a_fault(
+    name, number, monkeypatch, capfd
+):
+    shutil.rmtree(CHECKPOINTS)  # so that config.yaml is read
+    monkeypatch.setattr(transient, "sleep", lambda seconds: None)
+    with monkeypatch.context() as patch:
+        Disk(patch, name, number, times=math.inf)
+        assert main(["run", CONFIG, *SHORT]) == FAULT
+    err = capfd.readouterr().err
+    assert os.strerror(number) in err
+    assert "mv " not in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.thorough

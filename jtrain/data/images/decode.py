@@ -10,7 +10,8 @@ import numpy as np
 
 from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.source import import_optional
-from jtrain.errors import DataError
+from jtrain.errors import DataError, UnreachableError
+from jtrain.io.transient import attempt
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits or fewer
 BILINEAR, BICUBIC = 2, 3  # of Image.Resampling, without importing Pillow
@@ -72,10 +73,13 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
     pillow = import_optional("PIL.Image", "images", "An image file")
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
-        with path.open("rb") as file, pillow.open(file, formats=FORMATS) as image:
+        with (
+            attempt(path, lambda: path.open("rb")) as file,
+            pillow.open(file, formats=FORMATS) as image,
+        ):
             _check(path, image, size)
             return read(image)
-    except DataError:
+    except (DataError, UnreachableError):
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise _too_large(path, f"more than {MOST_PIXELS:,} pixels", size) from error

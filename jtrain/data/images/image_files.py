@@ -12,6 +12,7 @@ from jtrain.data.images.decode import ImageSize, decode_image, decode_window
 from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.records import Damaged
 from jtrain.errors import DataError
+from jtrain.io.transient import may_pass
 
 SAMPLED = 256  # files whose bytes are part of the fingerprint
 _log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class ImageFiles:
                 try:
                     return row, decode(self.root / self.paths[row])
                 except DataError as error:
-                    if self.damaged == "stop":
+                    if self.damaged == "stop" or may_pass(error):
                         raise
                     self.skipped[row] = str(error)
                     _log.warning("skipped: %s", error)

@@ -6,54 +6,63 @@ and their facts, and all get the same answer. Afterwards JAX takes over the port
 """
 
 import contextlib
-import dataclasses
 import errno
+import hmac
 import json
+import logging
 import os
+import resource
 import socket
 import ssl
+import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from jtrain.distributed.cluster.cluster import PORT, Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.greetings import MOST, Greeting, read_greetings
 from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
 from jtrain.distributed.port_holder import find_port_holder, stop_advice
 from jtrain.errors import ConfigError, PeerError
 from jtrain.io.regular_files import parse_json
 
 Facts: TypeAlias = Mapping[str, str]
-HELLO, MOST = 5.0, 1 << 24  # seconds and bytes that one greeting may take
-SHOWN = 12  # facts that an error lists
+HELLO = 5.0  # seconds for an answer that is due at once
+SHOWN = 12  # facts that an error lists, and visitors that were turned away
+OPEN_FILES = 1 << 16  # that a process may have, as far as the system allows
+OTHER_FILES = 64  # of those, beside the connections to the other processes
+ATTEMPTS = 5  # of a greeting whose connection is lost
+TOKEN = "JTRAIN_TOKEN"
+_log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Visitor:
-    """A process that connected, and its greeting."""
-
-    peer: socket.socket
-    host: str
-    index: int
-    processes: int
-    facts: Facts
-
-
-def meet(cluster: Cluster, facts: Facts, *, timeout: float, tls: PeerTls | None = None) -> None:
+def meet(
+    cluster: Cluster,
+    facts: Facts,
+    *,
+    timeout: float,
+    tls: PeerTls | None = None,
+    token: str = "",
+) -> None:
     """Return in all processes once all have connected and have the same facts.
+
+    A visitor that does not fit is told so and turned away; process 0 waits on, since anybody who
+    reaches its port may claim to be one of the processes. With a token nobody else may.
 
     Args:
         facts: values by name that must be equal in all processes.
         timeout: seconds.
         tls: certificate of this process; then only processes with a valid one are let in.
+        token: secret of the run; then only processes with the same one are let in.
 
     Raises:
-        PeerError: if a process does not connect in time, with its number.
-        ConfigError: if two processes have one number, or facts differ, with each value.
+        PeerError: if a process does not connect in time, with its number and who was turned away.
+        ConfigError: in a process that does not fit: its number is taken, or its facts differ.
     """
     if cluster.index:
-        _visit(cluster, facts, timeout, tls)
+        _visit(cluster, facts, timeout, tls, token)
     else:
-        _receive(cluster, facts, timeout, tls)
+        _receive(cluster, facts, timeout, tls, token)
 
 
 def bind_host(address: CoordinatorAddress) -> str:
@@ -111,57 +120,116 @@ def check_peer(connection: socket.socket) -> None:
         raise
 
 
-def _receive(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) -> None:
-    visitors: dict[int, _Visitor] = {}
-    refused: list[str] = []
-    error: ConfigError | PeerError | None = None
-    with contextlib.ExitStack() as stack:
-        with contextlib.closing(_accept(stack, cluster, timeout, tls, refused)) as accepted:
-            for visitor in accepted:
-                error = _invalid(cluster, visitor, visitors)
-                visitors[visitor.index if error is None else -1] = visitor
-                if error or len(visitors) == cluster.processes - 1:
-                    break
-        # The listener is closed here: whoever gets an answer finds JAX's listener or none.
-        error = error or _missing(cluster, visitors, timeout, refused)
-        error = error or _differing(facts, visitors)
-        kind = "" if error is None else type(error).__name__
-        for visitor in visitors.values():
-            with contextlib.suppress(OSError):
-                _send(visitor.peer, {"jtrain": kind, "error": str(error or "")})
-    if error:
-        raise error
-
-
-def _accept(
-    stack: contextlib.ExitStack,
-    cluster: Cluster,
-    timeout: float,
-    tls: PeerTls | None,
-    refused: list[str],
-) -> Generator[_Visitor, None, None]:
-    """Yield the processes that connect in time; drop strangers, and note those without TLS."""
+def _receive(
+    cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None, token: str
+) -> None:
+    visitors: dict[int, Greeting] = {}
+    refused: dict[str, None] = {}
+    _allow_open_files(cluster)
     deadline = time.monotonic() + timeout
-    with _listener(cluster) as listener:
-        while (left := deadline - time.monotonic()) > 0:
-            listener.settimeout(left)
-            try:
-                peer, (host, *_) = listener.accept()
-            except TimeoutError:
-                return
-            peer.settimeout(HELLO)
-            if tls is not None:
+    with contextlib.ExitStack() as stack:
+        with (
+            _listener(cluster) as listener,
+            contextlib.closing(read_greetings(listener, deadline, tls)) as greetings,
+        ):
+            for greeting in greetings:
+                stack.enter_context(greeting.peer)
                 try:
-                    peer = tls.wrap(peer)
-                except OSError as error:
-                    refused.append(f"{host} ({error})")
-                    peer.close()
+                    index, error = _examine(cluster, greeting, facts, visitors, token)
+                except (ValueError, KeyError, TypeError, OverflowError):
+                    greeting.peer.close()  # it is no process of jtrain
                     continue
-            stack.enter_context(peer)
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                hello = _read(peer)
-                index, processes = int(hello["index"]), int(hello["processes"])
-                yield _Visitor(peer, host, index, processes, hello["facts"])
+                if error is None:
+                    visitors[index] = greeting._replace(content={})
+                    if len(visitors) == cluster.processes - 1:
+                        break
+                    continue
+                _answer(greeting.peer, error)
+                greeting.peer.close()
+                # What a stranger says reaches a terminal here.
+                why = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
+                if why not in refused and len(refused) < SHOWN:
+                    refused[why] = None
+                    _log.warning("turned away: %s", why)
+        # The listener is closed here: whoever gets an answer finds JAX's listener or none.
+        missing = _missing(cluster, visitors, timeout, [*refused])
+        for visitor in visitors.values():
+            _answer(visitor.peer, missing)
+    if missing:
+        raise missing
+
+
+def _answer(peer: socket.socket, error: Exception | None) -> None:
+    """Tell a visitor that all have come, or the error; it is small enough to be sent at once."""
+    with contextlib.suppress(OSError):
+        peer.settimeout(HELLO)
+        kind = "" if error is None else type(error).__name__
+        _send(peer, {"jtrain": kind, "error": str(error or "")})
+
+
+def _examine(
+    cluster: Cluster,
+    greeting: Greeting,
+    facts: Facts,
+    visitors: Mapping[int, Greeting],
+    token: str,
+) -> tuple[int, ConfigError | None]:
+    """Return the number of a visitor, and why it is none of this run's processes, if it is not."""
+    hello, host = greeting.content, greeting.host
+    if isinstance(hello, ssl.SSLError):
+        return 0, ConfigError(
+            f"{host} without a valid certificate ({hello}); set {CERTIFICATE} and its key and "
+            f"authority for all."
+        )
+    index, processes = int(hello["index"]), int(hello["processes"])
+    if not hmac.compare_digest(str(hello.get("token", "")).encode(), token.encode()):
+        return index, ConfigError(
+            f"the {TOKEN} of a process from {host} is not that of process 0. Set the same for all "
+            f"processes, or unset it."
+        )
+    if processes != cluster.processes:
+        return index, ConfigError(
+            f"process 0 was started as one of {cluster.processes}, and process {index} "
+            f"(from {host}) as one of {processes}. Set the same number for all: "
+            f"{_variables(cluster)}."
+        )
+    known = index in visitors and not _is_gone(visitors[index].peer)
+    if known or not 0 < index < cluster.processes:
+        other = visitors[index].host if known else "here"
+        return index, ConfigError(
+            f"two processes are both process {index} of {cluster.processes}: one from "
+            f"{host}, one from {other}. Give each its own number: {_variables(cluster)}."
+        )
+    return index, difference(facts, dict(hello["facts"]), index, f" (from {host})")
+
+
+def _is_gone(peer: socket.socket) -> bool:
+    """Return whether a visitor has closed its connection: it greets again over another."""
+    try:
+        return not peer.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    except OSError:
+        return True
+
+
+def _allow_open_files(cluster: Cluster) -> None:
+    """Raise the limit of open files: a connection takes one, also those of JAX, and of strangers.
+
+    Raises:
+        ConfigError: if the system allows too few for the processes.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    most, need = max(soft, min(hard, OPEN_FILES)), cluster.processes + OTHER_FILES
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    if most < need:
+        raise ConfigError(
+            f"process 0 of {cluster.processes} needs {need} open files, one for each process, and "
+            f"may open {most}. Raise the limit before it starts: ulimit -n {need} (as root, or "
+            f"docker run --ulimit nofile={need})."
+        )
 
 
 def _listener(cluster: Cluster) -> socket.socket:
@@ -201,22 +269,34 @@ def _next_free_port(cluster: Cluster) -> int:
     return PORT
 
 
-def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) -> None:
+def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None, token: str) -> None:
     address, deadline = _address(cluster), time.monotonic() + timeout
-    answer, why = None, ""
-    with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(connect(cluster, timeout))
-        hello = {"index": cluster.index, "processes": cluster.processes, "facts": dict(facts)}
-        peer.settimeout(HELLO)
+    hello = {"index": cluster.index, "processes": cluster.processes, "facts": dict(facts)}
+    line, why, wait = b"", "", timeout
+    for _ in range(ATTEMPTS):
         try:
-            peer = stack.enter_context(tls.wrap(peer, host=address.host)) if tls else peer
-            _send(peer, hello)
-            peer.settimeout(max(deadline - time.monotonic(), 0) + HELLO)
-            answer = _read(peer)
+            with contextlib.ExitStack() as stack:
+                peer = stack.enter_context(connect(cluster, wait))
+                peer.settimeout(HELLO)
+                peer = stack.enter_context(tls.wrap(peer, host=address.host)) if tls else peer
+                _send(peer, {**hello, "token": token})
+                peer.settimeout(max(deadline - time.monotonic(), 0) + HELLO)
+                line = stack.enter_context(peer.makefile("rb")).readline(MOST)
+        except PeerError:
+            if wait == timeout:
+                raise
+            break
         except ssl.SSLError as error:
             why = f", or the certificates do not fit ({getattr(error, 'reason', '') or error})"
-        except (OSError, ValueError):
+            break
+        except OSError:
             why = "" if tls else f", or it takes only processes with a certificate ({CERTIFICATE})"
+        wait = min(max(deadline - time.monotonic(), 0), HELLO)
+        if line or not wait:
+            break
+    answer = None
+    with contextlib.suppress(ValueError):
+        answer = parse_json(line)
     if not isinstance(answer, dict) or "jtrain" not in answer:
         raise PeerError(
             f"process {cluster.index} of {cluster.processes} connected to {address} and got no "
@@ -227,27 +307,8 @@ def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None) 
         raise {"ConfigError": ConfigError}.get(answer["jtrain"], PeerError)(answer["error"])
 
 
-def _invalid(
-    cluster: Cluster, visitor: _Visitor, visitors: Mapping[int, _Visitor]
-) -> ConfigError | PeerError | None:
-    """Return what is wrong with a visitor, if anything."""
-    if visitor.processes != cluster.processes:
-        return ConfigError(
-            f"process 0 was started as one of {cluster.processes}, and process {visitor.index} "
-            f"(from {visitor.host}) as one of {visitor.processes}. Set the same number for all: "
-            f"{_variables(cluster)}."
-        )
-    if visitor.index in visitors or not 0 < visitor.index < cluster.processes:
-        other = visitors[visitor.index].host if visitor.index in visitors else "here"
-        return ConfigError(
-            f"two processes are both process {visitor.index} of {cluster.processes}: one from "
-            f"{visitor.host}, one from {other}. Give each its own number: {_variables(cluster)}."
-        )
-    return None
-
-
 def _missing(
-    cluster: Cluster, visitors: Mapping[int, _Visitor], timeout: float, refused: list[str]
+    cluster: Cluster, visitors: Mapping[int, Greeting], timeout: float, refused: list[str]
 ) -> PeerError | None:
     missing = [i for i in range(1, cluster.processes) if i not in visitors]
     if not missing:
@@ -258,21 +319,8 @@ def _missing(
         f"within {timeout:g} s; process {named} did not. Start "
         f"{'it' if len(missing) == 1 else 'them'} with the same {_variables(cluster)} and its own "
         f"number, or set a larger parallel.start_timeout={2 * timeout:g}."
-        + (
-            f" Turned away without a valid certificate: {', '.join(refused[:SHOWN])}; set "
-            f"{CERTIFICATE} and its key and authority for all."
-            if refused
-            else ""
-        )
+        + "".join(f"\nTurned away: {why}" for why in refused)
     )
-
-
-def _differing(facts: Facts, visitors: Mapping[int, _Visitor]) -> ConfigError | None:
-    """Return the facts in which the first differing process differs."""
-    for index, visitor in sorted(visitors.items()):
-        if error := difference(facts, visitor.facts, index, f" (from {visitor.host})"):
-            return error
-    return None
 
 
 def difference(facts: Facts, other: Facts, index: int, where: str = "") -> ConfigError | None:
@@ -311,8 +359,3 @@ def _variables(cluster: Cluster) -> str:
 
 def _send(peer: socket.socket, message: Mapping[str, Any]) -> None:
     peer.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _read(peer: socket.socket) -> Any:
-    with peer.makefile("rb") as stream:
-        return parse_json(stream.readline(MOST))

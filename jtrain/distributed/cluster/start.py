@@ -6,7 +6,7 @@ import inspect
 import os
 
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.rendezvous import Facts, bind_host, connect, meet
+from jtrain.distributed.cluster.rendezvous import TOKEN, Facts, bind_host, connect, meet
 from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
 from jtrain.distributed.heartbeat.exit_alone import fail_alone
@@ -42,7 +42,7 @@ def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
         return
     names = inspect.signature(jax.distributed.initialize).parameters
     tls = PeerTls.read(os.environ, supported="mtls_cert_file" in names)
-    meet(cluster, facts, timeout=timeout, tls=tls)
+    meet(cluster, facts, timeout=timeout, tls=tls, token=os.environ.get(TOKEN, ""))
     if cluster.index:
         # A gRPC client that finds no listener retries only after a second.
         connect(cluster, timeout).close()

@@ -82,24 +82,32 @@ class PeerTls:
         return context
 
     def wrap(self, peer: socket.socket, *, host: str = "") -> ssl.SSLSocket:
-        """Return the encrypted connection to a peer with a valid certificate.
+        """Return the encrypted connection to a peer; only to process 0 it is begun here.
 
         Args:
             peer: the connection, with its timeout.
             host: name of process 0, if this side connected to it.
 
         Raises:
-            ssl.SSLError: if the peer has none.
+            ssl.SSLError: if process 0 has no valid certificate.
         """
         wrapped = self.context(server=not host).wrap_socket(
-            peer, server_side=not host, server_hostname=host or None
+            peer,
+            server_side=not host,
+            server_hostname=host or None,
+            do_handshake_on_connect=bool(host),
         )
+        if host:
+            self.check(wrapped)
+        return wrapped
+
+    def check(self, wrapped: ssl.SSLSocket) -> None:
+        """Close the connection and raise SSLError if the peer's certificate is of others."""
         names = (wrapped.getpeercert() or {}).get("subjectAltName", ())
         uris = [str(value) for kind, value in names if kind == "URI"]
         if self.prefix and not any(uri.startswith(self.prefix) for uri in uris):
             wrapped.close()
             raise ssl.SSLError(f"no URI of the peer's certificate begins with {self.prefix}")
-        return wrapped
 
 
 def is_set(environ: Mapping[str, str] = os.environ) -> bool:

@@ -4,11 +4,13 @@ import contextlib
 import functools
 import ipaddress
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jtrain.distributed.cluster import variables
+from jtrain.distributed.cluster.rendezvous import TOKEN
 from jtrain.distributed.cluster.variables import LAUNCHER
 from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.heartbeat.fault import Fault
@@ -56,12 +58,12 @@ def launch(
         warn_about_hostname()
 
     rehearsal = FaultRehearsal(faults)
-    certificate: dict[str, str] = {}
+    secret: dict[str, str] = {}
 
     @contextlib.contextmanager
     def begin(signals: ReceivedSignals) -> Iterator[ProcessGroup]:
         del signals  # the processes start at once
-        shared = rehearsal.environment() | certificate | ({LAUNCHER: program} if program else {})
+        shared = rehearsal.environment() | secret | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
             starts = [
@@ -80,7 +82,8 @@ def launch(
         if port:
             stack.enter_context(claimed_port(port))
         if processes > 1:
-            certificate |= stack.enter_context(throwaway_certificate(os.environ))
+            secret |= stack.enter_context(throwaway_certificate(os.environ))
+            secret.setdefault(TOKEN, os.environ.get(TOKEN) or secrets.token_hex(16))
         return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
 
 

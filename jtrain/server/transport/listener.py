@@ -17,6 +17,7 @@ from jtrain.server.transport.wire import Message, VersionError, WireError, frame
 LOOPBACK = "127.0.0.1"
 RETRY = 0.05  # seconds after a connection that could not be accepted
 GREETING = 10.0  # seconds within which a peer says who it is
+STRANGERS = 64  # peers at a time that have not said so; the oldest gives way
 Handler = Callable[[Message], Message]
 
 
@@ -85,6 +86,7 @@ class Listener:
                 f"use a free one."
             ) from None
         self._peers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._pool = BufferPool()
         self._lock, self._closed = threading.Lock(), False
         self._received = self._sent = 0
@@ -124,20 +126,26 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(RETRY)  # the peer is gone already, or this process has no file left
+                self._let_go(0)  # the peer is gone already, or this process has no file left
+                time.sleep(RETRY)
                 continue
             with self._lock:
                 if self._closed:
                     peer.close()
                     return
                 self._peers.add(peer)
+                self._strangers[peer] = None
+            self._let_go(STRANGERS)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
         last: Message | None = None
         try:
             keep_alive(peer)
-            if self._greet(peer):
+            is_known = self._greet(peer)
+            with self._lock:
+                self._strangers.pop(peer, None)
+            if is_known:
                 while True:
                     peer.settimeout(None)  # it may compute for long between two requests
                     peer.recv(1, socket.MSG_PEEK)
@@ -151,9 +159,19 @@ class Listener:
         finally:
             with self._lock:
                 self._peers.discard(peer)
+                self._strangers.pop(peer, None)
             peer.close()
             if last is not None and not self._closed:
                 self._lost(last)
+
+    def _let_go(self, most: int) -> None:
+        """End the oldest greeting if there are more than `most`."""
+        with self._lock:
+            if len(self._strangers) > most:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _greet(self, peer: socket.socket) -> bool:
         """Return whether the peer has the version and the token; it is told what it lacks."""

@@ -146,10 +146,9 @@ def _array_type(dtype: str, shape: list[int]) -> _ArrayType:
     sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
     if known is None or not sizes or len(shape) > 32:
         raise WireError(f"a frame has an array {dtype!r} of shape {shape!r}")
-    num_bytes = known.itemsize * math.prod(shape)
-    if num_bytes > 1 << 40:
+    if known.itemsize * math.prod(n or 1 for n in shape) > 1 << 40:  # numpy's limit counts no 0
         raise WireError(f"a frame has an array of shape {shape}")
-    return _ArrayType(known, shape, num_bytes)
+    return _ArrayType(known, shape, known.itemsize * math.prod(shape))
 
 
 def _allocate(types: Sequence[_ArrayType], pool: BufferPool) -> list[np.ndarray]:

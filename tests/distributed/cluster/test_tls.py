@@ -70,14 +70,14 @@ def test_a_process_without_a_certificate_is_turned_away(variables: dict[str, str
     said = "\n".join(map(str, pair(peer_of(variables), None, timeout=SHORT)))
     assert "or it takes only processes with a certificate (JAX_MTLS_CERT_FILE)" in said
     assert "process 1 did not" in said
-    assert "Turned away without a valid certificate: 127.0.0.1 (" in said
+    assert "Turned away: 127.0.0.1 without a valid certificate (" in said
 
 
 def test_a_certificate_of_another_launch_is_turned_away(variables: dict[str, str]):
     with throwaway_certificate({}) as others:
         said = "\n".join(map(str, pair(peer_of(variables), peer_of(others), timeout=SHORT)))
     assert "or the certificates do not fit (CERTIFICATE_VERIFY_FAILED)" in said
-    assert "Turned away without a valid certificate: 127.0.0.1 (" in said
+    assert "Turned away: 127.0.0.1 without a valid certificate (" in said
 
 
 def test_a_process_0_without_tls_is_named(variables: dict[str, str]):

@@ -30,12 +30,14 @@ def gone(file: Path) -> bool:
 
 
 def test_each_process_gets_its_index_and_the_same_coordinator(tmp_path: Path):
-    names = ["JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"]
+    names = ["JTRAIN_COORDINATOR", "JTRAIN_TOKEN"]
+    names += ["JTRAIN_PROCESSES", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"]
     code = f"open(f'{tmp_path}/{{me}}', 'w').write(' '.join(os.environ[x] for x in {names}))"
     assert launch(of(code), processes=3, devices=4) == 0
     said = {(tmp_path / f"{index}").read_text() for index in range(3)}
     assert len(said) == 1
-    coordinator, *others = said.pop().split()
+    coordinator, token, *others = said.pop().split()
+    assert len(token) == 32
     assert coordinator.startswith("127.0.0.1:")
     assert others == ["3", "4", "cpu"]
 
