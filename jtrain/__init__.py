@@ -6,7 +6,8 @@ does not wait for JAX.
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # typing may lie in the current directory, see below
 
 if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTHONPATH does not
     _OLD = (
@@ -18,6 +19,11 @@ if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTH
         sys.stderr.write(_OLD + "\n")
         sys.exit(2)
     raise ImportError(_OLD)
+
+if sys.argv[:1] == ["-m"]:
+    from jtrain.io.run_folders import distrust_current_directory
+
+    distrust_current_directory()
 
 if TYPE_CHECKING:
     __version__: str

@@ -12,6 +12,7 @@ from jtrain.config.durations import Duration, DurationField
 from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
 from jtrain.config.xla import XlaConfig, misfitting_flags
+from jtrain.io import run_folders
 from jtrain.io.object_store import is_address
 
 
@@ -54,7 +55,7 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 Cadence = Annotated[int, DurationField(0, "%")]
 
 
-RUNS = Path("runs")
+RUNS = Path(run_folders.RUNS)
 """The directory of all runs; a run is in RUNS / name."""
 
 
