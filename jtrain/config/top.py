@@ -11,6 +11,7 @@ from jtrain.config.configclass import configclass
 from jtrain.config.durations import Duration, DurationField
 from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
+from jtrain.config.write_paths import StoreAddress
 from jtrain.config.xla import XlaConfig, misfitting_flags
 from jtrain.io import run_folders
 from jtrain.io.object_store import is_address
@@ -102,7 +103,7 @@ class CheckpointConfig:
     """Metric whose best checkpoint is retained too: loss, accuracy, or NAME/loss of one of several
     sets. The lowest is best, of accuracy, correct and finished the highest; of another metric write
     `highest NAME`. Empty: none."""
-    store: str = ""
+    store: StoreAddress = ""
     """Address to which each sealed checkpoint is copied, with the run's files: s3://bucket/runs; a
     run without a directory is restored from STORE/NAME. Empty: no copies."""
     on_damage: Literal["fall_back", "stop"] = "fall_back"
