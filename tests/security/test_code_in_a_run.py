@@ -1,6 +1,8 @@
-"""Code that lies in a run's directory is never run, whatever verb reads the run."""
+"""Code that lies in a run is never run, and no terminal obeys its texts, whatever verb reads it."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from jtrain.cli import VERBS, main
 from jtrain.config.lookup import find_experiment
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
+from jtrain.train.hooks.log import LogLines
 from jtrain.train.run_dir import get_environment
 
 MODULES = ["__init__", "__main__", "sitecustomize", "usercustomize", "conftest", "setup", "numpy", "jax", "jaxlib", "typing", "difflib", "yaml", "orbax", "optax", "experiments/__init__", "experiments/quick", "experiments/fit", "checkpoints/__init__"]  # fmt: skip # noqa: E501
@@ -168,3 +171,57 @@ def test_programs_that_a_repository_in_a_run_names_are_not_run(home: Path, monke
     subprocess.run([*git, "config", "core.fsmonitor", str(spy)], cwd=home / RUN, check=True)
     monkeypatch.chdir(home / RUN / "sub")
     assert get_environment([])["git"] == ""
+
+
+ESCAPES = "\x1b]52;c;AAAA\x07\x1b[6n\x9b5n\x90q\x1b\\\r"
+
+
+@pytest.fixture
+def escaping(home: Path, tmp_path: Path, monkeypatch) -> Path:
+    """Create a study with a run whose texts all hold escape sequences."""
+    shutil.copytree(home, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    run = Path(RUN)
+    facts = json.loads((run / "run.json").read_text())
+    texts = {
+        key: f"{ESCAPES}{key}" for key in ("status", "why", "data", "tokenizer", "git", "argv")
+    }
+    devices = {"devices": [ESCAPES], "packages": {ESCAPES: ESCAPES}}
+    (run / "run.json").write_text(json.dumps(facts | texts | devices))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for name in ("metrics.jsonl", "steps.jsonl", "speed.jsonl", "leaves.jsonl", "events.jsonl"):
+        row = {ESCAPES: 1.0, f"{ESCAPES}/loss": 2.0, "event": ESCAPES, "message": ESCAPES}
+        (run / name).write_text("".join(json.dumps(x | row) + "\n" for x in rows) + ESCAPES)
+    for step in (run / "checkpoints").glob("[0-9]"):
+        about = step / "about.json"
+        about.write_text(
+            about.read_text().replace('"step"', json.dumps(ESCAPES) + ': 1, "step"', 1)
+        )
+    (run / "checkpoints" / f"3{ESCAPES}").mkdir()
+    (run / "log.txt").write_text(ESCAPES)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(f"{config}{json.dumps(ESCAPES)}: {json.dumps(ESCAPES)}\n")
+    return run
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_prints_escape_sequences_of_a_run(verb: str, escaping: Path, capfd):
+    extra = {"ckpt": ["verify", RUN], "show": ["quick", "--ledger"]}
+    main([verb, *extra.get(verb, WORDS[verb])])
+    for text in capfd.readouterr():
+        assert not [c for c in text if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160]
+
+
+def test_a_log_and_the_screen_spell_control_characters(tmp_path: Path):
+    shown = []
+    LogLines(tmp_path / "log.txt", screen=shown.append).print(f"a{ESCAPES}\tb\nc")
+    text = "a\\x1b]52;c;AAAA\\x07\\x1b[6n\\x9b5n\\x90q\\x1b\\\\r\tb\nc"
+    assert shown == [text]
+    assert (tmp_path / "log.txt").read_text() == f"{text}\n"
+
+
+def test_all_that_verbs_print_goes_through_one_function():
+    for file in (Path(jt.__file__).parent / "cli").glob("*.py"):
+        text = file.read_text()
+        if re.search(r"\bprint\(", text) and file.name != "output.py":
+            assert "from jtrain.cli.output import print_text as print" in text, file
