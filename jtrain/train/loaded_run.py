@@ -22,7 +22,6 @@ from jtrain.data.sources.row_shapes import check_rows
 from jtrain.errors import ConfigError, DataError
 from jtrain.finetune.adapter_file import write_adapter
 from jtrain.finetune.lora import LowRankAdapter
-from jtrain.io.formatting import escape_controls
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
@@ -245,7 +244,7 @@ def load_run(
     config: RunConfig,
     directory: Path,
     step: int | Literal["newest", "best"] = "newest",
-    log: Callable[[str], None] = lambda line: print(escape_controls(line), file=sys.stderr),
+    log: Callable[[str], None] = functools.partial(print, file=sys.stderr),
 ) -> LoadedRun:
     """Load the run in a directory, with these values; see `load`.
 
