@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 import sys
 import traceback
 from dataclasses import dataclass
@@ -93,9 +94,10 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     how = near or f"; write {PACKAGE}/{name}.py"
     for file in (_local(folder).get(name) for folder in skipped):
         if file is not None:
+            copied = file if file.stem == name else file.parent
             how = (
                 f"; {file} lies in a run's directory, where no code is run. If you trust it: mkdir "
-                f"-p {PACKAGE} && cp -r {file if file.stem == name else file.parent} {PACKAGE}/"
+                f"-p {PACKAGE} && cp -r {shlex.quote(str(copied))} {PACKAGE}/"
             )
     raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{how}")
 

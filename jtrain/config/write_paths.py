@@ -55,7 +55,7 @@ def _store(address: str, info: ValidationInfo) -> str:
 def _check_local(address: str, allowed: str, variable: str) -> None:
     match = _LOCAL.fullmatch(address)
     if not match:
-        how = f"; set {variable}={address!r} in its place" if variable else ""
+        how = f"; set {variable}={shlex.quote(address)} in its place" if variable else ""
         raise ValueError(f"must be {allowed}, found {address!r}{how}")
     check_writable(match[1])
 

@@ -1,6 +1,7 @@
 """Flags of the compiler."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Literal
 
@@ -43,7 +44,7 @@ def misfitting_flags(xla: XlaConfig) -> Iterator[tuple[str, str]]:
                 yield (
                     key,
                     f"{flag} may write or run what lies outside of the run, so no config sets it; "
-                    f"if you want that: export {_VARIABLES[key]}=--{flag.lstrip('-')}",
+                    f"if you want that: export {_VARIABLES[key]}={shlex.quote('--' + flag.lstrip('-'))}",
                 )
 
 

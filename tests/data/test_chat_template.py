@@ -149,6 +149,10 @@ def test_a_token_that_no_file_names_is_refused(tmp_path, config):
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}{{ 'a' * 99999 }}{% endif %}{% endmacro %}{{ m(12) }}",
         "{% set x %}{% for i in range(100000) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
         "{{ 'a' | indent(10 ** 9) }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ '%s' % n.x }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ '{}'.format(n.x) }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ 'a' ~ n.x }}",
     ],
 )  # fmt: skip
 def test_what_a_template_computes_is_bounded(source: str):

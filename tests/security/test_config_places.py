@@ -136,7 +136,7 @@ HOSTILE_FLAGS = [
     "xla_gpu_kernel_cache_file=out", "xla_gpu_dump_autotune_results_to=1", "xla_gpu_load_autotune_results_from=a",
     "xla_gpu_pgle_profile_file_or_directory_path=a", "xla_gpu_per_fusion_autotune_cache_dir=a",
     "xla_gpu_target_config_filename=a", "xla_gpu_ptx_file=a", "flagfile=flags", "undefok=a", "log_dir=a", "v=3",
-    "xla_cpu_unknown_name=/etc/passwd", "xla_cpu_unknown_name=~/x", "xla_gpu_gemm_autotuner_override_file=a",
+    "xla_cpu_unknown_name=/etc/passwd", "xla_cpu_unknown_name=~/x", "xla_gpu_gemm_autotuner_override_file=a", "xla_cpu_a=$(touch${IFS}OWNED)",
 ]  # fmt: skip
 TPU_FLAGS = ["xla_jf_dump_to=a", "megascale_coordinator_address=evil:1", "tpu_log_dir=a", "flagfile=a", "xla_tpu_a=/b"]  # fmt: skip
 

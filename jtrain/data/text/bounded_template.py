@@ -30,7 +30,9 @@ def bounded(environment: type) -> Any:
 
     class Rewriter(import_optional("jinja2.visitor", "chat", "a chat template").NodeTransformer):
         def visit_Concat(self, node: Any) -> Any:  # noqa: N802  # jinja2's name
-            return self._filter(self.generic_visit(node), "string")
+            node = self.generic_visit(node)
+            node.nodes = [self._filter(each, "string") for each in node.nodes]
+            return self._filter(node, "string")
 
         def visit_For(self, node: Any) -> Any:  # noqa: N802
             node = self.generic_visit(node)
@@ -62,6 +64,7 @@ def bounded(environment: type) -> Any:
             return _checked(super().call_binop(context, operator, left, right))
 
         def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+            _take((*args, *kwargs.values()))
             owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
             if isinstance(owner, str):
                 _check_growth(owner, *args, *kwargs.values())
@@ -78,6 +81,7 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
         raise TemplateBoundError(f"{operator} makes more than {MOST:,} characters")
     if operator == "%" and isinstance(left, str):
         _check_growth(left)
+        _checked(right)
 
 
 def _checked(value: Any, before: int = 0) -> Any:
@@ -115,7 +119,7 @@ def _bounded_filter(name: str, function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # An iterator is of another filter, such as map.
-        given = [_take(x) if hasattr(x, "__next__") else x for x in args]
+        given = [_take(x) if hasattr(x, "__next__") else _checked(x) for x in args]
         words = (*given, *kwargs.values())
         _check_growth(*(words if name in GROWING else [x for x in words if isinstance(x, int)]))
         return _checked(function(*given, **kwargs))
@@ -130,7 +134,8 @@ def _check_growth(*values: Any) -> None:
     widths = [int(n) for x in texts for n in re.findall(r"(?<=[%:<>=^0*.-])\d{6,18}", x[:MOST])]
     if any(isinstance(x, int) and x > WIDTH for x in (*values, *widths)):
         raise TemplateBoundError(f"it makes a text wider than {WIDTH:,} characters")
-    if len(sizes) > 1 and sizes[0] * sizes[1] > 64 * MOST:
+    grows = len(sizes) > 1 and sizes[0] * sizes[1] > 64 * MOST
+    if grows or any(size > MOST for size in sizes):
         raise TemplateBoundError(f"it joins or replaces texts to more than {MOST:,} characters")
 
 
