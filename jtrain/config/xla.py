@@ -41,10 +41,11 @@ def misfitting_flags(xla: XlaConfig) -> Iterator[tuple[str, str]]:
             elif key == "xla.flags" and flag.lstrip("-").startswith("xla_tpu_"):
                 yield key, f"{flag} is a flag of libtpu; write xla.tpu_flags=[{flag}]"
             elif not _is_inside(flag.lstrip("-"), _PREFIXES[key]):
+                typed = shlex.quote("--" + flag.lstrip("-"))
                 yield (
                     key,
                     f"{flag} may write or run what lies outside of the run, so no config sets it; "
-                    f"if you want that: export {_VARIABLES[key]}={shlex.quote('--' + flag.lstrip('-'))}",
+                    f"if you want that: export {_VARIABLES[key]}={typed}",
                 )
 
 
