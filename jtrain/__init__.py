@@ -7,7 +7,8 @@ does not wait for JAX.
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # typing may lie in the current directory, see below
 
 if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTHONPATH does not
     _OLD = (
@@ -19,6 +20,11 @@ if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTH
         sys.stderr.write(_OLD + "\n")
         sys.exit(2)
     raise ImportError(_OLD)
+
+if sys.argv[:1] == ["-m"]:
+    from jtrain.io.run_folders import distrust_current_directory
+
+    distrust_current_directory()
 
 if {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"} & set(os.environ):  # several CPU devices, it may be
     importlib.import_module("jtrain.distributed.cpu_threads").size_thread_pool()

@@ -7,10 +7,12 @@ from jtrain.cli import leave, main
 from jtrain.cli.output import fill_closed_streams, outlive_readers
 from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.heartbeat.early_signals import exit_on_early_signals
+from jtrain.io.run_folders import distrust_current_directory
 
 
 def begin() -> NoReturn:
     """Run the command line and exit."""
+    distrust_current_directory()
     fill_closed_streams()
     connect_heartbeat()
     verb = "".join(sys.argv[1:2])

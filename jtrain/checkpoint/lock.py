@@ -195,7 +195,7 @@ def _is_named(path: Path, file: io.FileIO) -> bool:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def _try_flock(file: int) -> bool:

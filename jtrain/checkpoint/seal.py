@@ -160,7 +160,7 @@ def digest(path: Path, inside: Path | None = None) -> str:
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from jtrain.cli.output import print_text as print
 from jtrain.distributed.compiler_flags import check_environment
 from jtrain.distributed.heartbeat.exit_alone import exit_alone
 from jtrain.distributed.heartbeat.shutdown_request import ASKS

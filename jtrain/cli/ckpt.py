@@ -10,6 +10,7 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import parse_step
+from jtrain.cli.output import print_text as print
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import check_local_path

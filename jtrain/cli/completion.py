@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.config.dump import flatten, plain_values
 from jtrain.config.explain import find_schemas
 from jtrain.config.lookup import YAML, shipped_configs

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.errors import UserError
 from jtrain.errors.spelling import did_you_mean
 

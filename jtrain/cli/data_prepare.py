@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.data.text.documents import By
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.tokenizing import (

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
 from jtrain.data.text.tokenizer import fingerprint
@@ -96,7 +97,7 @@ def show(argv: Sequence[str]) -> int:
         print(f"\n{args.out}: {len(rows['row'])} pictures")
     elif "image" in rows:
         render = render_blocks if sys.stdout.isatty() else render_shades
-        print("\n" + render(tile_images(to_bytes(rows["image"]))))
+        sys.stdout.write("\n" + render(tile_images(to_bytes(rows["image"]))) + "\n")  # in colours
     print("\n" + "\n".join(_lines(rows, tokenizer)))
     return 0
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import find_config
+from jtrain.cli.output import print_text as print
 from jtrain.config.wording import format_value
 
 if TYPE_CHECKING:

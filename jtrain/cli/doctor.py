@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.errors import DONE, MISTAKE, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.inspect.doctor.examine import CHECKS, Examination, examine

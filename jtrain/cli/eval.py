@@ -16,6 +16,7 @@ from jtrain.cli.find_run import (
     print_error,
     redirect_output,
 )
+from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.errors import UserError
 from jtrain.io.jsonl import to_json

@@ -8,6 +8,7 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import find_config, parse_step
+from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError, UserError
 from jtrain.io.object_store import check_local_path
 

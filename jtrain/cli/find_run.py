@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError
 from jtrain.io.atomic_write import check_no_links
 from jtrain.train.run_record import find_run

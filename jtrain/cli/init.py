@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.config.lookup import PACKAGE, shipped_configs, shipped_experiments
 from jtrain.errors import UserError
 from jtrain.io.object_store import check_local_path

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jtrain.cli.output import print_text as print
 from jtrain.config.block_yaml import format_blocks
 from jtrain.distributed.manifests import (
     ClusterJob,

@@ -1,10 +1,20 @@
-"""Standard streams whose reader may disappear: a closed terminal, a `tee` that Ctrl-C ends too."""
+"""Standard streams whose reader may disappear, and text that no terminal takes for a command."""
 
 import contextlib
 import io
 import os
 import sys
 from typing import TextIO
+
+from jtrain.io.formatting import escape_controls
+
+
+def print_text(*words: object, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print as `print` does, with control characters escaped: a run or a file may be a stranger's.
+
+    Modules of this package import it `as print`.
+    """
+    print(escape_controls(" ".join(map(str, words)) + end), end="", file=file)
 
 
 def outlive_readers() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.errors import DONE, STOPPED, UserError
 from jtrain.inspect.plan.topology import Topology, find_topology, prepare_environment
 

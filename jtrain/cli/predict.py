@@ -15,6 +15,7 @@ from jtrain.cli.find_run import (
     print_error,
     redirect_output,
 )
+from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.data.sources.read_rows import read_rows
 from jtrain.data.sources.write_rows import check_kind, encode_rows

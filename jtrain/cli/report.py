@@ -7,13 +7,13 @@ from pathlib import Path
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.cli.page_file import write_page
 from jtrain.errors import UserError
 from jtrain.inspect.report.facts import summarize_run
 from jtrain.inspect.report.find_runs import RunQuery, find_runs
 from jtrain.inspect.report.page import render_page
 from jtrain.inspect.report.read_run import read_run
-from jtrain.io.atomic_write import private_files
 from jtrain.io.object_store import check_local_path
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import format_table, score_member
@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
     text = render_page(
         stories, title=title, ranking=ranking(found.folder, best) if found.folder else ()
     )
-    with private_files():  # as the runs are
-        written = write_page("report", "--out", out, text)
+    written = write_page("report", "--out", out, text)
     for line in found.skipped:
         print(line, file=sys.stderr)
     for story in stories:

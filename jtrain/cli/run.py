@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import is_run_name

@@ -6,6 +6,7 @@ import os
 
 import jax
 
+from jtrain.cli.output import print_text as print
 from jtrain.config.top import RUNS
 from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError

@@ -15,6 +15,7 @@ from jtrain.cli.find_run import (
     print_error,
     redirect_output,
 )
+from jtrain.cli.output import print_text as print
 from jtrain.config.configclass import configclass
 from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, raise_invalid
 from jtrain.config.resolve import check, resolve

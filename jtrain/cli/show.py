@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.config.dump import dump, flatten, to_plain
 from jtrain.config.explain import explain, json_schema
 from jtrain.config.resolve import ResolvedConfig, resolve

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.errors import DONE, FAULT, STOPPED, UserError
 from jtrain.io.jsonl import to_json
 

@@ -1,6 +1,8 @@
 """Lookup of an experiment by its plain name, and its import."""
 
 import importlib
+import os
+import shlex
 import sys
 import traceback
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.moved_names import rename_advice
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.run_folders import in_runs, is_run
 
 _JTRAIN = Path(__file__).parents[1]
 YAML = (".yaml", ".yml")
@@ -72,7 +75,7 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     Raises:
         ConfigError: if there is none, with a list of the experiments that exist.
     """
-    directory = _directory(config)
+    directory, skipped = _directories(config)
     for beside in (directory, shipped_folder(PACKAGE)):
         if name in (own := _local(beside)):
             return FoundExperiment(name, own[name])
@@ -89,12 +92,19 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     near = did_you_mean(name, [*others, *_local(shipped_folder(PACKAGE))])
     listed = f"there is {', '.join(others)}" if near and others else describe_available(config)
     how = near or f"; write {PACKAGE}/{name}.py"
+    for file in (_local(folder).get(name) for folder in skipped):
+        if file is not None:
+            copied = file if file.stem == name else file.parent
+            how = (
+                f"; {file} lies in a run's directory, where no code is run. If you trust it: mkdir "
+                f"-p {PACKAGE} && cp -r {shlex.quote(str(copied))} {PACKAGE}/"
+            )
     raise ConfigError(f"no experiment {name!r} {where} or installed; {listed}{how}")
 
 
 def describe_available(config: Path) -> str:
     """Describe the available experiments, searched from the place of a config."""
-    others = sorted({*_local(_directory(config)), *_installed()})
+    others = sorted({*_local(_directories(config)[0]), *_installed()})
     own = ", ".join(name for name in _local(shipped_folder(PACKAGE)) if name not in others)
     if not others:
         return f"there is none but those that come with jtrain: {own}"
@@ -138,9 +148,18 @@ def _beside_advice(error: Exception, file: "Path | EntryPoint") -> str:
     return f"{name} lies beside the experiment: write `from {PACKAGE}.{name} import ...`"
 
 
-def _directory(config: Path) -> Path | None:
-    above = config.absolute().parents
-    return next((p / PACKAGE for p in above if (p / PACKAGE).is_dir()), None)
+def _directories(config: Path) -> tuple[Path | None, list[Path]]:
+    """Return the nearest `experiments` above a config or the current directory, and those skipped.
+
+    Whoever made a run may have put code into it: a run's directory and the one that holds it are
+    skipped, and all of runs/.
+    """
+    here, path = Path.cwd(), Path(os.path.abspath(config))
+    skipped = {*path.parents[:2]} - {here} if is_run(path.parent) else set()
+    found = [p for p in (*path.parents, here, *here.parents) if (p / PACKAGE).is_dir()]
+    trusts = lambda p: p not in skipped and not in_runs(str(p)) and not in_runs(str(p.resolve()))
+    trusted = [p / PACKAGE for p in found if trusts(p)]
+    return next(iter(trusted), None), [p / PACKAGE for p in found if not trusts(p)]
 
 
 def _shown(directory: Path) -> Path:

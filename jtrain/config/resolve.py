@@ -35,6 +35,7 @@ from jtrain.config.node import (
 )
 from jtrain.config.schema import FieldSchema, field_schemas
 from jtrain.config.top import BaseConfig
+from jtrain.config.write_paths import READ
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import nearest_key
 
@@ -104,7 +105,8 @@ def check(
         # From JSON, so that strict means: no text for a number, no true for 1, a list for a tuple.
         text = json.dumps(without_origins(root))
         adapter = TypeAdapter(schema)
-        return adapter.validate_json(text, strict=True, by_alias=True, by_name=False), []
+        value = adapter.validate_json(text, strict=True, context=READ, by_alias=True, by_name=False)
+        return value, []
     except ValidationError as error:
         details = error.errors(include_url=False)
         if not complete:

@@ -11,7 +11,9 @@ from jtrain.config.configclass import configclass
 from jtrain.config.durations import Duration, DurationField
 from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
+from jtrain.config.write_paths import StoreAddress
 from jtrain.config.xla import XlaConfig, misfitting_flags
+from jtrain.io import run_folders
 from jtrain.io.object_store import is_address
 
 
@@ -55,7 +57,7 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 Cadence = Annotated[int, DurationField(0, "%")]
 
 
-RUNS = Path("runs")
+RUNS = Path(run_folders.RUNS)
 """The directory of all runs; a run is in RUNS / name."""
 
 
@@ -102,7 +104,7 @@ class CheckpointConfig:
     """Metric whose best checkpoint is retained too: loss, accuracy, or NAME/loss of one of several
     sets. The lowest is best, of accuracy, correct and finished the highest; of another metric write
     `highest NAME`. Empty: none."""
-    store: str = ""
+    store: StoreAddress = ""
     """Address to which each sealed checkpoint is copied, with the run's files: s3://bucket/runs; a
     run without a directory is restored from STORE/NAME. Empty: no copies."""
     on_damage: Literal["fall_back", "stop"] = "fall_back"

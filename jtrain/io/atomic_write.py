@@ -1,6 +1,5 @@
-"""Files written as a whole, which only their owner can read."""
+"""Files written as a whole, whose mode the umask decides."""
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,38 +9,9 @@ from jtrain.errors import ConfigError, UserError
 
 NEW = ".new"
 """End of the name that a file has until it is complete and replaces the one of its name."""
-UMASK = "JTRAIN_UMASK"
-OTHERS = 0o077
 
 
-@contextlib.contextmanager
-def private_files() -> Iterator[None]:
-    """Create files with mode 0600 and directories with 0700 inside the context.
-
-    JTRAIN_UMASK overrides the mask: JTRAIN_UMASK=027 lets the group read. Existing files keep their
-    mode. The mask is of the process: files that other threads create meanwhile are private too.
-
-    Raises:
-        ConfigError: if JTRAIN_UMASK is no mask.
-    """
-    text = os.environ.get(UMASK, "")
-    try:
-        mask = int(text, 8) if text else OTHERS
-        previous = os.umask(mask) if 0 <= mask <= OTHERS else -1
-    except ValueError:
-        previous = -1
-    if previous < 0:
-        raise ConfigError(
-            f"{UMASK}={text} is no mask: a mask has three octal digits, the first of them 0, for "
-            f"the denied permissions. Set {UMASK}=027 to let the group read, or unset it."
-        )
-    try:
-        yield
-    finally:
-        os.umask(previous)
-
-
-def create_private(path: Path) -> BinaryIO:
+def create_new(path: Path, mode: int = 0o666) -> BinaryIO:
     """Create a new file for writing; remove a file of that name first, follow no link.
 
     Raises:
@@ -49,7 +19,7 @@ def create_private(path: Path) -> BinaryIO:
     """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
+    return os.fdopen(os.open(path, flags, mode), "wb")
 
 
 def resolve_inside(folder: Path, name: object, error: type[UserError], source: Path) -> Path:
@@ -94,10 +64,14 @@ def _entries(directory: Path) -> Iterator[Path]:
             yield from path.iterdir()
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Replace the content of `path` by one rename of a flushed file."""
+def atomic_write(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace the content of `path` by one rename of a flushed file.
+
+    Args:
+        mode: of the file, before the umask takes its part; 0o600 for secrets.
+    """
     temporary = path.with_name(path.name + NEW)
-    with create_private(temporary) as file:
+    with create_new(temporary, mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -1,8 +1,20 @@
 """Human-readable numbers and tables."""
 
 import math
+import re
 import signal
 from collections.abc import Container, Sequence
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def escape_controls(text: str) -> str:
+    """Return a text that no terminal obeys: control characters are spelled, but tabs and newlines.
+
+    A name, a reason or a token of a stranger's file may hold `\\x1b]52;...`, which sets the
+    clipboard, or a query that the terminal answers as if it were typed.
+    """
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def format_number(x: float | int) -> str:

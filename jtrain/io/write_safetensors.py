@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.atomic_write import create_private, private_files
+from jtrain.io.atomic_write import create_new
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.safetensors import DTYPES, SUFFIX
 
@@ -49,10 +49,8 @@ def write_safetensors(
     text, size = _header(tensors, about)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with private_files():  # as private as the run
-            path.parent.mkdir(parents=True, exist_ok=True)
-            opened = create_private(unfinished)
-        with opened as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with create_new(unfinished) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for name, like in tensors.items():
                 _write(file, name, like, like if read is None else read(name))

@@ -12,6 +12,7 @@ from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import atomic_write
 from jtrain.io.redact import redact_values
+from jtrain.io.regular_files import read_json
 from jtrain.sweep.grid import Grid, label
 from jtrain.train.run_dir import RunDir
 
@@ -127,10 +128,13 @@ def save_record(name: str, config: Path, all_members: Sequence[SweepMember], **f
     atomic_write(directory / "sweep.json", json.dumps(content, indent=2).encode() + b"\n")
 
 
+MOST = 1 << 26  # bytes of a sweep.json
+
+
 def read_record(sweep: Path) -> list[SweepMember]:
     """Return the members of the sweep in a directory, in its order; none if it holds no sweep."""
     try:
-        records = json.loads((sweep / "sweep.json").read_text("utf-8", "replace"))["members"]
+        records = read_json(sweep / "sweep.json", most=MOST, inside=sweep)["members"]
         home = sweep.resolve().parent
         return [
             SweepMember(

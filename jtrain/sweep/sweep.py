@@ -7,7 +7,7 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.top import RUNS
 from jtrain.errors import DONE, STOPPED, ConfigError
-from jtrain.io.atomic_write import atomic_write, private_files
+from jtrain.io.atomic_write import atomic_write
 from jtrain.io.formatting import format_duration
 from jtrain.sweep.grid import parse_grid
 from jtrain.sweep.machine import split_machine
@@ -40,7 +40,6 @@ class SweepResult:
     picture: Path | None
 
 
-@private_files()
 def sweep(
     config: Path,
     settings: Sequence[str],

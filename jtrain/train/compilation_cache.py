@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import OTHERS
 from jtrain.io.user_cache import user_cache_dir
 
 _log = logging.getLogger(__name__)
 _WRITERS = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS = 0o077
 
 
 def enable_compilation_cache() -> Path | None:
@@ -93,7 +93,7 @@ def find_trust_problem(directory: Path) -> str:
         for folder in (place, *place.parents):
             if fault := _fault(folder, strict=folder in own):
                 return fault
-        closed = not place.stat().st_mode & OTHERS
+        closed = not place.stat().st_mode & _OTHERS
         for path in _content(place):
             # A temporary file of another process may be gone since it was listed.
             with contextlib.suppress(FileNotFoundError):
@@ -130,7 +130,7 @@ def _own_directory() -> Path | None:
 def _make(directory: Path) -> None:
     """Create a folder of mode 0700 below one of that mode, if possible."""
     with contextlib.suppress(OSError):  # `distrusted` finds a missing or unsafe folder
-        directory.parent.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
         for folder in (directory.parent, directory):
             folder.mkdir(0o700, exist_ok=True)
 

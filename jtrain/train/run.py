@@ -15,7 +15,6 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors.user_code import api_boundary
-from jtrain.io.atomic_write import private_files
 from jtrain.train.allocator import reuse_memory
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
@@ -42,7 +41,6 @@ from jtrain.train.train_to_end import start_run, train_to_end
 
 
 @api_boundary
-@private_files()
 def run(
     config: RunConfig,
     *,

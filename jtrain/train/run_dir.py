@@ -22,6 +22,7 @@ from jtrain.io.disk_errors import disk_advice as disk_advice
 from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import FACTS, open_regular
+from jtrain.io.run_folders import in_runs
 from jtrain.io.transient import attempt
 from jtrain.io.version import installed_version, jtrain_version
 from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
@@ -310,7 +311,12 @@ def get_environment(devices: list[Any]) -> Mapping[str, Any]:
 
 
 def _git() -> str:
-    """Return the commit of the code, with -dirty if files are changed; "" without a repository."""
+    """Return the commit of the code, with -dirty if files are changed; "" without a repository.
+
+    Within a run it is "": a repository's own settings name programs that git runs.
+    """
+    if in_runs(os.getcwd()):
+        return ""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

@@ -18,6 +18,7 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import check_local_run
 from jtrain.io.regular_files import read_json
+from jtrain.io.run_folders import in_runs, is_run
 from jtrain.io.transient import attempt
 
 RUN_JSON, IDENTITY = "run.json", "identity"
@@ -235,7 +236,9 @@ def find_run(run: Path | str, asked: str) -> Path:
     """
     check_local_run(run, asked)
     for directory in (Path(run), RUNS / run):
-        if (directory / "config.yaml").is_file():
+        # Elsewhere a config.yaml alone may be a study's, whose experiments/ are its code.
+        named = in_runs(os.path.abspath(directory)) and (directory / "config.yaml").is_file()
+        if named or is_run(directory):
             return directory
     names = sorted(path.parent.name for path in RUNS.glob("*/config.yaml"))
     raise ConfigError(

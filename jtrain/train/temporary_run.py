@@ -16,7 +16,7 @@ def temporary_directory(name: str, purpose: str) -> Iterator[Path]:
     runs = RUNS
     existed = runs.is_dir()
     try:
-        runs.mkdir(0o700, exist_ok=True)
+        runs.mkdir(exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=f".{name}-{purpose}-", dir=runs))
     except OSError as error:
         raise ConfigError(

@@ -372,8 +372,9 @@ def test_a_mistake_in_the_command_is_told_and_mended(
 
 
 def test_a_config_without_experiments_beside_or_above_it_is_told_where_they_go(
-    tmp_path: Path, capsys
+    tmp_path: Path, capsys, monkeypatch
 ):
+    monkeypatch.chdir(tmp_path)  # whose experiments are found too
     path = tmp_path / "toy.yaml"
     path.write_text(YAML)
     assert main(["show", str(path)]) == 2

@@ -4,22 +4,30 @@ by nobody."""
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from permissions import permissions_hold
 
 from jtrain.checkpoint.weights_source import open_source
+from jtrain.data.images.decode import ImageSize, decode_image
+from jtrain.data.sources import json_rows
 from jtrain.data.sources.idx import read_idx
+from jtrain.data.sources.parquet import ParquetRows
+from jtrain.data.sources.read_rows import SUFFIXES, read_rows
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.data.text.characters import read_text
 from jtrain.data.text.prepare import prepare
+from jtrain.data.text.template_file import read_template
 from jtrain.data.text.token_files import TokenFiles, read_tokens
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, DataError, UserError
 from jtrain.io.safetensors import read_tensors
+from jtrain.models.pretrained.gguf_file import read_gguf
 
 DEEP = "[" * 100_000 + "]" * 100_000
 SHALLOW = "[" * 100 + "]" * 100
@@ -30,6 +38,7 @@ def header(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
+WANTED = {"x": np.zeros(2, np.float32)}
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tensors": ("a.safetensors", read_tensors),
     "an index of tensors": ("a.safetensors.index.json", read_tensors),
@@ -41,6 +50,16 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "records": ("a.tfrecord", TFRecords),
     "images": ("a-idx3-ubyte", read_idx),
     "packed images": ("a-idx3-ubyte.gz", read_idx),
+    "an image": ("a.png", lambda path: decode_image(path, ImageSize(height=8, width=8))),
+    "a chat template": ("a.jinja", lambda path: read_template(str(path))),
+    "a tokenizer's config": ("tokenizer_config.json", lambda path: read_template(str(path))),
+    "conversations": (
+        "a.jsonl",
+        lambda path: list(json_rows.read_rows(str(path), [], noun="row", form="a row")),
+    ),
+    "a table": ("a.parquet", lambda path: ParquetRows(path)),
+    "a model of GGUF": ("a.gguf", read_gguf),
+    **{f"rows of {s}": (f"a{s}", lambda path: read_rows(path, WANTED)) for s in SUFFIXES},
 }
 
 
@@ -91,6 +110,30 @@ def test_json_that_no_model_folder_holds_is_told(name: str, content: bytes, tmp_
     path.write_bytes(content)
     with pytest.raises(UserError):
         read_tokenizer(path) if name == "tokenizer.json" else read_tensors(path)
+
+
+def test_a_packed_file_that_expands_to_gigabytes_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch
+):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros((2_000_000, 2), np.float32))
+    monkeypatch.setattr("jtrain.data.sources.read_rows.MOST_UNPACKED", 1 << 20)
+    with pytest.raises(DataError, match=r"would unpack to 16,000,128 bytes.*np\.savez"):
+        read_rows(path, WANTED)
+    np.savez(path, x=np.zeros((2_000_000, 2), np.float32))
+    assert len(read_rows(path, WANTED)["x"]) == 2_000_000
+
+
+@pytest.mark.parametrize("shape", ["(1099511627776, 2)", "(9223372036854775807,)"])
+def test_an_array_of_more_numbers_than_its_file_is_refused(shape: str, tmp_path: Path):
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.encode() + bytes(8)
+    (tmp_path / "a.npy").write_bytes(npy)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", npy)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(DataError, match="cannot be read"):
+            read_rows(tmp_path / name, WANTED)
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ def test_the_nearest_directory_counts_and_not_the_path(tmp_path: Path, package: 
 def test_an_installed_package_offers_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "installed_studies.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # whose experiments are found too
     entries = [
         EntryPoint("far", "installed_studies", "jtrain.experiments"),
         EntryPoint("further", "installed_studies:Config", "jtrain.experiments"),

@@ -1,4 +1,5 @@
 """Chat templates: what they may not do, the files they come from, and the tokens they write."""
+# ruff: noqa: E501  (a template reads best on a line)
 
 import json
 
@@ -122,3 +123,48 @@ def test_a_token_that_no_file_names_is_refused(tmp_path, config):
     (tmp_path / "t.jinja").write_text(TURNS)
     with pytest.raises(DataError, match="writes bos_token, and no file"):
         read_template(str(tmp_path / "t.jinja"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ [messages] * 10 ** 9 }}",
+        "{{ 10 ** 10 ** 8 }}",
+        "{% set n = namespace(x='aaaa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='aaaa') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=['a' * 9999]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a'.ljust(10 ** 10) }}",
+        "{{ 'a' | center(10000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '{:10000000000}'.format(1) }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ ('a' * 999999).replace('a', 'b' * 999999) }}",
+        "{{ ('a' * 999999) | replace('a', 'b' * 999999) }}",
+        "{{ (('a' * 9999) | list) | join('b' * 999999) }}",
+        "{{ range(9999) | map('string') | map('center', 99999) | join }}",
+        "{{ lipsum(10 ** 9) }}",
+        "{% for i in range(100000) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}{{ 'a' * 99999 }}{% endif %}{% endmacro %}{{ m(12) }}",
+        "{% set x %}{% for i in range(100000) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
+        "{{ 'a' | indent(10 ** 9) }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ '%s' % n.x }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ '{}'.format(n.x) }}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ 'a' ~ n.x }}",
+    ],
+)  # fmt: skip
+def test_what_a_template_computes_is_bounded(source: str):
+    with pytest.raises(DataError, match="the chat template fails"):
+        ChatTemplate(source).render([USER])
+
+
+def test_a_long_conversation_is_within_the_bounds():
+    long = "a b\n" * 250_000
+    text = ChatTemplate(
+        "{% for m in messages %}{{ m.role ~ ': ' + m.content.replace('b', 'c') | trim ~ '\\n' }}"
+        "{% endfor %}{{ 12345678 % 100 }}{{ 10 ** 3 * 2000000 }}{{ messages | length }}"
+    ).render([{"role": "user", "content": long}] * 3)
+    assert len(text) > 3_000_000
+    assert text.endswith("7820000000003")

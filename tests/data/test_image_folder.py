@@ -194,7 +194,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path):
 
 def test_a_missing_file_or_a_folder_is_reported(tmp_path: Path):
     (tmp_path / "folder.jpg").mkdir()
-    for name, why in {"gone.jpg": "No such file", "folder.jpg": "Is a directory"}.items():
+    for name, why in {"gone.jpg": "No such file", "folder.jpg": "is a directory"}.items():
         with pytest.raises(DataError, match=rf"cannot be read \({why}"):
             decode_image(tmp_path / name, SIZE)
 

@@ -1,4 +1,4 @@
-"""Files of a run are private to its user, and stay in the directory of the run."""
+"""Files of a run have the modes of the umask, secrets are private, and none leaves the run."""
 
 import os
 import stat
@@ -11,17 +11,16 @@ from typing import Any
 
 import jax
 import pytest
-from quick_study import write_study
+from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.io.atomic_write import (
-    UMASK,
     atomic_write,
     check_no_links,
-    create_private,
-    private_files,
+    create_new,
 )
+from jtrain.server.processes.announcement import FILE, announced
 from jtrain.train.compilation_cache import enable_compilation_cache
 
 
@@ -33,51 +32,46 @@ def modes(directory: Path) -> dict[str, int]:
     }
 
 
-def trained(where: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Train two steps in `where`/runs/small, as a user with an open umask."""
-    words = ["run", str(write_study(where)), "steps=2", "name=small", "checkpoint.every=1"]
-    code = f"import os, sys; os.umask(0); from jtrain.cli import main; sys.exit(main({words!r}))"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
-    env.pop("JAX_COMPILATION_CACHE_DIR", None)
-    env["XDG_CACHE_HOME"] = str(where / "cache")
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=where,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_a_run_and_its_compile_cache_are_private(tmp_path: Path):
-    done = trained(tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = modes(tmp_path / "runs" / "small")
-    assert {"config.yaml", "run.json", "metrics.jsonl", "log.txt"} <= run.keys()
-    assert any(name.startswith("checkpoints/2/state/") for name in run)
-    cache = modes(tmp_path / "cache" / "jtrain" / "compiled")
-    assert len(cache) > 1
-    assert modes(tmp_path / "runs")["."] == 0o700
-    for name, mode in {**run, **cache}.items():
-        assert mode & 0o077 == 0, f"{name}: {mode:o}"
-
-
-def test_the_umask_is_restored_and_configurable(tmp_path: Path, monkeypatch):
-    monkeypatch.delenv(UMASK, raising=False)
-    before = os.umask(0o022)
+@pytest.mark.parametrize("umask", [0o022, pytest.param(0o007, marks=pytest.mark.thorough)])
+def test_the_umask_decides_the_modes_of_a_run(umask: int, tmp_path: Path, monkeypatch, compiled):
+    path = write_study(tmp_path)
+    at_home(tmp_path, monkeypatch, compiled)
+    before = os.umask(umask)
     try:
-        for said, mode in {"": 0o600, "027": 0o640, "077": 0o600, "0": 0o666}.items():
-            monkeypatch.setenv(UMASK, said)
-            with private_files():
-                path = tmp_path / f"file{said}"
-                path.write_text("x")
-            assert stat.S_IMODE(path.stat().st_mode) == mode
-            assert os.umask(0o022) == 0o022
-        for said in ("abc", "777", "-1", "0o77x", "100"):
-            monkeypatch.setenv(UMASK, said)
-            with pytest.raises(ConfigError, match=f"{UMASK}=.*Set {UMASK}=027"), private_files():
-                raise AssertionError("it was entered")
+        trained(path, "steps=2", "name=small", "checkpoint.every=1")
+        assert main(["report", "small"]) == 0
+        assert main(["ckpt", "export", "small", "--out", "runs/weights/a.safetensors"]) == 0
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    found = modes(tmp_path / "runs")
+    assert {"small/run.json", "small/report.html", "weights/a.safetensors"} <= found.keys()
+    assert any(name.startswith("small/checkpoints/2/state/") for name in found)
+    for name, mode in found.items():
+        full = 0o777 if mode & 0o100 else 0o666
+        assert mode == full & ~umask, f"{name}: {mode:o}"
+
+
+@pytest.mark.thorough
+def test_the_compile_cache_is_private_whatever_the_umask_is(tmp_path: Path):
+    words = ["run", str(write_study(tmp_path)), "steps=2"]
+    code = f"import os, sys; os.umask(0); from jtrain.cli import main; sys.exit(main({words!r}))"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env.pop("JAX_COMPILATION_CACHE_DIR", None)
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    cache = modes(tmp_path / "cache" / "jtrain")
+    assert cache["."] == cache["compiled"] == 0o700
+    assert len(cache) > 2
+
+
+def test_secrets_are_private_whatever_the_umask_is(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        with announced(tmp_path, {"TOKEN": "secret"}):
+            assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+        assert os.umask(0) == 0
     finally:
         os.umask(before)
 
@@ -222,7 +216,7 @@ def test_a_written_file_follows_no_link(tmp_path: Path):
     atomic_write(tmp_path / "run.json", b"{}")
     assert (other.read_text(), (tmp_path / "run.json").read_text()) == ("mine", "{}")
     (tmp_path / "file").symlink_to(other)
-    with create_private(tmp_path / "file") as file:
+    with create_new(tmp_path / "file") as file:
         file.write(b"new")
     assert (other.read_text(), (tmp_path / "file").read_bytes()) == ("mine", b"new")
 
@@ -236,23 +230,3 @@ def test_links_within_a_run_are_allowed_and_links_out_of_it_refused(tmp_path: Pa
     (run / "checkpoints" / "4").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match=r"4 is a link to .*Remove the link \(rm "):
         check_no_links(run)
-
-
-@pytest.mark.thorough
-def test_the_report_and_the_export_are_as_private_as_the_run(tmp_path: Path, monkeypatch):
-    assert trained(tmp_path).returncode == 0
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(UMASK, raising=False)
-    before = os.umask(0o022)
-    try:
-        assert main(["report", "small", "--out", "pages/small.html"]) == 0
-        assert main(["report", "small"]) == 0
-        assert main(["ckpt", "export", "small", "--out", "weights/small.safetensors"]) == 0
-        written = ["pages/small.html", "runs/small/report.html", "weights/small.safetensors"]
-        for name in (*written, "pages", "weights"):
-            assert stat.S_IMODE(Path(name).stat().st_mode) & 0o077 == 0, name
-        monkeypatch.setenv(UMASK, "027")
-        assert main(["report", "small", "--out", "shared.html"]) == 0
-        assert stat.S_IMODE(Path("shared.html").stat().st_mode) == 0o640
-    finally:
-        os.umask(before)

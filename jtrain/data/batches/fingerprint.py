@@ -14,6 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jtrain.io.regular_files import open_regular
+
 WHOLE = 1 << 26  # bytes; smaller arrays are read completely
 BLOCKS, BLOCK = 256, 1 << 16  # of a larger array: the number of blocks, and the bytes of each
 FILE_BLOCK = 1 << 12  # bytes of each block of a file; BLOCKS of them over all files
@@ -69,7 +71,7 @@ def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
         size = path.stat().st_size
         total += size
         digest.update(os.fsencode(f"{path.name} {size}"))
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path, buffering=0) as file:
             for place in _places(size, FILE_BLOCK, each):
                 file.seek(place)
                 digest.update(file.read(FILE_BLOCK))

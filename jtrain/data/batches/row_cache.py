@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,8 @@ class DiskCache(CachedRows):
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise OSError(f"it takes {needed:,} bytes for {rows:,} rows, and {free:,} are free")
-        partial = Path(tempfile.mkdtemp(prefix=".making-", dir=self.folder))
+        partial = self.folder / f".making-{uuid.uuid4().hex}"
+        partial.mkdir()  # mkdtemp would make it 0700 whatever the umask is
         try:
             for name, array in example.items():
                 _allocate(partial / name, rows * array[0].nbytes)

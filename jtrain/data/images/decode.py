@@ -1,6 +1,5 @@
 """Decoding of image files; needs `pip install 'jtrain[images]'`."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError, UnreachableError
+from jtrain.io.regular_files import open_regular
 from jtrain.io.transient import attempt
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits or fewer
@@ -74,7 +74,7 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
         with (
-            attempt(path, lambda: path.open("rb")) as file,
+            attempt(path, lambda: open_regular(path)) as file,
             pillow.open(file, formats=FORMATS) as image,
         ):
             _check(path, image, size)
@@ -91,7 +91,7 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
     except Exception as error:  # Pillow raises a dozen kinds for damaged files
         if isinstance(error, OSError) and error.errno is not None:
             raise DataError(
-                f"{path} cannot be read ({os.strerror(error.errno)}). Make it readable (chmod "
+                f"{path} cannot be read ({error.strerror}). Make it readable (chmod "
                 f"u+r), or remove it."
             ) from error
         raise DataError(
@@ -176,7 +176,7 @@ def _too_large(path: Path, found: str, size: ImageSize) -> DataError:
 
 def _describe_start(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(8)
     except OSError:
         head = b""

@@ -12,6 +12,7 @@ from jtrain.data.images.decode import ImageSize, decode_image, decode_window
 from jtrain.data.images.windows import WindowDraws
 from jtrain.data.sources.records import Damaged
 from jtrain.errors import DataError
+from jtrain.io.regular_files import open_regular
 from jtrain.io.transient import may_pass
 
 SAMPLED = 256  # files whose bytes are part of the fingerprint
@@ -117,6 +118,6 @@ class ImageFiles:
             digest.update(os.fsencode(f"{path}\0{found.st_size}\0{date}\n"))
         rows = len(self)
         for row in sorted({k * rows // SAMPLED for k in range(SAMPLED)}):
-            with (self.root / self.paths[row]).open("rb", buffering=0) as file:
+            with open_regular(self.root / self.paths[row], buffering=0) as file:
                 digest.update(file.read(FILE_BLOCK))
         return f"{rows} images of {total} bytes {digest.hexdigest()}"

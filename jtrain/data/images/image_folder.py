@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
+from jtrain.config.write_paths import WrittenPath
 from jtrain.data.batches.row_cache import cache_rows
 from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize
 from jtrain.data.images.image_classes import find_images
@@ -49,7 +50,7 @@ class ImageFolder:
     the next image in its place."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """The share that is held out for validation, if there is no folder for it."""
-    cache: str = ""
+    cache: WrittenPath = ""
     """Cache of the resized images: `memory`; or a folder, which later runs use too; empty: none.
     With a cache `augment.zoom` cuts its windows from the resized images, and not from the files."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from jtrain.data.sources.files import find_files
 from jtrain.data.sources.parquet import ParquetRows
 from jtrain.errors import DataError
+from jtrain.io.regular_files import open_regular
 
 
 def read_rows(
@@ -32,7 +33,7 @@ def read_rows(
 
 
 def _lines(file: Path, noun: str, form: str) -> Iterator[tuple[str, Any]]:
-    with file.open("rb") as lines:
+    with open_regular(file) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 where = f"{file}:{number}"

@@ -12,6 +12,7 @@ from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.sources.files import find_files
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
+from jtrain.io.regular_files import check_regular
 
 
 class ParquetRows:
@@ -214,6 +215,7 @@ def _reopen(paths: list[Path], columns: list[str], keep: int, group_bytes: int) 
 
 def _open_file(path: Path) -> Any:
     parquet = import_optional("pyarrow.parquet", "parquet", "A Parquet file")
+    check_regular(path)
     try:
         return parquet.ParquetFile(path, page_checksum_verification=True)  # where a page has one
     except ValueError as error:

@@ -1,6 +1,7 @@
 """Rows from a file of a user: .npz, .npy, .csv or .jsonl."""
 
 import csv
+import io
 import json
 import math
 import zipfile
@@ -13,8 +14,10 @@ import numpy as np
 
 from jtrain.data.sources.row_shapes import describe
 from jtrain.errors import DataError
+from jtrain.io.regular_files import open_regular
 
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
+MOST_UNPACKED = 1 << 33  # bytes of a packed .npz in memory
 
 
 def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -42,7 +45,7 @@ def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
             return _npz(path)
         if path.suffix == ".npy":
             return {_only_name(path, wanted): _npy(path)}
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             return _csv(path, file, wanted) if path.suffix == ".csv" else _jsonl(path, file, wanted)
     except OSError as error:
         raise DataError(
@@ -54,18 +57,36 @@ def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
+            _check_unpacked(path, arrays.zip)
             return {name: arrays[name] for name in arrays.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError) as error:
+    except (
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        AttributeError,
+        KeyError,
+        MemoryError,
+    ) as error:
         raise _read_error(path, error, "np.savez(file, name=array)") from None
 
 
 def _npy(path: Path) -> np.ndarray:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError) as error:
         raise _read_error(path, error, "np.save(file, array)") from None
+
+
+def _check_unpacked(path: Path, archive: zipfile.ZipFile) -> None:
+    """Raise DataError if an archive says that it unpacks to more than `MOST_UNPACKED` bytes."""
+    size = sum(entry.file_size for entry in archive.infolist())
+    if size > max(MOST_UNPACKED, path.stat().st_size):
+        raise DataError(
+            f"{path} would unpack to {size:,} bytes, and at most {MOST_UNPACKED:,} are read from a "
+            f"packed file. Write it by np.savez, which packs nothing, or split it."
+        )
 
 
 def _read_error(path: Path, error: Exception, writer: str) -> DataError:

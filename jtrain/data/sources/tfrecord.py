@@ -12,6 +12,7 @@ import numpy as np
 from jtrain.data.sources.files import find_files
 from jtrain.data.sources.records import Damaged, Records
 from jtrain.errors import DataError
+from jtrain.io.regular_files import open_regular
 
 _POLYNOMIAL = 0x82F63B78  # bits reversed
 _BLOCK = 512  # bytes, which need half a MiB of tables
@@ -128,7 +129,7 @@ class TFRecords(Records):
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = path.stat().st_size  # an empty file cannot be mapped
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jtrain.errors import DataError
-from jtrain.io.atomic_write import create_private, resolve_inside
+from jtrain.io.atomic_write import create_new, resolve_inside
 from jtrain.io.regular_files import open_regular
 
 
@@ -99,7 +99,7 @@ class AppendLog:
 def replace_file(path: Path, text: str) -> None:
     """Write a file atomically and durably, whatever ends the process."""
     new = path.with_name(f"{path.name}.new")
-    with create_private(new) as stream:
+    with create_new(new) as stream:
         stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())

@@ -8,6 +8,9 @@ import numpy as np
 
 from jtrain.data.sources.files import find_files
 from jtrain.errors import DataError
+from jtrain.io.regular_files import TooLargeError, read_bytes
+
+MOST = 1 << 32  # bytes of a file
 
 
 def read_text(paths: str | Path | Sequence[str | Path]) -> str:
@@ -23,7 +26,13 @@ def read_text(paths: str | Path | Sequence[str | Path]) -> str:
 
 
 def _read_utf8(path: Path) -> str:
-    data = path.read_bytes()
+    try:
+        data = read_bytes(path, most=MOST)
+    except TooLargeError:
+        raise DataError(
+            f"{path} has more than {MOST >> 30} GiB, and a text of characters is held in memory. "
+            f"Write it as tokens, which are read as they are needed: jtrain data prepare {path}"
+        ) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

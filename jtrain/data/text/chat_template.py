@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jtrain.data.sources.source import import_optional
+from jtrain.data.text.bounded_template import bounded
 from jtrain.errors import DataError
 
 Message = Mapping[str, Any]  # role and content
@@ -42,7 +43,9 @@ class ChatTemplate:
         self.source, self._where, self._tokens = source, where, tokens
         sandbox = import_optional("jinja2.sandbox", "chat", "a chat template")
         self._jinja = import_optional("jinja2", "chat", "a chat template")
-        environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = bounded(sandbox.ImmutableSandboxedEnvironment)(
+            trim_blocks=True, lstrip_blocks=True
+        )
         environment.globals["raise_exception"] = _raise
         try:
             self._template = environment.from_string(source)

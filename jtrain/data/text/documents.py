@@ -7,7 +7,7 @@ from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE
 from jtrain.errors import DataError
-from jtrain.io.regular_files import parse_json
+from jtrain.io.regular_files import open_regular, parse_json
 
 By: TypeAlias = Literal["file", "line"]
 PIECE = 1 << 16  # bytes
@@ -55,7 +55,7 @@ def read_pieces(
         path = files[number]
         _check_unpacked(path)
         lines = path.suffix in LINES
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             stream.seek(start.offset if number == start.file else 0)
             parts = _lines(stream, path, field if lines else "") if lines or by == "line" else None
             for text, ends in parts if parts is not None else _windows(stream, path):

@@ -1,13 +1,14 @@
 """Chat templates of files: one of jinja2, or that of a tokenizer_config.json."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from jtrain.data.text.chat_template import CHATML, TOKENS, ChatTemplate
 from jtrain.errors import DataError
+from jtrain.io.regular_files import parse_json, read_bytes
 
 CONFIG = "tokenizer_config.json"
+MOST = 1 << 26  # bytes
 
 
 def read_template(path: str) -> ChatTemplate:
@@ -33,7 +34,7 @@ def read_template(path: str) -> ChatTemplate:
 
 def _read(path: Path, name: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, most=MOST).decode("utf-8")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{name} cannot be read: {error}. Name a file in UTF-8 that you may read."
@@ -42,8 +43,8 @@ def _read(path: Path, name: str) -> str:
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        config = parse_json(text)
+    except ValueError as error:
         raise DataError(
             f"{name} is no JSON: {error}. Take the {CONFIG} of the model, or name a template of "
             f"jinja2 in a file that does not end in .json."

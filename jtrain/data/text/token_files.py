@@ -15,6 +15,7 @@ from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
 from jtrain.io.atomic_write import resolve_inside
 from jtrain.io.object_store import is_address
+from jtrain.io.regular_files import check_regular
 
 
 class TokenRange:
@@ -175,6 +176,7 @@ class TokenFiles(TokenRange):
                 f"{path} should end at byte {wanted} and ends at {found}: it {problem}. "
                 f"{self._advice}"
             )
+        check_regular(path)
         return np.memmap(path, dtype, mode="r") if wanted else np.empty(0, dtype)
 
     def _gather_across(self, start: int, count: int) -> np.ndarray:
@@ -237,11 +239,13 @@ def read_tokens(path: str | Path, dtype: str = "uint16") -> np.ndarray:  # n
             f"{path} should hold {dtype} tokens of {kind.itemsize} bytes and has {size} bytes. "
             f"Set the dtype it was written with ({', '.join(RAW)}), or write it again."
         )
+    check_regular(path)
     return np.memmap(path, kind, mode="r")
 
 
 def _numpy_file(path: Path) -> np.ndarray:
     try:
+        check_regular(path)
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:
         raise DataError(

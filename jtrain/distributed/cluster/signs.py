@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import ConfigError
+from jtrain.io.regular_files import read_bytes
 
 _BY_HAND = f"JTRAIN_COORDINATOR=HOST:{PORT}, JTRAIN_PROCESSES and JTRAIN_PROCESS"
 
@@ -51,8 +52,8 @@ def _pbsdsh_number(environ: Mapping[str, str]) -> str:
 
 def _pbs(environ: Mapping[str, str]) -> str:
     try:
-        hosts = set(Path(environ.get("PBS_NODEFILE") or "/nonexistent").read_text().split())
-    except (OSError, UnicodeDecodeError):
+        hosts = set(read_bytes(Path(environ.get("PBS_NODEFILE") or "/none"), most=1 << 26).split())
+    except (OSError, ValueError):
         return ""
     return _alone("PBS", len(hosts), "mpiexec") if len(hosts) > 1 else ""
 

@@ -13,7 +13,7 @@ from jtrain.distributed.heartbeat.heartbeat import ALONE, PHASES
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
 from jtrain.distributed.launcher.worker import Worker
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
-from jtrain.io.atomic_write import create_private
+from jtrain.io.atomic_write import create_new
 
 
 class Culprit(NamedTuple):
@@ -245,6 +245,6 @@ def _write_stacks(workers: Sequence[Worker], run: Path | None) -> str:
         shown = [f"process {i}:\n{x.decode(errors='replace')}" for i, x in stacks.items()]
         return "\n" + "".join(shown) if shown else ""
     for index, text in stacks.items():
-        with contextlib.suppress(OSError), create_private(run / f"stacks-{index}.txt") as file:
+        with contextlib.suppress(OSError), create_new(run / f"stacks-{index}.txt") as file:
             file.write(text)
     return f"{run}/stacks-*.txt"

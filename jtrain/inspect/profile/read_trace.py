@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jtrain.inspect.plan.collectives import KINDS
+from jtrain.io.regular_files import check_regular
 from jtrain.train.hooks.profile_window import PHASE, STEP
 
 # Operations that hold others, whose time would count twice.
@@ -109,6 +110,7 @@ def read_profile(
     """
     # In jax 0.12 the reader's types are made at their first use, with a DeprecationWarning; where
     # warnings are errors, that aborts the process.
+    check_regular(trace)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         planes = list(jax.profiler.ProfileData.from_file(str(trace)).planes)

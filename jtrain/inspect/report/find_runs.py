@@ -1,7 +1,6 @@
 """Runs for a report: by directory, by name, or all of a sweep."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.read_run import EXPECTED
 from jtrain.io.object_store import check_local_run
+from jtrain.io.regular_files import read_json
 
 DEPTH = 2  # runs/ has sweeps, and a sweep has runs
 
@@ -90,7 +90,7 @@ def _inside(folder: Path, depth: int) -> Iterator[Path]:
 def _members(folder: Path) -> list[str]:
     """Return the directory names of a sweep's runs in order; empty if it is no sweep."""
     try:
-        sweep = json.loads((folder / "sweep.json").read_text("utf-8", "replace"))
+        sweep = read_json(folder / "sweep.json", most=1 << 26, inside=folder)
         return [member["name"].rpartition("/")[2] for member in sweep["members"]]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []

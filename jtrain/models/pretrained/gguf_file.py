@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.errors import CheckpointError
+from jtrain.io.regular_files import check_regular
 from jtrain.models.attention.positions import Llama3Scaling, Rotary
 from jtrain.models.attention.rotary import frequencies
 from jtrain.models.pretrained.family import HFConfig
@@ -135,6 +136,7 @@ def _reader(path: Path) -> Any:
             f"install 'jtrain[gguf]'"
         ) from None
     try:
+        check_regular(path)  # the reader opens it by name
         return gguf.GGUFReader(path)
     except (*BROKEN, OSError, OverflowError, MemoryError) as error:
         raise _broken_error(path, error) from None

@@ -1,6 +1,5 @@
 """Published weights as a source of a new state's parameters, read one at a time."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 
 from jtrain.core.types import Leaf as Array
 from jtrain.errors import CheckpointError, DataError
+from jtrain.io.regular_files import read_json
 from jtrain.models.pretrained.family import Family, HFConfig
 from jtrain.models.pretrained.folder import check_no_pickle, is_folder, read_config, read_folder
 from jtrain.models.pretrained.gguf_file import GGUF, read_gguf
@@ -166,7 +166,7 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
     if not file.is_file():
         return None
     try:
-        return vocabulary_of_parsed(json.loads(file.read_bytes()))
+        return vocabulary_of_parsed(read_json(file))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
 

@@ -6,7 +6,6 @@ take part in the run: it is readable by its owner only, and removed when the run
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,11 +24,7 @@ def announced(directory: Path, environ: Mapping[str, str]) -> Iterator[None]:
     wait for the next start. Without it they end with the run.
     """
     path = directory / FILE
-    mask = os.umask(0o077)
-    try:
-        atomic_write(path, json.dumps(dict(environ)).encode())
-    finally:
-        os.umask(mask)
+    atomic_write(path, json.dumps(dict(environ)).encode(), 0o600)
     yield
     if read_announcement(directory) == environ:  # not that of another start
         path.unlink(missing_ok=True)

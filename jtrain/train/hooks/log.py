@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.core.loop import Hook
-from jtrain.io.formatting import format_count, format_duration, format_number, format_seconds
+from jtrain.io.formatting import (
+    escape_controls,
+    format_count,
+    format_duration,
+    format_number,
+    format_seconds,
+)
 from jtrain.io.lost_files import OpenFolder
 from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
@@ -101,7 +107,7 @@ class LogLines:
 
     def write(self, line: str) -> str:
         """Write a line to the file only; return it as written, with secrets redacted."""
-        line = redact(line)
+        line = escape_controls(redact(line))
         if self._path and self._folder and self._folder.is_in_place:  # never recreate it
             with (
                 contextlib.suppress(OSError),  # a full disk is reported by the saves, on the screen

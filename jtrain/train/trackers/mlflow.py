@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from jtrain.config.configclass import configclass
+from jtrain.config.write_paths import TrackingUri
 from jtrain.train.trackers.tracker import End, TrackedRun
 
 _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -19,7 +20,7 @@ class MLflow:
     """A run of MLflow; `pip install 'jtrain[mlflow]'`."""
 
     kind: Literal["mlflow"] = "mlflow"
-    uri: str = ""
+    uri: TrackingUri = ""
     """URI of the server, a directory (file:mlruns) or a database (sqlite:///mlflow.db); empty:
     MLFLOW_TRACKING_URI, or MLflow's default."""
     experiment: str = "jtrain"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jtrain.config.configclass import configclass
+from jtrain.config.write_paths import WrittenPath
 from jtrain.train.trackers.tracker import End, TrackedRun
 
 
@@ -14,7 +15,7 @@ class TensorBoard:
     """Event files that `tensorboard --logdir runs` shows; `pip install 'jtrain[tensorboard]'`."""
 
     kind: Literal["tensorboard"] = "tensorboard"
-    directory: str = ""
+    directory: WrittenPath = ""
     """Directory of the event files, in a folder named after the run; empty:
     runs/NAME/tensorboard."""
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,9 +13,12 @@ import pytest
 from test_report_reading import ROWS, write_run
 
 from jtrain.cli import main
+from jtrain.errors import ConfigError
 from jtrain.inspect.report import read_run, render_page
 from jtrain.inspect.report.facts import summarize_run
+from jtrain.inspect.report.find_runs import find_runs
 from jtrain.io.png import encode_png
+from jtrain.sweep.members import read_record
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -244,3 +248,12 @@ def test_an_empty_directory_gives_a_page(tmp_path: Path):
     text = render_page([read_run(tmp_path / "none")])
     assert "has no run" in text
     assert data_of(text)["charts"] == []
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "endless"])
+def test_a_strange_sweep_json_is_no_sweep(kind: str, tmp_path: Path):
+    path = tmp_path / "sweep.json"
+    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
+    assert read_record(tmp_path) == []
+    with pytest.raises(ConfigError, match="without a run"):
+        find_runs([str(tmp_path)])

@@ -1,0 +1,152 @@
+"""Bounds of a chat template: the size of each value that it computes and of what it writes.
+
+A template is a stranger's, and `{{ 'a' * 10 ** 10 }}` is a valid one.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from jtrain.data.sources.source import import_optional
+
+MOST = 1 << 24  # characters of a value, and of all that is written
+ITEM = 16  # characters that an item of a list and a round of a loop count for
+WIDTH = 1 << 20  # the largest number that a filter or a method is given
+
+
+GROWING = {"replace", "join", "indent", "format"}  # filters
+
+
+class TemplateBoundError(Exception):
+    """A template that computes more than it may."""
+
+
+@functools.cache
+def bounded(environment: type) -> Any:
+    """Return a subclass of jinja2's sandboxed environment whose values are bounded."""
+    jinja = import_optional("jinja2", "chat", "a chat template")
+    nodes = import_optional("jinja2.nodes", "chat", "a chat template")
+
+    class Rewriter(import_optional("jinja2.visitor", "chat", "a chat template").NodeTransformer):
+        def visit_Concat(self, node: Any) -> Any:  # noqa: N802  # jinja2's name
+            node = self.generic_visit(node)
+            node.nodes = [self._filter(each, "string") for each in node.nodes]
+            return self._filter(node, "string")
+
+        def visit_For(self, node: Any) -> Any:  # noqa: N802
+            node = self.generic_visit(node)
+            node.iter = self._filter(node.iter, "rounds")
+            return node
+
+        def _filter(self, node: Any, name: str) -> Any:
+            return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+    write = jinja.pass_context(_write)
+    rounds = jinja.pass_context(_loop_over)
+
+    class Bounded(environment):
+        intercepted_binops = frozenset({"+", "*", "**", "%"})
+        concat = staticmethod(lambda pieces: "".join(_take(pieces)))
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, finalize=write, **kwargs)
+            self.filters = {name: _bounded_filter(name, f) for name, f in self.filters.items()}
+            self.filters["rounds"] = rounds
+            self.globals.pop("lipsum", None)
+
+        def _parse(self, *args: Any) -> Any:
+            tree = Rewriter().visit(super()._parse(*args))
+            return tree.set_environment(self)
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _check_operator(operator, left, right)
+            return _checked(super().call_binop(context, operator, left, right))
+
+        def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+            _take((*args, *kwargs.values()))
+            owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
+            if isinstance(owner, str):
+                _check_growth(owner, *args, *kwargs.values())
+            return _checked(super().call(context, obj, *args, **kwargs))
+
+    return Bounded
+
+
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    factor = max(x if isinstance(x, int) else 1 for x in (left, right))
+    sized = [x for x in (left, right) if hasattr(x, "__len__")]
+    repeats = operator == "*" and sized and _size(sized[0]) * factor > MOST
+    if repeats or (operator == "**" and factor > WIDTH):
+        raise TemplateBoundError(f"{operator} makes more than {MOST:,} characters")
+    if operator == "%" and isinstance(left, str):
+        _check_growth(left)
+        _checked(right)
+
+
+def _checked(value: Any, before: int = 0) -> Any:
+    if before + _size(value) > MOST:
+        raise TemplateBoundError(f"it makes a text or a list of more than {MOST:,} characters")
+    return value
+
+
+def _write(context: Any, value: Any) -> Any:
+    return _spend(context, value, _size(value))
+
+
+def _loop_over(context: Any, values: Any) -> Any:
+    values = _take(values) if hasattr(values, "__next__") else values
+    return _spend(context, values, ITEM * len(values) if hasattr(values, "__len__") else 0)
+
+
+def _spend(context: Any, value: Any, size: int) -> Any:
+    """Return the value if what a rendering has written and looped over is within `MOST`."""
+    context.spent = getattr(context, "spent", 0) + size
+    if context.spent > MOST:
+        raise TemplateBoundError(f"it writes more than {MOST:,} characters, or loops for too long")
+    return value
+
+
+def _take(values: Iterable[Any]) -> list[Any]:
+    taken, size = [], 0
+    for value in values:
+        taken.append(_checked(value, size))
+        size += _size(value)
+    return taken
+
+
+def _bounded_filter(name: str, function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # An iterator is of another filter, such as map.
+        given = [_take(x) if hasattr(x, "__next__") else _checked(x) for x in args]
+        words = (*given, *kwargs.values())
+        _check_growth(*(words if name in GROWING else [x for x in words if isinstance(x, int)]))
+        return _checked(function(*given, **kwargs))
+
+    return call
+
+
+def _check_growth(*values: Any) -> None:
+    """Raise if two of the values can make a text of more than some `MOST`, or a number can."""
+    sizes = sorted(_size(x) for x in values if not isinstance(x, int))[-2:]
+    texts = [x for x in values if isinstance(x, str)]
+    widths = [int(n) for x in texts for n in re.findall(r"(?<=[%:<>=^0*.-])\d{6,18}", x[:MOST])]
+    if any(isinstance(x, int) and x > WIDTH for x in (*values, *widths)):
+        raise TemplateBoundError(f"it makes a text wider than {WIDTH:,} characters")
+    grows = len(sizes) > 1 and sizes[0] * sizes[1] > 64 * MOST
+    if grows or any(size > MOST for size in sizes):
+        raise TemplateBoundError(f"it joins or replaces texts to more than {MOST:,} characters")
+
+
+def _size(value: Any) -> int:
+    """Return the characters of a value as text, roughly; counting ends above `MOST`."""
+    size, waiting = 0, [value]
+    while waiting and size <= MOST:
+        one = waiting.pop()
+        size += len(one) if isinstance(one, str | bytes) else ITEM
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            waiting += one
+    return size

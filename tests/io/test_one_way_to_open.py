@@ -1,0 +1,118 @@
+"""Files of a user are opened in one way: jtrain/io/regular_files.py, which waits for nobody."""
+
+# ruff: noqa: E501  (a list reads best on a line)
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "jtrain"
+# What opens a file by its name, in Python and in other libraries.
+METHODS = {"read_text", "read_bytes", "open"}
+BY_NAME = {
+    "np.load", "np.memmap", "np.fromfile", "np.loadtxt", "np.genfromtxt", "parquet.ParquetFile", "gguf.GGUFReader",
+    "jax.profiler.ProfileData.from_file", "json.load", "os.open", "os.fdopen", "zipfile.ZipFile", "tarfile.open",
+    "gzip.open", "gzip.GzipFile", "bz2.open", "lzma.open", "pillow.open", "Tokenizer.from_file", "io.open", "open", "codecs.open",
+}  # fmt: skip
+CHECKS = {"open_regular", "check_regular", "read_bytes", "open_decompressed", "_opened"}
+WRITES = {'"w', "'w", '"a"', "'a'", "O_WRONLY", "O_DIRECTORY", "os.devnull"}
+
+OWN = "a file of the package itself"
+KERNEL = "a file of Linux, of /proc or /sys"
+CACHE = "a file of jtrain's own cache, in a directory that only this user may write"
+EXEMPT = {
+    "io/regular_files.py": "the one way",
+    "io/atomic_write.py": "creates files; opens a directory to flush it",
+    "config/read.py": "a pipe that a shell gives, as in `jtrain run <(sed ...)`, read up to a cap",
+    "checkpoint/lock.py": "the lock, whose other end is the same program; /proc/locks",
+    "checkpoint/seal.py": "flushes what was written, without waiting",
+    "cli/init.py": OWN,
+    "cli/completion.py": OWN,
+    "errors/moved_names.py": OWN,
+    "inspect/report/page.py": OWN,
+    "inspect/report/document.py": OWN,
+    "inspect/explain/page.py": OWN,
+    "data/text/shakespeare/__init__.py": OWN,
+    "data/text/shakespeare/make.py": OWN,
+    "train/multihost_checks.py": "the experiment's own code, which is run",
+    "distributed/compiler_flags.py": "the library of jaxlib",
+    "parallel/program_cache.py": f"{CACHE}; /proc/cpuinfo",
+    "inspect/plan/compiled_step.py": CACHE,
+    "inspect/plan/compiler.py": "what the compiler wrote into a temporary folder",
+    "inspect/plan/cpu_speeds.py": CACHE,
+    "inspect/doctor/cache.py": CACHE,
+    "inspect/doctor/child.py": "the output of a child process, in a temporary folder",
+    "inspect/doctor/probe_disk.py": "files that the probe has written",
+    "inspect/doctor/file_lock.py": "a file that the probe has written; /proc/locks",
+    "inspect/doctor/devices.py": "a device, to see whether it is free",
+    "inspect/doctor/memory.py": KERNEL,
+    "inspect/doctor/disk.py": KERNEL,
+    "data/batches/row_cache.py": "files that this object has made; /proc/meminfo",
+    "distributed/accelerators.py": KERNEL,
+    "distributed/launcher/worker.py": KERNEL,
+    "distributed/launcher/port.py": KERNEL,
+    "distributed/port_holder.py": KERNEL,
+    "distributed/heartbeat/heartbeat.py": KERNEL,
+    "checkpoint/writer_beat.py": KERNEL,
+    "train/memory_use.py": KERNEL,
+}  # fmt: skip
+
+
+def openings(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the calls that open a file to read it, and are in no function that checks it."""
+    tree = ast.parse(file.read_text())
+    checked = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _names(node) & CHECKS:
+            checked |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        said, called = ast.unparse(node), ast.unparse(node.func)
+        method = called.rpartition(".")[2] if "." in called else ""
+        is_path = method in METHODS and called not in BY_NAME and _may_be_path(node)
+        by_name = called in BY_NAME and id(node) not in checked
+        if (is_path or by_name) and not any(word in said for word in WRITES):
+            yield node.lineno, said[:80]
+
+
+def _names(function: ast.FunctionDef) -> set[str]:
+    return {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
+
+
+def _may_be_path(node: ast.Call) -> bool:
+    """Return whether `x.open(...)` can be of a path: `tracker.open(about)` has no mode."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "open":
+        return True
+    words = [ast.unparse(x) for x in (*node.args, *(k.value for k in node.keywords))]
+    path = ast.unparse(node.func.value) != "self"
+    return (
+        (path and not words) or any(w.strip("'\"") in {"r", "rb", "r+", "rt", "utf-8"} for w in words)
+    )
+
+
+def test_files_of_a_user_are_opened_in_one_way():
+    found = {}
+    for file in sorted(ROOT.rglob("*.py")):
+        name = file.relative_to(ROOT).as_posix()
+        if name.startswith(("server/pool/", "distributed/launcher/ray/")):
+            continue
+        if lines := list(openings(file)):
+            found[name] = lines
+    assert {n: lines for n, lines in found.items() if n not in EXEMPT} == {}
+    assert EXEMPT.keys() - found.keys() - {"io/atomic_write.py"} == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "path.read_text()", "Path('x').read_bytes()", "path.open()", "path.open('rb')", "open(path)",
+        "np.load(path)", "np.memmap(path, mode='r')", "json.load(open(path))", "os.open(path, os.O_RDONLY)",
+        "io.open(path)", "path.open(encoding='utf-8')", "gguf.GGUFReader(path)", "zipfile.ZipFile(path)",
+    ],
+)  # fmt: skip
+def test_each_way_to_open_is_found(code: str, tmp_path: Path):
+    (tmp_path / "a.py").write_text(f"def f(path):\n    return {code}\n")
+    assert list(openings(tmp_path / "a.py"))
