@@ -11,6 +11,7 @@ from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.family import Family, Leaf
 from jtrain.models.pretrained.slices import ParameterView
 
+HEAD = "lm_head.weight"  # in all families of language models
 SHOWN = 20  # rows of a table of errors
 
 
@@ -63,7 +64,7 @@ def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> Tens
         leaves[leaf.ours] = leaf._replace(
             theirs=tuple(names.get(bare(theirs), theirs) for theirs in leaf.theirs)
         )
-    tied = ("lm_head.weight",) if getattr(model, "tied", False) else ()  # repeats the embedding
+    tied = (HEAD,) if getattr(model, "tied", False) else ()  # repeats the embedding
     surplus = family.surplus(model)
     unknown = [
         name

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from jtrain.models.encoder import Encoder
 from jtrain.models.generate import generate
 from jtrain.models.mlp import MLP
 from jtrain.models.pretrained.registry import FAMILIES, family_name, family_of
-from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.slices import CHUNK, same_numbers
+from jtrain.models.pretrained.source import PretrainedWeights, describe_source
 from jtrain.models.pretrained.write import hf_config, write_folder
 from jtrain.models.transformer import Transformer
 
@@ -56,6 +58,53 @@ def test_a_causal_model_gives_the_logits_of_transformers(name: str, tmp_path):
     logits, _ = jax.jit(model.build().apply)(params, {}, tokens)
     assert np.abs(golden["outputs"]).max() > 1
     assert_close(logits, golden["outputs"], WITHIN)
+
+
+def tied_with_a_head(name: str, folder: Path, head: str = "lm_head.weight") -> Path:
+    """Write a folder that ties the head, and has one that was drawn as the tensor `head`."""
+    golden = published.golden(name)
+    golden["config"].pop("tie_word_embeddings", None)
+    if FAMILIES[golden["config"]["model_type"]].values(golden["config"])["tied"] is False:
+        golden["config"]["tie_word_embeddings"] = True  # the default of some families
+    embedding = next(
+        n for n in golden["tensors"] if n.endswith(("embed_tokens.weight", "wte.weight"))
+    )
+    drawn = published.draw(head or embedding, tuple(golden["tensors"][embedding]))
+    return published.write_model(folder, golden, **{"lm_head.weight": drawn})
+
+
+@pytest.mark.parametrize("name", some(CAUSAL))
+def test_a_head_that_differs_from_the_tied_embedding_is_used(name: str, tmp_path):
+    source = PretrainedWeights(tied_with_a_head(name, tmp_path / "own"))
+    want = published.draw("lm_head.weight", source.found["head"].shape)
+    np.testing.assert_array_equal(source.read({"head": source.found["head"]})["head"], want)
+    model = Transformer(pretrained=str(tmp_path / "own"))
+    assert (model.tied, source.model.tied) == (False, False)
+    (line,) = describe_source(model)
+    advice = re.search(r"model\.(tied)=(true)", line)
+    assert advice
+    ours = Transformer(pretrained=str(tmp_path / "own"), **{advice[1]: advice[2] == "true"})
+    assert ours.tied
+    assert not describe_source(ours)
+    same = tied_with_a_head(name, tmp_path / "same", head="")
+    assert Transformer(pretrained=str(same)).tied
+    assert "head" not in PretrainedWeights(same).found
+
+
+@pytest.mark.thorough
+def test_the_logits_are_those_of_the_head(tmp_path):
+    golden = published.golden("llama")  # of transformers, with this head
+    model, params = read(tied_with_a_head("llama", tmp_path))
+    logits, _ = jax.jit(model.build().apply)(params, {}, jnp.array(golden["tokens"]))
+    assert_close(logits, golden["outputs"], WITHIN)
+
+
+def test_heads_are_compared_to_their_last_row(tmp_path):
+    a = np.zeros((3, CHUNK // 8), np.float32)  # 4 bytes a number: two chunks
+    b = a.astype(jnp.bfloat16)
+    assert same_numbers(a, b)
+    b[-1, -1] = 1
+    assert not same_numbers(a, b)
 
 
 @pytest.mark.thorough
