@@ -8,10 +8,32 @@ from typing import Any
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pixels import Pixels
+from jtrain.models.pretrained.checked_values import (
+    FLAG,
+    NUMBER,
+    SIZE,
+    Supported,
+    check_entries,
+    is_list_of,
+)
+from jtrain.models.pretrained.families.entries import get
 from jtrain.models.pretrained.family import Family, HFConfig, Values
 from jtrain.models.pretrained.folder import read_config
 
 PREPROCESSOR = "preprocessor_config.json"
+_SIZE = {key: (SIZE,) for key in ("height", "width", "shortest_edge")}
+ENTRIES: Supported = {
+    **{f"do_{name}": (FLAG, None) for name in ("rescale", "normalize", "resize", "center_crop")},
+    "rescale_factor": (NUMBER,),
+    "image_mean": (is_list_of(0, NUMBER),),
+    "image_std": (is_list_of(NUMBER),),
+    "size": _SIZE,
+    "crop_size": _SIZE,
+    "do_flip_channel_order": (False, None),
+    "rescale_offset": (False, None),
+    "do_pad": (False, None),
+}
+"""Values that `Pixels` has."""
 
 
 def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Values:
@@ -72,7 +94,11 @@ def _from_timm(cfg: Mapping[str, Any]) -> Values:
 
 def _preprocessor(folder: Path) -> HFConfig:
     """Return the content of preprocessor_config.json; empty if there is none."""
-    return read_config(folder, PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {}
+    if not (folder / PREPROCESSOR).is_file():
+        return {}
+    hf = read_config(folder, PREPROCESSOR)
+    check_entries(hf, ENTRIES, file=f"{folder / PREPROCESSOR}", family="images")
+    return hf
 
 
 def _from_file(folder: Path) -> Values:
@@ -86,7 +112,10 @@ def _from_file(folder: Path) -> Values:
         )
     found: Values = {}
     if hf.get("do_normalize", True) and "image_mean" in hf:
-        found = {"mean": tuple(hf["image_mean"]), "std": tuple(hf["image_std"])}
+        found = {
+            "mean": tuple(hf["image_mean"]),
+            "std": tuple(get(hf, "image_std", file=PREPROCESSOR)),
+        }
     if hf.get("do_resize", True) and (size := _size(hf)):
         found["height"], found["width"] = size
     return found

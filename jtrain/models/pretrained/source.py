@@ -60,7 +60,7 @@ def read_hf_config(path: Path) -> HFConfig:
 def _has_own_head(path: Path, hf: HFConfig) -> bool:
     """Return whether a folder's config.json ties the head, and its tensors do not."""
     family = FAMILIES.get(family_name(hf))
-    if family is None or not family.values(hf).get("tied"):
+    if family is None or not family.read(hf).get("tied"):
         return False
     tokens = next(leaf for leaf in family.leaves(build_model(family, hf)) if leaf.ours == "tokens")
     files = sorted(path.glob("*.safetensors*"))

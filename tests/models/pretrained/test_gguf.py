@@ -123,4 +123,4 @@ def test_the_queries_of_gemma_are_scaled_as_in_its_config(kind, width, heads, si
     sizes |= {"attention.key_length": size, "feed_forward_length": 24}
     metadata = {"general.architecture": kind} | {f"{kind}.{n}": x for n, x in sizes.items()}
     hf = _config(Path("a.gguf"), metadata, {})
-    assert FAMILIES[hf["model_type"]].values(hf)["attention_scale"] == scalar**-0.5
+    assert FAMILIES[hf["model_type"]].read(hf)["attention_scale"] == scalar**-0.5
