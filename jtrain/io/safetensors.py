@@ -39,7 +39,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """
     if not path.name.endswith(INDEX_SUFFIX):
         return _read_file(path)
-    files: Mapping[str, str] = _parse_header(path, _map_bytes(path), "weight_map")
+    files: Mapping[str, str] = _parse_header(path, map_bytes(path), "weight_map")
     if not all(isinstance(name, str) for name in files.values()):
         raise _broken_error(path, "its weight_map names no files")
     parts = {
@@ -66,7 +66,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 def _read_header(path: Path) -> tuple[dict, np.ndarray]:
     """Return the header of a file, and the bytes after it."""
-    data = _map_bytes(path)
+    data = map_bytes(path)
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or length > len(data) - 8:
         raise _broken_error(
@@ -110,7 +110,7 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
     return data[first:last].view(numpy_dtype).reshape(shape)
 
 
-def _map_bytes(path: Path) -> np.ndarray:
+def map_bytes(path: Path) -> np.ndarray:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

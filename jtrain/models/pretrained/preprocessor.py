@@ -96,7 +96,10 @@ def _preprocessor(folder: Path) -> HFConfig:
     """Return the content of preprocessor_config.json; empty if there is none."""
     if not (folder / PREPROCESSOR).is_file():
         return {}
-    hf = read_config(folder, PREPROCESSOR)
+    hf = dict(read_config(folder, PREPROCESSOR))
+    for key in ("size", "crop_size"):
+        if isinstance(hf.get(key), int):  # of older files
+            hf[key] = {"height": hf[key], "width": hf[key]}
     check_entries(hf, ENTRIES, file=f"{folder / PREPROCESSOR}", family="images")
     return hf
 
@@ -125,9 +128,7 @@ def _size(hf: HFConfig) -> tuple[int, int] | None:
     """Return the height and the width of what is left of an image."""
     size = hf.get("crop_size") if hf.get("do_center_crop") else None
     size = size or hf.get("size")
-    if isinstance(size, int):
-        return size, size
-    if not isinstance(size, dict):
+    if not size:
         return None
     if "shortest_edge" in size:
         return size["shortest_edge"], size["shortest_edge"]

@@ -78,7 +78,7 @@ def get(hf: HFConfig, key: str, default: Any = ..., file: str = "config.json") -
     if (found := hf.get(key, default)) is ...:
         raise CheckpointError(
             f"{file} of the family {hf.get('model_type')} should have {key}, and has "
-            f"{', '.join(sorted(hf)) or 'nothing'}. Download the folder again."
+            f"{', '.join(sorted(hf)) or 'nothing'}. Download it again."
         )
     return found
 
