@@ -99,8 +99,8 @@ def read_keys(path: Path, kind: str, metadata: Mapping[str, Any]) -> dict[str, A
     for key, value in metadata.items():
         if key.startswith(f"{kind}."):
             value = value.tolist() if isinstance(value, np.ndarray) else value
-            same = isinstance(value, list) and len(set(value)) == 1 and key.endswith(PER_LAYER)
-            keys[key.removeprefix(f"{kind}.")] = value[0] if same else value
+            one = isinstance(value, list) and len(set(value)) == 1 and key.endswith(PER_LAYER)
+            keys[key.removeprefix(f"{kind}.")] = value[0] if one else value
     supported = {**KEYS, **KEYS_OF.get(kind, {})}
     rest = {name: (NEUTRAL,) for name in keys.keys() - supported.keys() - {"model_type"}}
     where = {"file": f"{path}", "where": f"{kind}."}
@@ -114,10 +114,7 @@ def read_keys(path: Path, kind: str, metadata: Mapping[str, Any]) -> dict[str, A
     same: Supported = {
         **dict.fromkeys(("rope.dimension_count", "rope.dimension_count_swa", *names), (head,)),
         "embedding_length_out": (width,),
-        "attention.scale": (
-            0,
-            Condition(f"{head}**-0.5", lambda x: NUMBER.holds(x) and np.isclose(x, head**-0.5)),
-        ),
+        "attention.scale": (0, Condition(f"{head}**-0.5", lambda x: _is_close(x, head**-0.5))),
     }
     if type(window) is int and window >= keys["context_length"]:
         same = {**same, "attention.sliding_window": (ANY,)}

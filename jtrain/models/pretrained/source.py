@@ -1,7 +1,6 @@
 """Published weights as a source of a new state's parameters, read one at a time."""
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from jtrain.core.types import Leaf as Array
 from jtrain.errors import CheckpointError, DataError
+from jtrain.io.regular_files import read_json
 from jtrain.models.pretrained.family import Family, HFConfig
 from jtrain.models.pretrained.folder import check_no_pickle, is_folder, read_config, read_folder
 from jtrain.models.pretrained.gguf_file import GGUF, read_gguf
@@ -207,8 +207,8 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
     if not file.is_file():
         return None
     try:
-        return vocabulary_of_parsed(json.loads(file.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
+        return vocabulary_of_parsed(read_json(file))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
 
 
