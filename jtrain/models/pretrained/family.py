@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from jtrain.models.pretrained.checked_values import Supported, check_entries
+from jtrain.models.pretrained.checks import Supported, check_entries
 from jtrain.models.pretrained.transforms import SAME, Transform
 
 Values: TypeAlias = dict[str, Any]  # fields of a model's config

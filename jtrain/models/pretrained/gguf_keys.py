@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.models.pretrained.checked_values import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    SIZE,
-    Condition,
-    Supported,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import ABOVE_1, get
 
 ENTRIES = {
@@ -38,21 +29,21 @@ ENTRIES = {
 }
 REQUIRED = tuple(ENTRIES)[:6]
 PER_LAYER = ("head_count", "head_count_kv", "feed_forward_length")  # a number, or one a layer
-NEUTRAL = Condition(
+NEUTRAL = checks.Condition(
     "0 or none", lambda x: x in (0, "", "none") or (isinstance(x, list) and not any(x))
 )
-ANY = Condition("any value", lambda x: True)
-KEYS: Supported = {
-    **dict.fromkeys(REQUIRED, (SIZE,)),
-    "block_count": (COUNT,),
-    "attention.head_count_kv": (SIZE,),
-    "attention.key_length": (SIZE,),
-    "attention.layer_norm_rms_epsilon": (NUMBER,),
+ANY = checks.Condition("any value", lambda x: True)
+KEYS: checks.Supported = {
+    **dict.fromkeys(REQUIRED, (checks.SIZE,)),
+    "block_count": (checks.COUNT,),
+    "attention.head_count_kv": (checks.SIZE,),
+    "attention.key_length": (checks.SIZE,),
+    "attention.layer_norm_rms_epsilon": (checks.NUMBER,),
     "attention.causal": (True,),
     "rope.freq_base": (ABOVE_1,),
     "rope.scaling.type": ("none", "linear", "yarn"),
-    "rope.scaling.factor": (0, NUMBER),
-    "rope.scale_linear": (0, NUMBER),  # its older name
+    "rope.scaling.factor": (0, checks.NUMBER),
+    "rope.scale_linear": (0, checks.NUMBER),  # its older name
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (0, -1),
     "rope.scaling.yarn_attn_factor": (1, -1),
@@ -75,15 +66,15 @@ KEYS: Supported = {
 
 Any other key is of another function, unless its value is 0 or none.
 """
-GEMMA_KEYS: Supported = {
-    "attn_logit_softcapping": (NUMBER,),
-    "final_logit_softcapping": (NUMBER,),
-    "attention.sliding_window": (0, SIZE),
-    "attention.sliding_window_pattern": (COUNT, is_list_of(FLAG)),
+GEMMA_KEYS: checks.Supported = {
+    "attn_logit_softcapping": (checks.NUMBER,),
+    "final_logit_softcapping": (checks.NUMBER,),
+    "attention.sliding_window": (0, checks.SIZE),
+    "attention.sliding_window_pattern": (checks.COUNT, checks.is_list_of(checks.FLAG)),
     "rope.freq_base_swa": (ABOVE_1,),
 }
-KEYS_OF: Mapping[str, Supported] = {
-    "llama": {"expert_count": (0, COUNT), "expert_used_count": (0, COUNT)},
+KEYS_OF: Mapping[str, checks.Supported] = {
+    "llama": {"expert_count": (0, checks.COUNT), "expert_used_count": (0, checks.COUNT)},
     "gemma2": GEMMA_KEYS,
     "gemma3": GEMMA_KEYS,
 }
@@ -106,28 +97,29 @@ def read_keys(path: Path, kind: str, metadata: Mapping[str, Any]) -> dict[str, A
     where = {"file": f"{path}", "where": f"{kind}."}
     for name in REQUIRED:
         get(keys, name, file=f"{path}")
-    check_entries(keys, supported, **where)
+    checks.check_entries(keys, supported, **where)
     heads, width = keys["attention.head_count"], keys["embedding_length"]
     head = keys.get("attention.key_length", width // heads)
     window = keys.get("attention.sliding_window", 0)
     names = ("attention.key_length_swa", "attention.value_length_swa")
-    same: Supported = {
+    scale = checks.Condition(f"{head}**-0.5", lambda x: _is_close(x, head**-0.5))
+    same: checks.Supported = {
         **dict.fromkeys(("rope.dimension_count", "rope.dimension_count_swa", *names), (head,)),
         "embedding_length_out": (width,),
-        "attention.scale": (0, Condition(f"{head}**-0.5", lambda x: _is_close(x, head**-0.5))),
+        "attention.scale": (0, scale),
     }
     if type(window) is int and window >= keys["context_length"]:
         same = {**same, "attention.sliding_window": (ANY,)}
     if kind == "gemma2":
         same = {**same, "rope.freq_base_swa": (keys.get("rope.freq_base", 10000.0),)}
-    check_entries(keys, {**rest, **same}, **where)
+    checks.check_entries(keys, {**rest, **same}, **where)
     if keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0)) not in (0, 1):
-        check_entries(keys, {"rope.scaling.type": ("none", "linear")}, **where)
+        checks.check_entries(keys, {"rope.scaling.type": ("none", "linear")}, **where)
     return keys
 
 
 def _is_close(value: Any, other: float) -> bool:
-    return NUMBER.holds(value) and math.isclose(value, other, rel_tol=1e-6)
+    return checks.NUMBER.holds(value) and math.isclose(value, other, rel_tol=1e-6)
 
 
 def layer_windows(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:

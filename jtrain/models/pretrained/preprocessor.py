@@ -8,25 +8,21 @@ from typing import Any
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pixels import Pixels
-from jtrain.models.pretrained.checked_values import (
-    FLAG,
-    NUMBER,
-    SIZE,
-    Supported,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import get
 from jtrain.models.pretrained.family import Family, HFConfig, Values
 from jtrain.models.pretrained.folder import read_config
 
 PREPROCESSOR = "preprocessor_config.json"
-_SIZE = {key: (SIZE,) for key in ("height", "width", "shortest_edge")}
-ENTRIES: Supported = {
-    **{f"do_{name}": (FLAG, None) for name in ("rescale", "normalize", "resize", "center_crop")},
-    "rescale_factor": (NUMBER,),
-    "image_mean": (is_list_of(0, NUMBER),),
-    "image_std": (is_list_of(NUMBER),),
+_SIZE = {key: (checks.SIZE,) for key in ("height", "width", "shortest_edge")}
+ENTRIES: checks.Supported = {
+    **{
+        f"do_{name}": (checks.FLAG, None)
+        for name in ("rescale", "normalize", "resize", "center_crop")
+    },
+    "rescale_factor": (checks.NUMBER,),
+    "image_mean": (checks.is_list_of(0, checks.NUMBER),),
+    "image_std": (checks.is_list_of(checks.NUMBER),),
     "size": _SIZE,
     "crop_size": _SIZE,
     "do_flip_channel_order": (False, None),
@@ -100,7 +96,7 @@ def _preprocessor(folder: Path) -> HFConfig:
     for key in ("size", "crop_size"):
         if isinstance(hf.get(key), int):  # of older files
             hf[key] = {"height": hf[key], "width": hf[key]}
-    check_entries(hf, ENTRIES, file=f"{folder / PREPROCESSOR}", family="images")
+    checks.check_entries(hf, ENTRIES, file=f"{folder / PREPROCESSOR}", family="images")
     return hf
 
 

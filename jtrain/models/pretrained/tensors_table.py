@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
@@ -61,6 +62,8 @@ def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> Tens
                 rows.append((theirs, "is missing"))
             elif (found := tensors[names[bare(theirs)]].shape) != shape:
                 rows.append((theirs, f"is {_text(found)}, and config.json says {_text(shape)}"))
+            elif not jnp.issubdtype(dtype := tensors[names[bare(theirs)]].dtype, jnp.floating):
+                rows.append((theirs, f"is {dtype}, and a weight is a floating number"))
         leaves[leaf.ours] = leaf._replace(
             theirs=tuple(names.get(bare(theirs), theirs) for theirs in leaf.theirs)
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained.checked_values import COUNT, FLAG, NUMBER, SIZE, Supported
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, sizes
 from jtrain.models.pretrained.families.llama import linear_leaves
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
@@ -24,15 +24,15 @@ ACTIVATIONS = {
     "gelu_python": "gelu_exact",
     **dict.fromkeys(TANH_GELU, "gelu"),
 }
-ENTRIES: Supported = {
+ENTRIES: checks.Supported = {
     **COMMON,
-    **{key: (SIZE,) for key in SIZES.values()},
-    "num_hidden_layers": (COUNT,),
-    "layer_norm_eps": (NUMBER,),
+    **{key: (checks.SIZE,) for key in SIZES.values()},
+    "num_hidden_layers": (checks.COUNT,),
+    "layer_norm_eps": (checks.NUMBER,),
     "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),
-    "add_pooling_layer": (FLAG,),
+    "add_pooling_layer": (checks.FLAG,),
 }
 
 

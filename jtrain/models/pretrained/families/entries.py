@@ -5,15 +5,7 @@ from typing import Any
 
 from jtrain.errors import CheckpointError
 from jtrain.models.attention.positions import LinearScaling, Llama3Scaling, Rotary
-from jtrain.models.pretrained.checked_values import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    SIZE,
-    Condition,
-    Supported,
-    is_list_of,
-)
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.family import HFConfig, Values
 
 DECODER = {
@@ -26,8 +18,8 @@ DECODER = {
     "epsilon": "rms_norm_eps",
 }
 """Our fields by the entry of a decoder's config.json."""
-COMMON: Supported = {
-    "tie_word_embeddings": (FLAG,),
+COMMON: checks.Supported = {
+    "tie_word_embeddings": (checks.FLAG,),
     "quantization_config": (None, {}),
     "pruned_heads": (None, {}),
     "is_encoder_decoder": (False, None),
@@ -35,36 +27,36 @@ COMMON: Supported = {
 }
 """Entries that `transformers` reads for every model."""
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
-ABOVE_1 = Condition("a number above 1", lambda x: NUMBER.holds(x) and x > 1)
-ROPE: Supported = {
+ABOVE_1 = checks.Condition("a number above 1", lambda x: checks.NUMBER.holds(x) and x > 1)
+ROPE: checks.Supported = {
     "rope_type": ("default", "linear", "llama3"),
     "type": ("default", "linear", "llama3"),
     "rope_theta": (ABOVE_1,),
-    "factor": (NUMBER,),
-    "low_freq_factor": (NUMBER,),
-    "high_freq_factor": (NUMBER,),
-    "original_max_position_embeddings": (SIZE,),
+    "factor": (checks.NUMBER,),
+    "low_freq_factor": (checks.NUMBER,),
+    "high_freq_factor": (checks.NUMBER,),
+    "original_max_position_embeddings": (checks.SIZE,),
     "partial_rotary_factor": (1.0, None),
     # Angles for each kind of layer, which Gemma 3 alone has.
     **dict.fromkeys(("full_attention", "sliding_attention"), (None,)),
 }
 """Entries of rotary positions."""
-DECODER_ENTRIES: Supported = {
+DECODER_ENTRIES: checks.Supported = {
     **COMMON,
-    **{key: (SIZE,) for key in DECODER.values()},
-    "num_hidden_layers": (COUNT,),
-    "rms_norm_eps": (NUMBER,),
+    **{key: (checks.SIZE,) for key in DECODER.values()},
+    "num_hidden_layers": (checks.COUNT,),
+    "rms_norm_eps": (checks.NUMBER,),
     "hidden_act": ("silu", "swish"),
-    "num_key_value_heads": (SIZE, None),
-    "head_dim": (SIZE, None),
+    "num_key_value_heads": (checks.SIZE, None),
+    "head_dim": (checks.SIZE, None),
     "rope_theta": (ABOVE_1,),
     "rope_scaling": ROPE,
     "rope_parameters": ROPE,
-    "original_max_position_embeddings": (SIZE,),
+    "original_max_position_embeddings": (checks.SIZE,),
     "partial_rotary_factor": (1.0, None),
     "is_causal": (True, None),
     "use_bidirectional_attention": (False, None),
-    "layer_types": (is_list_of("full_attention"), None),
+    "layer_types": (checks.is_list_of("full_attention"), None),
 }
 """Entries of a decoder of Llama's layers."""
 

@@ -2,15 +2,7 @@
 
 from typing import Any
 
-from jtrain.models.pretrained.checked_values import (
-    COUNT,
-    NUMBER,
-    SIZE,
-    TEXT,
-    Supported,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import (
     ABOVE_1,
     ROPE,
@@ -27,18 +19,18 @@ from jtrain.models.pretrained.families.llama import (
 )
 from jtrain.models.pretrained.family import HFConfig, Values
 
-ENTRIES: Supported = {
-    "hidden_act": (TEXT,),  # of older files; `hidden_activation` wins
+ENTRIES: checks.Supported = {
+    "hidden_act": (checks.TEXT,),  # of older files; `hidden_activation` wins
     "hidden_activation": TANH_GELU,
     "attention_bias": (False,),
-    "query_pre_attn_scalar": (NUMBER,),
-    "attn_logit_softcapping": (NUMBER, None),
-    "final_logit_softcapping": (NUMBER, None),
-    "sliding_window": (SIZE, None),
-    "sliding_window_pattern": (COUNT,),
-    "layer_types": (is_list_of("full_attention", "sliding_attention"), None),
+    "query_pre_attn_scalar": (checks.NUMBER,),
+    "attn_logit_softcapping": (checks.NUMBER, None),
+    "final_logit_softcapping": (checks.NUMBER, None),
+    "sliding_window": (checks.SIZE, None),
+    "sliding_window_pattern": (checks.COUNT,),
+    "layer_types": (checks.is_list_of("full_attention", "sliding_attention"), None),
 }
-GEMMA3_ENTRIES: Supported = {
+GEMMA3_ENTRIES: checks.Supported = {
     **ENTRIES,
     "rope_local_base_freq": (ABOVE_1,),
     "rope_parameters": {
@@ -63,7 +55,7 @@ DEFAULTS = {
 
 def _shared_values(hf: HFConfig) -> Values:
     if "hidden_activation" not in hf:
-        check_entries(hf, {"hidden_act": TANH_GELU})
+        checks.check_entries(hf, {"hidden_act": TANH_GELU})
     return {
         **decoder_values({**hf, "rope_parameters": None}),
         "activation": "geglu",
@@ -97,7 +89,7 @@ def _shared_entries(model: Any) -> Values:
 
 def _gemma2_values(hf: HFConfig) -> Values:
     if not hf.get("layer_types"):
-        check_entries(hf, {"sliding_window_pattern": (2,)})
+        checks.check_entries(hf, {"sliding_window_pattern": (2,)})
     return {**_shared_values(hf), **windows(hf, 2), "positions": rotary(hf)}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained.checked_values import COUNT, NUMBER, SIZE, Supported, check_entries
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, sizes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import by_group, chain, from_columns, linear, thirds
@@ -17,12 +17,12 @@ SIZES = {
     "epsilon": "layer_norm_epsilon",
 }
 
-ENTRIES: Supported = {
+ENTRIES: checks.Supported = {
     **COMMON,
-    **{key: (SIZE,) for key in SIZES.values()},
-    "n_layer": (COUNT,),
-    "layer_norm_epsilon": (NUMBER,),
-    "n_inner": (SIZE, None),
+    **{key: (checks.SIZE,) for key in SIZES.values()},
+    "n_layer": (checks.COUNT,),
+    "layer_norm_epsilon": (checks.NUMBER,),
+    "n_inner": (checks.SIZE, None),
     "activation_function": TANH_GELU,
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -35,7 +35,7 @@ ALIASES |= {"num_attention_heads": "heads", "num_hidden_layers": "layers"}
 
 def _values(hf: HFConfig) -> Values:
     found = sizes(hf, SIZES)
-    check_entries(hf, {alias: (found[ours],) for alias, ours in ALIASES.items()})
+    checks.check_entries(hf, {alias: (found[ours],) for alias, ours in ALIASES.items()})
     return {
         **found,
         "kv_heads": found["heads"],

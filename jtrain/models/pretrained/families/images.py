@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from jtrain.models.pretrained.checked_values import OBJECT, SIZE, TEXT, Supported, is_list_of
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import COMMON
 from jtrain.models.pretrained.family import HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import Transform, linear, single
 
 CONVOLUTION = single(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 """Between o i k k and k k i o."""
-IMAGE_ENTRIES: Supported = {
+IMAGE_ENTRIES: checks.Supported = {
     **COMMON,
-    "num_channels": (SIZE,),
-    "num_labels": (SIZE, None),
-    "id2label": (OBJECT, is_list_of(TEXT), None),
+    "num_channels": (checks.SIZE,),
+    "num_labels": (checks.SIZE, None),
+    "id2label": (checks.OBJECT, checks.is_list_of(checks.TEXT), None),
 }
 """Entries of a classifier of `transformers`."""
 COUNTERS = ("num_batches_tracked",)  # of the norms: a fixed momentum does not read them

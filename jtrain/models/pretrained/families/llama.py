@@ -3,16 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from jtrain.models.pretrained.checked_values import (
-    COUNT,
-    FLAG,
-    SIZE,
-    TEXT,
-    Condition,
-    Supported,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import (
     DECODER,
     DECODER_ENTRIES,
@@ -123,8 +114,8 @@ def _expert_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
 
 def _llama_values(hf: HFConfig) -> Values:
     bias = hf.get("attention_bias", False)
-    same = Condition(f"that of attention_bias, {bias}", lambda x: x == bias)
-    check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (same,)})
+    same = checks.Condition(f"that of attention_bias, {bias}", lambda x: x == bias)
+    checks.check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (same,)})
     return {**decoder_values(hf), "bias": bias}
 
 
@@ -136,7 +127,7 @@ def _llama_entries(model: Any) -> Values:
 def _mistral_values(hf: HFConfig) -> Values:
     window = hf["sliding_window"]
     kind = "sliding_attention" if window else "full_attention"
-    check_entries(hf, {"layer_types": (is_list_of(kind), None)})
+    checks.check_entries(hf, {"layer_types": (checks.is_list_of(kind), None)})
     return {**decoder_values(hf), "window": window}
 
 
@@ -151,7 +142,7 @@ def _mixtral_values(hf: HFConfig) -> Values:
         "top_k": get(hf, "num_experts_per_tok"),
         "weights": "chosen",
     }
-    check_entries(hf, {"num_experts": (experts["count"],)})  # another name of the entry
+    checks.check_entries(hf, {"num_experts": (experts["count"],)})  # another name of the entry
     return {**_mistral_values(hf), "experts": experts}
 
 
@@ -165,7 +156,7 @@ def _qwen2_values(hf: HFConfig) -> Values:
     # A window that no layer has does not matter.
     full = hf.get("layer_types") or hf["max_window_layers"] >= get(hf, "num_hidden_layers")
     if not full and hf["sliding_window"]:
-        check_entries(hf, {"use_sliding_window": (False,)})
+        checks.check_entries(hf, {"use_sliding_window": (False,)})
     return {**decoder_values(hf), "qkv_bias": True}
 
 
@@ -177,7 +168,7 @@ def decoder_family(
     name: str,
     architecture: str,
     *,
-    entries: Supported,
+    entries: checks.Supported,
     defaults: HFConfig,
     values: Callable[[HFConfig], Values],
     hf: Callable[[Any], Values],
@@ -201,17 +192,22 @@ def decoder_family(
     )
 
 
-_WINDOW: Supported = {"sliding_window": (SIZE, None), "layer_types": (is_list_of(TEXT), None)}
-_QWEN: Supported = {
-    "use_sliding_window": (FLAG,),
-    "sliding_window": (SIZE, None),
-    "max_window_layers": (COUNT, 0),
+_WINDOW: checks.Supported = {
+    "sliding_window": (checks.SIZE, None),
+    "layer_types": (checks.is_list_of(checks.TEXT), None),
+}
+_EXPERTS = {key: (checks.COUNT,) for key in ("num_local_experts", "num_experts_per_tok")}
+_BIASES = {key: (checks.FLAG,) for key in ("attention_bias", "mlp_bias")}
+_QWEN: checks.Supported = {
+    "use_sliding_window": (checks.FLAG,),
+    "sliding_window": (checks.SIZE, None),
+    "max_window_layers": (checks.COUNT, 0),
 }
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 LLAMA = decoder_family(
     "llama",
     "LlamaForCausalLM",
-    entries={"attention_bias": (FLAG,), "mlp_bias": (FLAG,), "pretraining_tp": (1, None)},
+    entries={**_BIASES, "pretraining_tp": (1, None)},
     defaults={},
     values=_llama_values,
     hf=_llama_entries,
@@ -227,7 +223,7 @@ MISTRAL = decoder_family(
 MIXTRAL = decoder_family(
     "mixtral",
     "MixtralForCausalLM",
-    entries={**_WINDOW, "num_local_experts": (COUNT,), "num_experts_per_tok": (COUNT,)},
+    entries={**_WINDOW, **_EXPERTS},
     defaults={"num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6},
     values=_mixtral_values,
     hf=_mixtral_entries,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.checked_values import COUNT, SIZE, Supported, is_list_of
+from jtrain.models.pretrained.checks import COUNT, SIZE, Supported, is_list_of
 from jtrain.models.pretrained.families.entries import get
 from jtrain.models.pretrained.families.images import (
     COUNTERS,

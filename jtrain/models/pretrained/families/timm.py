@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.checked_values import (
+from jtrain.models.pretrained.checks import (
     NUMBER,
     SIZE,
     Supported,

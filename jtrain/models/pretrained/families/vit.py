@@ -3,14 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained.checked_values import (
-    COUNT,
-    NUMBER,
-    SIZE,
-    Supported,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import get, sizes
 from jtrain.models.pretrained.families.images import (
     IMAGE_ENTRIES,
@@ -33,12 +26,12 @@ SIZES = {
     "patch": "patch_size",
     "epsilon": "layer_norm_eps",
 }
-ENTRIES: Supported = {
+ENTRIES: checks.Supported = {
     **IMAGE_ENTRIES,
-    **{key: (SIZE,) for key in SIZES.values()},
-    "num_hidden_layers": (COUNT,),
-    "layer_norm_eps": (NUMBER,),
-    "image_size": (SIZE, is_list_of(SIZE, length=2)),
+    **{key: (checks.SIZE,) for key in SIZES.values()},
+    "num_hidden_layers": (checks.COUNT,),
+    "layer_norm_eps": (checks.NUMBER,),
+    "image_size": (checks.SIZE, checks.is_list_of(checks.SIZE, length=2)),
     "hidden_act": ("gelu", "gelu_python"),
     "qkv_bias": (True,),
 }
@@ -64,7 +57,7 @@ TIMM = {
 def _values(hf: HFConfig) -> Values:
     height, width = sides(get(hf, "image_size"))
     found = sizes(hf, SIZES)
-    check_entries(hf, {"head_dim": (found["width"] // found["heads"], None)})
+    checks.check_entries(hf, {"head_dim": (found["width"] // found["heads"], None)})
     return {
         **found,
         "image": (height, width, hf.get("num_channels", 3)),
