@@ -1,6 +1,5 @@
 """Values of a config.json, or of a GGUF file, that a family computes, and the check of them."""
 
-import math
 import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -21,7 +20,7 @@ Supported: TypeAlias = Mapping[str, "tuple[Any, ...] | Supported"]
 SIZE = Condition("a whole number above 0", lambda x: type(x) is int and 0 < x < 2**31)
 # A model has a part for each: a count without a bound would be built for ever.
 COUNT = Condition("a whole number from 1 to 9999", lambda x: type(x) is int and 0 < x < 10_000)
-NUMBER = Condition("a number above 0", lambda x: type(x) in (int, float) and 0 < x < math.inf)
+NUMBER = Condition("a number above 0", lambda x: type(x) in (int, float) and 0 < x < 1e300)
 FLAG = Condition("true or false", lambda x: type(x) is bool)
 TEXT = Condition("a text", lambda x: isinstance(x, str))
 OBJECT = Condition("an object", lambda x: isinstance(x, Mapping))
@@ -33,7 +32,7 @@ def is_list_of(*supported: Any, length: int | None = None) -> Condition:
         f"a list of {_words(supported)}",
         lambda x: (
             isinstance(x, list | tuple)
-            and len(x) == (len(x) if length is None else length)
+            and length in (None, len(x))
             and all(is_supported(value, supported) for value in x)
         ),
     )

@@ -23,7 +23,7 @@ from jtrain.models.pretrained.gguf_header import Header, TensorInfo, read_header
 from jtrain.models.pretrained.gguf_keys import ENTRIES, layer_windows, read_keys
 
 GGUF = ".gguf"
-BROKEN = (ValueError, IndexError, KeyError, TypeError, struct.error)  # of a broken file
+BROKEN = (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
 # Our families by the architecture of a file.
 ARCHITECTURES = {
     "llama": "llama",

@@ -100,6 +100,8 @@ def read_keys(path: Path, kind: str, metadata: Mapping[str, Any]) -> dict[str, A
     checks.check_entries(keys, supported, **where)
     heads, width = keys["attention.head_count"], keys["embedding_length"]
     head = keys.get("attention.key_length", width // heads)
+    fewer = checks.Condition(f"at most {width}, the embedding_length", lambda x: head > 0)
+    checks.check_entries(keys, {"attention.head_count": (fewer,)}, **where)
     window = keys.get("attention.sliding_window", 0)
     names = ("attention.key_length_swa", "attention.value_length_swa")
     scale = checks.Condition(f"{head}**-0.5", lambda x: _is_close(x, head**-0.5))

@@ -155,7 +155,7 @@ def build_model(family: Family, hf: HFConfig) -> Any:
         )
         raise CheckpointError(
             f"config.json of the family {family.name} contradicts itself, under jtrain's names of "
-            f"its entries: {words} Download the folder again."
+            f"its entries: {words.rstrip('.')}. Download the folder again."
         ) from None
 
 

@@ -99,7 +99,7 @@ def test_entries_have_the_priority_and_the_defaults_of_transformers():
     assert build("gemma3", scaled).positions.scaling.factor == 4.0
 
 
-WILD = (None, True, -1, 0, 1.5, 10**30, math.inf, math.nan, "", "x" * 200, [], [[]], {}, [-1, "x"])
+WILD = (None, True, -1, 0, 1.5, 10**30, 10**400, math.inf, math.nan, "x" * 99, [], [[]], {}, [-1])
 
 
 def wild(name: str) -> list[dict[str, Any]]:
@@ -122,9 +122,7 @@ def refusal(name: str, changes: dict[str, Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "name", by_name(NAMES, {"llama31", "bert", "gpt2", "resnet", "timm_vit"}, pytest.mark.thorough)
-)
+@pytest.mark.parametrize("name", by_name(NAMES, {"llama31", "resnet"}, pytest.mark.thorough))
 def test_a_wild_shape_is_refused_by_its_entry(name):
     for changes in wild(name):
         (key,) = changes

@@ -72,6 +72,7 @@ REFUSED = [
     ("llama", {"block_count": "6"}),
     ("llama", {"block_count": 10**9}),
     ("llama", {"embedding_length": ...}),
+    ("llama", {"attention.head_count": 99}),
 ]
 
 
@@ -173,7 +174,7 @@ def test_a_header_of_wild_shape_is_refused(name, tmp_path):
         PretrainedWeights(path)
 
 
-@pytest.mark.parametrize("shape", [(2**40, 2**40), (0, 2**63), (2**62,), (8,) * 5])
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (0, 2**63), (2**62,), (8,) * 5, (2**64 - 1, 0)])
 def test_a_tensor_of_wild_shape_is_refused(shape, tmp_path):
     info = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, 0)
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("token_embd.weight") + info
