@@ -30,7 +30,10 @@ def resolve_inside(folder: Path, name: object, error: type[UserError], source: P
         source: the file that gives the name.
     """
     is_plain = (
-        isinstance(name, str) and name not in {"", ".", ".."} and not {*name} & {"/", "\\", "\0"}
+        isinstance(name, str)
+        and name not in {"", ".", ".."}
+        and not {*name} & {"/", "\\", "\0"}
+        and name.encode(errors="replace").decode() == name  # no half of a surrogate pair
     )
     if is_plain and (folder / str(name)).resolve().parent == folder.resolve():
         return folder / str(name)

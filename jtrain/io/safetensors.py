@@ -8,6 +8,7 @@ bfloat16, and gives whole tensors to one device in JAX.
 
 import math
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from jtrain.io.atomic_write import resolve_inside
 from jtrain.io.regular_files import open_regular, parse_json
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
-HEADER = 100_000_000  # bytes, the limit of the format
+HEADER = 1 << 25
+"""Most bytes of a header, that of 300,000 tensors. Parsed, it takes up to 30 times that: 1 GB; the
+format's own limit of 100 MB would be 3 GB."""
 DTYPES = {
     "BOOL": np.bool_, "I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16,
     "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64,
@@ -39,7 +42,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """
     if not path.name.endswith(INDEX_SUFFIX):
         return _read_file(path)
-    files: Mapping[str, str] = _parse_header(path, _map_bytes(path), "weight_map")
+    files: Mapping[str, str] = _parse_header(path, map_bytes(path), "weight_map")
     if not all(isinstance(name, str) for name in files.values()):
         raise _broken_error(path, "its weight_map names no files")
     parts = {
@@ -61,12 +64,15 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         CheckpointError: if the file is missing, or violates the format.
     """
-    return dict(_read_header(path)[0].get("__metadata__", {}))
+    found = _read_header(path)[0].get("__metadata__", {})
+    if not isinstance(found, dict):
+        raise _broken_error(path, f"its __metadata__ is {reprlib.repr(found)}")
+    return found
 
 
 def _read_header(path: Path) -> tuple[dict, np.ndarray]:
     """Return the header of a file, and the bytes after it."""
-    data = _map_bytes(path)
+    data = map_bytes(path)
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or length > len(data) - 8:
         raise _broken_error(
@@ -96,7 +102,7 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
     try:
         dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise _broken_error(path, f"its header has {entry!r} for {name}") from None
+        raise _broken_error(path, f"its header has {reprlib.repr(entry)} for {name}") from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             f"{path}: {name} has the dtype {dtype}; supported are {', '.join(DTYPES)}. Convert "
@@ -107,10 +113,18 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
     is_span = type(first) is int and type(last) is int and 0 <= first <= last <= len(data)
     if not (is_shape and is_span) or last - first != math.prod(shape) * numpy_dtype.itemsize:
         raise _broken_error(path, f"{name} does not fit at {first} to {last} of {len(data)} bytes")
-    return data[first:last].view(numpy_dtype).reshape(shape)
+    try:
+        return data[first:last].view(numpy_dtype).reshape(shape)
+    except (ValueError, OverflowError):  # [0, 2**63 - 1], and more dims than numpy has
+        raise _broken_error(path, f"{name} has the shape {reprlib.repr(shape)}") from None
 
 
-def _map_bytes(path: Path) -> np.ndarray:
+def map_bytes(path: Path) -> np.ndarray:
+    """Map a regular file as bytes.
+
+    Raises:
+        CheckpointError: if it cannot be read.
+    """
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -124,7 +138,7 @@ def _map_bytes(path: Path) -> np.ndarray:
 def _parse_header(path: Path, text: np.ndarray, key: str = "") -> dict:
     try:
         if len(text) > HEADER:
-            raise ValueError(f"a header of {len(text):,} bytes, more than {HEADER:,}")
+            raise ValueError(f"a header of {len(text):,} bytes; use files of at most {HEADER:,}")
         found = parse_json(text.tobytes())
         return dict(found[key] if key else found)
     except (ValueError, KeyError, TypeError) as error:

@@ -10,7 +10,7 @@ from jtrain.core.pytree import num_elements
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import describe_small_pool
 from jtrain.io.formatting import format_seconds
-from jtrain.models.pretrained.source import describe_pixels
+from jtrain.models.pretrained.source import describe_source
 from jtrain.parallel.device_names import parse_devices
 from jtrain.train.setup import TrainSetup
 from jtrain.train.summary import format_line, summarize
@@ -49,7 +49,7 @@ def banner_lines(setup: TrainSetup, start: int | None, root: Path = Path("/")) -
                 unit += f" of {format_seconds(setup.lengths.seconds)}"
             lines.append(f"{key}: {duration} is {steps[key]} {unit}")
     if not start:
-        lines += describe_pixels(getattr(config, "model", None))
+        lines += describe_source(getattr(config, "model", None))
     if start:
         lines.append(f"resumes from step {start} of {config.steps}")
     return lines

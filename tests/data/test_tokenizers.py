@@ -194,3 +194,32 @@ def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
             np.testing.assert_array_equal(
                 got.encode(text, special=special), want.encode(text, special=special)
             )
+
+
+WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+PIECES = {**WORDS, "type": "WordPiece", "unk_token": "none", "max_input_chars_per_word": 9}
+PIECES["continuing_subword_prefix"] = "##"
+# Backtracks without end, so that the package's limit ends it.
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+FAILING = {
+    "a pattern": {"model": WORDS, "pre_tokenizer": {**ENDLESS, "invert": False}},
+    "a part of no length": {
+        "model": WORDS,
+        "pre_tokenizer": {"type": "FixedLength", "length": 0},
+    },
+    "an unknown token that is none": {"model": PIECES},
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_file_that_fails_on_a_text_is_refused_in_words(name: str):
+    built = BPE({"version": "1.0", "added_tokens": [], **FAILING[name]}, end="a")
+    for encode in (built.encode, lambda text: built.encode(text, special=True)):
+        with pytest.raises(DataError, match=r"fails on a text .*Download that file again"):
+            encode("a" * 40 + "b")
+
+
+def test_a_file_on_which_the_package_panics_is_refused_in_words():
+    broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(DataError, match=r"cannot be read .*Tokenizer.save"):
+        BPE({"version": "1.0", "added_tokens": [], "model": WORDS, "normalizer": broken}, end="a")

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jtrain.errors import CheckpointError
-from jtrain.io.safetensors import read_tensors
+from jtrain.io.safetensors import HEADER, read_metadata, read_tensors
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -75,6 +75,26 @@ BROKEN = {
         _header({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}),
         "x does not fit at 0 to 16 of 8 bytes",
     ),
+    "more elements than an array has": (
+        _header({"dtype": "F32", "shape": [0, 2**63 - 1], "data_offsets": [0, 0]}),
+        r"x has the shape \[0, 9223372036854775807\]",
+    ),
+    "more dims than an array has": (
+        _header({"dtype": "U8", "shape": [1] * 99, "data_offsets": [0, 1]}),
+        r"x has the shape \[1, 1",
+    ),
+    "a size beyond all files": (
+        _header({"dtype": "U8", "shape": [10**40, 0], "data_offsets": [0, 0]}),
+        "x has the shape",
+    ),
+    "nested without end": (
+        (10**6).to_bytes(8, "little") + b"[" * 10**6,
+        "is nested deeper than 64 levels",
+    ),
+    "a header that takes all memory": (
+        (HEADER + 1).to_bytes(8, "little") + bytes(HEADER + 1),
+        r"a header of [\d,]+ bytes; use files of at most",
+    ),
     "strange type": (
         _header({"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}),
         "x has the dtype F4; supported are BOOL, .* Convert the file",
@@ -88,6 +108,22 @@ def test_a_broken_file_is_refused(content, tmp_path):
     path.write_bytes(BROKEN[content][0])
     with pytest.raises(CheckpointError, match=BROKEN[content][1]):
         read_tensors(path)
+
+
+@pytest.mark.parametrize("found", ["null", "3", '["a"]'])
+def test_metadata_of_another_kind_are_refused(found, tmp_path):
+    text = b'{"__metadata__": %s}' % found.encode()
+    (path := tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CheckpointError, match="its __metadata__ is"):
+        read_metadata(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", ".."])
+def test_an_index_with_a_name_that_no_file_has_is_refused(name, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(CheckpointError, match="which is not in the same folder"):
+        read_tensors(index)
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -65,6 +65,28 @@ def test_an_export_of_what_was_not_trained_is_the_source(project, capsys):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("lora", ["", 'lora: {rank: 2, "on": ["*kernel"]}'])
+def test_a_head_beside_a_tied_embedding_is_trained_and_exported(
+    lora, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    golden = published.golden("llama31")  # tied
+    head = published.draw("lm_head.weight", (31, 16))
+    published.write_model(tmp_path / "hf", golden, **{"lm_head.weight": head})
+    (tmp_path / "own.yaml").write_text(CONFIG + lora)
+    assert main(["run", "own.yaml"]) == 0
+    assert "ties the head to the embedding, and lm_head.weight differs" in capsys.readouterr().out
+    assert main(["run", "own.yaml", "steps=2"]) == 0
+    assert main(["export", "own", "back", "--to", "hf"]) == 0
+    assert (
+        json.loads((tmp_path / "back" / "config.json").read_text())["tie_word_embeddings"] is False
+    )
+    back, sent = (load_file(tmp_path / name / "model.safetensors") for name in ("back", "hf"))
+    assert back.keys() == sent.keys()
+    assert all(bitwise(back[name], sent[name]) for name in sent)
+
+
+@pytest.mark.thorough
 def test_a_stored_config_needs_no_folder(project):
     (project / "hf").rename(project / "gone")
     try:

@@ -1,8 +1,9 @@
 """Byte pair encoding by the `tokenizers` package: trained here, or read from a tokenizer.json."""
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ class BPE:
         self._parsed, self._end = parsed, end
         try:
             self._tokenizer = self._build()
-        except Exception as error:  # that package raises no narrower class
-            if isinstance(error, DataError):
+        except BaseException as error:
+            if not _is_failure(error):
                 raise
             keys = ", ".join(list(parsed)[:5]) or "nothing"
             raise DataError(
@@ -56,20 +57,21 @@ class BPE:
         """Return the numbers of the pieces of `text`; with `special`, special tokens are theirs."""
         if not special:
             return self.encode_all([text])[0]
-        with check_characters(text):
+        with check_characters(text), _failures():
             found = self._with_special.encode(text, add_special_tokens=False)
         return np.asarray(found.ids, self._smallest)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the numbers of each text, on all cores."""
-        with check_characters(*texts):
+        with check_characters(*texts), _failures():
             found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, self._smallest) for one in found]
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
         """Return the text of these numbers without the ends of documents."""
         known = [number for number in np.asarray(numbers).tolist() if number != self.end]
-        return self._tokenizer.decode(known, skip_special_tokens=False)
+        with _failures():
+            return self._tokenizer.decode(known, skip_special_tokens=False)
 
     @functools.cached_property
     def _with_special(self) -> Any:
@@ -118,6 +120,25 @@ def train_bpe(texts: Iterable[str], *, vocab: int, end: str) -> BPE:
             f"of pieces occur. Set vocab={found} or less, or give more text."
         )
     return BPE(json.loads(tokenizer.to_str()), end=end)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether the package failed: an `Exception` itself, or a panic, which is none."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Raise DataError where a tokenizer that could be read fails on a text."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        raise DataError(
+            f"The tokenizer fails on a text ({error}): a pattern or the vocabulary in its "
+            f"tokenizer.json is broken. Download that file again, or give another one."
+        ) from None
 
 
 def _import_tokenizers() -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from jtrain.models.pretrained.checks import Supported, check_entries
 from jtrain.models.pretrained.transforms import SAME, Transform
 
 Values: TypeAlias = dict[str, Any]  # fields of a model's config
@@ -32,8 +33,12 @@ class Family:
     """The architecture of an exported config.json; of timm's, the config gives it."""
     kind: str
     """The `kind` of our config."""
+    entries: Supported
+    """Values that are computed of each entry that `transformers` reads, or timm."""
     values: Callable[[HFConfig], Values]
     """Fields of our config; raises CheckpointError for values that our model does not have."""
+    defaults: HFConfig = dataclasses.field(default_factory=dict)
+    """Entries that published files leave out."""
     hf: Callable[[Any], Values]
     """Entries of config.json for our config."""
     leaves: Callable[[Any], Iterator[Leaf]]
@@ -50,6 +55,16 @@ class Family:
     """Architectures of timm; empty: a family of `transformers`."""
     mean: float | None = None
     """Mean and deviation of the pixels, where no file beside config.json says another."""
+
+    def read(self, hf: HFConfig) -> Values:
+        """Return the fields of our config for a config.json.
+
+        Raises:
+            CheckpointError: if an entry is missing, or has a value that is not computed.
+        """
+        hf = {**self.defaults, **hf}
+        check_entries(hf, self.entries)
+        return self.values(hf)
 
 
 def layer_norm_leaves(ours: str, theirs: str) -> Iterator[Leaf]:

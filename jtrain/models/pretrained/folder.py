@@ -12,6 +12,7 @@ from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.models.pretrained.family import HFConfig
 
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 PART = re.compile(r"(.+)-\d+-of-(\d+)")  # a name of one of several files of weights
@@ -50,7 +51,12 @@ def read_folder(folder: Path) -> Mapping[str, np.ndarray]:
     Raises:
         CheckpointError: if there are none, several sets, only pickles, or a file is broken.
     """
-    for name in (f"model{INDEX_SUFFIX}", f"model{SUFFIX}"):
+    if (folder / ADAPTER).is_file():  # `transformers` would add it
+        raise CheckpointError(
+            f"{folder} has an {ADAPTER}, and its adapter would be left out. Merge it into the "
+            f"weights (merge_and_unload of the package peft), or remove that file."
+        )
+    for name in (f"model{SUFFIX}", f"model{INDEX_SUFFIX}"):  # in the order of `transformers`
         if (folder / name).is_file():
             return read_tensors(folder / name)
     files = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)

@@ -1,12 +1,13 @@
 """GGUF files: the entries of config.json from their metadata, and their tensors, dequantised.
 
-The format is that of llama.cpp, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, read
-by the package `gguf`, which also dequantises.
+The format is that of llama.cpp, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; the
+package `gguf` dequantises.
 """
 
 import dataclasses
 import functools
 import importlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.regular_files import check_regular
+from jtrain.io.safetensors import map_bytes
 from jtrain.models.attention.positions import Llama3Scaling, Rotary
 from jtrain.models.attention.rotary import frequencies
 from jtrain.models.pretrained.family import HFConfig
+from jtrain.models.pretrained.gguf_header import Header, TensorInfo, read_header, read_texts
+from jtrain.models.pretrained.gguf_keys import ENTRIES, layer_windows, read_keys
 
 GGUF = ".gguf"
-BROKEN = (ValueError, IndexError, KeyError, TypeError)  # what the package raises
+BROKEN = (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
 # Our families by the architecture of a file.
 ARCHITECTURES = {
     "llama": "llama",
@@ -28,22 +31,6 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
-}
-ENTRIES = {
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "context_length": "max_position_embeddings",
-    "rope.freq_base": "rope_theta",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
 }
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK = {
@@ -98,17 +85,28 @@ class GGUFFile:
 @functools.lru_cache(maxsize=1)
 def _open(path: Path, changed: int) -> GGUFFile:
     del changed
-    reader = _reader(path)
     try:
-        # Lists, of a token each, take seconds: they are read where they are asked for.
-        lists = {name: field for name, field in reader.fields.items() if len(field.types) > 1}
-        metadata = {n: field.contents() for n, field in reader.fields.items() if n not in lists}
-        raw = {tensor.name: _tensor(path, tensor) for tensor in reader.tensors}
+        importlib.import_module("gguf")
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is a GGUF file, and the package `gguf` is not installed. Install it: pip "
+            f"install 'jtrain[gguf]'"
+        ) from None
+    data = map_bytes(path)
+    try:
+        header = read_header(data)
+        raw = {n: _tensor(path, n, t, data[header.end :]) for n, t in header.tensors.items()}
     except BROKEN as error:
         raise _broken_error(path, error) from None
-    config = _config(path, metadata, raw)
-    tokens = lists.get("tokenizer.ggml.tokens")
-    return GGUFFile(config, _named(path, config, raw), tokens.contents if tokens else list)
+    config = _config(path, header.metadata, raw)
+    return GGUFFile(config, _named(path, config, raw), lambda: _tokens(path, header, data))
+
+
+def _tokens(path: Path, header: Header, data: np.ndarray) -> list[str]:
+    try:
+        return read_texts(data, header.tokens) if header.tokens else []
+    except BROKEN as error:
+        raise _broken_error(path, error) from None
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -127,68 +125,76 @@ def read_gguf(path: Path) -> GGUFFile:
     return _open(path, changed)
 
 
-def _reader(path: Path) -> Any:
-    try:
-        gguf = importlib.import_module("gguf")
-    except ImportError:
-        raise CheckpointError(
-            f"{path} is a GGUF file, and the package `gguf` is not installed. Install it: pip "
-            f"install 'jtrain[gguf]'"
-        ) from None
-    try:
-        check_regular(path)  # the reader opens it by name
-        return gguf.GGUFReader(path)
-    except (*BROKEN, OSError, OverflowError, MemoryError) as error:
-        raise _broken_error(path, error) from None
-
-
 def _broken_error(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{path} is no complete GGUF file ({type(error).__name__}: {error}). Download it again."
     )
 
 
-def _tensor(path: Path, tensor: Any) -> Dequantised:
-    dequantize = importlib.import_module("gguf.quants").dequantize
+def _tensor(path: Path, name: str, info: TensorInfo, data: np.ndarray) -> Dequantised:
+    gguf = importlib.import_module("gguf")
+    kind = gguf.GGMLQuantizationType(info.kind)
+    in_bytes = gguf.quants.quant_shape_to_byte_shape(info.shape, kind)
+    last = info.first + int(np.prod(in_bytes, dtype=object))
+    if last > len(data):
+        raise ValueError(f"{name} ends at byte {last:,} of {len(data):,}")
+    stored = data[info.first : last].reshape(in_bytes)
 
     def read() -> np.ndarray:
         try:
-            return dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+            return gguf.quants.dequantize(stored, kind).astype(np.float32, copy=False)
         except NotImplementedError:
             raise CheckpointError(
-                f"{path}: {tensor.name} is {tensor.tensor_type.name}, which the package `gguf` "
-                f"does not dequantise. Use a file of F16, Q8_0, Q4_0, Q4_1 or K-quants."
+                f"{path}: {name} is {kind.name}, which the package `gguf` does not dequantise. Use "
+                f"a file of F16, Q8_0, Q4_0, Q4_1 or K-quants."
             ) from None
 
-    return Dequantised(tuple(int(n) for n in reversed(tensor.shape)), read)
+    return Dequantised(info.shape, read)
 
 
 def _config(path: Path, metadata: Mapping[str, Any], raw: Mapping[str, Dequantised]) -> HFConfig:
     kind = metadata.get("general.architecture")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(
             f"{path} has general.architecture={kind!r}, and of GGUF files jtrain reads "
             f"{', '.join(ARCHITECTURES)}. Use the folder with safetensors of the same model."
         )
-    entries = {theirs: metadata.get(f"{kind}.{name}") for name, theirs in ENTRIES.items()}
-    config = {theirs: value for theirs, value in entries.items() if value is not None}
+    keys = read_keys(path, kind, metadata)
+    config = {theirs: keys[name] for name, theirs in ENTRIES.items() if keys.get(name)}
     config["model_type"] = ARCHITECTURES[kind]
+    # What llama.cpp takes in the place of keys that are left out; config.json has other defaults.
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    config.setdefault("rope_theta", 10000.0)
     if kind == "llama" and config.get("num_local_experts"):
         config["model_type"] = "mixtral"
-        config.setdefault("rope_theta", 10000.0)  # that of llama.cpp, and not of config.json
-    config["vocab_size"] = raw["token_embd.weight"].shape[0] if "token_embd.weight" in raw else 0
+    embedding = raw.get("token_embd.weight")
+    config["vocab_size"] = embedding.shape[0] if embedding and embedding.shape else 1
     config["tie_word_embeddings"] = "output.weight" not in raw
-    if kind.startswith("gemma") and "head_dim" in config:
+    if kind.startswith("gemma"):
         config["query_pre_attn_scalar"] = _query_scalar(config)
-    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
-    if scaling == "linear":
-        factor = metadata[f"{kind}.rope.scaling.factor"]
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    elif scaling != "none":
-        config["rope_scaling"] = {"rope_type": scaling}  # refused by the family
-    if "rope_freqs.weight" in raw:
-        config["rope_scaling"] = _llama3_scaling(path, config, np.asarray(raw["rope_freqs.weight"]))
+        config |= layer_windows(kind, keys)
+    else:
+        config.pop("sliding_window", None)  # longer than the context
+    config["rope_scaling"] = _scaling(path, keys, config, raw.get("rope_freqs.weight"))
     return config
+
+
+def _scaling(
+    path: Path, keys: Mapping[str, Any], config: HFConfig, divisors: Dequantised | None
+) -> HFConfig | None:
+    """Return the scaling of the angles; without a type it is linear, as in llama.cpp."""
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
+    linear = factor not in (0, 1) and keys.get("rope.scaling.type") != "none"
+    if divisors is None or np.all(np.asarray(divisors) == 1):
+        return {"rope_type": "linear", "factor": factor} if linear else None
+    if linear or divisors.shape != (config["head_dim"] // 2,):
+        raise CheckpointError(
+            f"{path} has rope_freqs.weight of {divisors.shape} for heads of {config['head_dim']}, "
+            f"and rope.scaling.factor={factor}; jtrain has one divisor for each pair of a head, "
+            f"without another factor. Use the folder with safetensors of the same model."
+        )
+    return _llama3_scaling(path, config, np.asarray(divisors))
 
 
 def _query_scalar(config: HFConfig) -> int:
@@ -204,7 +210,7 @@ def _query_scalar(config: HFConfig) -> int:
 
 def _llama3_scaling(path: Path, config: HFConfig, factors: np.ndarray) -> HFConfig:
     """Return the scaling of Llama 3.1 or 3.2 whose divisors of the angles a file has."""
-    base = config.get("rope_theta", 10000.0)
+    base = config["rope_theta"]
     for factor in (8.0, 32.0):
         scaling = Llama3Scaling(factor=factor)
         rate = frequencies(Rotary(base=base), 2 * len(factors))
@@ -237,7 +243,7 @@ def _named(path: Path, config: HFConfig, raw: Mapping[str, Dequantised]) -> dict
         stem, _, end = name.rpartition(".")
         where, _, inner = stem.partition(".")[2].partition(".")
         layer = f"model.layers.{where}"
-        if inner in EXPERTS:
+        if inner in EXPERTS and tensor.shape[:1] == (config.get("num_local_experts"),):
             for i in range(tensor.shape[0]):
                 each = tensor.then(lambda x, i=i: x[i], *tensor.shape[1:])
                 found[f"{layer}.block_sparse_moe.experts.{i}.{EXPERTS[inner]}.{end}"] = each

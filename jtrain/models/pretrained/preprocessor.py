@@ -8,10 +8,28 @@ from typing import Any
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pixels import Pixels
+from jtrain.models.pretrained import checks
+from jtrain.models.pretrained.families.entries import get
 from jtrain.models.pretrained.family import Family, HFConfig, Values
 from jtrain.models.pretrained.folder import read_config
 
 PREPROCESSOR = "preprocessor_config.json"
+_SIZE = {key: (checks.SIZE,) for key in ("height", "width", "shortest_edge")}
+ENTRIES: checks.Supported = {
+    **{
+        f"do_{name}": (checks.FLAG, None)
+        for name in ("rescale", "normalize", "resize", "center_crop")
+    },
+    "rescale_factor": (checks.NUMBER,),
+    "image_mean": (checks.is_list_of(0, checks.NUMBER),),
+    "image_std": (checks.is_list_of(checks.NUMBER),),
+    "size": _SIZE,
+    "crop_size": _SIZE,
+    "do_flip_channel_order": (False, None),
+    "rescale_offset": (False, None),
+    "do_pad": (False, None),
+}
+"""Values that `Pixels` has."""
 
 
 def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Values:
@@ -72,7 +90,14 @@ def _from_timm(cfg: Mapping[str, Any]) -> Values:
 
 def _preprocessor(folder: Path) -> HFConfig:
     """Return the content of preprocessor_config.json; empty if there is none."""
-    return read_config(folder, PREPROCESSOR) if (folder / PREPROCESSOR).is_file() else {}
+    if not (folder / PREPROCESSOR).is_file():
+        return {}
+    hf = dict(read_config(folder, PREPROCESSOR))
+    for key in ("size", "crop_size"):
+        if isinstance(hf.get(key), int):  # of older files
+            hf[key] = {"height": hf[key], "width": hf[key]}
+    checks.check_entries(hf, ENTRIES, file=f"{folder / PREPROCESSOR}", family="images")
+    return hf
 
 
 def _from_file(folder: Path) -> Values:
@@ -86,7 +111,10 @@ def _from_file(folder: Path) -> Values:
         )
     found: Values = {}
     if hf.get("do_normalize", True) and "image_mean" in hf:
-        found = {"mean": tuple(hf["image_mean"]), "std": tuple(hf["image_std"])}
+        found = {
+            "mean": tuple(hf["image_mean"]),
+            "std": tuple(get(hf, "image_std", file=PREPROCESSOR)),
+        }
     if hf.get("do_resize", True) and (size := _size(hf)):
         found["height"], found["width"] = size
     return found
@@ -96,9 +124,7 @@ def _size(hf: HFConfig) -> tuple[int, int] | None:
     """Return the height and the width of what is left of an image."""
     size = hf.get("crop_size") if hf.get("do_center_crop") else None
     size = size or hf.get("size")
-    if isinstance(size, int):
-        return size, size
-    if not isinstance(size, dict):
+    if not size:
         return None
     if "shortest_edge" in size:
         return size["shortest_edge"], size["shortest_edge"]

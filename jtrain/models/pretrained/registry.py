@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from jtrain.config.dump import flatten, plain_values
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import did_you_mean
@@ -113,7 +115,7 @@ def _differences(family: Family, model: Any) -> list[tuple[str, Any, Any]]:
     }
     ours = dataclasses.replace(model, **explicit)
     try:
-        values = family.values({"model_type": family.name, **family.hf(model)})
+        values = family.read({"model_type": family.name, **family.hf(model)})
         theirs = type(model)(**values)
     except (CheckpointError, AttributeError, TypeError, ValueError, KeyError):
         return [("family", "another function", family.name)] * len(flatten(ours))
@@ -137,8 +139,24 @@ def model_values(family: Family, hf: HFConfig) -> Values:
 
 
 def build_model(family: Family, hf: HFConfig) -> Any:
-    """Return our config for a config.json."""
-    return _classes()[family.kind](**family.values(hf))
+    """Return our config for a config.json.
+
+    Raises:
+        CheckpointError: if an entry is missing, has a value that is not computed, or contradicts
+            another one.
+    """
+    values = family.read(hf)
+    try:
+        return _classes()[family.kind](**values)
+    except ValidationError as error:
+        words = "; ".join(
+            ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")])
+            for one in error.errors()
+        )
+        raise CheckpointError(
+            f"config.json of the family {family.name} contradicts itself, under jtrain's names of "
+            f"its entries: {words.rstrip('.')}. Download the folder again."
+        ) from None
 
 
 def _classes() -> dict[str, type]:

@@ -1,5 +1,6 @@
 """Published weights as a source of a new state's parameters, read one at a time."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ from jtrain.models.pretrained.family import Family, HFConfig
 from jtrain.models.pretrained.folder import check_no_pickle, is_folder, read_config, read_folder
 from jtrain.models.pretrained.gguf_file import GGUF, read_gguf
 from jtrain.models.pretrained.preprocessor import assumed_range, read_pixels
-from jtrain.models.pretrained.registry import build_model, find_family, model_values
-from jtrain.models.pretrained.slices import put_slices, release_host_memory
-from jtrain.models.pretrained.tensors_table import Tensors, make_table
+from jtrain.models.pretrained.registry import (
+    FAMILIES,
+    build_model,
+    family_name,
+    find_family,
+    model_values,
+)
+from jtrain.models.pretrained.slices import put_slices, release_host_memory, same_numbers
+from jtrain.models.pretrained.tensors_table import HEAD, Tensors, make_table
 
 TOKENIZER = "tokenizer.json"
+TIED = "tie_word_embeddings"
 RELEASED = 1 << 20
 """Bytes of a parameter after which freed memory is returned: less is not worth the call."""
 
@@ -31,6 +39,9 @@ def is_pretrained(path: Path) -> bool:
 def read_hf_config(path: Path) -> HFConfig:
     """Return the config.json of a folder, or the same entries of a GGUF file.
 
+    A head that differs from the embedding is used, also where config.json ties them: programs that
+    train parts of a model apart write both. `transformers` 5 does the same.
+
     Raises:
         CheckpointError: if the path is neither.
     """
@@ -42,7 +53,30 @@ def read_hf_config(path: Path) -> HFConfig:
             f"{path} is no folder with a config.json and no {GGUF} file. Name a folder as Hugging "
             f"Face lays it out (config.json, model.safetensors, tokenizer.json), or a {GGUF} file."
         )
-    return read_config(path)
+    hf = read_config(path)
+    return {**hf, TIED: False} if _has_own_head(path, hf) else hf
+
+
+def _has_own_head(path: Path, hf: HFConfig) -> bool:
+    """Return whether a folder's config.json ties the head, and its tensors do not."""
+    family = FAMILIES.get(family_name(hf))
+    if family is None or not family.read(hf).get("tied"):
+        return False
+    tokens = next(leaf for leaf in family.leaves(build_model(family, hf)) if leaf.ours == "tokens")
+    files = sorted(path.glob("*.safetensors*"))
+    stats = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    return _heads_differ(path, tokens.theirs[0].removeprefix(family.prefix), stats)
+
+
+@functools.lru_cache(maxsize=8)
+def _heads_differ(path: Path, embedding: str, stats: tuple) -> bool:
+    del stats
+    try:
+        tensors = read_folder(path)
+    except CheckpointError:  # a folder without tensors has values
+        return False
+    found = {name: x for name, x in tensors.items() if name.endswith((HEAD, embedding))}
+    return len(found) == 2 and not same_numbers(*found.values())
 
 
 def read_values(path: str, kind: str) -> Mapping[str, Any]:
@@ -66,13 +100,20 @@ def read_values(path: str, kind: str) -> Mapping[str, Any]:
     return values
 
 
-def describe_pixels(model: Any) -> list[str]:
-    """Return a line where a config of ours has a range of pixels that its folder does not say."""
+def describe_source(model: Any) -> list[str]:
+    """Return lines where a config of ours has what the config.json of its folder does not say."""
     path = Path(getattr(model, "pretrained", ""))
-    if not hasattr(model, "pixels") or not path.name or not is_pretrained(path):
+    if not path.name or not is_folder(path):
         return []
-    hf = read_hf_config(path)
-    return assumed_range(path, find_family(hf, str(path)), hf, model)
+    hf = read_config(path)
+    if hasattr(model, "pixels"):
+        return assumed_range(path, find_family(hf, str(path)), hf, model)
+    if getattr(model, "tied", True) or not _has_own_head(path, hf):
+        return []
+    return [
+        f"{path}: config.json ties the head to the embedding, and {HEAD} differs from it: that "
+        f"head is used. If the embedding should be the head: model.tied=true"
+    ]
 
 
 class PretrainedWeights:
@@ -167,7 +208,7 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
         return None
     try:
         return vocabulary_of_parsed(read_json(file))
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
 
 

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.family import Family, Leaf
 from jtrain.models.pretrained.slices import ParameterView
 
+HEAD = "lm_head.weight"  # in all families of language models
 SHOWN = 20  # rows of a table of errors
 
 
@@ -60,10 +62,12 @@ def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> Tens
                 rows.append((theirs, "is missing"))
             elif (found := tensors[names[bare(theirs)]].shape) != shape:
                 rows.append((theirs, f"is {_text(found)}, and config.json says {_text(shape)}"))
+            elif not jnp.issubdtype(dtype := tensors[names[bare(theirs)]].dtype, jnp.floating):
+                rows.append((theirs, f"is {dtype}, and a weight is a floating number"))
         leaves[leaf.ours] = leaf._replace(
             theirs=tuple(names.get(bare(theirs), theirs) for theirs in leaf.theirs)
         )
-    tied = ("lm_head.weight",) if getattr(model, "tied", False) else ()  # repeats the embedding
+    tied = (HEAD,) if getattr(model, "tied", False) else ()  # repeats the embedding
     surplus = family.surplus(model)
     unknown = [
         name

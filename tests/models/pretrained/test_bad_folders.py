@@ -134,6 +134,19 @@ def test_several_files_need_an_index(golden, tmp_path):
     assert "has a.safetensors, b.safetensors and no model.safetensors.index.json" in message(folder)
 
 
+def test_weights_beside_which_others_belong_are_refused(golden, tmp_path):
+    folder = published.write_model(tmp_path, golden)
+    (folder / "adapter_config.json").write_text("{}")
+    assert "would be left out. Merge it into the weights" in message(folder)
+    (folder / "adapter_config.json").unlink()
+    (folder / "model.safetensors.index.json").write_text("{")  # of an older save
+    assert PretrainedWeights(folder).found
+    whole = {"model.norm.weight": np.ones(16, np.int8)}  # their scale is somewhere else
+    assert "is int8, and a weight is a floating number" in message(
+        published.write_model(tmp_path, golden, **whole)
+    )
+
+
 def test_a_config_takes_the_values_and_those_beside_it_win(golden, tmp_path):
     folder = published.write_model(tmp_path, golden)
     model = Transformer(pretrained=str(folder), layers=1, dropout=0.1)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from jtrain.models.encoder import Encoder
 from jtrain.models.generate import generate
 from jtrain.models.mlp import MLP
 from jtrain.models.pretrained.registry import FAMILIES, family_name, family_of
-from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.slices import CHUNK, same_numbers
+from jtrain.models.pretrained.source import PretrainedWeights, describe_source
 from jtrain.models.pretrained.write import hf_config, write_folder
 from jtrain.models.transformer import Transformer
 
@@ -56,6 +58,53 @@ def test_a_causal_model_gives_the_logits_of_transformers(name: str, tmp_path):
     logits, _ = jax.jit(model.build().apply)(params, {}, tokens)
     assert np.abs(golden["outputs"]).max() > 1
     assert_close(logits, golden["outputs"], WITHIN)
+
+
+def tied_with_a_head(name: str, folder: Path, head: str = "lm_head.weight") -> Path:
+    """Write a folder that ties the head, and has one that was drawn as the tensor `head`."""
+    golden = published.golden(name)
+    golden["config"].pop("tie_word_embeddings", None)
+    if FAMILIES[golden["config"]["model_type"]].read(golden["config"])["tied"] is False:
+        golden["config"]["tie_word_embeddings"] = True  # the default of some families
+    embedding = next(
+        n for n in golden["tensors"] if n.endswith(("embed_tokens.weight", "wte.weight"))
+    )
+    drawn = published.draw(head or embedding, tuple(golden["tensors"][embedding]))
+    return published.write_model(folder, golden, **{"lm_head.weight": drawn})
+
+
+@pytest.mark.parametrize("name", some(CAUSAL))
+def test_a_head_that_differs_from_the_tied_embedding_is_used(name: str, tmp_path):
+    source = PretrainedWeights(tied_with_a_head(name, tmp_path / "own"))
+    want = published.draw("lm_head.weight", source.found["head"].shape)
+    np.testing.assert_array_equal(source.read({"head": source.found["head"]})["head"], want)
+    model = Transformer(pretrained=str(tmp_path / "own"))
+    assert (model.tied, source.model.tied) == (False, False)
+    (line,) = describe_source(model)
+    advice = re.search(r"model\.(tied)=(true)", line)
+    assert advice
+    ours = Transformer(pretrained=str(tmp_path / "own"), tied=True)
+    assert ours.tied
+    assert not describe_source(ours)
+    same = tied_with_a_head(name, tmp_path / "same", head="")
+    assert Transformer(pretrained=str(same)).tied
+    assert "head" not in PretrainedWeights(same).found
+
+
+@pytest.mark.thorough
+def test_the_logits_are_those_of_the_head(tmp_path):
+    golden = published.golden("llama")  # of transformers, with this head
+    model, params = read(tied_with_a_head("llama", tmp_path))
+    logits, _ = jax.jit(model.build().apply)(params, {}, jnp.array(golden["tokens"]))
+    assert_close(logits, golden["outputs"], WITHIN)
+
+
+def test_heads_are_compared_to_their_last_row(tmp_path):
+    a = np.zeros((3, CHUNK // 8), np.float32)  # 4 bytes a number: two chunks
+    b = a.astype(jnp.bfloat16)
+    assert same_numbers(a, b)
+    b[-1, -1] = 1
+    assert not same_numbers(a, b)
 
 
 @pytest.mark.thorough
@@ -112,7 +161,7 @@ def test_goes_back_bit_for_bit(name: str, tmp_path):
     for tensor, array in sent.items():
         assert bitwise(back[tensor], array), tensor
     again = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert family.values(again) == family.values(golden["config"])
+    assert family.read(again) == family.read(golden["config"])
     kept = golden["config"].keys() - family.hf(source.model).keys() - {"dtype", "rope_parameters"}
     assert {k: again[k] for k in kept} == {k: golden["config"][k] for k in kept}
 
@@ -180,7 +229,7 @@ def test_a_config_without_a_source_has_no_entry_that_transformers_would_misread(
     )  # fmt: skip
     config = hf_config(family_of(gemma), gemma, "float32", {})
     assert (config["model_type"], config["sliding_window"]) == ("gemma2", 16)
-    assert FAMILIES["gemma2"].values(config)["window"] is None
+    assert FAMILIES["gemma2"].read(config)["window"] is None
     assert (config["eos_token_id"], config["bos_token_id"]) == (None, None)
     kept = hf_config(family_of(gemma), gemma, "float32", {"eos_token_id": 7})
     assert kept["eos_token_id"] == 7
@@ -217,7 +266,7 @@ def test_the_file_of_bert_base_uncased_is_read(tmp_path):
 def without(name: str, *keys: str, **changes: Any) -> dict[str, Any]:
     """Return the values of our config for a golden's config.json without some entries."""
     hf = {k: x for k, x in published.golden(name)["config"].items() if k not in keys} | changes
-    return dict(FAMILIES[hf["model_type"]].values(hf))
+    return dict(FAMILIES[hf["model_type"]].read(hf))
 
 
 def test_entries_that_are_left_out_have_the_values_of_transformers():
@@ -243,11 +292,15 @@ def test_layers_that_all_have_a_window():
                                    {"partial_rotary_factor": 0.5}])  # fmt: skip
 def test_angles_of_windows_that_are_scaled_are_refused(entry):
     rope = {"full_attention": {}, "sliding_attention": {"rope_theta": 1e4, **entry}}
-    with pytest.raises(CheckpointError, match=f"has {next(iter(entry))}=.*layers with a window"):
+    with pytest.raises(
+        CheckpointError, match=f"has rope_parameters.sliding_attention.{next(iter(entry))}="
+    ):
         without("gemma3", rope_parameters=rope)
 
 
 def test_angles_of_a_part_of_the_head_are_refused():
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    with pytest.raises(CheckpointError, match=r"has partial_rotary_factor=0.5, and .* llama"):
+    with pytest.raises(
+        CheckpointError, match=r"has rope_parameters.partial_rotary_factor=0.5, and .* llama"
+    ):
         without("llama", rope_parameters=rope)

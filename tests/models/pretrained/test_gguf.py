@@ -8,7 +8,7 @@ import published_models as published
 import pytest
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.gguf_file import _config, _tensor
+from jtrain.models.pretrained.gguf_file import _config, read_gguf
 from jtrain.models.pretrained.registry import FAMILIES
 from jtrain.models.pretrained.source import PretrainedWeights, vocabulary_of
 
@@ -87,8 +87,7 @@ def test_quantised_tensors_are_dequantised(golden, tmp_path, kind, within):
     wide = {name: [*shape[:-1], 32] for name, shape in golden["tensors"].items()}
     changed = {**golden, "tensors": {n: s for n, s in wide.items() if n.endswith("tokens.weight")}}
     path = write(tmp_path / "q.gguf", changed, kind)
-    reader = gguf.GGUFReader(path)
-    found = np.asarray(_tensor(path, reader.tensors[0]))
+    found = np.asarray(read_gguf(path).tensors["model.embed_tokens.weight"])
     want = published.draw("model.embed_tokens.weight", (31, 32))
     # A step of the quantisation is the span of a block, of 32 numbers, over its levels.
     assert 0 < np.abs(found - want).max() <= within * np.ptp(want)
@@ -121,6 +120,7 @@ def test_a_truncated_or_foreign_file_is_refused(golden, tmp_path):
 def test_the_queries_of_gemma_are_scaled_as_in_its_config(kind, width, heads, size, scalar):
     sizes = {"embedding_length": width, "attention.head_count": heads, "block_count": 2}
     sizes |= {"attention.key_length": size, "feed_forward_length": 24}
+    sizes |= {"context_length": 8, "attention.layer_norm_rms_epsilon": 1e-6}
     metadata = {"general.architecture": kind} | {f"{kind}.{n}": x for n, x in sizes.items()}
     hf = _config(Path("a.gguf"), metadata, {})
-    assert FAMILIES[hf["model_type"]].values(hf)["attention_scale"] == scalar**-0.5
+    assert FAMILIES[hf["model_type"]].read(hf)["attention_scale"] == scalar**-0.5

@@ -43,6 +43,10 @@ def write(path: Path, kind: str) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_head_count(2)
+    writer.add_context_length(8)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(ROWS)
+    writer.add_layer_norm_rms_eps(1e-6)
     quantised = gguf.GGMLQuantizationType[kind]
     writer.add_tensor("blk.0.ffn_up.weight", blocks(kind), raw_dtype=quantised)
     writer.write_header_to_file()

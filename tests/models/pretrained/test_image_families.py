@@ -22,7 +22,7 @@ from jtrain.models.pretrained.families.resnet import TIMM_RESNET
 from jtrain.models.pretrained.families.vit import VIT
 from jtrain.models.pretrained.preprocessor import PREPROCESSOR
 from jtrain.models.pretrained.registry import family_of
-from jtrain.models.pretrained.source import PretrainedWeights, describe_pixels
+from jtrain.models.pretrained.source import PretrainedWeights, describe_source
 from jtrain.models.pretrained.write import hf_config, without_class_names, write_folder
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
@@ -91,21 +91,21 @@ def test_without_a_preprocessor_the_range_is_that_of_the_bytes(tmp_path):
 
 def test_a_range_that_no_file_says_is_told_with_the_line_to_type(tmp_path):
     folder = published.write_model(tmp_path / "vit", published.golden("vit"))
-    (line,) = describe_pixels(ViT(pretrained=str(folder)))
+    (line,) = describe_source(ViT(pretrained=str(folder)))
     assert "no preprocessor_config.json says" in line
     assert "they stay in 0 .. 1" in line
     typed = dict(word.split("=") for word in line.split() if word.startswith("model.pixels."))
     mean, std = (tuple(json.loads(typed[f"model.pixels.{name}"])) for name in ("mean", "std"))
     ranged = Pixels(height=8, width=8, channels=3, mean=mean, std=std)
-    assert not describe_pixels(ViT(pretrained=str(folder), pixels=ranged))
-    assert not describe_pixels(ViT(pretrained=str(folder_with(tmp_path, "vit", **RANGE))))
+    assert not describe_source(ViT(pretrained=str(folder), pixels=ranged))
+    assert not describe_source(ViT(pretrained=str(folder_with(tmp_path, "vit", **RANGE))))
     same = folder_with(tmp_path, "vit", do_normalize=False)
-    assert not describe_pixels(ViT(pretrained=str(same)))
+    assert not describe_source(ViT(pretrained=str(same)))
     (tmp_path / "config.json").write_text('{"architecture": "tf_efficientnet_lite0"}')
-    (line,) = describe_pixels(EfficientNetLite(pretrained=str(tmp_path)))
+    (line,) = describe_source(EfficientNetLite(pretrained=str(tmp_path)))
     assert "no config.json says" in line
     assert "mean and std 0.5 are assumed" in line
-    assert not describe_pixels(ViT(image=(8, 8, 3)))
+    assert not describe_source(ViT(image=(8, 8, 3)))
 
 
 def test_timm_has_its_range_in_the_config(tmp_path):

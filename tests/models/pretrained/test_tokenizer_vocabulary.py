@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from jtrain.errors import DataError
+from jtrain.models.pretrained.source import vocabulary_of
+
 READ = """
 from pathlib import Path
 from jtrain.models.pretrained.source import vocabulary_of
@@ -23,3 +28,21 @@ def test_a_tokenizer_is_utf8_in_any_locale(tmp_path: Path):
     command = [sys.executable, "-c", READ]
     found = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert found.stdout.strip() == ascii(tokens), found.stderr
+
+
+WILD = [
+    "[" * 9999,
+    "[]",
+    '{"model": 3}',
+    '{"model": {"vocab": 3}}',
+    '{"model": {"vocab": [1]}}',
+    '{"model": {"vocab": {}}, "added_tokens": [3]}',
+    '{"model": {"vocab": {}}, "added_tokens": {}',
+]
+
+
+@pytest.mark.parametrize("text", WILD)
+def test_what_is_no_tokenizer_is_refused(text: str, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(DataError, match=r"(?s)is no tokenizer .*Download it again"):
+        vocabulary_of(tmp_path)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained.families.entries import check_entries, get, sizes
+from jtrain.models.pretrained import checks
+from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, sizes
 from jtrain.models.pretrained.families.llama import linear_leaves
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import by_group, linear
@@ -18,18 +19,25 @@ SIZES = {
     "hidden": "intermediate_size",
     "epsilon": "layer_norm_eps",
 }
-ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
+ACTIVATIONS = {
+    "gelu": "gelu_exact",
+    "gelu_python": "gelu_exact",
+    **dict.fromkeys(TANH_GELU, "gelu"),
+}
+ENTRIES: checks.Supported = {
+    **COMMON,
+    **{key: (checks.SIZE,) for key in SIZES.values()},
+    "num_hidden_layers": (checks.COUNT,),
+    "layer_norm_eps": (checks.NUMBER,),
+    "hidden_act": tuple(ACTIVATIONS),
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "add_pooling_layer": (checks.FLAG,),
+}
 
 
 def _values(hf: HFConfig) -> Values:
-    check_entries(
-        hf,
-        hidden_act=tuple(ACTIVATIONS),
-        position_embedding_type=("absolute",),
-        is_decoder=(False,),
-        add_cross_attention=(False,),
-    )
-    activation = ACTIVATIONS[get(hf, "hidden_act", "gelu")]
+    activation = ACTIVATIONS[hf.get("hidden_act", "gelu")]
     pooler = hf.get("add_pooling_layer", hf.get("architectures") in (None, ["BertModel"]))
     return {**sizes(hf, SIZES), "activation": activation, "pooler": pooler}
 
@@ -75,6 +83,7 @@ BERT = Family(
     name="bert",
     architecture="BertModel",
     kind="encoder",
+    entries=ENTRIES,
     values=_values,
     hf=_entries,
     leaves=_leaves,

@@ -7,7 +7,12 @@ from typing import Any
 from jtrain.models.presets.vision import LITE_PRESETS
 from jtrain.models.pretrained.families.images import COUNTERS, convolution_leaves
 from jtrain.models.pretrained.families.llama import linear_leaves
-from jtrain.models.pretrained.families.timm import timm_classes, timm_entries, timm_image
+from jtrain.models.pretrained.families.timm import (
+    TIMM_ENTRIES,
+    timm_classes,
+    timm_entries,
+    timm_image,
+)
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
 
 _BEGINNING = "tf_efficientnet_"
@@ -81,6 +86,7 @@ EFFICIENTNET_LITE = Family(
     kind="efficientnet_lite",
     timm=frozenset(TIMM),
     mean=0.5,
+    entries={**TIMM_ENTRIES, "global_pool": ("avg", "", None)},
     values=_values,
     hf=lambda model: timm_entries(TIMM, model, head="classifier", first="conv_stem"),
     leaves=_leaves,

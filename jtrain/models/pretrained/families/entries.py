@@ -5,6 +5,7 @@ from typing import Any
 
 from jtrain.errors import CheckpointError
 from jtrain.models.attention.positions import LinearScaling, Llama3Scaling, Rotary
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.family import HFConfig, Values
 
 DECODER = {
@@ -17,9 +18,50 @@ DECODER = {
     "epsilon": "rms_norm_eps",
 }
 """Our fields by the entry of a decoder's config.json."""
+COMMON: checks.Supported = {
+    "tie_word_embeddings": (checks.FLAG,),
+    "quantization_config": (None, {}),
+    "pruned_heads": (None, {}),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+}
+"""Entries that `transformers` reads for every model."""
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
+ABOVE_1 = checks.Condition("a number above 1", lambda x: checks.NUMBER.holds(x) and x > 1)
+ROPE: checks.Supported = {
+    "rope_type": ("default", "linear", "llama3"),
+    "type": ("default", "linear", "llama3"),
+    "rope_theta": (ABOVE_1,),
+    "factor": (checks.NUMBER,),
+    "low_freq_factor": (checks.NUMBER,),
+    "high_freq_factor": (checks.NUMBER,),
+    "original_max_position_embeddings": (checks.SIZE,),
+    "partial_rotary_factor": (1.0, None),
+    # Angles for each kind of layer, which Gemma 3 alone has.
+    **dict.fromkeys(("full_attention", "sliding_attention"), (None,)),
+}
+"""Entries of rotary positions."""
+DECODER_ENTRIES: checks.Supported = {
+    **COMMON,
+    **{key: (checks.SIZE,) for key in DECODER.values()},
+    "num_hidden_layers": (checks.COUNT,),
+    "rms_norm_eps": (checks.NUMBER,),
+    "hidden_act": ("silu", "swish"),
+    "num_key_value_heads": (checks.SIZE, None),
+    "head_dim": (checks.SIZE, None),
+    "rope_theta": (ABOVE_1,),
+    "rope_scaling": ROPE,
+    "rope_parameters": ROPE,
+    "original_max_position_embeddings": (checks.SIZE,),
+    "partial_rotary_factor": (1.0, None),
+    "is_causal": (True, None),
+    "use_bidirectional_attention": (False, None),
+    "layer_types": (checks.is_list_of("full_attention"), None),
+}
+"""Entries of a decoder of Llama's layers."""
 
 
-def get(hf: HFConfig, key: str, default: Any = ...) -> Any:
+def get(hf: HFConfig, key: str, default: Any = ..., file: str = "config.json") -> Any:
     """Return an entry.
 
     Raises:
@@ -27,8 +69,8 @@ def get(hf: HFConfig, key: str, default: Any = ...) -> Any:
     """
     if (found := hf.get(key, default)) is ...:
         raise CheckpointError(
-            f"config.json of the family {hf.get('model_type')} should have {key}, and has "
-            f"{', '.join(sorted(hf)) or 'nothing'}. Download the folder again."
+            f"{file} of the family {hf.get('model_type')} should have {key}, and has "
+            f"{', '.join(sorted(hf)) or 'nothing'}. Download it again."
         )
     return found
 
@@ -36,22 +78,6 @@ def get(hf: HFConfig, key: str, default: Any = ...) -> Any:
 def sizes(hf: HFConfig, names: Mapping[str, str]) -> Values:
     """Return our fields by the names of the entries."""
     return {ours: get(hf, theirs) for ours, theirs in names.items()}
-
-
-def check_entries(hf: HFConfig, **supported: tuple[Any, ...]) -> None:
-    """Raise CheckpointError if an entry has a value that the model does not compute.
-
-    Args:
-        hf: the config.json.
-        supported: the values of an entry that are; the first is the default.
-    """
-    for key, values in supported.items():
-        if (found := hf.get(key, values[0])) not in values:
-            raise CheckpointError(
-                f"config.json has {key}={found!r}, and for the family {hf.get('model_type')} "
-                f"jtrain computes only {' or '.join(map(repr, values))}. Use a model with one of "
-                f"these; weights read into another function give wrong outputs."
-            )
 
 
 def head_sizes(hf: HFConfig) -> Values:
@@ -63,36 +89,26 @@ def head_sizes(hf: HFConfig) -> Values:
     }
 
 
-def rotary(hf: HFConfig, base: float = 10000.0) -> Values:
-    """Return rotary positions, from `rope_parameters` or `rope_theta` and `rope_scaling`.
+def rotary(hf: HFConfig) -> Values:
+    """Return rotary positions, from `rope_scaling` or `rope_parameters`, and `rope_theta`.
 
     Raises:
-        CheckpointError: if the angles are scaled in another way.
+        CheckpointError: if an entry of their scaling is missing.
     """
-    rope = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    check_entries(
-        {"partial_rotary_factor": 1.0, **hf, **rope, "model_type": hf.get("model_type")},
-        partial_rotary_factor=(1.0,),
-    )
-    theta = rope.get("rope_theta", hf.get("rope_theta", base))
-    return {"kind": "rotary", "base": float(theta), "scaling": _scaling(hf, rope)}
-
-
-def _scaling(hf: HFConfig, rope: Mapping[str, Any]) -> Values:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    check_entries({"model_type": hf.get("model_type"), "rope_type": kind},
-                  rope_type=("default", "linear", "llama3"))  # fmt: skip
-    if kind == "linear":
-        return {"kind": "linear", "factor": float(rope["factor"])}
+    where = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    rope = {f"{where}.{key}": value for key, value in (hf.get(where) or {}).items()}
+    base = rope.get(f"{where}.rope_theta", hf.get("rope_theta", 10000.0))
+    kind = rope.get(f"{where}.rope_type", rope.get(f"{where}.type", "default"))
+    scaling: Values = {"kind": "none" if kind == "default" else kind}
+    rope["model_type"] = hf.get("model_type")
+    if kind != "default":
+        scaling["factor"] = float(get(rope, f"{where}.factor"))
     if kind == "llama3":
-        return {
-            "kind": "llama3",
-            "factor": float(rope["factor"]),
-            "low": float(rope["low_freq_factor"]),
-            "high": float(rope["high_freq_factor"]),
-            "context": rope["original_max_position_embeddings"],
-        }
-    return {"kind": "none"}
+        scaling["low"] = float(get(rope, f"{where}.low_freq_factor"))
+        scaling["high"] = float(get(rope, f"{where}.high_freq_factor"))
+        key = "original_max_position_embeddings"  # beside the others, it wins in `transformers`
+        scaling["context"] = hf[key] if key in hf else get(rope, f"{where}.{key}")
+    return {"kind": "rotary", "base": float(base), "scaling": scaling}
 
 
 def rotary_entries(positions: Rotary) -> Values:
@@ -126,7 +142,7 @@ def windows(hf: HFConfig, pattern: int) -> Values:
     pattern = hf.get("sliding_window_pattern", 0 if hf.get("layer_types") else pattern)
     kinds = hf.get("layer_types") or layer_types(layers, pattern)
     full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-    if window is None or len(full) == layers:
+    if window is None or list(kinds) == ["full_attention"] * layers:
         return {"window": None, "global_every": 0}
     every = full[0] + 1 if full else pattern * (pattern > layers)
     if list(kinds) != layer_types(layers, every):

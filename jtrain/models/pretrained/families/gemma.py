@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import (
-    check_entries,
+    ABOVE_1,
+    ROPE,
+    TANH_GELU,
     get,
     layer_types,
     rotary,
@@ -16,7 +19,27 @@ from jtrain.models.pretrained.families.llama import (
 )
 from jtrain.models.pretrained.family import HFConfig, Values
 
-# Defaults of the entries that published files leave out.
+ENTRIES: checks.Supported = {
+    "hidden_act": (checks.TEXT,),  # of older files; `hidden_activation` wins
+    "hidden_activation": TANH_GELU,
+    "attention_bias": (False,),
+    "query_pre_attn_scalar": (checks.NUMBER,),
+    "attn_logit_softcapping": (checks.NUMBER, None),
+    "final_logit_softcapping": (checks.NUMBER, None),
+    "sliding_window": (checks.SIZE, None),
+    "sliding_window_pattern": (checks.COUNT,),
+    "layer_types": (checks.is_list_of("full_attention", "sliding_attention"), None),
+}
+GEMMA3_ENTRIES: checks.Supported = {
+    **ENTRIES,
+    "rope_local_base_freq": (ABOVE_1,),
+    "rope_parameters": {
+        **dict.fromkeys(ROPE, (None,)),
+        "full_attention": ROPE,
+        # Angles of layers with a window are not scaled.
+        "sliding_attention": {**ROPE, "rope_type": ("default",), "type": ("default",)},
+    },
+}
 DEFAULTS = {
     "vocab_size": 262144,
     "num_attention_heads": 8,
@@ -31,10 +54,10 @@ DEFAULTS = {
 
 
 def _shared_values(hf: HFConfig) -> Values:
-    key = "hidden_activation" if "hidden_activation" in hf else "hidden_act"
-    check_entries(hf, **{key: ("gelu_pytorch_tanh",)}, attention_bias=(False,))
+    if "hidden_activation" not in hf:
+        checks.check_entries(hf, {"hidden_act": TANH_GELU})
     return {
-        **decoder_values({**hf, "rope_parameters": None}, tied=True),
+        **decoder_values({**hf, "rope_parameters": None}),
         "activation": "geglu",
         "post_norm": True,
         "zero_centered": True,
@@ -65,27 +88,19 @@ def _shared_entries(model: Any) -> Values:
 
 
 def _gemma2_values(hf: HFConfig) -> Values:
-    hf = {**DEFAULTS, **hf}
-    capped = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-    return {**_shared_values({**capped, **hf}), **windows(hf, 2), "positions": rotary(hf)}
+    if not hf.get("layer_types"):
+        checks.check_entries(hf, {"sliding_window_pattern": (2,)})
+    return {**_shared_values(hf), **windows(hf, 2), "positions": rotary(hf)}
 
 
 def _gemma3_values(hf: HFConfig) -> Values:
-    hf = {**DEFAULTS, **hf}
-    check_entries(hf, use_bidirectional_attention=(False, None))
     rope = hf.get("rope_parameters") or {}
-    scaled = rope.get("full_attention") or hf.get("rope_scaling") or {}
-    base = scaled.get("rope_theta", hf.get("rope_theta", 1e6))
+    scaled = {**(rope.get("full_attention") or {}), **(hf.get("rope_scaling") or {})}
     windowed = rope.get("sliding_attention") or {}
-    check_entries(
-        {**windowed, "model_type": f"{hf.get('model_type')}, of layers with a window,"},
-        rope_type=("default",),
-        partial_rotary_factor=(1.0,),
-    )
-    local = windowed.get("rope_theta", hf.get("rope_local_base_freq", 1e4))
-    positions = rotary({**hf, "rope_theta": base, "rope_scaling": scaled, "rope_parameters": None})
+    local = windowed.get("rope_theta", hf["rope_local_base_freq"])
+    positions = rotary({**hf, "rope_scaling": scaled, "rope_parameters": None})
     return {
-        **_shared_values(hf),
+        **_shared_values({**hf, "rope_scaling": None}),
         **windows(hf, 6),
         "qk_norm": True,
         "positions": {**positions, "local_base": float(local)},
@@ -101,7 +116,19 @@ def _gemma3_entries(model: Any) -> Values:
     }
 
 
-GEMMA2 = decoder_family("gemma2", "Gemma2ForCausalLM", values=_gemma2_values, hf=_shared_entries)
+GEMMA2 = decoder_family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    entries=ENTRIES,
+    defaults={**DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    values=_gemma2_values,
+    hf=_shared_entries,
+)
 GEMMA3 = decoder_family(
-    "gemma3_text", "Gemma3ForCausalLM", values=_gemma3_values, hf=_gemma3_entries
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    entries=GEMMA3_ENTRIES,
+    defaults={**DEFAULTS, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    values=_gemma3_values,
+    hf=_gemma3_entries,
 )

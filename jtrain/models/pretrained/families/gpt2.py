@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained.families.entries import check_entries, get, sizes
+from jtrain.models.pretrained import checks
+from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, sizes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import by_group, chain, from_columns, linear, thirds
 
@@ -16,16 +17,25 @@ SIZES = {
     "epsilon": "layer_norm_epsilon",
 }
 
+ENTRIES: checks.Supported = {
+    **COMMON,
+    **{key: (checks.SIZE,) for key in SIZES.values()},
+    "n_layer": (checks.COUNT,),
+    "layer_norm_epsilon": (checks.NUMBER,),
+    "n_inner": (checks.SIZE, None),
+    "activation_function": TANH_GELU,
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "is_causal": (True, None),
+}
+# Other names of entries, which win in `transformers`.
+ALIASES = {"hidden_size": "width", "max_position_embeddings": "context"}
+ALIASES |= {"num_attention_heads": "heads", "num_hidden_layers": "layers"}
+
 
 def _values(hf: HFConfig) -> Values:
-    check_entries(
-        hf,
-        activation_function=("gelu_new", "gelu_pytorch_tanh"),
-        scale_attn_weights=(True,),
-        scale_attn_by_inverse_layer_idx=(False,),
-        add_cross_attention=(False,),
-    )
     found = sizes(hf, SIZES)
+    checks.check_entries(hf, {alias: (found[ours],) for alias, ours in ALIASES.items()})
     return {
         **found,
         "kv_heads": found["heads"],
@@ -35,7 +45,7 @@ def _values(hf: HFConfig) -> Values:
         "norm": "layer",
         "activation": "gelu",
         "bias": True,
-        "tied": get(hf, "tie_word_embeddings", True),
+        "tied": hf["tie_word_embeddings"],
     }
 
 
@@ -77,6 +87,8 @@ GPT2 = Family(
     name="gpt2",
     architecture="GPT2LMHeadModel",
     kind="transformer",
+    entries=ENTRIES,
+    defaults={"tie_word_embeddings": True},
     values=_values,
     hf=_entries,
     leaves=_leaves,

@@ -1,20 +1,27 @@
 """Entries and tables that families of image classifiers share."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from jtrain.errors import CheckpointError
+from jtrain.models.pretrained import checks
+from jtrain.models.pretrained.families.entries import COMMON
 from jtrain.models.pretrained.family import HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import Transform, linear, single
 
 CONVOLUTION = single(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 """Between o i k k and k k i o."""
+IMAGE_ENTRIES: checks.Supported = {
+    **COMMON,
+    "num_channels": (checks.SIZE,),
+    "num_labels": (checks.SIZE, None),
+    "id2label": (checks.OBJECT, checks.is_list_of(checks.TEXT), None),
+}
+"""Entries of a classifier of `transformers`."""
 COUNTERS = ("num_batches_tracked",)  # of the norms: a fixed momentum does not read them
 
 
 def label_count(hf: HFConfig) -> int:
     """Return the number of classes of a config.json of transformers, whose default is 2."""
-    return int(hf.get("num_labels") or len(hf.get("id2label") or {}) or 2)
+    return hf.get("num_labels") or len(hf.get("id2label") or {}) or 2
 
 
 def label_entries(classes: int) -> Values:
@@ -52,17 +59,6 @@ def square(image: tuple[int, int, int]) -> int | list[int]:
     return height if height == width else [height, width]
 
 
-def sides(size: Any) -> tuple[int, int]:
-    """Return height and width for an entry of config.json.
-
-    Raises:
-        CheckpointError: if it is neither a number nor two.
-    """
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) == 2:
-        return size[0], size[1]
-    raise CheckpointError(
-        f"config.json has image_size={size!r}, which should be a number, or a height and a width. "
-        f"Download the folder again."
-    )
+def sides(size: int | list[int]) -> tuple[int, int]:
+    """Return height and width for an entry of config.json."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

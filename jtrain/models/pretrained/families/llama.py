@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import (
     DECODER,
-    check_entries,
+    DECODER_ENTRIES,
     get,
     head_sizes,
     rotary,
@@ -20,16 +21,16 @@ MLP: TypeAlias = Callable[[Any, str, str], Iterator[Leaf]]
 _BUFFERS = (".rotary_emb.inv_freq",)
 
 
-def decoder_values(hf: HFConfig, *, base: float = 10000.0, tied: bool = False) -> Values:
+def decoder_values(hf: HFConfig) -> Values:
     """Return the fields of a decoder with rotary positions, RMSNorm and gated MLPs."""
     return {
         **sizes(hf, DECODER),
         **head_sizes(hf),
-        "positions": rotary(hf, base),
+        "positions": rotary(hf),
         "norm": "rms",
         "activation": "swiglu",
         "bias": False,
-        "tied": get(hf, "tie_word_embeddings", tied),
+        "tied": hf.get("tie_word_embeddings", False),
     }
 
 
@@ -112,9 +113,9 @@ def _expert_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
 
 
 def _llama_values(hf: HFConfig) -> Values:
-    check_entries(hf, hidden_act=("silu",), pretraining_tp=(1, None))
-    bias = bool(hf.get("attention_bias", False))
-    check_entries(hf, mlp_bias=(bias,))
+    bias = hf.get("attention_bias", False)
+    same = checks.Condition(f"that of attention_bias, {bias}", lambda x: x == bias)
+    checks.check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (same,)})
     return {**decoder_values(hf), "bias": bias}
 
 
@@ -124,8 +125,10 @@ def _llama_entries(model: Any) -> Values:
 
 
 def _mistral_values(hf: HFConfig) -> Values:
-    check_entries(hf, hidden_act=("silu",))
-    return {**decoder_values(hf), "window": hf.get("sliding_window", 4096)}
+    window = hf["sliding_window"]
+    kind = "sliding_attention" if window else "full_attention"
+    checks.check_entries(hf, {"layer_types": (checks.is_list_of(kind), None)})
+    return {**decoder_values(hf), "window": window}
 
 
 def _mistral_entries(model: Any) -> Values:
@@ -133,15 +136,14 @@ def _mistral_entries(model: Any) -> Values:
 
 
 def _mixtral_values(hf: HFConfig) -> Values:
-    check_entries(hf, hidden_act=("silu",))
     experts = {
         "kind": "dropless",
         "count": get(hf, "num_local_experts"),
         "top_k": get(hf, "num_experts_per_tok"),
         "weights": "chosen",
     }
-    window = hf.get("sliding_window")
-    return {**decoder_values(hf, base=1e6), "window": window, "experts": experts}
+    checks.check_entries(hf, {"num_experts": (experts["count"],)})  # another name of the entry
+    return {**_mistral_values(hf), "experts": experts}
 
 
 def _mixtral_entries(model: Any) -> Values:
@@ -151,28 +153,37 @@ def _mixtral_entries(model: Any) -> Values:
 
 
 def _qwen2_values(hf: HFConfig) -> Values:
-    check_entries(hf, hidden_act=("silu",), use_sliding_window=(False,))
+    # A window that no layer has does not matter.
+    full = hf.get("layer_types") or hf["max_window_layers"] >= get(hf, "num_hidden_layers")
+    if not full and hf["sliding_window"]:
+        checks.check_entries(hf, {"use_sliding_window": (False,)})
     return {**decoder_values(hf), "qkv_bias": True}
 
 
 def _qwen3_values(hf: HFConfig) -> Values:
-    check_entries(hf, hidden_act=("silu",), use_sliding_window=(False,), attention_bias=(False,))
-    return {**decoder_values(hf), "qk_norm": True}
+    return {**_qwen2_values(hf), "qkv_bias": False, "qk_norm": True}
 
 
 def decoder_family(
     name: str,
     architecture: str,
     *,
+    entries: checks.Supported,
+    defaults: HFConfig,
     values: Callable[[HFConfig], Values],
     hf: Callable[[Any], Values],
     leaves: Callable[[Any], Iterator[Leaf]] = decoder_leaves,
 ) -> Family:
-    """Return a family of decoders whose tensors are named as Llama's; arguments as of `Family`."""
+    """Return a family of decoders whose tensors are named as Llama's; arguments as of `Family`.
+
+    `entries` are those beside, or in place of, `DECODER_ENTRIES`.
+    """
     return Family(
         name=name,
         architecture=architecture,
         kind="transformer",
+        entries={**DECODER_ENTRIES, **entries},
+        defaults=defaults,
         values=values,
         hf=hf,
         leaves=leaves,
@@ -181,13 +192,39 @@ def decoder_family(
     )
 
 
-LLAMA = decoder_family("llama", "LlamaForCausalLM", values=_llama_values, hf=_llama_entries)
+_WINDOW: checks.Supported = {
+    "sliding_window": (checks.SIZE, None),
+    "layer_types": (checks.is_list_of(checks.TEXT), None),
+}
+_EXPERTS = {key: (checks.COUNT,) for key in ("num_local_experts", "num_experts_per_tok")}
+_BIASES = {key: (checks.FLAG,) for key in ("attention_bias", "mlp_bias")}
+_QWEN: checks.Supported = {
+    "use_sliding_window": (checks.FLAG,),
+    "sliding_window": (checks.SIZE, None),
+    "max_window_layers": (checks.COUNT, 0),
+}
+_QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+LLAMA = decoder_family(
+    "llama",
+    "LlamaForCausalLM",
+    entries={**_BIASES, "pretraining_tp": (1, None)},
+    defaults={},
+    values=_llama_values,
+    hf=_llama_entries,
+)
 MISTRAL = decoder_family(
-    "mistral", "MistralForCausalLM", values=_mistral_values, hf=_mistral_entries
+    "mistral",
+    "MistralForCausalLM",
+    entries=_WINDOW,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    values=_mistral_values,
+    hf=_mistral_entries,
 )
 MIXTRAL = decoder_family(
     "mixtral",
     "MixtralForCausalLM",
+    entries={**_WINDOW, **_EXPERTS},
+    defaults={"num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6},
     values=_mixtral_values,
     hf=_mixtral_entries,
     leaves=lambda model: decoder_leaves(model, _expert_leaves),
@@ -195,12 +232,16 @@ MIXTRAL = decoder_family(
 QWEN2 = decoder_family(
     "qwen2",
     "Qwen2ForCausalLM",
+    entries=_QWEN,
+    defaults=_QWEN_DEFAULTS,
     values=_qwen2_values,
     hf=lambda model: {**decoder_entries(model), "use_sliding_window": False},
 )
 QWEN3 = decoder_family(
     "qwen3",
     "Qwen3ForCausalLM",
+    entries={**_QWEN, "attention_bias": (False,)},
+    defaults={**_QWEN_DEFAULTS, "head_dim": 128},
     values=_qwen3_values,
     hf=lambda model: {
         **decoder_entries(model),

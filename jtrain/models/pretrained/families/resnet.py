@@ -4,15 +4,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.families.entries import check_entries, get
+from jtrain.models.pretrained.checks import COUNT, SIZE, Supported, is_list_of
+from jtrain.models.pretrained.families.entries import get
 from jtrain.models.pretrained.families.images import (
     COUNTERS,
+    IMAGE_ENTRIES,
     convolution_leaves,
     label_count,
     label_entries,
 )
 from jtrain.models.pretrained.families.llama import linear_leaves
-from jtrain.models.pretrained.families.timm import timm_classes, timm_entries, timm_image
+from jtrain.models.pretrained.families.timm import (
+    TIMM_ENTRIES,
+    timm_classes,
+    timm_entries,
+    timm_image,
+)
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
 
 EXPANSION = 4  # of the last convolution of a bottleneck
@@ -35,12 +42,19 @@ TIMM = {
     for layers, blocks in _DEPTHS.items()
 }
 
+ENTRIES: Supported = {
+    **IMAGE_ENTRIES,
+    "hidden_act": ("relu",),
+    "layer_type": ("bottleneck", "basic"),
+    "downsample_in_first_stage": (False,),
+    "downsample_in_bottleneck": (False,),
+    "embedding_size": (SIZE,),
+    "hidden_sizes": (is_list_of(SIZE),),
+    "depths": (is_list_of(COUNT),),
+}
+
 
 def _values(hf: HFConfig) -> Values:
-    check_entries(
-        hf, hidden_act=("relu",), layer_type=("bottleneck", "basic"),
-        downsample_in_first_stage=(False,), downsample_in_bottleneck=(False,),
-    )  # fmt: skip
     bottleneck = hf.get("layer_type", "bottleneck") == "bottleneck"
     width, channels = get(hf, "embedding_size", 64), list(get(hf, "hidden_sizes"))
     doubled = _channels(width, bottleneck, len(channels))
@@ -143,6 +157,7 @@ RESNET = Family(
     name="resnet",
     architecture="ResNetForImageClassification",
     kind="resnet",
+    entries=ENTRIES,
     values=_values,
     hf=_entries,
     leaves=lambda model: _leaves(model, HF_NAMES),
@@ -154,6 +169,7 @@ TIMM_RESNET = Family(
     architecture="",
     kind="resnet",
     timm=frozenset(TIMM),
+    entries={**TIMM_ENTRIES, "global_pool": ("avg", "", None)},
     values=lambda hf: {
         **TIMM[hf["architecture"]],
         "image": timm_image(hf, (SIDE, SIDE, 3)),

@@ -4,17 +4,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from jtrain.errors import CheckpointError
+from jtrain.models.pretrained.checks import (
+    NUMBER,
+    SIZE,
+    Supported,
+    is_list_of,
+)
 from jtrain.models.pretrained.family import HFConfig, Values
+
+TIMM_ENTRIES: Supported = {
+    "num_classes": (SIZE, None),
+    "model_args": (None, {}),
+    "pretrained_cfg": {
+        "num_classes": (SIZE, None),
+        "input_size": (is_list_of(SIZE, length=3),),
+        "mean": (is_list_of(0, NUMBER),),
+        "std": (is_list_of(NUMBER),),
+    },
+}
+"""Entries of a config.json of timm."""
 
 
 def timm_classes(hf: HFConfig) -> int:
     """Return the number of classes of a config.json of timm, whose default is ImageNet's."""
-    return int(hf.get("num_classes") or hf.get("pretrained_cfg", {}).get("num_classes") or 1000)
+    cfg = hf.get("pretrained_cfg") or {}
+    return hf.get("num_classes") or cfg.get("num_classes") or 1000
 
 
 def timm_image(hf: HFConfig, image: tuple[int, int, int]) -> tuple[int, int, int]:
     """Return height, width and channels of the images of a config.json, which may not say them."""
-    channels, height, width = hf.get("pretrained_cfg", {}).get("input_size") or (
+    channels, height, width = (hf.get("pretrained_cfg") or {}).get("input_size") or (
         image[2],
         *image[:2],
     )

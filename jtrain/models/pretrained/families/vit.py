@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained.families.entries import check_entries, get, sizes
+from jtrain.models.pretrained import checks
+from jtrain.models.pretrained.families.entries import get, sizes
 from jtrain.models.pretrained.families.images import (
+    IMAGE_ENTRIES,
     label_count,
     label_entries,
     patches,
@@ -12,7 +14,7 @@ from jtrain.models.pretrained.families.images import (
     square,
 )
 from jtrain.models.pretrained.families.llama import linear_leaves
-from jtrain.models.pretrained.families.timm import timm_classes, timm_entries
+from jtrain.models.pretrained.families.timm import TIMM_ENTRIES, timm_classes, timm_entries
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import by_group, chain, linear, reshape, thirds
 
@@ -23,6 +25,15 @@ SIZES = {
     "hidden": "intermediate_size",
     "patch": "patch_size",
     "epsilon": "layer_norm_eps",
+}
+ENTRIES: checks.Supported = {
+    **IMAGE_ENTRIES,
+    **{key: (checks.SIZE,) for key in SIZES.values()},
+    "num_hidden_layers": (checks.COUNT,),
+    "layer_norm_eps": (checks.NUMBER,),
+    "image_size": (checks.SIZE, checks.is_list_of(checks.SIZE, length=2)),
+    "hidden_act": ("gelu", "gelu_python"),
+    "qkv_bias": (True,),
 }
 # Width and heads by the name in timm; Dosovitskiy et al. 2021 and Touvron et al. 2021.
 TIMM_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
@@ -44,10 +55,11 @@ TIMM = {
 
 
 def _values(hf: HFConfig) -> Values:
-    check_entries(hf, hidden_act=("gelu",), qkv_bias=(True,))
     height, width = sides(get(hf, "image_size"))
+    found = sizes(hf, SIZES)
+    checks.check_entries(hf, {"head_dim": (found["width"] // found["heads"], None)})
     return {
-        **sizes(hf, SIZES),
+        **found,
         "image": (height, width, hf.get("num_channels", 3)),
         "pool": "class",
         "classes": label_count(hf),
@@ -131,6 +143,7 @@ VIT = Family(
     name="vit",
     architecture="ViTForImageClassification",
     kind="vit",
+    entries=ENTRIES,
     values=_values,
     hf=_entries,
     leaves=_leaves,
@@ -142,6 +155,7 @@ TIMM_VIT = Family(
     architecture="",
     kind="vit",
     timm=frozenset(TIMM),
+    entries={**TIMM_ENTRIES, "global_pool": ("token", "", None)},
     values=_timm_values,
     hf=lambda model: timm_entries(TIMM, model, head="head", first="patch_embed.proj"),
     leaves=_timm_leaves,

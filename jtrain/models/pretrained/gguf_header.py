@@ -1,0 +1,126 @@
+"""Header of a GGUF file: its metadata, and where its tensors are; it takes little memory.
+
+The reader of the package `gguf` makes an array of every number and every text, and follows counts
+beyond the end of a file. Here a count is compared with the file, and long values are skipped.
+"""
+
+import math
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+TEXT, ARRAY = 8, 9
+TOKENS = "tokenizer.ggml.tokens"
+MOST = 1 << 16
+"""Most keys, and most tensors."""
+SHORT = 1 << 10
+"""Most bytes of a name, and most bytes or numbers of a value that is not skipped."""
+LISTED = 1 << 22
+"""Most texts of a list, and most bytes of one."""
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor is: `first` counts bytes from the end of the header."""
+
+    shape: tuple[int, ...]
+    kind: int
+    first: int
+
+
+class Header(NamedTuple):
+    """The header of a file; the value of a longer text or list than `SHORT` is None."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    tokens: int
+    """Where the texts of the tokens begin; 0 if the file has none."""
+    end: int
+
+
+def read_header(data: np.ndarray) -> Header:
+    """Read the header of a mapped file.
+
+    Raises:
+        ValueError: if it is broken, or has more than `MOST` keys or tensors.
+    """
+    at = _Cursor(data)
+    version = at.number("I") if at.take(4) == b"GGUF" else 0
+    if version not in (2, 3):
+        raise ValueError(f"it begins with {bytes(data[:8])!r}, not with GGUF and version 2 or 3")
+    tensors, keys = at.count(MOST, 24), at.count(MOST, 13)
+    metadata, infos, tokens = {}, {}, 0
+    for _ in range(keys):
+        name, kind = at.text(), at.number("I")
+        if name in metadata:
+            raise ValueError(f"{name} is there twice")
+        tokens = at.place if name == TOKENS else tokens
+        metadata[name] = at.value(kind)
+    for _ in range(tensors):
+        name = at.text()
+        shape = tuple(at.number("Q") for _ in range(min(at.number("I"), 9)))
+        if name in infos or len(shape) > 4 or math.prod(shape) > 1 << 50:
+            raise ValueError(f"the tensor {name} is there twice, or has the shape {shape}")
+        infos[name] = TensorInfo(shape[::-1], at.number("I"), at.number("Q"))
+    align = metadata.get("general.alignment", 32)
+    if type(align) is not int or align.bit_count() != 1:
+        raise ValueError(f"general.alignment is {align!r}, no power of two")
+    return Header(metadata, infos, tokens, -(-at.place // align) * align)
+
+
+def read_texts(data: np.ndarray, place: int) -> list[str]:
+    """Return the list of texts at a place, as `Header.tokens`."""
+    at = _Cursor(data, place + 4)
+    return [at.text(LISTED) for _ in range(at.count(LISTED, 8))]
+
+
+class _Cursor:
+    """A place in a file, which moves behind what is read."""
+
+    def __init__(self, data: np.ndarray, place: int = 0):
+        self.data, self.place = data, place
+
+    def take(self, size: int) -> bytes:
+        return self.data[self._pass(size) : self.place].tobytes()
+
+    def _pass(self, size: int) -> int:
+        first, self.place = self.place, self.place + size
+        if self.place > len(self.data):
+            raise ValueError(f"its header goes to byte {self.place:,} of {len(self.data):,}")
+        return first
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(np.dtype(f"<{code}").itemsize))[0]
+
+    def count(self, most: int, size: int) -> int:
+        """Return a count of things of at least `size` bytes."""
+        found = self.number("Q")
+        if found > min(most, (len(self.data) - self.place) // size):
+            raise ValueError(f"it counts {found:,} things in {len(self.data):,} bytes")
+        return found
+
+    def text(self, most: int = SHORT) -> str:
+        size = self.number("Q")
+        if size > most:
+            raise ValueError(f"a text of {size:,} bytes where at most {most:,} are expected")
+        return self.take(size).decode()
+
+    def value(self, kind: int) -> Any:
+        """Return a value of this type, a list as an array; None if it is too long."""
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == TEXT:
+            first = self._pass(size := self.number("Q"))
+            return self.data[first : self.place].tobytes().decode() if size <= SHORT else None
+        of = self.number("I") if kind == ARRAY else kind
+        if kind == ARRAY and of == TEXT:
+            for _ in range(self.count(LISTED, 8)):
+                self._pass(self.number("Q"))
+            return None
+        if kind != ARRAY or of not in SCALARS:
+            raise ValueError(f"a value of the type {of}, which is no number, no text and no list")
+        dtype = np.dtype(f"<{SCALARS[of]}")
+        count = self.count(len(self.data), dtype.itemsize)
+        first = self._pass(count * dtype.itemsize)
+        return self.data[first : self.place].view(dtype) if count <= SHORT else None
