@@ -1,5 +1,6 @@
 """Chat templates: conversations as text, in a sandbox, and which of the text is an answer."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ class ChatTemplate:
         self._jinja = import_optional("jinja2", "chat", "a chat template")
         environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise
+        environment.filters["tojson"] = _to_json
         try:
             self._template = environment.from_string(source)
             used = import_optional("jinja2.meta", "chat", "a chat template")
@@ -132,3 +134,16 @@ class _RefusalError(Exception):
 
 def _raise(message: str) -> None:
     raise _RefusalError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return a value as JSON, as transformers' `tojson` does; jinja2's own escapes it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
