@@ -61,7 +61,7 @@ def test_parquet_has_the_rows_of_json_lines(tmp_path):
     talk = [[USER, ANSWER], [SYSTEM, USER, ANSWER]]
     parquet.write_table(pyarrow.table({"messages": talk}), tmp_path / "a.parquet")
     lines = write(tmp_path / "a.jsonl", *talk)
-    read = lambda path: [messages for _, messages in read_conversations(str(path), "messages")]
+    read = lambda path: [one.messages for one in read_conversations(str(path), "messages")]
     assert read(tmp_path / "a.parquet") == read(lines) == talk
 
 

@@ -11,12 +11,13 @@ from jtrain.errors import DataError
 
 
 def read_rows(
-    paths: str | list[str], columns: Sequence[str], *, noun: str, form: str
+    paths: str | list[str], columns: Sequence[str] = (), *, noun: str, form: str
 ) -> Iterator[tuple[str, Any]]:
     """Yield where each row stands, `FILE:LINE`, and its values.
 
     Args:
-        columns: of Parquet files.
+        columns: of Parquet files; none: all. Their null fields, which may be in no row of the same
+            data as JSON, are left out.
         noun: name of a row, for errors: `conversation`.
         form: what a row is, for errors: `a list of messages`.
 
@@ -26,9 +27,18 @@ def read_rows(
     for file in find_files(paths):
         if file.suffix == ".parquet":
             rows = ParquetRows([file], columns=list(columns))
-            yield from ((f"{file}:{i + 1}", rows[i]) for i in range(len(rows)))
+            yield from ((f"{file}:{i + 1}", _without_nulls(rows[i])) for i in range(len(rows)))
         else:
             yield from _lines(file, noun, form)
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict(fields):
+            return {k: _without_nulls(one) for k, one in fields.items() if one is not None}
+        case list(entries):
+            return [_without_nulls(one) for one in entries]
+    return value
 
 
 def _lines(file: Path, noun: str, form: str) -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,11 @@
 """Chat templates: conversations as text, in a sandbox, and which of the text is an answer."""
 
+import datetime
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
@@ -14,6 +17,15 @@ CHATML = (
 )
 ANSWERS = "assistant"
 TOKENS = ("bos_token", "eos_token")
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field
+# Fields that only tell messages apart; the order does that, too.
+IDENTIFIERS = ("id", "tool_call_id")
+TOOLS = ("tool", "function")  # roles; a `name` there is that of the call
+PARTS = [{"type": "text", "text": "seven"}]
+CALLS, OPENAI_CALLS = (
+    [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    for arguments in ({"a": "seven"}, '{"a": "seven"}')
+)
 
 
 class Piece(NamedTuple):
@@ -27,7 +39,9 @@ class ChatTemplate:
     """Template of conversations, in the language of jinja2, as tokenizer_config.json has it.
 
     It runs in jinja2's sandbox, without files, modules or the attributes of Python's objects, and
-    has `messages`, `add_generation_prompt` and `raise_exception`.
+    has what transformers gives: `messages`, `tools`, `documents`, `add_generation_prompt`,
+    `raise_exception`, `strftime_now` (of the time when it was read), and the tags `break`,
+    `continue` and `generation`.
 
     Args:
         source: the template; by default ChatML.
@@ -41,15 +55,25 @@ class ChatTemplate:
 
     def __init__(self, source: str = CHATML, where: str = "the chat template", **tokens: str):
         self.source, self._where, self._tokens = source, where, tokens
+        self._written: dict[str, bool] = {}  # fields that were tried
         sandbox = import_optional("jinja2.sandbox", "chat", "a chat template")
         self._jinja = import_optional("jinja2", "chat", "a chat template")
-        environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        extensions = import_optional("jinja2.ext", "chat", "a chat template")
+        # Nobody can guess the marks, so no message has them.
+        marks = [f"\0{secrets.token_hex(8)}{end}" for end in "<>"]
+        self._mark = re.compile(f"({'|'.join(marks)})")
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[extensions.loopcontrols, _generation_tag(self._jinja, marks)],
+        )
         environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = datetime.datetime.now().strftime
         environment.filters["tojson"] = _to_json
         try:
             self._template = environment.from_string(source)
             used = import_optional("jinja2.meta", "chat", "a chat template")
-            names = used.find_undeclared_variables(environment.parse(source))
+            names = self._names = used.find_undeclared_variables(environment.parse(source))
         except self._jinja.TemplateSyntaxError as error:
             raise DataError(
                 f"{where} is no valid template: line {error.lineno}: {error}."
@@ -66,15 +90,32 @@ class ChatTemplate:
                     f'"{name}": "</s>", or write the token out in the template.'
                 )
 
-    def render(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any] | None = None,
+        *,
+        prompt: bool = False,
+    ) -> str:
         """Return the text of a conversation; with `prompt` also what comes before an answer.
+
+        Args:
+            messages: the conversation.
+            values: what the template reads beside the messages, such as `tools`.
+            prompt: whether an answer comes next.
 
         Raises:
             DataError: if the template calls what it may not, or refuses the messages.
         """
+        return self._mark.sub("", self._render(self.adapt(messages), values or {}, prompt=prompt))
+
+    def _render(
+        self, messages: Sequence[Message], values: Mapping[str, Any], *, prompt: bool = False
+    ) -> str:
+        given = {"tools": None, "documents": None, **values, **self._tokens}
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=prompt, **self._tokens
+                {**given, "messages": messages, "add_generation_prompt": prompt}
             )
         except self._jinja.exceptions.SecurityError as error:
             raise DataError(
@@ -92,32 +133,136 @@ class ChatTemplate:
                 f"what it reads of the messages, or take the tokenizer's own."
             ) from None
 
-    def pieces(self, messages: Sequence[Message]) -> list[Piece]:
+    def adapt(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as the template reads them, without fields that are null.
+
+        Parts of text are joined, and the arguments of a tool, a text of JSON at OpenAI, become an
+        object, unless the template takes them as they are. Reasoning has each of its names.
+        """
+        return [self._adapted(message) for message in messages]
+
+    def _adapted(self, message: Message) -> Message:
+        found = {name: value for name, value in message.items() if value is not None}
+        reasons = [found[name] for name in REASONING if name in found]
+        if reasons:
+            found = found | {"reasoning_content": reasons[0]}
+            found.setdefault("thinking", reasons[0])
+        content, calls = found.get("content"), found.get("tool_calls")
+        if isinstance(content, list) and not self._writes("content", PARTS):
+            found["content"] = "".join(part["text"] for part in content)
+        if isinstance(calls, list) and (
+            self._writes("tool_calls", CALLS) or not self._writes("tool_calls", OPENAI_CALLS)
+        ):
+            found["tool_calls"] = [_with_object(call) for call in calls]
+        return found
+
+    def _writes(self, field: str, value: Any) -> bool:
+        """Return whether the template writes a field of an answer, and not as Python's own text."""
+        key = json.dumps(value)
+        if key not in self._written:
+            answer = {"role": ANSWERS, "content": "", field: value}
+            try:
+                text = self._render([{"role": "user", "content": "3+4?"}, answer], {})
+            except DataError:
+                text = ""
+            self._written[key] = "seven" in text and not re.search(r"['\"]text['\"]: ", text)
+        return self._written[key]
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any] | None = None,
+        *,
+        optional: Collection[str] = (),
+    ) -> list[Piece]:
         """Return the text of a conversation in parts, each an answer or not.
 
-        An answer ends where the text of the conversation up to it ends, so with the mark of the end
-        of a turn.
+        Answers are what the template has between `generation` and `endgeneration`. Without these
+        tags an answer ends where the text of the conversation up to it ends, so with the mark of
+        the end of a turn. An answer with the `weight` 0 counts as none.
+
+        Args:
+            messages: the conversation.
+            values: what the template reads beside the messages, such as `tools`.
+            optional: names of fields that the text may leave out.
 
         Raises:
-            DataError: if there is no answer, or later messages change the text before them.
+            DataError: if there is no answer, later messages change the text before them, or the
+                text leaves out a field.
         """
+        messages, values = self.adapt(messages), values or {}
+        if re.search(r"\{%-?\s*generation\s*-?%\}", self.source):
+            pieces, aside = self._marked(messages, values), {"role", *IDENTIFIERS}
+        else:
+            last = max((i for i, m in enumerate(messages) if m["role"] == ANSWERS), default=-1)
+            messages = messages[: last + 1] or messages
+            pieces, aside = self._added(messages, values), {"role", "weight", *IDENTIFIERS}
+        if not any(piece.is_answer for piece in pieces):
+            roles = ", ".join(str(message["role"]) for message in messages) or "no message"
+            raise DataError(
+                f"a conversation has no turn of the {ANSWERS} to learn, so nothing of it is "
+                f"learned (its roles: {roles}). Remove it, or name the role of the answers "
+                f"{ANSWERS!r}."
+            )
+        self._check_complete(messages, values, {*aside, *optional})
+        return pieces
+
+    def _marked(self, messages: Sequence[Message], values: Mapping[str, Any]) -> list[Piece]:
+        """Return the parts that a template's tags `generation` divide its text in."""
+        pieces, depth = [], 0
+        for part in self._mark.split(self._render(messages, values)):
+            if self._mark.fullmatch(part):
+                depth += 1 if part.endswith("<") else -1
+            elif part:
+                pieces.append(Piece(part, depth > 0))
+        return pieces
+
+    def _added(self, messages: Sequence[Message], values: Mapping[str, Any]) -> list[Piece]:
+        """Return the parts that each answer adds to the text."""
         pieces, text = [], ""
         for turn, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
-            before = self.render(messages[:turn], prompt=True)
-            after = self.render(messages[: turn + 1])
+            before = self._render(messages[:turn], values, prompt=True)
+            after = self._render(messages[: turn + 1], values)
             for longer, shorter in ((before, text), (after, before)):
                 self._check_extends(longer, shorter, turn)
-            pieces += [Piece(before[len(text) :], False), Piece(after[len(before) :], True)]
+            pieces += [
+                Piece(before[len(text) :], False),
+                Piece(after[len(before) :], message.get("weight") != 0),
+            ]
             text = after
-        if not pieces:
-            roles = ", ".join(str(message["role"]) for message in messages) or "no message"
-            raise DataError(
-                f"a conversation has no turn of the {ANSWERS}, so nothing of it is learned (its "
-                f"roles: {roles}). Remove it, or name the role of the answers {ANSWERS!r}."
-            )
         return pieces
+
+    def _check_complete(
+        self, messages: Sequence[Message], values: Mapping[str, Any], optional: Collection[str]
+    ) -> None:
+        """Raise DataError if the text is the same without a field of a message or a value."""
+        text, lost = self._render(messages, values), dict[str, str]()
+        for turn, message in enumerate(messages):
+            for name, less in _shortened(message):
+                changed = [*messages[:turn], less, *messages[turn + 1 :]]
+                if name not in optional and self._is_text(text, changed, values):
+                    lost.setdefault(name, f"message {turn + 1} of the {message['role']!r}")
+        for name, less in _shortened(values):
+            is_list = isinstance(values[name], list)  # another value may be the template's default
+            unread = name not in self._names or (is_list and self._is_text(text, messages, less))
+            if name not in optional and unread:
+                lost[name] = "the row"
+        if lost:
+            name, place = next(iter(lost.items()))
+            raise DataError(
+                f"{place} has {name!r}, and {self._where} does not write all of it. Take the "
+                f"template of a model that does (data.template=FOLDER/tokenizer_config.json), "
+                f"remove what is not written, or train without it: "
+                f"data.ignore=[{', '.join(lost)}]"
+            )
+
+    def _is_text(self, text: str, messages: Sequence[Message], values: Mapping[str, Any]) -> bool:
+        try:
+            return self._render(messages, values) == text
+        except DataError:
+            return False
 
     def _check_extends(self, longer: str, shorter: str, turn: int) -> None:
         if not longer.startswith(shorter):
@@ -134,6 +279,50 @@ class _RefusalError(Exception):
 
 def _raise(message: str) -> None:
     raise _RefusalError(message)
+
+
+def _generation_tag(jinja: Any, marks: Sequence[str]) -> type:
+    """Return the extension of jinja2 that puts marks around what `generation` encloses."""
+    nodes = jinja.nodes
+
+    class Generation(jinja.ext.Extension):
+        tags: ClassVar = {"generation"}
+
+        def parse(self, parser: Any) -> list[Any]:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            begin, end = (nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in marks)
+            return [begin, nodes.Scope(body, lineno=line), end]
+
+    return Generation
+
+
+def _with_object(call: Any) -> Any:
+    """Return a call of a tool whose arguments are no text."""
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    if not isinstance(text := function.get("arguments"), str):
+        return call
+    function = {**function, "arguments": json.loads(text)}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _shortened(fields: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what says something: its name, and the fields without it or without a list's entry."""
+    aliases = [name for name in fields if name in REASONING][1:]
+    for name, value in fields.items():
+        if isinstance(value, list) and len(value) > 1:
+            for i, one in enumerate(value):
+                if _says(one.get("text", one) if isinstance(one, dict) else one):
+                    yield name, {**fields, name: value[:i] + value[i + 1 :]}
+        elif name in aliases or (name == "name" and fields.get("role") in TOOLS):
+            continue
+        elif _says(value):
+            gone = REASONING if name in REASONING else (name,)
+            yield name, {n: other for n, other in fields.items() if n not in gone}
+
+
+def _says(value: Any) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
 
 
 def _to_json(

@@ -1,8 +1,7 @@
 """Conversations in files, as rows of tokens with the answers marked."""
 
-import reprlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,7 +9,7 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.sources.json_rows import read_rows
 from jtrain.data.sources.subset import hold_out_last
-from jtrain.data.text.chat_template import Message
+from jtrain.data.text.chat_rows import FIELD, Conversation, read_conversation
 from jtrain.data.text.encode_chat import Encoded, encode, encode_prompt, end_of_turn
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.template_file import read_template
@@ -41,8 +40,9 @@ class Chat:
     kind: Literal["chat"] = "chat"
     path: str | list[str]
     """JSON lines or Parquet files, a pattern or a list of them; relative to the working folder."""
-    field: str = "messages"
-    """The field with a conversation's messages, each with a `role` and a `content`."""
+    field: str = FIELD
+    """The field with a conversation's messages, each with a `role` and a `content`. By default also
+    rows of ShareGPT (`conversations`) and of Alpaca (`instruction`, `output`) are read."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """The share of the conversations, the last ones, that is held out for validation."""
     context: int = Field(default=256, gt=0)
@@ -54,6 +54,9 @@ class Chat:
     """A tokenizer.json; empty: bytes."""
     template: str = ""
     """A file with a template of jinja2, or a tokenizer_config.json that has one; empty: ChatML."""
+    ignore: list[str] = Field(default_factory=list)
+    """Fields of messages and rows, such as `name` or `tools`, that the text may leave out. Any
+    other that the template does not write is an error."""
 
     def build(self) -> Corpus:
         """Read and encode the conversations, and split them in two.
@@ -65,8 +68,8 @@ class Chat:
         tokenizer = read_tokenizer(self.tokenizer) if self.tokenizer else ByteTokenizer()
         template = read_template(self.template)
         found = [
-            encode(tokenizer, template, messages, where)
-            for where, messages in read_conversations(self.path, self.field)
+            encode(tokenizer, template, *one, optional=self.ignore)
+            for one in read_conversations(self.path, self.field)
         ]
         if not found:
             raise DataError(
@@ -116,30 +119,12 @@ class Chat:
         )
 
 
-def read_conversations(path: str | list[str], field: str) -> Iterator[tuple[str, list[Message]]]:
-    """Yield where each conversation stands, `FILE:LINE`, and its messages.
+def read_conversations(path: str | list[str], field: str) -> Iterator[Conversation]:
+    """Yield each conversation of files, with its place, `FILE:LINE`.
 
     Raises:
         DataError: if one has another form.
     """
     form = "a list of messages, each with a `role` and a `content`"
-    for where, row in read_rows(path, [field], noun="conversation", form=form):
-        yield where, _checked(where, row, field)
-
-
-def _checked(where: str, row: Any, field: str) -> list[Message]:
-    messages = row.get(field) if isinstance(row, dict) else None
-    if not isinstance(messages, list):
-        names = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(
-            f"{where} has no list of messages in {field!r} (it has {names}). Name the field: "
-            f"data.field=NAME."
-        )
-    for message in messages:
-        texts = [message.get(n) for n in ("role", "content")] if isinstance(message, dict) else []
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise DataError(
-                f"{where} has the message {reprlib.repr(message)}, and each needs a `role` and a "
-                f"`content`, both text."
-            )
-    return messages
+    for where, row in read_rows(path, noun="conversation", form=form):
+        yield read_conversation(where, row, field)
