@@ -31,7 +31,7 @@ def call(arguments, number: int = 1) -> dict:
 
 def learned(template: str, row: dict, field: str = "messages", **options) -> tuple[str, str]:
     """Return the text of a row, and its answers."""
-    row = read_conversation("a.jsonl:1", row, field)
-    one = encode(ByteTokenizer(), ChatTemplate(template, "t.jinja"), *row, **options)
+    conversation = read_conversation("a.jsonl:1", row, field)
+    one = encode(ByteTokenizer(), ChatTemplate(template, "t.jinja"), *conversation, **options)
     text = lambda tokens: bytes(tokens.astype(np.uint8)).decode()
     return text(one.tokens), text(one.tokens[one.answers])

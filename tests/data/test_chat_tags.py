@@ -1,10 +1,13 @@
 """What transformers adds to jinja2: tags that say what is learned, loops that end, the date."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from chat_texts import ANSWER, TOOL, TOOLS, USER, call
 
+from jtrain.config.resolve import resolve
 from jtrain.data.text.chat_template import CHATML, ChatTemplate
 from jtrain.data.text.encode_chat import end_of_turn
 from jtrain.data.text.tokenizer import ByteTokenizer
@@ -38,6 +41,20 @@ def test_loops_break_and_continue_and_the_date_is_written():
     )
     text = ChatTemplate(source).render([{"role": "system", "content": "x"}, USER, ANSWER, USER])
     assert re.fullmatch(r"20\d\d;2\+2\?;4;", text)
+
+
+def test_the_date_of_a_run_is_set_once(tmp_path):
+    template = "{{ strftime_now('%d %b %Y') }}" + CHATML
+    assert ChatTemplate(template, day="2026-11-07").render([USER]).startswith("07 Nov 2026<")
+    (tmp_path / "t.jinja").write_text(template)
+    (tmp_path / "a.jsonl").write_text("\n".join([json.dumps({"messages": [USER, ANSWER]})] * 3))
+    options = [f"data.path={tmp_path}/a.jsonl", f"data.template={tmp_path}/t.jinja"]
+    root = Path(__file__).parents[2]
+    with pytest.raises(DataError) as refused:
+        resolve(root / "configs/chat.yaml", options).config.data.build()
+    typed = re.search(r"data.day=\S+", str(refused.value))
+    assert typed
+    resolve(root / "configs/chat.yaml", [*options, typed[0]]).config.data.build()
 
 
 def test_transformers_marks_and_writes_the_same():

@@ -40,12 +40,13 @@ class ChatTemplate:
 
     It runs in jinja2's sandbox, without files, modules or the attributes of Python's objects, and
     has what transformers gives: `messages`, `tools`, `documents`, `add_generation_prompt`,
-    `raise_exception`, `strftime_now` (of the time when it was read), and the tags `break`,
+    `raise_exception`, `strftime_now`, and the tags `break`,
     `continue` and `generation`.
 
     Args:
         source: the template; by default ChatML.
         where: its name in messages.
+        day: what `strftime_now` writes, as 2026-11-27; empty: today.
         tokens: `bos_token` and `eos_token`, the texts of the tokens that begin and end a text.
 
     Raises:
@@ -53,7 +54,14 @@ class ChatTemplate:
             missing.
     """
 
-    def __init__(self, source: str = CHATML, where: str = "the chat template", **tokens: str):
+    def __init__(
+        self,
+        source: str = CHATML,
+        where: str = "the chat template",
+        *,
+        day: str = "",
+        **tokens: str,
+    ):
         self.source, self._where, self._tokens = source, where, tokens
         self._written: dict[str, bool] = {}  # fields that were tried
         sandbox = import_optional("jinja2.sandbox", "chat", "a chat template")
@@ -68,12 +76,14 @@ class ChatTemplate:
             extensions=[extensions.loopcontrols, _generation_tag(self._jinja, marks)],
         )
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = datetime.datetime.now().strftime
+        environment.globals["strftime_now"] = (
+            datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
+        ).strftime
         environment.filters["tojson"] = _to_json
         try:
             self._template = environment.from_string(source)
             used = import_optional("jinja2.meta", "chat", "a chat template")
-            names = self._names = used.find_undeclared_variables(environment.parse(source))
+            names = self.names = used.find_undeclared_variables(environment.parse(source))
         except self._jinja.TemplateSyntaxError as error:
             raise DataError(
                 f"{where} is no valid template: line {error.lineno}: {error}."
@@ -246,7 +256,7 @@ class ChatTemplate:
                     lost.setdefault(name, f"message {turn + 1} of the {message['role']!r}")
         for name, less in _shortened(values):
             is_list = isinstance(values[name], list)  # another value may be the template's default
-            unread = name not in self._names or (is_list and self._is_text(text, messages, less))
+            unread = name not in self.names or (is_list and self._is_text(text, messages, less))
             if name not in optional and unread:
                 lost[name] = "the row"
         if lost:

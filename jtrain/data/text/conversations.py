@@ -1,5 +1,6 @@
 """Conversations in files, as rows of tokens with the answers marked."""
 
+import datetime
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -10,6 +11,7 @@ from jtrain.config.configclass import configclass
 from jtrain.data.sources.json_rows import read_rows
 from jtrain.data.sources.subset import hold_out_last
 from jtrain.data.text.chat_rows import FIELD, Conversation, read_conversation
+from jtrain.data.text.chat_template import ChatTemplate
 from jtrain.data.text.encode_chat import Encoded, encode, encode_prompt, end_of_turn
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.template_file import read_template
@@ -54,6 +56,8 @@ class Chat:
     """A tokenizer.json; empty: bytes."""
     template: str = ""
     """A file with a template of jinja2, or a tokenizer_config.json that has one; empty: ChatML."""
+    day: str = Field(default="", pattern=r"^(\d{4}-\d\d-\d\d)?$")
+    """Date for a template that writes that of today by `strftime_now`, as 2026-11-27."""
     ignore: list[str] = Field(default_factory=list)
     """Fields of messages and rows, such as `name` or `tools`, that the text may leave out. Any
     other that the template does not write is an error."""
@@ -66,7 +70,13 @@ class Chat:
                 longer than the context.
         """
         tokenizer = read_tokenizer(self.tokenizer) if self.tokenizer else ByteTokenizer()
-        template = read_template(self.template)
+        template = self._template()
+        if "strftime_now" in template.source and not self.day:
+            today = datetime.date.today()
+            raise DataError(
+                f"{self.template} writes the date of today, so a run that is resumed tomorrow "
+                f"would read other texts. Set the date: data.day={today}"
+            )
         found = [
             encode(tokenizer, template, *one, optional=self.ignore)
             for one in read_conversations(self.path, self.field)
@@ -87,11 +97,14 @@ class Chat:
         Raises:
             DataError: if the text spells out a special token, or the template refuses it.
         """
-        return encode_prompt(tokenizer, read_template(self.template), text)
+        return encode_prompt(tokenizer, self._template(), text)
 
     def end_of_turn(self, tokenizer: Tokenizer) -> np.ndarray:  # n
         """Return the tokens that end an answer; none if the template has no mark for it."""
-        return end_of_turn(tokenizer, read_template(self.template))
+        return end_of_turn(tokenizer, self._template())
+
+    def _template(self) -> ChatTemplate:
+        return read_template(self.template, self.day)
 
     def _truncated(self, found: list[Encoded]) -> list[Encoded]:
         room = self.context + 1

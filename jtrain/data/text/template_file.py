@@ -10,8 +10,8 @@ from jtrain.errors import DataError
 CONFIG = "tokenizer_config.json"
 
 
-def read_template(path: str) -> ChatTemplate:
-    """Return the template of a file; ChatML for an empty path.
+def read_template(path: str, day: str = "") -> ChatTemplate:
+    """Return the template of a file; ChatML for an empty path. A date in it is that of `day`.
 
     The tokens that it may write come from the tokenizer_config.json: the file itself, or the one
     beside it.
@@ -25,10 +25,10 @@ def read_template(path: str) -> ChatTemplate:
     text = _read(Path(path), name)
     if path.endswith(".json"):
         config = _parsed(text, name)
-        return ChatTemplate(_source(config, name), path, **_tokens(config, name))
+        return ChatTemplate(_source(config, name), path, day=day, **_tokens(config, name))
     beside = Path(path).parent / CONFIG
     config = _parsed(_read(beside, str(beside)), str(beside)) if beside.is_file() else {}
-    return ChatTemplate(text, path, **_tokens(config, str(beside)))
+    return ChatTemplate(text, path, day=day, **_tokens(config, str(beside)))
 
 
 def _read(path: Path, name: str) -> str:
