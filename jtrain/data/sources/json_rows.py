@@ -1,5 +1,6 @@
 """Rows of JSON lines and Parquet files one after the other, each with where it stands."""
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,7 +45,8 @@ def _without_nulls(value: Any) -> Any:
 def _lines(file: Path, noun: str, form: str) -> Iterator[tuple[str, Any]]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
+            # Files that were joined have a byte order mark in the middle, too.
+            if (line := line.removeprefix(codecs.BOM_UTF8)).strip():
                 where = f"{file}:{number}"
                 yield where, _parsed(where, line, noun, form)
 

@@ -33,7 +33,7 @@ def read_template(path: str, day: str = "") -> ChatTemplate:
 
 def _read(path: Path, name: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{name} cannot be read: {error}. Name a file in UTF-8 that you may read."
