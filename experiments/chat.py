@@ -72,10 +72,11 @@ class Config(jt.RunConfig):
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the conversations, the network and the loss."""
-        corpus = self.data.build()
+        data = self.data.with_gguf(self.model.pretrained)
+        corpus = data.build()
         check_vocabulary(self.model.pretrained, corpus.vocabulary, option="data.tokenizer")
         network = self.model.for_tokens(len(corpus.vocabulary))
-        model, stop = network.build(place), self.data.end_of_turn(corpus.vocabulary)
+        model, stop = network.build(place), data.end_of_turn(corpus.vocabulary)
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
@@ -104,7 +105,7 @@ class Config(jt.RunConfig):
             complete=make_complete(
                 network.build,
                 corpus.vocabulary,
-                encode=functools.partial(self.data.encode_prompt, corpus.vocabulary),
+                encode=functools.partial(data.encode_prompt, corpus.vocabulary),
                 stop=stop,
             ),
             generated=self._generated(network, corpus, tuple(stop.tolist())),

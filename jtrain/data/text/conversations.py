@@ -1,8 +1,10 @@
 """Conversations in files, as rows of tokens with the answers marked."""
 
+import dataclasses
 import datetime
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +15,7 @@ from jtrain.data.sources.subset import hold_out_last
 from jtrain.data.text.chat_rows import FIELD, Conversation, read_conversation
 from jtrain.data.text.chat_template import ChatTemplate
 from jtrain.data.text.encode_chat import Encoded, encode, encode_prompt, end_of_turn
+from jtrain.data.text.gguf_tokenizer import GGUF, read_header
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.template_file import read_template
 from jtrain.data.text.text import Corpus
@@ -53,14 +56,26 @@ class Chat:
     """Policy for a conversation longer than the context: an error that counts them, or its first
     tokens, as long as they have some of an answer."""
     tokenizer: str = ""
-    """A tokenizer.json; empty: bytes."""
+    """A tokenizer.json or a GGUF file; empty: bytes, or that of the GGUF file in model.from."""
     template: str = ""
-    """A file with a template of jinja2, or a tokenizer_config.json that has one; empty: ChatML."""
+    """A file with a template of jinja2, or a tokenizer_config.json or GGUF file that has one;
+    empty: ChatML, or that of the GGUF file in model.from."""
     day: str = Field(default="", pattern=r"^(\d{4}-\d\d-\d\d)?$")
     """Date for a template that writes that of today by `strftime_now`, as 2026-11-27."""
     ignore: list[str] = Field(default_factory=list)
     """Fields of messages and rows, such as `name` or `tools`, that the text may leave out. Any
     other that the template does not write is an error."""
+
+    def with_gguf(self, path: str) -> Self:
+        """Return the data with the tokenizer and the template of a GGUF file, where none is named.
+
+        Another path changes nothing.
+        """
+        if not path.endswith(GGUF):
+            return self
+        known = "tokenizer.chat_template" in read_header(Path(path))
+        template = self.template or (path if known else "")
+        return dataclasses.replace(self, tokenizer=self.tokenizer or path, template=template)
 
     def build(self) -> Corpus:
         """Read and encode the conversations, and split them in two.
