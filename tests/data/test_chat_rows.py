@@ -63,7 +63,7 @@ def test_parts_of_text_are_read():
     )
     assert learned(template, row)[0] == "[2+][2?]4"
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
-    with pytest.raises(DataError, match=r"a.jsonl:1 .*image_url.*parts of text alone"):
+    with pytest.raises(DataError, match=r"a.jsonl:1 .*a model of text reads no part .*image_url"):
         learned(CHATML, {"messages": [{**USER, "content": [*parts, picture]}, ANSWER]})
 
 
@@ -74,7 +74,27 @@ def test_arguments_stay_text_where_a_template_joins_texts():
     row = {"messages": [USER, {"role": "assistant", "tool_calls": [call('{"a":2}')]}]}
     assert learned(joins, row)[1] == '<call>{"name": "add", "arguments": {"a":2}}</call></s>\n'
     row["messages"][1]["tool_calls"] = [call('{"a": ')]
-    with pytest.raises(
-        DataError, match=r"a.jsonl:1 has 'arguments' that are not an object of JSON"
-    ):
+    with pytest.raises(DataError, match=r"a.jsonl:1 .*'arguments' is no dict"):
         learned(joins, row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [{"from": ["human"], "value": "2+2?"}]},
+        {"conversations": [{"from": "function_call", "value": "add"}]},
+        {"instruction": "2+2?", "input": 5, "output": "4"},
+        {"instruction": "2+2?", "output": "4", "history": ["a"]},
+        {"messages": [USER, ANSWER], "chat_template_kwargs": "on"},
+        {"messages": [USER, ANSWER], "tools": {"name": "f"}},
+        {"messages": [USER, {**ANSWER, "tool_calls": 5}]},
+        {"messages": [USER, {**ANSWER, "tool_calls": ["f"]}]},
+        {"messages": [USER, {**ANSWER, "tool_calls": [{"function": "f"}]}]},
+        {"messages": [{**USER, "content": ["2+2?"]}, ANSWER]},
+        {"messages": [{**USER, "content": [{"type": "image", "text": "a"}]}, ANSWER]},
+        {"messages": [USER, {"role": "assistant", "content": 4}]},
+    ],
+)
+def test_rows_of_another_form_are_refused(row):
+    with pytest.raises(DataError, match=r"^a.jsonl:1 (is no row of OpenAI|has the message)"):
+        learned(TOOLS, row)

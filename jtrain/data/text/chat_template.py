@@ -5,12 +5,15 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
-Message = Mapping[str, Any]  # role and content
+Message: TypeAlias = Mapping[str, Any]  # role, content and what else a turn says
+Values: TypeAlias = Mapping[str, Any]  # what a template reads beside messages, such as `tools`
+NO_VALUES = MappingProxyType[str, Any]({})
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -101,27 +104,16 @@ class ChatTemplate:
                 )
 
     def render(
-        self,
-        messages: Sequence[Message],
-        values: Mapping[str, Any] | None = None,
-        *,
-        prompt: bool = False,
+        self, messages: Sequence[Message], values: Values = NO_VALUES, *, prompt: bool = False
     ) -> str:
         """Return the text of a conversation; with `prompt` also what comes before an answer.
-
-        Args:
-            messages: the conversation.
-            values: what the template reads beside the messages, such as `tools`.
-            prompt: whether an answer comes next.
 
         Raises:
             DataError: if the template calls what it may not, or refuses the messages.
         """
-        return self._mark.sub("", self._render(self.adapt(messages), values or {}, prompt=prompt))
+        return self._mark.sub("", self._render(self.adapt(messages), values, prompt=prompt))
 
-    def _render(
-        self, messages: Sequence[Message], values: Mapping[str, Any], *, prompt: bool = False
-    ) -> str:
+    def _render(self, messages: Sequence[Message], values: Values, *, prompt: bool = False) -> str:
         given = {"tools": None, "documents": None, **values, **self._tokens}
         try:
             return self._template.render(
@@ -153,16 +145,14 @@ class ChatTemplate:
 
     def _adapted(self, message: Message) -> Message:
         found = {name: value for name, value in message.items() if value is not None}
-        reasons = [found[name] for name in REASONING if name in found]
-        if reasons:
+        if reasons := [found[name] for name in REASONING if name in found]:
             found = found | {"reasoning_content": reasons[0]}
             found.setdefault("thinking", reasons[0])
         content, calls = found.get("content"), found.get("tool_calls")
         if isinstance(content, list) and not self._writes("content", PARTS):
             found["content"] = "".join(part["text"] for part in content)
-        if isinstance(calls, list) and (
-            self._writes("tool_calls", CALLS) or not self._writes("tool_calls", OPENAI_CALLS)
-        ):
+        texts_alone = calls and self._writes("tool_calls", OPENAI_CALLS)
+        if isinstance(calls, list) and (not texts_alone or self._writes("tool_calls", CALLS)):
             found["tool_calls"] = [_with_object(call) for call in calls]
         return found
 
@@ -181,7 +171,7 @@ class ChatTemplate:
     def pieces(
         self,
         messages: Sequence[Message],
-        values: Mapping[str, Any] | None = None,
+        values: Values = NO_VALUES,
         *,
         optional: Collection[str] = (),
     ) -> list[Piece]:
@@ -189,18 +179,14 @@ class ChatTemplate:
 
         Answers are what the template has between `generation` and `endgeneration`. Without these
         tags an answer ends where the text of the conversation up to it ends, so with the mark of
-        the end of a turn. An answer with the `weight` 0 counts as none.
-
-        Args:
-            messages: the conversation.
-            values: what the template reads beside the messages, such as `tools`.
-            optional: names of fields that the text may leave out.
+        the end of a turn, and one with the `weight` 0 counts as none. The text may leave out the
+        fields that are `optional`.
 
         Raises:
             DataError: if there is no answer, later messages change the text before them, or the
-                text leaves out a field.
+                text leaves out another field.
         """
-        messages, values = self.adapt(messages), values or {}
+        messages = self.adapt(messages)
         if re.search(r"\{%-?\s*generation\s*-?%\}", self.source):
             pieces, aside = self._marked(messages, values), {"role", *IDENTIFIERS}
         else:
@@ -217,7 +203,7 @@ class ChatTemplate:
         self._check_complete(messages, values, {*aside, *optional})
         return pieces
 
-    def _marked(self, messages: Sequence[Message], values: Mapping[str, Any]) -> list[Piece]:
+    def _marked(self, messages: Sequence[Message], values: Values) -> list[Piece]:
         """Return the parts that a template's tags `generation` divide its text in."""
         pieces, depth = [], 0
         for part in self._mark.split(self._render(messages, values)):
@@ -227,7 +213,7 @@ class ChatTemplate:
                 pieces.append(Piece(part, depth > 0))
         return pieces
 
-    def _added(self, messages: Sequence[Message], values: Mapping[str, Any]) -> list[Piece]:
+    def _added(self, messages: Sequence[Message], values: Values) -> list[Piece]:
         """Return the parts that each answer adds to the text."""
         pieces, text = [], ""
         for turn, message in enumerate(messages):
@@ -245,7 +231,7 @@ class ChatTemplate:
         return pieces
 
     def _check_complete(
-        self, messages: Sequence[Message], values: Mapping[str, Any], optional: Collection[str]
+        self, messages: Sequence[Message], values: Values, optional: Collection[str]
     ) -> None:
         """Raise DataError if the text is the same without a field of a message or a value."""
         text, lost = self._render(messages, values), dict[str, str]()
@@ -268,7 +254,7 @@ class ChatTemplate:
                 f"data.ignore=[{', '.join(lost)}]"
             )
 
-    def _is_text(self, text: str, messages: Sequence[Message], values: Mapping[str, Any]) -> bool:
+    def _is_text(self, text: str, messages: Sequence[Message], values: Values) -> bool:
         try:
             return self._render(messages, values) == text
         except DataError:
@@ -312,7 +298,7 @@ def _with_object(call: Any) -> Any:
     function = call.get("function", call) if isinstance(call, dict) else {}
     if not isinstance(text := function.get("arguments"), str):
         return call
-    function = {**function, "arguments": json.loads(text)}
+    function = {**function, "arguments": json.loads(text or "{}")}
     return {**call, "function": function} if "function" in call else function
 
 

@@ -1,11 +1,11 @@
 """Conversations as tokens: a template's marks are special tokens, and messages have none."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.data.text.chat_template import ANSWERS, ChatTemplate, Message
+from jtrain.data.text.chat_template import ANSWERS, NO_VALUES, ChatTemplate, Message, Values
 from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE, Tokenizer
 from jtrain.errors import DataError
 
@@ -23,19 +23,13 @@ def encode(
     template: ChatTemplate,
     messages: Sequence[Message],
     where: str = "",
-    values: Mapping[str, Any] | None = None,
+    values: Values = NO_VALUES,
     *,
     optional: Collection[str] = (),
 ) -> Encoded:
     """Return the tokens of a conversation; each part is encoded alone, so that no token is of two.
 
-    Args:
-        tokenizer: of the text.
-        template: writes the text.
-        messages: the conversation.
-        where: its place, for errors.
-        values: what the template reads beside the messages, such as `tools`.
-        optional: names of fields that the text may leave out.
+    The text may leave out the fields that are `optional`.
 
     Raises:
         DataError: if it has no answer, a message spells out a special token, or the template
@@ -87,7 +81,7 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> np.ndarray:  # 
 
 
 def check_plain(
-    tokenizer: Tokenizer, messages: Sequence[Message], values: Mapping[str, Any] | None = None
+    tokenizer: Tokenizer, messages: Sequence[Message], values: Values = NO_VALUES
 ) -> None:
     """Raise DataError if a message, or a value beside them, would be read as more than plain text.
 
