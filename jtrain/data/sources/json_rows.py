@@ -17,8 +17,8 @@ def read_rows(
     """Yield where each row stands, `FILE:LINE`, and its values.
 
     Args:
-        columns: of Parquet files; none: all. Their null fields, which may be in no row of the same
-            data as JSON, are left out.
+        columns: of Parquet files; none: all. Null fields are left out: each row of such a file has
+            the fields of every other.
         noun: name of a row, for errors: `conversation`.
         form: what a row is, for errors: `a list of messages`.
 

@@ -43,8 +43,7 @@ class ChatTemplate:
 
     It runs in jinja2's sandbox, without files, modules or the attributes of Python's objects, and
     has what transformers gives: `messages`, `tools`, `documents`, `add_generation_prompt`,
-    `raise_exception`, `strftime_now`, and the tags `break`,
-    `continue` and `generation`.
+    `raise_exception`, `strftime_now`, and the tags `break`, `continue` and `generation`.
 
     Args:
         source: the template; by default ChatML.

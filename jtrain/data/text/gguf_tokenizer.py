@@ -19,6 +19,7 @@ from jtrain.io.regular_files import open_regular
 GGUF = ".gguf"
 NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))  # by kind of value
 TEXT, ARRAY = 8, 9
+LARGEST = 1 << 26  # bytes of a text, or entries of an array: the largest vocabularies have 2**20
 CONTROL, USER_DEFINED = 3, 4  # kinds of tokens
 # How llama.cpp splits words, by `tokenizer.ggml.pre`; `digits` is how many stand together.
 WORDS = (
@@ -111,13 +112,13 @@ def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
         return value, place + struct.calcsize(NUMBERS[kind])
     if kind == TEXT:
         (size,) = struct.unpack_from("<Q", data, place)
-        text = data[place + 8 : place + 8 + size]
+        text = data[place + 8 : place + 8 + min(size, LARGEST)]
         if len(text) < size:
-            raise ValueError("it is cut off")
+            raise ValueError("it is cut off, or has too long a text")
         return text.decode(errors="replace"), place + 8 + size
-    if kind != ARRAY:
-        raise ValueError(f"it has a value of the kind {kind}")
     inner, size = struct.unpack_from("<IQ", data, place)
+    if kind != ARRAY or size > LARGEST:
+        raise ValueError(f"it has a value of the kind {kind} and size {size:,}")
     place += 12
     if inner in NUMBERS:
         found = np.frombuffer(data, f"<{NUMBERS[inner]}", size, place)
