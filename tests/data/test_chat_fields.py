@@ -50,6 +50,7 @@ def test_calls_of_tools_are_learned(content, arguments):
         (CHATML, "reasoning_content", [USER, {**ANSWER, "reasoning_content": "so"}]),
         (CHATML, "thinking", [USER, {**ANSWER, "thinking": "so"}]),
         (CHATML, "name", [{**USER, "name": "Ann"}, ANSWER]),
+        (CHATML, "weight", [USER, {**ANSWER, "weight": 0.5}]),
         (CHATML, "prefix", [USER, {**ANSWER, "prefix": True}]),
         (CHATML, "tools", {"messages": [USER, ANSWER], "tools": [TOOL]}),
         (CHATML, "tools", {"messages": [USER, ANSWER], "tools": json.dumps([TOOL])}),

@@ -85,7 +85,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             used = import_optional("jinja2.meta", "chat", "a chat template")
-            names = self.names = used.find_undeclared_variables(environment.parse(source))
+            names = self._names = used.find_undeclared_variables(environment.parse(source))
         except self._jinja.TemplateSyntaxError as error:
             raise DataError(
                 f"{where} is no valid template: line {error.lineno}: {error}."
@@ -187,11 +187,11 @@ class ChatTemplate:
         """
         messages = self.adapt(messages)
         if re.search(r"\{%-?\s*generation\s*-?%\}", self.source):
-            pieces, aside = self._marked(messages, values), {"role", *IDENTIFIERS}
+            pieces, weights = self._marked(messages, values), (1,)
         else:
             last = max((i for i, m in enumerate(messages) if m["role"] == ANSWERS), default=-1)
             messages = messages[: last + 1] or messages
-            pieces, aside = self._added(messages, values), {"role", "weight", *IDENTIFIERS}
+            pieces, weights = self._added(messages, values), (0, 1)
         if not any(piece.is_answer for piece in pieces):
             roles = ", ".join(str(message["role"]) for message in messages) or "no message"
             raise DataError(
@@ -199,7 +199,9 @@ class ChatTemplate:
                 f"learned (its roles: {roles}). Remove it, or name the role of the answers "
                 f"{ANSWERS!r}."
             )
-        self._check_complete(messages, values, {*aside, *optional})
+        if all(message.get("weight", 1) in weights for message in messages):
+            optional = {"weight", *optional}
+        self._check_complete(messages, values, {"role", *IDENTIFIERS, *optional})
         return pieces
 
     def _marked(self, messages: Sequence[Message], values: Values) -> list[Piece]:
@@ -241,7 +243,7 @@ class ChatTemplate:
                     lost.setdefault(name, f"message {turn + 1} of the {message['role']!r}")
         for name, less in _shortened(values):
             is_list = isinstance(values[name], list)  # another value may be the template's default
-            unread = name not in self.names or (is_list and self._is_text(text, messages, less))
+            unread = name not in self._names or (is_list and self._is_text(text, messages, less))
             if name not in optional and unread:
                 lost[name] = "the row"
         if lost:
