@@ -7,7 +7,7 @@ by the package `gguf`, which also dequantises.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,6 @@ class GGUFFile:
 
     config: HFConfig
     tensors: Mapping[str, Dequantised]
-    tokens: Callable[[], Sequence[str]]
 
 
 @functools.lru_cache(maxsize=1)
@@ -99,15 +98,13 @@ def _open(path: Path, changed: int) -> GGUFFile:
     del changed
     reader = _reader(path)
     try:
-        # Lists, of a token each, take seconds: they are read where they are asked for.
-        lists = {name: field for name, field in reader.fields.items() if len(field.types) > 1}
-        metadata = {n: field.contents() for n, field in reader.fields.items() if n not in lists}
+        # Lists, of a token each, take seconds.
+        metadata = {n: one.contents() for n, one in reader.fields.items() if len(one.types) <= 1}
         raw = {tensor.name: _tensor(path, tensor) for tensor in reader.tensors}
     except BROKEN as error:
         raise _broken_error(path, error) from None
     config = _config(path, metadata, raw)
-    tokens = lists.get("tokenizer.ggml.tokens")
-    return GGUFFile(config, _named(path, config, raw), tokens.contents if tokens else list)
+    return GGUFFile(config, _named(path, config, raw))
 
 
 def read_gguf(path: Path) -> GGUFFile:
