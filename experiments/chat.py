@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 import jtrain as jt
 from jtrain.core.mean import Mean
@@ -50,12 +50,19 @@ class Answers:
 class Config(jt.RunConfig):
     """A transformer and its conversations."""
 
-    data: Chat
-    """The conversations."""
     model: Transformer = Transformer()
     """The network; with vocab=0 it has the tokens of the data."""
+    data: Chat
+    """The conversations."""
     answers: Answers = Answers()
     """Evaluation by generation."""
+
+    @field_validator("data")
+    @classmethod
+    def _with_gguf(cls, data: Chat, info: ValidationInfo) -> Chat:
+        """Return the data with what the model's GGUF file brings; `model` is validated before."""
+        model = info.data.get("model")
+        return data.with_gguf(model.pretrained) if model else data
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
@@ -72,11 +79,10 @@ class Config(jt.RunConfig):
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the conversations, the network and the loss."""
-        data = self.data.with_gguf(self.model.pretrained)
-        corpus = data.build()
+        corpus = self.data.build()
         check_vocabulary(self.model.pretrained, corpus.vocabulary, option="data.tokenizer")
         network = self.model.for_tokens(len(corpus.vocabulary))
-        model, stop = network.build(place), data.end_of_turn(corpus.vocabulary)
+        model, stop = network.build(place), self.data.end_of_turn(corpus.vocabulary)
 
         def loss(params: Params, batch: Batch, rng: Key | None) -> tuple[Mean, Metrics]:
             inputs, targets, real = inputs_and_targets(batch)
@@ -105,7 +111,7 @@ class Config(jt.RunConfig):
             complete=make_complete(
                 network.build,
                 corpus.vocabulary,
-                encode=functools.partial(data.encode_prompt, corpus.vocabulary),
+                encode=functools.partial(self.data.encode_prompt, corpus.vocabulary),
                 stop=stop,
             ),
             generated=self._generated(network, corpus, tuple(stop.tolist())),

@@ -1,11 +1,13 @@
 """The tokenizer and the template of a GGUF file, written by the package `gguf`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from chat_texts import ANSWER, USER
 
+from jtrain.config.resolve import resolve
 from jtrain.data.text.bpe import train_bpe
 from jtrain.data.text.chat_template import CHATML
 from jtrain.data.text.conversations import Chat
@@ -13,6 +15,7 @@ from jtrain.data.text.gguf_tokenizer import read_header
 from jtrain.data.text.template_file import read_template
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.errors import DataError
+from jtrain.models.transformer import Transformer
 
 gguf = pytest.importorskip("gguf")
 MARKS = ["<|im_start|>", "<|im_end|>", "<think>"]
@@ -111,3 +114,17 @@ def test_other_tokenizers_and_broken_files_are_refused(tmp_path, write):
             assert "Download it again" in str(error)  # noqa: PT017
     with pytest.raises(DataError, match=r"c.gguf cannot be read .*Name another file"):
         read_header(tmp_path / "c.gguf")
+
+
+def test_a_config_with_the_file_as_model_has_both(tmp_path, monkeypatch, write):
+    config = Path(__file__).parents[2] / "configs" / "chat.yaml"
+    path = write()
+    monkeypatch.setattr(Transformer, "read_values", lambda path: {"context": 256})
+    options = [f"data.path={tmp_path}/a.jsonl", f"model={{from: {path}}}"]
+    data = resolve(config, options).config.data
+    assert (data.tokenizer, data.template) == (path, path)
+    other = resolve(config, [*options, "data.tokenizer=t.json", "data.template=t.jinja"]).config
+    assert (other.data.tokenizer, other.data.template) == ("t.json", "t.jinja")
+    (tmp_path / "a.gguf").unlink()
+    again = resolve(config, [*options, f"data.tokenizer={path}", f"data.template={path}"]).config
+    assert again.data == data

@@ -71,8 +71,8 @@ class Chat:
 
         Another path changes nothing.
         """
-        if not path.endswith(GGUF):
-            return self
+        if not path.endswith(GGUF) or (self.tokenizer and not Path(path).exists()):
+            return self  # a stored config outlives the file
         known = "tokenizer.chat_template" in read_header(Path(path))
         template = self.template or (path if known else "")
         return dataclasses.replace(self, tokenizer=self.tokenizer or path, template=template)
