@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 import jtrain as jt
 from jtrain.core.mean import Mean
@@ -50,12 +50,19 @@ class Answers:
 class Config(jt.RunConfig):
     """A transformer and its conversations."""
 
-    data: Chat
-    """The conversations."""
     model: Transformer = Transformer()
     """The network; with vocab=0 it has the tokens of the data."""
+    data: Chat
+    """The conversations."""
     answers: Answers = Answers()
     """Evaluation by generation."""
+
+    @field_validator("data")
+    @classmethod
+    def _with_gguf(cls, data: Chat, info: ValidationInfo) -> Chat:
+        """Return the data with what the model's GGUF file brings; `model` is validated before."""
+        model = info.data.get("model")
+        return data.with_gguf(model.pretrained) if model else data
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""

@@ -126,7 +126,7 @@ def prepare_arguments() -> Arguments:
     )
     parser.add_argument("files", metavar="FILES", nargs="*", help="UTF-8 text, or JSON lines")
     parser.add_argument("--out", metavar="DIR", help="the output folder")
-    words = "bytes (default), characters, bpe (learned from the files), or a tokenizer.json"
+    words = "bytes (default), characters, bpe (learned from the files), tokenizer.json or GGUF file"
     parser.add_argument("--tokenizer", default="bytes", help=words)
     parser.add_argument("--vocab", help="vocabulary size of a learned bpe (4096)")
     parser.add_argument("--by", default="file", help="a document is a file (default) or a line")

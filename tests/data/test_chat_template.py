@@ -14,6 +14,45 @@ from jtrain.errors import DataError
 
 USER, SYSTEM = {"role": "user", "content": "2+2?"}, {"role": "system", "content": "Be brief."}
 TURNS = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+CITY = {"unit": "°C", "if": "a < b & 'c'"}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": CITY}}]}
+TOOL = {"role": "tool", "content": {"grad": ["<21>", None, 1.5]}}
+# Small templates with the constructs of published ones, and what CALL or TOOL is there.
+JSON = {
+    "Qwen, Hermes": (
+        "{% for m in messages %}{% for call in m.tool_calls %}<tool_call>\n"
+        '{"name": "{{ call.function.name }}", "arguments": '
+        "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}{% endfor %}",
+        '<tool_call>\n{"name": "f", "arguments": '
+        """{"unit": "°C", "if": "a < b & 'c'"}}\n</tool_call>""",
+    ),
+    "Llama 3.1": (
+        "{%- for m in messages %}{% for call in m.tool_calls %}{{ call | tojson(indent=4) }}"
+        "{% endfor %}{% endfor %}",
+        """{
+    "function": {
+        "name": "f",
+        "arguments": {
+            "unit": "°C",
+            "if": "a < b & 'c'"
+        }
+    }
+}""",
+    ),
+    "GLM": (
+        "{% for m in messages %}{% for call in m.tool_calls %}{{ call.function.name }}\n"
+        "{% for k, v in call.function.arguments.items() %}<arg>{{ k }}={{ v if v is string else "
+        "v | tojson(ensure_ascii=False) }}</arg>\n{% endfor %}{% endfor %}{% if m.role == 'tool' %}"
+        "{{ m.content | tojson(ensure_ascii=False) }}{% endif %}{% endfor %}",
+        "f\n<arg>unit=°C</arg>\n<arg>if=a < b & 'c'</arg>\n"
+        """{"grad": ["<21>", null, 1.5]}""",
+    ),
+    "all arguments": (
+        "{{ messages[0].tool_calls[0].function.arguments | tojson(ensure_ascii=True, "
+        "separators=(',', ':'), sort_keys=true) }}{{ [1, {}] | tojson(true, '\t') }}",
+        """{"if":"a < b & 'c'","unit":"\\u00b0C"}[\n\t1,\n\t{}\n]""",
+    ),
+}
 NAMED = [{"name": "tool", "template": "x"}, {"name": "default", "template": CHATML}]
 
 
@@ -26,6 +65,19 @@ def _config(tmp_path):
         return str(tmp_path / "tokenizer_config.json")
 
     return write
+
+
+@pytest.mark.parametrize(("source", "text"), JSON.values(), ids=JSON)
+def test_tojson_writes_the_text_of_transformers(source, text):
+    talk = [CALL, TOOL] if "m.role" in source else [CALL]
+    assert ChatTemplate(source).render(talk) == text
+
+
+def test_transformers_writes_these_texts():
+    theirs = pytest.importorskip("transformers.utils.chat_template_utils")
+    for source, text in JSON.values():
+        talk = [CALL, TOOL] if "m.role" in source else [CALL]
+        assert theirs.render_jinja_template([talk], chat_template=source)[0] == [text]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from jtrain.data.text.chat_template import ChatTemplate
 from jtrain.data.text.conversations import Chat, read_conversations
 from jtrain.data.text.encode_chat import encode
+from jtrain.data.text.template_file import read_template
 from jtrain.data.text.tokenizer import ByteTokenizer
 from jtrain.errors import DataError
 
@@ -61,8 +62,19 @@ def test_parquet_has_the_rows_of_json_lines(tmp_path):
     talk = [[USER, ANSWER], [SYSTEM, USER, ANSWER]]
     parquet.write_table(pyarrow.table({"messages": talk}), tmp_path / "a.parquet")
     lines = write(tmp_path / "a.jsonl", *talk)
-    read = lambda path: [messages for _, messages in read_conversations(str(path), "messages")]
+    read = lambda path: [one.messages for one in read_conversations(str(path), "messages")]
     assert read(tmp_path / "a.parquet") == read(lines) == talk
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    line = json.dumps({"messages": [USER, ANSWER]})
+    (tmp_path / "a.jsonl").write_text(f"\ufeff{line}\n\ufeff{line}\n\ufeff\n", encoding="utf-8")
+    assert len(list(read_conversations(str(tmp_path / "a.jsonl"), "messages"))) == 2
+    (tmp_path / "t.jinja").write_text("\ufeff{{ messages[0].content }}", encoding="utf-8")
+    config = json.dumps({"chat_template": "{{ messages[0].content }}"})
+    (tmp_path / "t.json").write_text(f"\ufeff{config}", encoding="utf-8")
+    for name in ("t.jinja", "t.json"):
+        assert read_template(str(tmp_path / name)).render([USER]) == "2+2?"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused():

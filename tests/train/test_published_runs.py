@@ -125,15 +125,14 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path, monkeypatch):
         check_vocabulary("hf", ByteTokenizer())
 
 
-def test_data_for_a_file_takes_the_tokenizer_of_its_folder(tmp_path, monkeypatch):
+def test_data_for_a_file_takes_its_tokenizer(tmp_path, monkeypatch):
     (path := tmp_path / "a.gguf").touch()
     of_file = lambda path: {"b": 0, "a": 1}
     monkeypatch.setattr("jtrain.models.pretrained.vocabulary.vocabulary_of", of_file)
-    words = r"its folder of safetensors: jtrain .* --tokenizer FOLDER/tokenizer.json --out DIR"
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=rf"jtrain data prepare .* --tokenizer {path} --out DIR"):
         check_vocabulary(str(path), BPE(tokenizer(a=0, b=1), end="a"))
-    with pytest.raises(DataError, match=r"another kind than its own.*FOLDER/tokenizer.json"):
-        check_vocabulary(str(path), ByteTokenizer())
+    with pytest.raises(DataError, match=rf"another kind than.*Set data.tokenizer={path}"):
+        check_vocabulary(str(path), ByteTokenizer(), option="data.tokenizer")
 
 
 def test_a_type_is_for_hf_alone(capsys):

@@ -1,5 +1,6 @@
 """Rows of JSON lines and Parquet files one after the other, each with where it stands."""
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,12 +13,13 @@ from jtrain.io.regular_files import open_regular
 
 
 def read_rows(
-    paths: str | list[str], columns: Sequence[str], *, noun: str, form: str
+    paths: str | list[str], columns: Sequence[str] = (), *, noun: str, form: str
 ) -> Iterator[tuple[str, Any]]:
     """Yield where each row stands, `FILE:LINE`, and its values.
 
     Args:
-        columns: of Parquet files.
+        columns: of Parquet files; none: all. Null fields are left out: each row of such a file has
+            the fields of every other.
         noun: name of a row, for errors: `conversation`.
         form: what a row is, for errors: `a list of messages`.
 
@@ -27,15 +29,25 @@ def read_rows(
     for file in find_files(paths):
         if file.suffix == ".parquet":
             rows = ParquetRows([file], columns=list(columns))
-            yield from ((f"{file}:{i + 1}", rows[i]) for i in range(len(rows)))
+            yield from ((f"{file}:{i + 1}", _without_nulls(rows[i])) for i in range(len(rows)))
         else:
             yield from _lines(file, noun, form)
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict(fields):
+            return {k: _without_nulls(one) for k, one in fields.items() if one is not None}
+        case list(entries):
+            return [_without_nulls(one) for one in entries]
+    return value
 
 
 def _lines(file: Path, noun: str, form: str) -> Iterator[tuple[str, Any]]:
     with open_regular(file) as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
+            # Files that were joined have a byte order mark in the middle, too.
+            if (line := line.removeprefix(codecs.BOM_UTF8)).strip():
                 where = f"{file}:{number}"
                 yield where, _parsed(where, line, noun, form)
 

@@ -51,7 +51,7 @@ def bounded(environment: type) -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, finalize=write, **kwargs)
-            self.filters = {name: _bounded_filter(name, f) for name, f in self.filters.items()}
+            self.filters = {name: bounded_filter(name, f) for name, f in self.filters.items()}
             self.filters["rounds"] = rounds
             self.globals.pop("lipsum", None)
 
@@ -115,7 +115,9 @@ def _take(values: Iterable[Any]) -> list[Any]:
     return taken
 
 
-def _bounded_filter(name: str, function: Any) -> Any:
+def bounded_filter(name: str, function: Any) -> Any:
+    """Return a filter whose arguments and result are bounded."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # An iterator is of another filter, such as map.

@@ -1,8 +1,10 @@
 """Conversations in files, as rows of tokens with the answers marked."""
 
-import reprlib
+import dataclasses
+import datetime
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -10,8 +12,10 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.data.sources.json_rows import read_rows
 from jtrain.data.sources.subset import hold_out_last
-from jtrain.data.text.chat_template import Message
+from jtrain.data.text.chat_rows import FIELD, Conversation, read_conversation
+from jtrain.data.text.chat_template import ChatTemplate
 from jtrain.data.text.encode_chat import Encoded, encode, encode_prompt, end_of_turn
+from jtrain.data.text.gguf_tokenizer import GGUF, read_header
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.template_file import read_template
 from jtrain.data.text.text import Corpus
@@ -41,8 +45,9 @@ class Chat:
     kind: Literal["chat"] = "chat"
     path: str | list[str]
     """JSON lines or Parquet files, a pattern or a list of them; relative to the working folder."""
-    field: str = "messages"
-    """The field with a conversation's messages, each with a `role` and a `content`."""
+    field: str = FIELD
+    """The field with a conversation's messages, each with a `role` and a `content`. By default also
+    rows of ShareGPT (`conversations`) and of Alpaca (`instruction`, `output`) are read."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """The share of the conversations, the last ones, that is held out for validation."""
     context: int = Field(default=256, gt=0)
@@ -51,9 +56,26 @@ class Chat:
     """Policy for a conversation longer than the context: an error that counts them, or its first
     tokens, as long as they have some of an answer."""
     tokenizer: str = ""
-    """A tokenizer.json; empty: bytes."""
+    """A tokenizer.json or a GGUF file; empty: bytes, or that of the GGUF file in model.from."""
     template: str = ""
-    """A file with a template of jinja2, or a tokenizer_config.json that has one; empty: ChatML."""
+    """A file with a template of jinja2, or a tokenizer_config.json or GGUF file that has one;
+    empty: ChatML, or that of the GGUF file in model.from."""
+    day: str = Field(default="", pattern=r"^(\d{4}-\d\d-\d\d)?$")
+    """Date for a template that writes that of today by `strftime_now`, as 2026-11-27."""
+    ignore: list[str] = Field(default_factory=list)
+    """Fields of messages and rows, such as `name` or `tools`, that the text may leave out. Any
+    other that the template does not write is an error."""
+
+    def with_gguf(self, path: str) -> Self:
+        """Return the data with the tokenizer and the template of a GGUF file, where none is named.
+
+        Another path changes nothing.
+        """
+        if not path.endswith(GGUF) or (self.tokenizer and not Path(path).exists()):
+            return self  # a stored config outlives the file
+        known = "tokenizer.chat_template" in read_header(Path(path))
+        template = self.template or (path if known else "")
+        return dataclasses.replace(self, tokenizer=self.tokenizer or path, template=template)
 
     def build(self) -> Corpus:
         """Read and encode the conversations, and split them in two.
@@ -63,10 +85,16 @@ class Chat:
                 longer than the context.
         """
         tokenizer = read_tokenizer(self.tokenizer) if self.tokenizer else ByteTokenizer()
-        template = read_template(self.template)
+        template = self._template()
+        if "strftime_now" in template.source and not self.day:
+            today = datetime.date.today()
+            raise DataError(
+                f"{self.template} writes the date of today, so a run that is resumed tomorrow "
+                f"would read other texts. Set the date: data.day={today}"
+            )
         found = [
-            encode(tokenizer, template, messages, where)
-            for where, messages in read_conversations(self.path, self.field)
+            encode(tokenizer, template, *one, optional=self.ignore)
+            for one in read_conversations(self.path, self.field)
         ]
         if not found:
             raise DataError(
@@ -84,11 +112,14 @@ class Chat:
         Raises:
             DataError: if the text spells out a special token, or the template refuses it.
         """
-        return encode_prompt(tokenizer, read_template(self.template), text)
+        return encode_prompt(tokenizer, self._template(), text)
 
     def end_of_turn(self, tokenizer: Tokenizer) -> np.ndarray:  # n
         """Return the tokens that end an answer; none if the template has no mark for it."""
-        return end_of_turn(tokenizer, read_template(self.template))
+        return end_of_turn(tokenizer, self._template())
+
+    def _template(self) -> ChatTemplate:
+        return read_template(self.template, self.day)
 
     def _truncated(self, found: list[Encoded]) -> list[Encoded]:
         room = self.context + 1
@@ -116,30 +147,12 @@ class Chat:
         )
 
 
-def read_conversations(path: str | list[str], field: str) -> Iterator[tuple[str, list[Message]]]:
-    """Yield where each conversation stands, `FILE:LINE`, and its messages.
+def read_conversations(path: str | list[str], field: str) -> Iterator[Conversation]:
+    """Yield each conversation of files, with its place, `FILE:LINE`.
 
     Raises:
         DataError: if one has another form.
     """
     form = "a list of messages, each with a `role` and a `content`"
-    for where, row in read_rows(path, [field], noun="conversation", form=form):
-        yield where, _checked(where, row, field)
-
-
-def _checked(where: str, row: Any, field: str) -> list[Message]:
-    messages = row.get(field) if isinstance(row, dict) else None
-    if not isinstance(messages, list):
-        names = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(
-            f"{where} has no list of messages in {field!r} (it has {names}). Name the field: "
-            f"data.field=NAME."
-        )
-    for message in messages:
-        texts = [message.get(n) for n in ("role", "content")] if isinstance(message, dict) else []
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise DataError(
-                f"{where} has the message {reprlib.repr(message)}, and each needs a `role` and a "
-                f"`content`, both text."
-            )
-    return messages
+    for where, row in read_rows(path, noun="conversation", form=form):
+        yield read_conversation(where, row, field)

@@ -1,11 +1,11 @@
 """Conversations as tokens: a template's marks are special tokens, and messages have none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.data.text.chat_template import ANSWERS, ChatTemplate, Message
+from jtrain.data.text.chat_template import ANSWERS, NO_VALUES, ChatTemplate, Message, Values
 from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE, Tokenizer
 from jtrain.errors import DataError
 
@@ -19,17 +19,26 @@ class Encoded(NamedTuple):
 
 
 def encode(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], where: str = ""
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    where: str = "",
+    values: Values = NO_VALUES,
+    *,
+    optional: Collection[str] = (),
 ) -> Encoded:
     """Return the tokens of a conversation; each part is encoded alone, so that no token is of two.
 
+    The text may leave out the fields that are `optional`.
+
     Raises:
         DataError: if it has no answer, a message spells out a special token, or the template
-            refuses it.
+            refuses it or leaves out a field.
     """
     try:
-        check_plain(tokenizer, messages)
-        pieces = template.pieces(messages)
+        messages = template.adapt(messages)
+        check_plain(tokenizer, messages, values)
+        pieces = template.pieces(messages, values, optional=optional)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     numbers = [tokenizer.encode(piece.text, special=True).astype(np.int64) for piece in pieces]
@@ -64,14 +73,17 @@ def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> np.ndarray:  # 
     answer = "seven"  # no mark has it, as a digit may be in one
     talk = [{"role": "user", "content": "3+4?"}, {"role": ANSWERS, "content": answer}]
     try:
-        _, _, mark = template.pieces(talk)[-1].text.rpartition(answer)
+        text = "".join(piece.text for piece in template.pieces(talk))
+        _, _, mark = text.rpartition(answer)
         return tokenizer.encode(mark.strip(), special=True)
     except DataError:
         return np.zeros(0, np.uint16)
 
 
-def check_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
-    """Raise DataError if a message would be read as more than plain text.
+def check_plain(
+    tokenizer: Tokenizer, messages: Sequence[Message], values: Values = NO_VALUES
+) -> None:
+    """Raise DataError if a message, or a value beside them, would be read as more than plain text.
 
     A message with a template's own marks could end its turn and begin another one.
 
@@ -79,9 +91,9 @@ def check_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
         DataError: if a text of a message spells out a special token, or is not of whole characters.
     """
     special = _special_tokens(tokenizer)
-    for turn, message in enumerate(messages, 1):
-        name = f"message {turn} of the {message['role'][:40]!r}"
-        for text in _texts(message):
+    named = [(f"message {i} of the {m['role'][:40]!r}", m) for i, m in enumerate(messages, 1)]
+    for name, content in [*named, ("what the row has beside its messages", values)]:
+        for text in _texts(content):
             if SURROGATE.search(text):
                 raise DataError(f"{name} {HALF_PAIR}. Remove it.")
             if mark := _special_in(tokenizer, special, text):
@@ -91,9 +103,9 @@ def check_plain(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
                 )
 
 
-def _texts(message: Message) -> Iterator[str]:
-    """Yield every text of a message, nested ones included."""
-    rest: list[Any] = [message]  # no recursion: a file may nest to its limit
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of a message or a value, nested ones included."""
+    rest: list[Any] = [value]  # no recursion: a file may nest to its limit
     while rest:
         match rest.pop():
             case str(text):

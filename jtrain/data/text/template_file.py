@@ -1,9 +1,10 @@
-"""Chat templates of files: one of jinja2, or that of a tokenizer_config.json."""
+"""Chat templates of files: one of jinja2, or that of a tokenizer_config.json or a GGUF file."""
 
 from pathlib import Path
 from typing import Any
 
 from jtrain.data.text.chat_template import CHATML, TOKENS, ChatTemplate
+from jtrain.data.text.gguf_tokenizer import GGUF, read_header
 from jtrain.errors import DataError
 from jtrain.io.regular_files import parse_json, read_bytes
 
@@ -11,11 +12,11 @@ CONFIG = "tokenizer_config.json"
 MOST = 1 << 26  # bytes
 
 
-def read_template(path: str) -> ChatTemplate:
-    """Return the template of a file; ChatML for an empty path.
+def read_template(path: str, day: str = "") -> ChatTemplate:
+    """Return the template of a file; ChatML for an empty path. A date in it is that of `day`.
 
-    The tokens that it may write come from the tokenizer_config.json: the file itself, or the one
-    beside it.
+    The tokens that it may write come from the GGUF file or the tokenizer_config.json: the file
+    itself, or the one beside it.
 
     Raises:
         DataError: if the file cannot be read, or has no template.
@@ -23,18 +24,30 @@ def read_template(path: str) -> ChatTemplate:
     if not path:
         return ChatTemplate(CHATML)
     name = f"data.template={path}"
+    if path.endswith(GGUF):
+        config = _gguf_config(Path(path))
+        return ChatTemplate(_source(config, name), path, day=day, **_tokens(config, name))
     text = _read(Path(path), name)
     if path.endswith(".json"):
         config = _parsed(text, name)
-        return ChatTemplate(_source(config, name), path, **_tokens(config, name))
+        return ChatTemplate(_source(config, name), path, day=day, **_tokens(config, name))
     beside = Path(path).parent / CONFIG
     config = _parsed(_read(beside, str(beside)), str(beside)) if beside.is_file() else {}
-    return ChatTemplate(text, path, **_tokens(config, str(beside)))
+    return ChatTemplate(text, path, day=day, **_tokens(config, str(beside)))
+
+
+def _gguf_config(path: Path) -> dict[str, Any]:
+    """Return what a tokenizer_config.json would have of a GGUF file."""
+    header = read_header(path)
+    tokens = header.get("tokenizer.ggml.tokens", [])
+    numbers = {key: header.get(f"tokenizer.ggml.{key}_id") for key in TOKENS}
+    known = {key: tokens[i] for key, i in numbers.items() if i is not None and i < len(tokens)}
+    return {"chat_template": header.get("tokenizer.chat_template"), **known}
 
 
 def _read(path: Path, name: str) -> str:
     try:
-        return read_bytes(path, most=MOST).decode("utf-8")
+        return read_bytes(path, most=MOST).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{name} cannot be read: {error}. Name a file in UTF-8 that you may read."

@@ -6,6 +6,7 @@ from typing import Any
 from jtrain.data.sources.files import find_files
 from jtrain.data.text.bpe import BPE
 from jtrain.data.text.characters import Vocabulary
+from jtrain.data.text.gguf_tokenizer import GGUF, read_gguf_tokenizer
 from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.errors import DataError
 from jtrain.io.regular_files import TooLargeError, read_json
@@ -14,12 +15,14 @@ END = "<|endoftext|>"
 
 
 def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
-    """Read the tokenizer of a file: of `jtrain data prepare`, or any tokenizer.json.
+    """Read the tokenizer of a file: of `jtrain data prepare`, any tokenizer.json, or a GGUF file.
 
     Raises:
         DataError: no such file, or no tokenizer in it.
     """
     (path,) = find_files(path)
+    if path.suffix == GGUF:
+        return read_gguf_tokenizer(path, end=end)
     try:
         parsed = read_json(path)
     except OSError as error:

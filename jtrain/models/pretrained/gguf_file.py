@@ -8,18 +8,18 @@ import dataclasses
 import functools
 import importlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jtrain.errors import CheckpointError
+from jtrain.io.gguf_header import TensorInfo, read_header
 from jtrain.io.safetensors import map_bytes
 from jtrain.models.attention.positions import Llama3Scaling, Rotary
 from jtrain.models.attention.rotary import frequencies
 from jtrain.models.pretrained.family import HFConfig
-from jtrain.models.pretrained.gguf_header import Header, TensorInfo, read_header, read_texts
 from jtrain.models.pretrained.gguf_keys import ENTRIES, layer_windows, read_keys
 
 GGUF = ".gguf"
@@ -79,7 +79,6 @@ class GGUFFile:
 
     config: HFConfig
     tensors: Mapping[str, Dequantised]
-    tokens: Callable[[], Sequence[str]]
 
 
 @functools.lru_cache(maxsize=1)
@@ -99,14 +98,7 @@ def _open(path: Path, changed: int) -> GGUFFile:
     except BROKEN as error:
         raise _broken_error(path, error) from None
     config = _config(path, header.metadata, raw)
-    return GGUFFile(config, _named(path, config, raw), lambda: _tokens(path, header, data))
-
-
-def _tokens(path: Path, header: Header, data: np.ndarray) -> list[str]:
-    try:
-        return read_texts(data, header.tokens) if header.tokens else []
-    except BROKEN as error:
-        raise _broken_error(path, error) from None
+    return GGUFFile(config, _named(path, config, raw))
 
 
 def read_gguf(path: Path) -> GGUFFile:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jtrain.core.types import Leaf as Array
+from jtrain.data.text.gguf_tokenizer import read_header
 from jtrain.errors import CheckpointError, DataError
 from jtrain.io.regular_files import read_json
 from jtrain.models.pretrained.family import Family, HFConfig
@@ -201,7 +202,7 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
         DataError: if the file is no tokenizer.
     """
     if path.suffix == GGUF:
-        tokens = read_gguf(path).tokens()
+        tokens = read_header(path).get("tokenizer.ggml.tokens", [])
         return {token: i for i, token in enumerate(tokens)} or None
     file = path / TOKENIZER
     if not file.is_file():

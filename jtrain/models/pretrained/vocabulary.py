@@ -27,20 +27,17 @@ def check_vocabulary(pretrained: str, tokenizer: Tokenizer, *, option: str = "")
     differ = [token for token, number in ours.items() if theirs.get(token) != number]
     if ours and not differ:
         return
-    # A GGUF file has the tokens, and no tokenizer that data could be written with.
-    one_file = path.suffix == GGUF
-    file = f"FOLDER/{TOKENIZER}" if one_file else f"{pretrained}/{TOKENIZER}"
+    file = pretrained if path.suffix == GGUF else f"{pretrained}/{TOKENIZER}"
     found = (
         f"{len(differ):,} of its tokens have another number there, {differ[0]!r} among them"
         if differ
-        else f"it is of another kind than {'its own' if one_file else file}"
+        else f"it is of another kind than {file}"
     )
-    where = ", from its folder of safetensors" if one_file else ""
     remedy = (
-        f"Set {option}={file}{where}."
+        f"Set {option}={file}."
         if option
-        else f"Write the data with the model's{where}: jtrain data prepare FILES --tokenizer "
-        f"{file} --out DIR"
+        else f"Write the data with the model's: jtrain data prepare FILES --tokenizer {file} "
+        f"--out DIR"
     )
     raise DataError(
         f"the data has the tokenizer {describe_tokenizer(tokenizer)}, and model.from={pretrained} "

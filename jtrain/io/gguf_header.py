@@ -12,7 +12,6 @@ import numpy as np
 
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 TEXT, ARRAY = 8, 9
-TOKENS = "tokenizer.ggml.tokens"
 MOST = 1 << 16
 """Most keys, and most tensors."""
 SHORT = 1 << 10
@@ -30,12 +29,12 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a file; the value of a longer text or list than `SHORT` is None."""
+    """The header of a file; a longer text or list than `SHORT` is None: see `read_value`."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    tokens: int
-    """Where the texts of the tokens begin; 0 if the file has none."""
+    skipped: dict[str, tuple[int, int]]
+    """Type and place of each value that is None."""
     end: int
 
 
@@ -50,13 +49,15 @@ def read_header(data: np.ndarray) -> Header:
     if version not in (2, 3):
         raise ValueError(f"it begins with {bytes(data[:8])!r}, not with GGUF and version 2 or 3")
     tensors, keys = at.count(MOST, 24), at.count(MOST, 13)
-    metadata, infos, tokens = {}, {}, 0
+    metadata, infos, skipped = {}, {}, {}
     for _ in range(keys):
         name, kind = at.text(), at.number("I")
         if name in metadata:
             raise ValueError(f"{name} is there twice")
-        tokens = at.place if name == TOKENS else tokens
+        place = at.place
         metadata[name] = at.value(kind)
+        if metadata[name] is None:
+            skipped[name] = kind, place
     for _ in range(tensors):
         name = at.text()
         shape = tuple(at.number("Q") for _ in range(min(at.number("I"), 9)))
@@ -66,13 +67,19 @@ def read_header(data: np.ndarray) -> Header:
     align = metadata.get("general.alignment", 32)
     if type(align) is not int or align.bit_count() != 1:
         raise ValueError(f"general.alignment is {align!r}, no power of two")
-    return Header(metadata, infos, tokens, -(-at.place // align) * align)
+    return Header(metadata, infos, skipped, -(-at.place // align) * align)
 
 
-def read_texts(data: np.ndarray, place: int) -> list[str]:
-    """Return the list of texts at a place, as `Header.tokens`."""
-    at = _Cursor(data, place + 4)
-    return [at.text(LISTED) for _ in range(at.count(LISTED, 8))]
+def read_value(data: np.ndarray, header: Header, name: str) -> Any:
+    """Return a value of the header, whole; None if there is none of this name.
+
+    Raises:
+        ValueError: if it has more than `LISTED` texts, or a text of more bytes.
+    """
+    if name not in header.skipped:
+        return header.metadata.get(name)
+    kind, place = header.skipped[name]
+    return _Cursor(data, place).value(kind, whole=True)
 
 
 class _Cursor:
@@ -104,18 +111,23 @@ class _Cursor:
         size = self.number("Q")
         if size > most:
             raise ValueError(f"a text of {size:,} bytes where at most {most:,} are expected")
-        return self.take(size).decode()
+        return self.take(size).decode(errors="replace")
 
-    def value(self, kind: int) -> Any:
-        """Return a value of this type, a list as an array; None if it is too long."""
+    def value(self, kind: int, *, whole: bool = False) -> Any:
+        """Return a value of this type, numbers as an array; None if it is long and not `whole`."""
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == TEXT:
+            if whole:
+                return self.text(LISTED)
             first = self._pass(size := self.number("Q"))
             return self.data[first : self.place].tobytes().decode() if size <= SHORT else None
         of = self.number("I") if kind == ARRAY else kind
         if kind == ARRAY and of == TEXT:
-            for _ in range(self.count(LISTED, 8)):
+            count = self.count(LISTED, 8)
+            if whole:
+                return [self.text(LISTED) for _ in range(count)]
+            for _ in range(count):
                 self._pass(self.number("Q"))
             return None
         if kind != ARRAY or of not in SCALARS:
@@ -123,4 +135,4 @@ class _Cursor:
         dtype = np.dtype(f"<{SCALARS[of]}")
         count = self.count(len(self.data), dtype.itemsize)
         first = self._pass(count * dtype.itemsize)
-        return self.data[first : self.place].view(dtype) if count <= SHORT else None
+        return self.data[first : self.place].view(dtype) if whole or count <= SHORT else None
