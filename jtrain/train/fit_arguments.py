@@ -19,6 +19,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
+from jtrain.data.sources.foreign import is_array, library_name, to_array
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters.any_model import check_model_type, is_nnx
@@ -27,10 +28,8 @@ from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
-from jtrain.train.fit_weights import is_array, library_name, to_array
 
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
-
 
 _PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "EvaluateConfig": (EvaluateConfig, {k: f"valid_{k}" for k in ("every", "batch", "couples")}),

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.data import Arrays, InOrder, Shuffled, Source
+from jtrain.data.sources.foreign import get_columns, is_array, library_name, to_array
 from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.subset import hold_out
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
 from jtrain.errors import ConfigError, DataError
-from jtrain.train.fit_weights import get_columns, is_array, library_name, to_array
 
 # Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
 Data: TypeAlias = Any

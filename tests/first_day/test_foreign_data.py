@@ -6,9 +6,9 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.data import Shuffled
+from jtrain.data.sources.foreign import to_array
 from jtrain.errors import DataError, LossError
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.fit_weights import to_array
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 Y = np.arange(12, dtype=np.int32) % 2
