@@ -150,7 +150,8 @@ def check_trainable(params: Params) -> None:
                 f"{parameter} is no array of numpy or JAX. Convert a torch tensor: "
                 f"jnp.asarray(x.numpy()); a function or a text is no parameter."
             )
-        if not jax.numpy.issubdtype(dtype or type(leaf), np.inexact):
+        inexact = jax.numpy.issubdtype(dtype or type(leaf), np.inexact)
+        if not inexact or getattr(dtype, "char", "") in {"g", "G"}:  # long double
             raise DataError(
                 f"{parameter} holds {dtype or type(leaf).__name__} values, and only floating point "
                 f"numbers can be trained: give it as float32, or in extra= if it is constant."
@@ -162,7 +163,10 @@ def to_arrays(tree: Tree) -> Tree:
 
     def leaf(x: Any) -> Any:
         x = to_array(x)
-        return x if is_array(x) else np.asarray(x)
+        x = x if is_array(x) else np.asarray(x)
+        if isinstance(x, np.ndarray) and not x.dtype.isnative:
+            return x.astype(x.dtype.newbyteorder("="))
+        return x
 
     return jax.tree.map(leaf, tree)
 

@@ -139,6 +139,18 @@ def test_parquet_files_of_two_sets_are_reported(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table([[1, 2], [3, 4], [5, 6]], names=["x", "y", "x"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    for columns in ([], ["x"], ["y", "x"]):
+        with pytest.raises(DataError, match=r"columns are named 'x'.*columns=\['y'\]"):
+            ParquetRows(tmp_path / "a.parquet", columns=columns)
+    rows = ParquetRows(tmp_path / "a.parquet", columns=["y"])
+    assert rows[np.arange(2)]["y"].tolist() == [3, 4]
+
+
+@pytest.mark.slow
 def test_rows_of_hugging_face_are_those_that_were_given(dataset):
     rows = HuggingFace(dataset, columns=NUMBERS)
     indices = np.random.default_rng(0).integers(0, ROWS, 40)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jtrain.data.batches.shuffle import permute
+from jtrain.data.sources.foreign import to_native
 from jtrain.data.sources.source import Source
 from jtrain.errors import ConfigError, DataError
 
@@ -222,7 +223,8 @@ def add_places(
     """Return the rows of a source with the `row` and `mask` of their batch.
 
     Raises:
-        DataError: if the rows have arrays of these names, such as the masks of a segmentation.
+        DataError: if the rows have arrays of these names, such as the masks of a segmentation, or
+            of a dtype that JAX has not.
     """
     if taken := rows.keys() & places.keys():
         name = min(taken)
@@ -230,7 +232,7 @@ def add_places(
             f"The data has an array called {name!r}, a name that jtrain adds to every batch. Give "
             f"it another name where the rows are made, such as {name}s."
         )
-    return {**rows, **places}
+    return {name: to_native(name, array) for name, array in rows.items()} | {**places}
 
 
 def count_rows(source: Source) -> int:

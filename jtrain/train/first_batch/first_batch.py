@@ -13,6 +13,7 @@ from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
+from jtrain.data.sources.foreign import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (
@@ -60,7 +61,9 @@ class FirstBatch:
     ):
         self._terms, self._draws, self._what, self._origin = terms, draws, what, origin
         self._rows = rows
-        self._batch = {name: np.asarray(array) for name, array in with_rows(batch).items()}
+        self._batch = {
+            name: to_native(name, np.asarray(array)) for name, array in with_rows(batch).items()
+        }
         key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
 
         def trace(rows: int, terms: Any) -> Any:
