@@ -19,7 +19,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
-from jtrain.data.sources.foreign import is_array, library_name, to_array
+from jtrain.data.sources.foreign import is_array, library_name, to_array, to_native
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters.any_model import check_model_type, is_nnx
@@ -150,8 +150,7 @@ def check_trainable(params: Params) -> None:
                 f"{parameter} is no array of numpy or JAX. Convert a torch tensor: "
                 f"jnp.asarray(x.numpy()); a function or a text is no parameter."
             )
-        inexact = jax.numpy.issubdtype(dtype or type(leaf), np.inexact)
-        if not inexact or getattr(dtype, "char", "") in {"g", "G"}:  # long double
+        if not jax.numpy.issubdtype(dtype or type(leaf), np.inexact):
             raise DataError(
                 f"{parameter} holds {dtype or type(leaf).__name__} values, and only floating point "
                 f"numbers can be trained: give it as float32, or in extra= if it is constant."
@@ -161,14 +160,13 @@ def check_trainable(params: Params) -> None:
 def to_arrays(tree: Tree) -> Tree:
     """Convert each leaf, also plain numbers and torch tensors, to an array of numpy or JAX."""
 
-    def leaf(x: Any) -> Any:
+    def leaf(path: Any, x: Any) -> Any:
         x = to_array(x)
         x = x if is_array(x) else np.asarray(x)
-        if isinstance(x, np.ndarray) and not x.dtype.isnative:
-            return x.astype(x.dtype.newbyteorder("="))
-        return x
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return to_native(name, x) if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree.map_with_path(leaf, tree)
 
 
 @configclass

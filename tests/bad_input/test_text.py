@@ -233,8 +233,8 @@ CASES = [
     Case(
         "a line that is no JSON",
         lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out", tokenizing=ByteTokens()),
-        ("a.jsonl", "the line at byte 14", "--by line"),
-        lambda f: begun(f, by="line"),
+        ("a.jsonl", "the line at byte 14", "--by line --field ''"),
+        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), by="line", field=""),
     ),
     Case(
         "a line without the field",

@@ -275,6 +275,7 @@ def test_text_in_utf_16_is_read_as_in_utf_8(tmp_path: Path, encoding: str):
         ("a.csv", TABLE(",").encode(), "is CSV"),
         ("a.txt", TABLE("\t").encode("utf-16"), "is CSV"),
         ("a.tsv", TABLE(";").encode("utf-8-sig"), "is CSV"),
+        ("a", TABLE("|").encode(), "is CSV"),
         ("a.json", json.dumps(ROWS, indent=1).encode(), "is a JSON array"),
         ("a.jsonl", json.dumps(ROWS).encode("utf-16"), "is a JSON array"),
         ("a.jsonl", gzip.compress(LINES.encode()), "is gzip"),
@@ -314,6 +315,13 @@ def test_a_conversion_that_is_named_gives_the_rows(tmp_path, monkeypatch, name, 
 def test_prose_code_and_numbers_are_text(tmp_path: Path, data: bytes):
     (tmp_path / "a.txt").write_bytes(data)
     assert read_all(tmp_path / "a.txt") == [data.decode()] == [read_text(tmp_path / "a.txt")]
+
+
+def test_what_is_nearly_json_lines_is_never_text(tmp_path: Path):
+    for before in ("// exported\n", "\x1e", '{"text": "cut\n'):
+        (tmp_path / "a.txt").write_text(before + LINES)
+        with pytest.raises(DataError, match="should hold a JSON object a line"):
+            read_all(tmp_path / "a.txt")
 
 
 def test_a_field_is_an_error_for_text(tmp_path: Path):

@@ -185,6 +185,18 @@ def test_a_header_of_numbers_is_decided_and_said(first, is_header: bool, caplog)
         assert read_rows(path, wanted, header=True)["x"].tolist() == rows
 
 
+def test_numbers_outside_the_range_of_their_columns_are_no_row_without_a_word():
+    rows = np.random.default_rng(0).uniform(size=(9, 2)).round(3).tolist()
+    for first, says in (([700, 400], "--header no"), ([0.5, 0.2], None), ([700, 0.2], None)):
+        text = "\n".join(",".join(map(str, row)) for row in [first, *rows])
+        Path("rows.csv").write_text(text)
+        if says is None:
+            assert read_rows(Path("rows.csv"), ONE)["x"].tolist() == [first, *rows]
+            continue
+        with pytest.raises(DataError, match=says):
+            read_rows(Path("rows.csv"), ONE)
+
+
 def test_a_table_in_utf_16_is_read():
     Path("rows.csv").write_text("x.0,x.1\n1,2\n", encoding="utf-16")
     assert read_rows(Path("rows.csv"), ONE)["x"].tolist() == [[1, 2]]

@@ -252,6 +252,12 @@ def test_big_endian_arrays_give_what_others_give(make):
     assert_close(numbers["loss"], ((X.sum(1) - Y) ** 2).mean(), 1e-6)
 
 
+def test_a_parameter_of_long_double_is_refused_by_name():
+    apply = lambda params, batch: batch["x"] @ params["w"]
+    with pytest.raises(DataError, match=r"`w` holds .*w\.astype\('float64'\)"):
+        jt.predict(apply, {"w": np.ones(3, np.longdouble)}, X, parallel="single")
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKERS)
 def test_big_endian_arrays_are_trained_on(make):

@@ -12,13 +12,14 @@ from jtrain.errors import DataError
 from jtrain.io.regular_files import parse_json
 
 HEAD = 1 << 14  # bytes that are looked at
-MARKS = ",\t;"  # between the cells of a table
+MARKS = ",\t;|"  # between the cells of a table
 
 _BINARY = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ)|(?P<bzip2>BZh\d)|(?P<zstd>\x28\xb5\x2f\xfd)"
     rb"|(?P<Parquet>PAR1)|(?P<Arrow>ARROW1)|(?P<zip>PK\x03\x04)|(?P<tar>.{257}ustar)|(?P<PDF>%PDF-)"
     rb"|(?P<PNG>\x89PNG)|(?P<JPEG>\xff\xd8\xff)|(?P<HDF5>\x89HDF)|(?P<SQLite>SQLite format 3\0)"
-    rb"|(?P<GGUF>GGUF\S\0)|(?P<numpy>\x93NUMPY)|(?P<pickle>\x80[\2-\5])|(?P<UTF_32>\xff\xfe\0\0)",
+    rb"|(?P<GGUF>GGUF\S\0)|(?P<numpy>\x93NUMPY)|(?P<pickle>\x80[\2-\5])|(?P<UTF_32>\xff\xfe\0\0)"
+    rb"|(?P<lz4>\x04\x22M\x18)|(?P<RTF>\{\\rtf)",
     re.DOTALL,
 )
 _DECODERS = {
@@ -56,12 +57,12 @@ def read_content(path: Path, head: bytes) -> Content:
             advice = _ROWS.format("pyarrow.parquet as p", rows, path=path)
         name = name.replace("_", "-")
         raise DataError(f"{path} is {name} by its first bytes, and text is needed. {advice}")
-    marks = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
-    encoding = marks.get(head[:2], "utf-8")
-    text = head.decode(encoding, "ignore").lstrip("\ufeff \t\r\n")
+    encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], "utf-8")
+    text = head.decode(encoding, "ignore").lstrip("\ufeff\x1e \t\r\n")
     lines = text.splitlines()[: None if len(head) < HEAD else -1]
-    if re.match(r'\{\s*"[^"]*"\s*:', text):
-        return Content(encoding, "JSON lines" if _is_object(lines) else "a JSON object")
+    objects = sum(map(_is_object, lines[:4]))  # after a comment too
+    if objects > 1 or re.match(r'\{\s*"[^"]*"\s*:', text):
+        return Content(encoding, "JSON lines" if objects or not lines else "a JSON object")
     if re.match(r'\[\s*\{\s*"', text):
         return Content(encoding, "a JSON array")
     rows = 2 if path.suffix in {".csv", ".tsv"} else 3
@@ -103,12 +104,9 @@ def read_line(stream: BinaryIO, encoding: str) -> bytes:
 def decode(
     data: bytes, path: Path, encoding: str, *, first: int = 0, line: int = 0, final: bool = True
 ) -> tuple[str, int]:
-    """Decode bytes of a file; return the text and the number of bytes it takes.
+    """Decode bytes from byte `first` and `line` (0: unknown) on; return text, number of bytes.
 
-    Args:
-        first: place of the first byte in the file.
-        line: number of its line, from 1, for errors; 0: unknown.
-        final: whether a character that is cut off is an error.
+    A character that is cut off at the end is an error if `final`.
 
     Raises:
         DataError: if they are not of the encoding, or have a byte 0; the message has its place.
@@ -125,7 +123,8 @@ def decode(
         source = "UTF-16LE" if (first + place) % 2 else "UTF-16BE"
     new = path.with_suffix(".utf8.txt")
     advice = f"If it is text, convert it: iconv -f {source} -t utf-8 {path} > {new}"
-    if not data[place] and data.count(0) * 3 < len(data):
+    zeros, alternate = data.count(0), data[place % 2 :: 2].count(0)
+    if not data[place] and not (zeros == alternate > len(data) / 3):
         advice = f"A text has no such byte: tr -d '\\0' < {path} > {new}"
     if encoding != "utf-8":
         advice = "It is cut off or damaged: get it again."
@@ -134,17 +133,18 @@ def decode(
     )
 
 
-def _is_object(lines: Sequence[str]) -> bool:
-    """Return whether the first line is a JSON object, or longer than what was read."""
+def _is_object(line: str) -> bool:
     try:
-        return not lines or isinstance(parse_json(lines[0]), dict)
+        return line.strip("\x1e")[:1] == "{" and bool(parse_json(line.strip("\x1e")))
     except ValueError:
         return False
 
 
 def _is_table(lines: Sequence[str], mark: str, needed: int) -> bool:
     """Return whether the first `needed` rows are a header of names and rows of as many cells."""
-    rows = list(itertools.islice(csv.reader(lines, delimiter=mark), needed))
+    rows = list(
+        itertools.islice(csv.reader(lines, delimiter=mark, skipinitialspace=needed < 3), needed)
+    )
     named = rows and all(re.fullmatch(r"[^\W\d][\w \-/()]*", cell) for cell in rows[0])
     same = len(rows) == needed and len({len(row) for row in rows}) == 1
     return bool(named and same and len(set(rows[0])) == len(rows[0]) > 1)

@@ -16,7 +16,7 @@ from jtrain.data.sources.content import HEAD, read_content
 from jtrain.data.sources.row_shapes import describe
 from jtrain.errors import DataError
 
-CLEAR = 8  # columns of numbers that are a header beyond doubt
+CLEAR = 8  # columns of numbers that are a header beyond doubt, rows that show a range
 _log = logging.getLogger(__name__)
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 
@@ -185,10 +185,13 @@ def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
             f"{path}:1: {texts[0]!r} stands beside numbers, so the line is neither a header nor a "
             f"row: write a number there, or a name for each column; if it is a header: --header yes"
         )
-    if texts or len(set(cells)) < len(cells) or len(lines) == 1:
+    if texts or len(set(cells)) < max(len(cells), 2) or len(lines) == 1:
         return bool(texts)
     shares = np.mean([_traits(line) for line in lines[1:]], 0)
-    if not any(trait and share < 0.5 for trait, share in zip(_traits(cells), shares, strict=True)):
+    columns = zip(*([_number(cell) or 0 for cell in line] for line in lines), strict=False)
+    outside = (not min(others) <= first <= max(others) for first, *others in columns)
+    differs = [trait and share < 0.5 for trait, share in zip(_traits(cells), shares, strict=True)]
+    if not (any(differs) or (len(lines) > CLEAR and all(outside))):
         return False
     found = f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]}"
     if len(cells) < CLEAR:

@@ -133,7 +133,7 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
     except ValueError as error:
         raise DataError(
             f"{path} should hold a JSON object a line; the line at byte {first} is none ({error}). "
-            f"Leave it out, or name the file .txt and prepare it with --by line."
+            f"Leave it out, or learn the lines as they are: --by line --field ''"
         ) from error
     if isinstance(row, dict) and isinstance(found := row.get(field), str):
         if SURROGATE.search(found):
