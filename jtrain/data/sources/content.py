@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -22,11 +23,6 @@ _BINARY = re.compile(
     rb"|(?P<lz4>\x04\x22M\x18)|(?P<RTF>\{\\rtf)",
     re.DOTALL,
 )
-_DECODERS = {
-    "utf-8": codecs.utf_8_decode,
-    "utf-16-le": codecs.utf_16_le_decode,
-    "utf-16-be": codecs.utf_16_be_decode,
-}
 _ROWS = (
     'Write its rows as JSON lines: python3 -c "import json, {}; '
     '[print(json.dumps(row)) for row in {}]" > {path}.jsonl'
@@ -40,6 +36,7 @@ class Content(NamedTuple):
     format: Literal["text", "JSON lines", "a JSON object", "a JSON array", "CSV"]
 
 
+@functools.lru_cache(8)  # a stream that resumes reads a file again for each line it holds
 def read_content(path: Path, head: bytes) -> Content:
     """Return what a text is by its first bytes; its name counts for a table of two lines only.
 
@@ -48,26 +45,26 @@ def read_content(path: Path, head: bytes) -> Content:
     """
     if (found := _BINARY.match(head)) and (name := found.lastgroup):
         advice = "Give a file of text."
-        if name in {"gzip", "xz", "bzip2", "zstd"}:
+        if name in {"gzip", "xz", "bzip2", "zstd", "lz4"}:
             advice = f"Unpack it: {name} -dc {path} > {path}.txt"
         elif name == "UTF_32":
             advice = f"Convert it: iconv -f UTF-32 -t UTF-8 {path} > {path}.txt"
         elif name == "Parquet":
-            rows = f"p.read_table('{path}').to_pylist()"
-            advice = _ROWS.format("pyarrow.parquet as p", rows, path=path)
-        name = name.replace("_", "-")
-        raise DataError(f"{path} is {name} by its first bytes, and text is needed. {advice}")
+            reader = f"pyarrow.parquet.read_table('{path}').to_pylist()"
+            advice = _ROWS.format("pyarrow.parquet", reader, path=path)
+        raise DataError(
+            f"{path} is {name.replace('_', '-')} by its first bytes, and text is needed. {advice}"
+        )
     encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], "utf-8")
     text = head.decode(encoding, "ignore").lstrip("\ufeff\x1e \t\r\n")
-    lines = text.splitlines()[: None if len(head) < HEAD else -1]
+    lines = text.splitlines()[: None if len(head) < HEAD else -1]  # the last may be cut off
     objects = sum(map(_is_object, lines[:4]))  # after a comment too
     if objects > 1 or re.match(r'\{\s*"[^"]*"\s*:', text):
         return Content(encoding, "JSON lines" if objects or not lines else "a JSON object")
     if re.match(r'\[\s*\{\s*"', text):
         return Content(encoding, "a JSON array")
     rows = 2 if path.suffix in {".csv", ".tsv"} else 3
-    is_table = any(_is_table(lines, mark, rows) for mark in MARKS)
-    return Content(encoding, "CSV" if is_table else "text")
+    return Content(encoding, "CSV" if any(_is_table(lines, m, rows) for m in MARKS) else "text")
 
 
 def format_error(path: Path, head: bytes, noun: str = "") -> DataError:
@@ -114,7 +111,8 @@ def decode(
     place = data.find(0) if encoding == "utf-8" else -1
     if place < 0:
         try:
-            return _DECODERS[encoding](data, "strict", final)
+            decoder = codecs.getincrementaldecoder(encoding)()
+            return decoder.decode(data, final), len(data) - len(decoder.getstate()[0])
         except UnicodeDecodeError as error:
             place = error.start
     where = f"{path}:{line + data.count(10, 0, place)}" if line else f"{path}"
