@@ -9,7 +9,9 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
-from jtrain.data.text.documents import By
+from jtrain.data.sources.content import HEAD
+from jtrain.data.sources.files import find_files
+from jtrain.data.text.documents import By, has_field
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.tokenizing import (
     BytePairTokens,
@@ -34,9 +36,13 @@ def prepare_files(argv: Sequence[str]) -> int:
             f"jtrain data prepare {' '.join(args.files) or 'FILES'} --out {args.out or 'DIR'}"
         )
     tokenizing, by = _tokenizing(args.tokenizer, args.vocab), _by(args.by)
+    field = "text" if args.field is None else args.field
+    for path in find_files(args.files) if args.field else ():
+        with path.open("rb") as file:
+            has_field(path, file.read(HEAD), field, needed=True)
     with _progress_bar() as tell:
         header = prepare(
-            args.files, args.out, tokenizing=tokenizing, by=by, field=args.field, report=tell
+            args.files, args.out, tokenizing=tokenizing, by=by, field=field, report=tell
         )
     if args.json:
         names = ("tokens", "documents", "tokenizer", "kind", "vocab", "dtype")
@@ -130,7 +136,7 @@ def prepare_arguments() -> Arguments:
     parser.add_argument("--tokenizer", default="bytes", help=words)
     parser.add_argument("--vocab", help="vocabulary size of a learned bpe (4096)")
     parser.add_argument("--by", default="file", help="a document is a file (default) or a line")
-    words = "the field of JSON lines that holds the text (text)"
-    parser.add_argument("--field", default="text", help=words)
+    words = "the field of JSON lines that holds the text (text); '': learn JSON and CSV as they are"
+    parser.add_argument("--field", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

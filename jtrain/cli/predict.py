@@ -21,6 +21,8 @@ from jtrain.data.sources.read_rows import read_rows
 from jtrain.data.sources.write_rows import check_kind, encode_rows
 from jtrain.errors import UserError
 
+HEADERS = {"auto": None, "yes": True, "no": False}
+
 
 def main(argv: Sequence[str]) -> int:
     """Write the outputs and print where they are; return the exit code."""
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
     with redirect_output():
         run = load_run(resolved.config, path.parent, step, print_error)
-        rows = read_rows(data, run.inputs)
+        rows = read_rows(data, run.inputs, header=HEADERS[args.header])
         arrays = name_outputs(run.predict(rows, batch=int(args.batch)))
     if is_first_process():
         write_file(out, encode_rows(out, arrays))
@@ -96,6 +98,8 @@ def _arguments() -> Arguments:
     parser.add_argument("--data", metavar="FILE", required=True, help=words)
     words = "the outputs: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--out", metavar="FILE", required=True, help=words)
+    words = "whether the first line of a .csv file is a header: yes, no, auto (by its content)"
+    parser.add_argument("--header", choices=HEADERS, default="auto", help=words)
     parser.add_argument("--step", default="newest", help="newest (default), best or a number")
     parser.add_argument("--batch", metavar="N", default="0", help="rows at a time (128)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -19,6 +19,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
+from jtrain.data.sources.foreign import is_array, library_name, to_array, to_native
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean
@@ -28,10 +29,8 @@ from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate, Schedule
 from jtrain.parallel import Auto, Layout, Parallel
-from jtrain.train.fit_weights import is_array, library_name, to_array
 
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
-
 
 _PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "EvaluateConfig": (EvaluateConfig, {k: f"valid_{k}" for k in ("every", "batch", "couples")}),
@@ -164,11 +163,13 @@ def check_trainable(params: Params) -> None:
 def to_arrays(tree: Tree) -> Tree:
     """Convert each leaf, also plain numbers and torch tensors, to an array of numpy or JAX."""
 
-    def leaf(x: Any) -> Any:
+    def leaf(path: Any, x: Any) -> Any:
         x = to_array(x)
-        return x if is_array(x) else np.asarray(x)
+        x = x if is_array(x) else np.asarray(x)
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return to_native(name, x) if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree.map_with_path(leaf, tree)
 
 
 @configclass

@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.data import Arrays, InOrder, Shuffled, Source
+from jtrain.data.sources.foreign import check_names, get_columns, is_array, library_name, to_array
 from jtrain.data.sources.hugging_face import HuggingFace
 from jtrain.data.sources.subset import hold_out
 from jtrain.data.sources.torch_rows import TorchRows, from_loader
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import to_number
-from jtrain.train.fit_weights import get_columns, is_array, library_name, to_array
 
 # Arrays by name; an array `x` or a pair `(x, y)`; a source of rows by index; or batches.
 Data: TypeAlias = Any
@@ -91,14 +91,16 @@ def build_evaluation_sets(
 
 
 def _source(data: Data) -> Source:
+    data = to_array(data)
     if (table := get_columns(data)) is not None:
         return Arrays(**table)
     if isinstance(data, Mapping):
-        return Arrays(**{name: to_array(array) for name, array in data.items()})
+        check_names(data, "dict(x=..., y=...).")
+        return Arrays(**{str(name): to_array(array) for name, array in data.items()})
     if isinstance(data, tuple) and len(data) == 2:
         return Arrays(x=to_array(data[0]), y=to_array(data[1]))
     if is_array(data):
-        return Arrays(x=to_array(data))
+        return Arrays(x=data)
     if library_name(data) == "datasets":
         return HuggingFace(data)
     if isinstance(data, Source) and not isinstance(data, list | tuple | str):

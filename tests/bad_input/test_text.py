@@ -4,6 +4,7 @@ A row is what was done, the parts of the answer, and what was typed then.
 """
 
 import json
+import lzma
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -202,13 +203,13 @@ CASES = [
     Case(
         "what is not UTF-8",
         lambda f: begun(f, b"to be\nor n\xf6t"),
-        ("a.txt is not UTF-8", "0xf6 at 10", "iconv -f latin1 -t utf-8"),
+        ("a.txt:2 is not UTF-8", "0xf6 at 10", "iconv -f latin1 -t utf-8"),
         lambda f: begun(f, b"to be\nor n\xf6t".decode("latin1").encode()),
     ),
     Case(
         "what is packed",
-        lambda f: begun(f, name="a.txt.xz"),
-        ("is packed (.xz)", "unxz -k"),
+        lambda f: begun(f, lzma.compress(VERSE.encode())),
+        ("is xz by its first bytes", "xz -dc", "a.txt.txt"),
         begun,
     ),
     Case(
@@ -232,8 +233,8 @@ CASES = [
     Case(
         "a line that is no JSON",
         lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out", tokenizing=ByteTokens()),
-        ("a.jsonl", "the line at byte 14", "--by line"),
-        lambda f: begun(f, by="line"),
+        ("a.jsonl", "the line at byte 14", "--by line --field ''"),
+        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), by="line", field=""),
     ),
     Case(
         "a line without the field",

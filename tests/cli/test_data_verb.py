@@ -105,6 +105,7 @@ def test_a_terminal_sees_the_progress(folder: Path):
     [
         (["a.txt"], "write jtrain data prepare a.txt --out DIR"),
         (["--out", "x"], "write jtrain data prepare FILES --out x"),
+        (["a.txt", "--out", "x", "--field", "text"], "jtrain data prepare a.txt --out DIR"),
         (["a.txt", "--out", "x", "--tokenizer", "byte"], "did you mean bytes"),
         (["a.txt", "--out", "x", "--tokenizer", "bpe", "--vocab", "many"], "--vocab 4096"),
         (["a.txt", "--out", "x", "--vocab", "300"], "--tokenizer bpe --vocab 300"),

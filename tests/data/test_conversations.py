@@ -124,7 +124,7 @@ def test_a_conversation_cut_before_its_answer_is_refused(tmp_path):
         ("{", "is no JSON"),
         ('{"text": 1}', "it has text"),
         ('{"messages": [{"role": "user"}]}', "needs a `role` and a `content`"),
-        (b'{"messages": "\xe9"}', "byte 15 of the line is 0xe9. Convert the file: iconv"),
+        (b'{"messages": "\xe9"}', "byte 0xe9 at 14.*iconv -f latin1 -t utf-8"),
         ("[" * 100_000, "nested too deeply"),
         ('{"messages": [' + "[" * 900 + "]" * 900 + "]}", "nested too deeply|needs a `role`"),
         (

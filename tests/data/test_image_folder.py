@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import write_image_folder
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.images.decode import ImageSize, decode_image
@@ -88,6 +88,31 @@ def test_a_palette_with_transparency_warns_of_nothing(tmp_path: Path):
     image = Image.fromarray(pixels()).convert("P")
     path = saved(tmp_path / "a.png", image, transparency=bytes(range(200)))
     assert decode_image(path, SIZE).shape == (8, 8, 3)
+
+
+def _texts(add) -> PngImagePlugin.PngInfo:
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>')
+    add(info)
+    return info
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pnginfo": _texts(lambda info: info.add_text("prompt", "x" * 2_000_000, zip=True))},
+        {"pnginfo": _texts(lambda info: info.add_itxt("a", "x" * 2_000_000, zip=True))},
+        {"pnginfo": _texts(lambda info: None), "icc_profile": b"0" * 2_000_000},
+    ],
+    ids=["zTXt", "iTXt", "iCCP"],
+)
+def test_a_png_with_much_text_is_whole(tmp_path: Path, options: dict):
+    path = saved(tmp_path / "a.png", Image.fromarray(pixels()), **options)
+    np.testing.assert_array_equal(decode_image(path, SIZE), np.rot90(pixels(), -1))
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"IDAT") + 20])
+    with pytest.raises(DataError, match="cut off or damaged"):
+        decode_image(path, SIZE)
 
 
 def test_a_photograph_is_turned_upright(tmp_path: Path):

@@ -1,8 +1,10 @@
 """Rows of Parquet files and of Hugging Face data sets, against the written values."""
 
 import pickle
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import grain
 import numpy as np
@@ -137,6 +139,18 @@ def test_parquet_files_of_two_sets_are_reported(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table([[1, 2], [3, 4], [5, 6]], names=["x", "y", "x"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    for columns in ([], ["x"], ["y", "x"]):
+        with pytest.raises(DataError, match=r"columns are named 'x'.*columns=\['y'\]"):
+            ParquetRows(tmp_path / "a.parquet", columns=columns)
+    rows = ParquetRows(tmp_path / "a.parquet", columns=["y"])
+    assert rows[np.arange(2)]["y"].tolist() == [3, 4]
+
+
+@pytest.mark.slow
 def test_rows_of_hugging_face_are_those_that_were_given(dataset):
     rows = HuggingFace(dataset, columns=NUMBERS)
     indices = np.random.default_rng(0).integers(0, ROWS, 40)
@@ -179,6 +193,99 @@ def test_a_data_set_without_a_split_of_hugging_face_is_reported(dataset):
         HuggingFace(splits)
     with pytest.raises(DataError, match="IterableDataset can only be streamed"):
         HuggingFace(dataset.to_iterable_dataset())
+
+
+class Table:
+    """A stand-in of a `datasets.Dataset`: formats, a transform, and nulls."""
+
+    def __init__(self, columns: dict, kind: str | None = None, names=(), options=None, every=False):
+        self.columns, self.column_names = columns, list(columns)
+        self.format = {
+            "type": kind,
+            "format_kwargs": options or {},
+            "columns": list(names) or self.column_names,
+            "output_all_columns": every,
+        }
+        self.data = self
+
+    def column(self, name: str) -> SimpleNamespace:
+        values = self.columns[name]
+        inner = [x for each in values if isinstance(each, list) for x in each]
+        part = SimpleNamespace(null_count=inner.count(None)) if inner else None
+        return SimpleNamespace(chunks=[SimpleNamespace(null_count=values.count(None), values=part)])
+
+    def with_format(self, kind, **options) -> "Table":
+        return Table(self.columns, kind, options=options)
+
+    def select_columns(self, names) -> "Table":
+        return Table({name: self.columns[name] for name in names}, self.format["type"])
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, indices) -> dict:
+        rows = {name: [values[i] for i in indices] for name, values in self.columns.items()}
+        if self.format["type"] == "custom":
+            return self.format["format_kwargs"]["transform"](rows)
+        dtype = self.format["format_kwargs"].get("dtype")
+        return {n: np.array(x, dtype) if self.format["type"] else x for n, x in rows.items()}
+
+
+@pytest.fixture(params=["stand-in", pytest.param("datasets", marks=pytest.mark.slow)])
+def table(request, monkeypatch):
+    """Return a function that makes a data set of columns, with a format."""
+    if request.param == "stand-in":
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Dataset=Table))
+        return Table
+    datasets = pytest.importorskip("datasets")
+
+    def make(columns, kind=None, names=(), options=None, every=False):
+        rows, options = datasets.Dataset.from_dict(columns), options or {}
+        if kind == "custom":
+            return rows.with_transform(**options)
+        return rows.with_format(
+            kind, columns=list(names) or None, output_all_columns=every, **options
+        )
+
+    return make
+
+
+def test_a_transform_makes_the_rows(table):
+    columns = {"x": [1.0, 2.0, 3.0], "text": ["a", "b", "c"]}
+    make = lambda transform: table(columns, "custom", options={"transform": transform})
+    double = lambda rows: {"z": [np.full(2, 2 * x) for x in rows["x"]], "text": rows["text"]}
+    rows = HuggingFace(make(double), columns=["z"])
+    assert rows[np.array([2, 0])]["z"].tolist() == [[6, 6], [2, 2]]
+    for transform, names, says in (
+        (double, ["x"], r"'x' was requested, and .* has z, text\. Set columns=\['z', 'text'\]"),
+        (double, ["text"], "'text' should hold numbers and holds str.*columns="),
+        (lambda rows: {"z": rows["x"][1:]}, [], "given 2 rows and returned 1 of 'z'.*dataset.map"),
+        (lambda rows: {"z": [[1], [1, 2]]}, [], r"'z' has \(1,\) and \(2,\).*dataset\.map"),
+        (lambda rows: {"z": [1.0, None]}, [], "'z' should hold numbers and holds NoneType"),
+    ):
+        with pytest.raises(DataError, match=says):
+            HuggingFace(make(transform), columns=names)[np.array([2, 0])]
+
+
+def test_a_format_decides_the_columns_and_the_dtype(table):
+    columns = {"x": [1.0, 2.0, 3.0], "y": [1, 2, 3]}
+    rows = HuggingFace(table(columns, "numpy", ["x"], {"dtype": np.float16}))
+    assert {name: x.dtype for name, x in rows[np.arange(2)].items()} == {"x": np.float16}
+    assert rows.columns == ["x"]
+    assert HuggingFace(table(columns, "numpy", ["x"], every=True)).columns == ["x", "y"]
+    assert HuggingFace(table(columns, "pandas", ["y"]))[np.array([2])]["y"].tolist() == [3]
+
+
+@pytest.mark.parametrize("values", [[1.0, None, 3.0], [1, None, 3], [[1, 2], [None, 2], [3, 4]]])
+def test_none_is_found_by_column_and_row_when_it_is_read(table, values):
+    rows = HuggingFace(table({"x": values, "y": [0, 1, 2]}))
+    assert np.array_equal(rows[np.array([2, 0])]["x"], [values[2], values[0]])
+    with pytest.raises(DataError, match="'x' has None in row 1 of the data set") as caught:
+        rows[np.array([2, 1])]
+    advice = re.search(r"filter\((lambda row: .*)\), or", str(caught.value))
+    assert advice is not None
+    complete = list(filter(eval(advice[1]), [{"x": value} for value in values]))
+    assert [row["x"] for row in complete] == [values[0], values[2]]
 
 
 MILLIONS = 40_000_000  # rows of 8 bytes, 320 MB, in a file of about 1 kB

@@ -1,7 +1,11 @@
 """Text to token files: the same bytes after any interruption."""
 
+import bz2
+import gzip
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jtrain.data.sources.content import HEAD
+from jtrain.data.text.characters import read_text
 from jtrain.data.text.documents import PIECE, DocumentCursor, read_pieces
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.token_files import TokenFiles
@@ -223,3 +229,103 @@ def test_a_single_document_is_split(tmp_path: Path):
     prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
     train, valid = TokenFiles(tmp_path / "out").split(0.25)
     assert (len(train), len(valid)) == (750, 250)
+
+
+ROWS = [{"id": str(i), "text": f'He said "{word}", é ਅ Ċ'} for i, word in enumerate(WORDS[:6])]
+LINES = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in ROWS)
+CELLS = "".join(
+    '{id}{{0}}"{text}"\n'.format(**{**r, "text": r["text"].replace('"', '""')}) for r in ROWS
+)
+TABLE = lambda mark: f"id{mark}text\n{CELLS.format(mark)}"
+
+
+def read_all(path: Path | str, **options) -> list[str]:
+    return [piece.text for piece in read_pieces([Path(path)], **options)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("name", ["c4.json", "c4", "c4.txt", "c4.jsonl", "c4.csv"])
+def test_json_lines_are_known_by_their_content(tmp_path: Path, name: str, encoding: str):
+    path = tmp_path / name
+    path.write_text(LINES, encoding=encoding)
+    assert read_all(path) == [row["text"] for row in ROWS]
+    assert read_all(path, field="id") == [row["id"] for row in ROWS]
+    assert read_all(path, field="", by="line") == LINES.splitlines()
+    first = next(read_pieces([path]))
+    assert [piece.text for piece in read_pieces([path], start=first.next)] == read_all(path)[1:]
+    path.write_text(json.dumps({"text": "x" * HEAD}) + "\n" + LINES, encoding=encoding)
+    assert read_all(path)[1:] == [row["text"] for row in ROWS]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_text_in_utf_16_is_read_as_in_utf_8(tmp_path: Path, encoding: str):
+    words = text(30_000) + "\nਅ\u0a0a Ċ\n"
+    (tmp_path / "a.txt").write_bytes(("\ufeff" + words).encode(encoding))
+    assert "".join(read_all(tmp_path / "a.txt")) == read_text(tmp_path / "a.txt") == words
+    lines = [line for line in words.replace("\r", "").split("\n") if line.strip()]
+    assert [line.replace("\r", "") for line in read_all(tmp_path / "a.txt", by="line")] == lines
+    (tmp_path / "a.txt").write_bytes(("\ufeff" + words).encode(encoding)[:-1])
+    with pytest.raises(DataError, match=r"UTF-16-.E: byte .* is cut off"):
+        read_all(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.csv", TABLE(",").encode(), "is CSV"),
+        ("a.txt", TABLE("\t").encode("utf-16"), "is CSV"),
+        ("a.tsv", TABLE(";").encode("utf-8-sig"), "is CSV"),
+        ("a", TABLE("|").encode(), "is CSV"),
+        ("a.json", json.dumps(ROWS, indent=1).encode(), "is a JSON array"),
+        ("a.jsonl", json.dumps(ROWS).encode("utf-16"), "is a JSON array"),
+        ("a.jsonl", gzip.compress(LINES.encode()), "is gzip"),
+        ("a", bz2.compress(LINES.encode()), "is bzip2"),
+        ("a.json", LINES.encode("utf-32"), "is UTF-32"),
+        ("a.json", LINES.encode("utf-16-le"), "byte 0x00 at 1"),
+        ("a.txt", LINES.encode("utf-16-be"), "byte 0x00 at 0"),
+    ],
+)
+def test_a_conversion_that_is_named_gives_the_rows(tmp_path, monkeypatch, name, data, says):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(data)
+    for options in ({}, {"by": "line"}):
+        with pytest.raises(DataError, match=says) as caught:
+            read_all(name, **options)
+    typed = re.search(
+        r"((?:python3 -c|g?b?zip2? -dc|iconv -f) .*) > (\S+?)(?:;|$)", str(caught.value)
+    )
+    assert typed is not None
+    command, new = typed[1].replace("python3", sys.executable), typed[2]
+    if shutil.which(command.split()[0]) is None:
+        pytest.skip(f"no {command.split()[0]}")
+    subprocess.run(f"{command} > {new}", shell=True, check=True)
+    assert read_all(new) == [row["text"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Shall I compare thee, love,\nto a summer's day, or night?\nThou art, sweet, more\n",
+        b"import os,sys\nx = {1, 2}\n",
+        b'{"quoted"} is no JSON\n',
+        b"1,2,3\n4,5,6\n7,8,9\n",
+        b"a,b\n",
+    ],
+)
+def test_prose_code_and_numbers_are_text(tmp_path: Path, data: bytes):
+    (tmp_path / "a.txt").write_bytes(data)
+    assert read_all(tmp_path / "a.txt") == [data.decode()] == [read_text(tmp_path / "a.txt")]
+
+
+def test_what_is_nearly_json_lines_is_never_text(tmp_path: Path):
+    for before in ("// exported\n", "\x1e", '{"text": "cut\n'):
+        (tmp_path / "a.txt").write_text(before + LINES)
+        with pytest.raises(DataError, match="should hold a JSON object a line"):
+            read_all(tmp_path / "a.txt")
+
+
+def test_a_field_is_an_error_for_text(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("words, and words\n")
+    assert read_all(tmp_path / "a.txt") == read_all(tmp_path / "a.txt", field="")
+    with pytest.raises(DataError, match=r"field 'body' was requested, and .*a.txt is text.*Leave"):
+        read_all(tmp_path / "a.txt", field="body")

@@ -144,15 +144,62 @@ def test_an_array_may_have_any_name():
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        ("0,1", r"csv:1: 0 \.\.\. 1 may be a row, or the numbers of the columns.*header=False"),
+        ("0,1", r"csv:1: 0, 1 \.\.\. 1 may be a row, or the names of the columns: --header no"),
         ("NA,1", r"csv:1: 'NA' stands beside numbers.*a name for each column"),
         (",1", r"csv:1: '' stands beside numbers"),
+        ("2001,2002", "--header no, or --header yes"),
     ],
 )
 def test_a_first_line_that_may_be_a_header_or_a_row_is_refused(first: str, message: str):
     path = Path("rows.csv")
-    path.write_text(f"{first}\n5,6\n")
+    path.write_text(f"{first}\n5.5,6\n")
     with pytest.raises(DataError, match=message):
         read_rows(path, ONE)
-    path.write_text("x.0,x.1\n" + first.replace("NA", "2") * (first[0] != ",") + "\n5,6\n")
-    assert read_rows(path, ONE)["x"].tolist()[-1] == [5, 6]
+    assert read_rows(path, ONE, header=True)["x"].tolist() == [[5.5, 6]]
+    if first[0] not in "N,":
+        rows = read_rows(path, ONE, header=False)["x"].tolist()
+        assert rows == [[*map(float, first.split(","))], [5.5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_header"),
+    [
+        (range(400, 480, 10), True),
+        ([2001, 2002, 2005, 2010, 2011, 2012, 2020, 2024], True),
+        ([0.9, 0.8, 0.75, 0.5, 0.4, 0.3, 0.2, 0.1], True),
+        ([17, 3, 99, 4, 56, 1, 2, 8], True),
+        (range(8), True),
+        ([0] * 8, False),
+        ([0.5, 3, 0.25, 4, 5, 1, 0.5, 8], False),
+    ],
+)
+def test_a_header_of_numbers_is_decided_and_said(first, is_header: bool, caplog):
+    path, wanted = Path("rows.csv"), {"x": ROW("float32", 8)}
+    rows = np.random.default_rng(0).normal(size=(30, 8)).round(3).tolist()
+    path.write_text("\n".join(",".join(map(str, row)) for row in [[*first], *rows]))
+    found = read_rows(path, wanted)["x"]
+    assert found.tolist() == (rows if is_header else [[*first], *rows])
+    assert ("--header no" in caplog.text) == is_header
+    assert len(read_rows(path, wanted, header=False)["x"]) == 31
+    if len(set(first)) == 8:
+        assert read_rows(path, wanted, header=True)["x"].tolist() == rows
+
+
+def test_numbers_outside_the_range_of_their_columns_are_no_row_without_a_word():
+    rows = np.random.default_rng(0).uniform(size=(9, 2)).round(3).tolist()
+    for first, says in (([700, 400], "--header no"), ([0.5, 0.2], None), ([700, 0.2], None)):
+        text = "\n".join(",".join(map(str, row)) for row in [first, *rows])
+        Path("rows.csv").write_text(text)
+        if says is None:
+            assert read_rows(Path("rows.csv"), ONE)["x"].tolist() == [first, *rows]
+            continue
+        with pytest.raises(DataError, match=says):
+            read_rows(Path("rows.csv"), ONE)
+
+
+def test_a_table_in_utf_16_is_read():
+    Path("rows.csv").write_text("x.0,x.1\n1,2\n", encoding="utf-16")
+    assert read_rows(Path("rows.csv"), ONE)["x"].tolist() == [[1, 2]]
+    Path("rows.csv").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"is Parquet by its first bytes.*python3 -c"):
+        read_rows(Path("rows.csv"), ONE)

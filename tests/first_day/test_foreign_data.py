@@ -6,9 +6,9 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.data import Shuffled
+from jtrain.data.sources.foreign import to_array
 from jtrain.errors import DataError, LossError
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.fit_weights import to_array
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 Y = np.arange(12, dtype=np.int32) % 2
@@ -136,22 +136,163 @@ def test_torch_in_the_loss_is_told(torch):
         )
 
 
-def test_a_table_is_its_columns():
-    class Column:
-        def __init__(self, values):
-            self.values = values
+class Column:
+    """A column of a table; None is null."""
 
-        def to_numpy(self):
-            return self.values
+    def __init__(self, values):
+        self.values = values
+        self.null_count = sum(value is None for value in list(values))
 
-    class DataFrame:
-        columns = ("x", "y")
+    def to_numpy(self):
+        return np.asarray(self.values)
 
-        def __getitem__(self, name):
-            return Column({"x": X, "y": Y}[name])
+    def to_list(self):
+        return list(self.values)
 
-    DataFrame.__module__ = "pandas.core.frame"
-    same(rows(DataFrame(), 4), want())
+
+def make_table(library: str, columns: dict, **methods):
+    """Return a stand-in of a table of another library."""
+    named = {**methods, "columns": list(columns), "__getitem__": lambda _, n: Column(columns[n])}
+    return type("Frame", (), {**named, "__len__": lambda _: 12, "__module__": f"{library}.frame"})()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "modin", "pyarrow"])
+def test_a_table_is_its_columns(library: str):
+    table = make_table(library, {"x": X, "y": Y})
+    same(rows(table, 4), want())
+    if library == "polars":
+        same(rows(make_table("polars", {}, collect=lambda _: table), 4), want())
+
+
+def test_tables_that_are_no_arrays_are_told_what_to_write():
+    for table, says in (
+        (make_table("polars", {"x": [1, 2, None]}), r"'x' has no value in row 2.*drop_nulls\(\)"),
+        (make_table("pandas", {1: X, "1": Y}), r"named '1', and.*data\.columns = \[f'c\{i\}'"),
+        ({1: X, "1": Y}, r"named '1', and"),
+        (make_table("dask", {"x": X}, compute=lambda _: 0), r"memory: data\.compute\(\)"),
+        (make_table("pyspark", {"x": X}, toPandas=lambda _: 0), r"data\.toPandas\(\)"),
+    ):
+        with pytest.raises(DataError, match=says):
+            fit_data.build_train_batches(table, 4, seed=0)
+
+
+@pytest.mark.slow
+def test_tables_of_the_libraries_are_read():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    arrow = pytest.importorskip("pyarrow")
+    columns = {"x": [0.5, 1.5], "y": [1, 2]}
+    frame = pandas.DataFrame(columns)
+    for data in (
+        frame,
+        polars.DataFrame(columns),
+        polars.LazyFrame(columns),
+        arrow.table(columns),
+        {"x": arrow.table(columns)["x"], "y": frame["y"]},
+        frame.to_records(index=False),
+    ):
+        batch = fit_data.build_batches(data, 2)[0]
+        assert {name: batch[name].tolist() for name in columns} == columns
+    data = pandas.DataFrame(np.ones((2, 3)), columns=[1, "1", "y"])
+    with pytest.raises(DataError, match=r"data\.columns = ") as caught:
+        fit_data.build_batches(data, 2)
+    exec(str(caught.value).partition("own: ")[2])
+    assert set(fit_data.build_batches(data, 2)[0]) == {"c0", "c1", "c2", "row", "mask"}
+    dummies = pandas.get_dummies(pandas.DataFrame({"c": ["a", "b"], "z": [1.0, 2.0]}))
+    with pytest.raises(DataError, match=r"are numbers: give x\.astype\('float32'\)"):
+        fit_data.build_batches((dummies, [0, 1]), 2)
+    assert fit_data.build_batches((dummies.astype("float32"), [0, 1]), 2)[0]["x"].shape == (2, 3)
+
+
+class OwnBatches:
+    """Batches of a user's own."""
+
+    size, ragged = 12, False
+
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, step: int) -> dict:
+        places = {"row": np.arange(12, dtype=np.int32), "mask": np.ones(12, bool)}
+        return self.source[np.arange(12)] | places
+
+    def shard(self, index: int, count: int) -> "OwnBatches":
+        return self
+
+
+class OwnRows:
+    """A source of a user's own."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, indices) -> dict:
+        return {"x": self.x[indices], "y": Y[indices]}
+
+
+def loss(params, batch, rng):
+    return jt.Mean.of((batch["x"] @ params["w"] - batch["y"]) ** 2, batch["mask"])
+
+
+MAKERS = [lambda x: (x, Y), OwnRows, lambda x: OwnBatches(OwnRows(x))]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_big_endian_arrays_give_what_others_give(make):
+    params = {"w": np.ones(3, ">f4")}
+    apply = lambda params, batch: batch["x"] @ params["w"]
+    found = jt.predict(apply, params, make(X.astype(">f4")), parallel="single")
+    assert_close(found, X.sum(1), 1e-6)
+    numbers = jt.evaluate(loss, params, make(X.astype(">f8")), parallel="single")
+    assert_close(numbers["loss"], ((X.sum(1) - Y) ** 2).mean(), 1e-6)
+
+
+def test_a_parameter_of_long_double_is_refused_by_name():
+    apply = lambda params, batch: batch["x"] @ params["w"]
+    with pytest.raises(DataError, match=r"`w` holds .*w\.astype\('float64'\)"):
+        jt.predict(apply, {"w": np.ones(3, np.longdouble)}, X, parallel="single")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("make", MAKERS)
+def test_big_endian_arrays_are_trained_on(make):
+    how = {"steps": 2, "batch": 12, "quiet": True, "parallel": "single"}
+    fit = lambda order: jt.fit(
+        loss, {"w": np.ones(3, f"{order}f4")}, make(X.astype(f"{order}f4")), **how
+    )
+    np.testing.assert_array_equal(fit(">").params["w"], fit("<").params["w"])
+
+
+@pytest.mark.parametrize(
+    ("array", "advice"),
+    [
+        (X.astype(object), "x.astype('float32')"),
+        (X.astype(str), "x.astype('float32')"),
+        (X.astype(np.longdouble), "x.astype('float64')"),
+        (np.array([("a", 1)] * 12, [("name", "U1"), ("x", "f4")])[["x"]], "x['x']"),
+        (np.arange(12).astype("M8[D]"), "(x - x.min()) / np.timedelta64(1, 'D')"),
+        (np.arange(12).astype("m8[h]"), "x / np.timedelta64(1, 'D')"),
+        (np.array([*X, None], object)[:-1], "np.stack(x)"),
+        (np.array(["a", "b"] * 6), "np.unique(x, return_inverse=True)[1]"),
+    ],
+)
+def test_a_dtype_that_jax_has_not_is_refused_by_name(array, advice: str):
+    for data in ({"x": array, "y": Y}, OwnRows(array), OwnBatches(OwnRows(array))):
+        with pytest.raises(DataError, match=r"`x` holds .* which no device can hold") as caught:
+            jt.evaluate(loss, {"w": np.ones(3)}, data, parallel="single")
+        assert advice in str(caught.value)
+    found = fit_data.build_batches({"x": eval(advice, {"np": np, "x": array})}, 12)[0]["x"]
+    assert found.dtype.kind in "fi"
+
+
+def test_a_row_without_a_value_is_named():
+    with pytest.raises(DataError, match=r"`x` holds object .*Row 7 has no value.*frame\.dropna"):
+        fit_data.build_batches({"x": np.array([1.0] * 7 + [None, 2.0])}, 2)
 
 
 def test_models_of_other_libraries_are_told_how():

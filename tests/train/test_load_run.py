@@ -324,3 +324,14 @@ def test_the_verb_reports_errors(words: tuple[str, str], says: str, capfd):
     assert says in told
     assert "Traceback" not in told
     assert os.path.exists("rows.npz")
+
+
+def test_the_verb_is_told_whether_years_are_a_header(capfd):
+    lines = [range(2001, 2001 + ROWS.shape[1]), *ROWS.tolist()]
+    Path("rows.csv").write_text("\n".join(",".join(map(str, line)) for line in lines))
+    typed = ["predict", "quick", "--data", "rows.csv", "--out", "y.npz", "--json"]
+    assert main(typed) == 2
+    assert "--header no, or --header yes" in capfd.readouterr().err
+    for word, rows in (("yes", 50), ("no", 51)):
+        assert main([*typed, "--header", word]) == 0
+        assert json.loads(capfd.readouterr().out)["rows"] == rows

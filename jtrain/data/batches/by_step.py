@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches.shuffle import permute
+from jtrain.data.sources.foreign import to_native
 from jtrain.data.sources.source import Source
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -226,7 +227,8 @@ def add_places(
     """Return the rows of a source with the `row` and `mask` of their batch.
 
     Raises:
-        DataError: if the rows have arrays of these names, such as the masks of a segmentation.
+        DataError: if the rows have arrays of these names, such as the masks of a segmentation, or
+            of a dtype that JAX has not.
     """
     if taken := rows.keys() & places.keys():
         name = min(taken)
@@ -234,7 +236,7 @@ def add_places(
             f"The data has an array called {name!r}, a name that jtrain adds to every batch. Give "
             f"it another name where the rows are made, such as {name}s."
         )
-    return {**rows, **places}
+    return {name: to_native(name, array) for name, array in rows.items()} | {**places}
 
 
 def read_rows(source: Source, indices: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches.fingerprint import fingerprint_arrays
+from jtrain.data.sources.foreign import to_native
 from jtrain.errors import DataError
 
 RESERVED = {"row", "mask"}  # every batch has these; see jtrain/data/batches/by_step.py
@@ -73,10 +74,6 @@ def _check_array(name: str, array: np.ndarray) -> None:
             f"`{name}` is the single value {array}, and a data set needs rows. "
             f"Give an array whose first dim counts them: {name}=np.full(rows, {array})."
         )
-    if array.dtype.kind not in "biufcV":  # V: bfloat16 and float8 of ml_dtypes
-        raise DataError(
-            f"`{name}` holds {array.dtype} values, which no device can hold. "
-            f"Give numbers: np.unique({name}, return_inverse=True)[1] numbers classes."
-        )
+    to_native(name, array[:0] if array.dtype.kind in "biufc" else array)
     if len(array) == 0:
         raise DataError(f"`{name}` has no rows. Give at least one; its shape is {array.shape}.")

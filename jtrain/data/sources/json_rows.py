@@ -1,11 +1,12 @@
 """Rows of JSON lines and Parquet files one after the other, each with where it stands."""
 
-import codecs
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jtrain.data.sources.content import HEAD, decode, format_error, read_content, read_line
 from jtrain.data.sources.files import find_files
 from jtrain.data.sources.parquet import ParquetRows
 from jtrain.errors import DataError
@@ -27,11 +28,13 @@ def read_rows(
         DataError: if a file is missing, or a line is not UTF-8 or not JSON.
     """
     for file in find_files(paths):
-        if file.suffix == ".parquet":
+        with open_regular(file) as stream:
+            head = stream.read(HEAD)
+        if file.suffix == ".parquet" or head.startswith(b"PAR1"):
             rows = ParquetRows([file], columns=list(columns))
             yield from ((f"{file}:{i + 1}", _without_nulls(rows[i])) for i in range(len(rows)))
         else:
-            yield from _lines(file, noun, form)
+            yield from _lines(file, head, noun, form)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -43,24 +46,24 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _lines(file: Path, noun: str, form: str) -> Iterator[tuple[str, Any]]:
-    with open_regular(file) as lines:
-        for number, line in enumerate(lines, 1):
-            # Files that were joined have a byte order mark in the middle, too.
-            if (line := line.removeprefix(codecs.BOM_UTF8)).strip():
+def _lines(file: Path, head: bytes, noun: str, form: str) -> Iterator[tuple[str, Any]]:
+    encoding, found = read_content(file, head)
+    if found in {"CSV", "a JSON array"}:
+        raise format_error(file, head, noun)
+    with open_regular(file) as stream:
+        for number in itertools.count(1):
+            first = stream.tell()
+            if not (line := read_line(stream, encoding)):
+                return
+            text = decode(line, file, encoding, first=first, line=number)[0].strip("\ufeff \t\r\n")
+            if text:
                 where = f"{file}:{number}"
-                yield where, _parsed(where, line, noun, form)
+                yield where, _parsed(where, text, noun, form)
 
 
-def _parsed(where: str, line: bytes, noun: str, form: str) -> Any:
+def _parsed(where: str, line: str, noun: str, form: str) -> Any:
     try:
-        return json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where} is no text in UTF-8: byte {error.start + 1} of the line is "
-            f"0x{line[error.start]:02x}. Convert the file: iconv -f LATIN1 -t UTF-8 FILE > NEW, if "
-            f"it is Latin-1."
-        ) from None
+        return json.loads(line)
     except RecursionError:
         raise DataError(
             f"{where} has JSON that is nested too deeply. A {noun} is {form}: remove the line, or "

@@ -10,6 +10,7 @@ import numpy as np
 
 from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.sources.files import find_files
+from jtrain.data.sources.foreign import check_names
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 from jtrain.io.regular_files import check_regular
@@ -236,12 +237,16 @@ def _columns(paths: list[Path], files: list[Any], requested: Sequence[str]) -> l
                 f"Give the files of one set."
             )
     names = files[0].schema_arrow.names
+    chosen = list(requested) or names
+    once = [name for name in names if names.count(name) == 1]
+    advice = f"table.rename_columns([...]), in {paths[0]}; or leave them out: columns={once[:8]}"
+    check_names([name for name in names if name in chosen], advice)
     if unknown := [name for name in requested if name not in names]:
         raise DataError(
             f"Column {unknown[0]!r} was requested, and {paths[0]} has {', '.join(names)}. "
             f"Set columns={names[:2]}."
         )
-    return list(requested) or names
+    return chosen
 
 
 def _describe_schema(schema: Any) -> str:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import math
 import zipfile
 from collections import Counter
@@ -12,25 +13,32 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.data.sources.content import HEAD, read_content
 from jtrain.data.sources.row_shapes import describe
 from jtrain.errors import DataError
 from jtrain.io.regular_files import open_regular
 
+CLEAR = 8  # columns of numbers that are a header beyond doubt, rows that show a range
+_log = logging.getLogger(__name__)
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 MOST_UNPACKED = 1 << 33  # bytes of a packed .npz in memory
 
 
-def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read_rows(
+    path: Path, wanted: Mapping[str, Any], *, header: bool | None = None
+) -> dict[str, np.ndarray]:
     """Return the arrays of a file by name, n ... each.
 
     A .npz file has arrays by name, a .npy file the only wanted array. A line of .jsonl is an object
     with a list or a number for each name; for a single wanted array it may be that list or number
     itself. A .csv file has a column NAME, or columns NAME.0, NAME.1 and so on for rows that are
     arrays; for a single wanted array it may have as many columns of any name as the row has
-    numbers, and needs no header.
+    numbers, and needs no header. A first line of numbers that differs from the others, such as
+    years, is a header; this is logged.
 
     Args:
         wanted: the shape and the dtype of a row of each array.
+        header: whether the first line of a .csv file is a header; None: decided by its content.
 
     Raises:
         DataError: if the file does not exist, is of another kind, or holds no such rows.
@@ -45,8 +53,13 @@ def read_rows(path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
             return _npz(path)
         if path.suffix == ".npy":
             return {_only_name(path, wanted): _npy(path)}
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            return _csv(path, file, wanted) if path.suffix == ".csv" else _jsonl(path, file, wanted)
+        with open_regular(path) as stream:
+            encoding = read_content(path, stream.read(HEAD)).encoding
+        encoding = "utf-8-sig" if encoding == "utf-8" else "utf-16"
+        with io.TextIOWrapper(open_regular(path), encoding=encoding, newline="") as file:
+            if path.suffix == ".csv":
+                return _csv(path, file, wanted, header)
+            return _jsonl(path, file, wanted)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}): give the path of a file."
@@ -151,7 +164,9 @@ def _example(wanted: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f'"{name}": {value}' for name, value in values.items()) + "}"
 
 
-def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _csv(
+    path: Path, file: Iterable[str], wanted: Mapping[str, Any], named: bool | None
+) -> dict[str, np.ndarray]:
     try:
         lines = [(n, line) for n, line in enumerate(csv.reader(file), 1) if line]
     except csv.Error as error:
@@ -159,12 +174,12 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
     if not lines:
         return _stack(path, {name: [] for name in wanted})
     header = [cell.strip() for cell in lines[0][1]]
-    named = any(_number(cell) is None for cell in header)
+    if named is None:
+        columns = (c for name, row in wanted.items() for c in _columns(name, row.shape))
+        named = set(columns) <= set(header) or _is_header(path, [line for _, line in lines[:100]])
     if named and (twice := [name for name, n in Counter(header).items() if name and n > 1]):
         raise DataError(f"{path}:1: two columns are named {twice[0]}: give each a name of its own.")
     places = _places(path, header if named else None, len(header), wanted)
-    if not all(c in header for name, row in wanted.items() for c in _columns(name, row.shape)):
-        _check_first_line(path, header)
     rows: dict[str, list[Any]] = {name: [] for name in wanted}
     for number, line in lines[1:] if named else lines:
         if len(line) != len(header):
@@ -178,20 +193,44 @@ def _csv(path: Path, file: Iterable[str], wanted: Mapping[str, Any]) -> dict[str
     return _stack(path, rows)
 
 
-def _check_first_line(path: Path, cells: Sequence[str]) -> None:
-    """Raise DataError unless a line of columns without the wanted names is a header or a row."""
-    numbers = [_number(cell) for cell in cells]
-    texts = [cell for cell, number in zip(cells, numbers, strict=True) if number is None]
+def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first line, without the wanted names, is a header and not a row.
+
+    Raises:
+        DataError: if it may be either.
+    """
+    cells = [cell.strip() for cell in lines[0]]
+    texts = [cell for cell in cells if _number(cell) is None]
     if 0 < len(texts) < len(cells):
         raise DataError(
             f"{path}:1: {texts[0]!r} stands beside numbers, so the line is neither a header nor a "
-            f"row: write a number there, or a name for each column."
+            f"row: write a number there, or a name for each column; if it is a header: --header yes"
         )
-    if len(cells) > 1 and numbers == [*range(len(cells))]:
+    if texts or len(set(cells)) < max(len(cells), 2) or len(lines) == 1:
+        return bool(texts)
+    shares = np.mean([_traits(line) for line in lines[1:]], 0)
+    columns = zip(*([_number(cell) or 0 for cell in line] for line in lines), strict=False)
+    outside = (not min(others) <= first <= max(others) for first, *others in columns)
+    differs = [trait and share < 0.5 for trait, share in zip(_traits(cells), shares, strict=True)]
+    if not (any(differs) or (len(lines) > CLEAR and all(outside))):
+        return False
+    found = f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]}"
+    if len(cells) < CLEAR:
         raise DataError(
-            f"{path}:1: 0 ... {len(cells) - 1} may be a row, or the numbers of the columns, as "
-            f"pandas writes them: name the columns, or leave the line out (to_csv(header=False))."
+            f"{found} may be a row, or the names of the columns: --header no, or --header yes"
         )
+    _log.warning("%s are the names of the columns; if they are a row: --header no", found)
+    return True
+
+
+def _traits(line: Sequence[str]) -> tuple[bool, ...]:
+    """Return whether numbers count from 0, rise or fall, do so evenly, are whole."""
+    numbers = [_number(cell) or 0 for cell in line]
+    steps = np.diff(numbers)
+    rising = len(line) > 2 and bool((steps > 0).all() or (steps < 0).all())
+    even = rising and np.allclose(steps, steps[0])
+    counts = numbers == [*range(len(line))] and len(line) > 1
+    return counts, rising and len(line) > 3, even, all(isinstance(x, int) for x in numbers)
 
 
 def _places(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.sources.foreign import to_array
 from jtrain.errors import DataError
 
 
@@ -56,13 +57,13 @@ def named_arrays(batch: Any) -> dict[str, np.ndarray]:
         DataError: if the batch is no mapping, pair or tensor.
     """
     if isinstance(batch, Mapping):
-        return {str(name): np.asarray(array) for name, array in batch.items()}
+        return {str(name): np.asarray(to_array(array)) for name, array in batch.items()}
     if isinstance(batch, list | tuple) and len(batch) == 2:
-        return {"x": np.asarray(batch[0]), "y": np.asarray(batch[1])}
+        return {"x": np.asarray(to_array(batch[0])), "y": np.asarray(to_array(batch[1]))}
     if isinstance(batch, list | tuple) and len(batch) == 1:
-        return {"x": np.asarray(batch[0])}
+        return {"x": np.asarray(to_array(batch[0]))}
     if hasattr(batch, "shape"):
-        return {"x": np.asarray(batch)}
+        return {"x": np.asarray(to_array(batch))}
     found = f"{len(batch)} items" if isinstance(batch, list | tuple) else type(batch).__name__
     raise DataError(
         f"an item of a torch data set is (x, y), one tensor, or a dict of tensors by name, and "

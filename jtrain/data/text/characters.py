@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.data.sources.content import HEAD, decode, format_error, read_content
 from jtrain.data.sources.files import find_files
 from jtrain.errors import DataError
 from jtrain.io.regular_files import TooLargeError, read_bytes
@@ -19,13 +20,13 @@ def read_text(paths: str | Path | Sequence[str | Path]) -> str:
     Raises:
         DataError: a file that does not exist or is not UTF-8, or a text without a character.
     """
-    text = "".join(_read_utf8(path) for path in find_files(paths))
+    text = "".join(_read(path) for path in find_files(paths))
     if not text:
         raise DataError(f"{paths} holds no character. Give a file with text in it.")
     return text
 
 
-def _read_utf8(path: Path) -> str:
+def _read(path: Path) -> str:
     try:
         data = read_bytes(path, most=MOST)
     except TooLargeError:
@@ -33,14 +34,10 @@ def _read_utf8(path: Path) -> str:
             f"{path} has more than {MOST >> 30} GiB, and a text of characters is held in memory. "
             f"Write it as tokens, which are read as they are needed: jtrain data prepare {path}"
         ) from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}:{line} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start}. "
-            f"Convert it: iconv -f latin1 -t utf-8 {path} > {path.with_suffix('.utf8.txt')}"
-        ) from error
+    encoding, found = read_content(path, data[:HEAD])
+    if found != "text":
+        raise format_error(path, data[:HEAD])
+    return decode(data, path, encoding, line=1)[0].removeprefix("\ufeff")
 
 
 class Vocabulary:

@@ -1,18 +1,17 @@
 """Documents of text files, read piece by piece; of JSONL a line at a time is held in memory."""
 
-import codecs
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
+from jtrain.data.sources.content import HEAD, decode, format_error, read_content, read_line
 from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE
 from jtrain.errors import DataError
 from jtrain.io.regular_files import open_regular, parse_json
 
 By: TypeAlias = Literal["file", "line"]
 PIECE = 1 << 16  # bytes
-LINES = {".jsonl", ".ndjson"}  # a line of these is always a document
-PACKED = {".gz": "gunzip -k", ".xz": "unxz -k", ".bz2": "bunzip2 -k", ".zst": "unzstd"}
+LINES = {".jsonl", ".ndjson"}  # a file of such a name is JSON lines, even if its first is damaged
 
 
 class DocumentCursor(NamedTuple):
@@ -43,34 +42,63 @@ def read_pieces(
     words too: the pieces then have the tokens of the complete file.
 
     Args:
-        files: UTF-8 text; each line of a JSON lines file (.jsonl) has a `field`.
+        files: text in UTF-8 or UTF-16, or JSON lines, each with a `field`.
         by: the unit of a document: a file, or a line that is not blank.
-        field: the field of a JSON line that has the text.
+        field: the field of a JSON line that has the text; empty: JSON is text like any other. Any
+            but `text` is an error for a file without fields.
         start: the position to resume from.
 
     Raises:
-        DataError: a file that is not text, by file and byte.
+        DataError: a file that is not text, by file and byte; JSON or CSV that is not JSON lines.
     """
     for number in range(start.file, len(files)):
         path = files[number]
-        _check_unpacked(path)
-        lines = path.suffix in LINES
         with open_regular(path) as stream:
+            head = stream.read(HEAD)
+            named = has_field(path, head, field)
+            encoding = read_content(path, head).encoding
             stream.seek(start.offset if number == start.file else 0)
-            parts = _lines(stream, path, field if lines else "") if lines or by == "line" else None
-            for text, ends in parts if parts is not None else _windows(stream, path):
+            if named or by == "line":
+                parts = _lines(stream, path, encoding, field if named else "")
+            else:
+                parts = _windows(stream, path, encoding)
+            for text, ends in parts:
                 yield TextPiece(text, ends, DocumentCursor(number, stream.tell()))
 
 
-def _windows(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bool]]:
+def has_field(path: Path, head: bytes, field: str, *, needed: bool = False) -> bool:
+    """Return whether a file is JSON lines, whose `field` is the text, by its first bytes.
+
+    Args:
+        needed: whether `text` is no guess either.
+
+    Raises:
+        DataError: if the file is packed, binary, CSV or other JSON; or text, for a field.
+    """
+    found = read_content(path, head).format
+    if not field or not head:
+        return False
+    if found == "JSON lines" or (path.suffix in LINES and found in ("text", "a JSON object")):
+        return True
+    if found != "text":
+        raise format_error(path, head)
+    if needed or field != "text":
+        raise DataError(
+            f"The field {field!r} was requested, and {path} is text, not JSON lines. Leave the "
+            f"field out: jtrain data prepare {path} --out DIR"
+        )
+    return False
+
+
+def _windows(stream: BinaryIO, path: Path, encoding: str) -> Iterator[tuple[str, bool]]:
     while True:
         first = stream.tell()
         data = stream.read(PIECE)
         ends = len(data) < PIECE
-        text, used = _decode(data, path, first, final=ends)
+        text, used = decode(data, path, encoding, first=first, line=not first, final=ends)
         if not ends:
             cut = _cut(text)
-            used = len(text[:cut].encode()) if cut < len(text) else used
+            used = len(text[:cut].encode(encoding)) if cut < len(text) else used
             text = text[:cut]
             stream.seek(first + used)
         yield text if first else text.removeprefix("\ufeff"), ends
@@ -86,13 +114,13 @@ def _cut(text: str) -> int:
     return len(text)
 
 
-def _lines(stream: BinaryIO, path: Path, field: str) -> Iterator[tuple[str, bool]]:
+def _lines(stream: BinaryIO, path: Path, encoding: str, field: str) -> Iterator[tuple[str, bool]]:
     while True:
         first = stream.tell()
-        data = stream.readline()
+        data = read_line(stream, encoding)
         if not data:
             return
-        text = _decode(data, path, first, final=True)[0].rstrip("\r\n")
+        text = decode(data, path, encoding, first=first, line=not first)[0].rstrip("\r\n")
         text = text if first else text.removeprefix("\ufeff")
         if text.strip():
             yield (_field(text, path, first, field) if field else text), True
@@ -105,7 +133,7 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
     except ValueError as error:
         raise DataError(
             f"{path} should hold a JSON object a line; the line at byte {first} is none ({error}). "
-            f"Leave it out, or name the file .txt and prepare it with --by line."
+            f"Leave it out, or learn the lines as they are: --by line --field ''"
         ) from error
     if isinstance(row, dict) and isinstance(found := row.get(field), str):
         if SURROGATE.search(found):
@@ -122,22 +150,3 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
         f"{path}: the line at byte {first} has no text under {field!r}. "
         + (f"Set --field {texts[0]}." if texts else "Leave the line out: it has no text at all.")
     )
-
-
-def _decode(data: bytes, path: Path, first: int, *, final: bool) -> tuple[str, int]:
-    """Decode these bytes; return the text and the number of bytes that it takes."""
-    try:
-        return codecs.utf_8_decode(data, "strict", final)
-    except UnicodeDecodeError as error:
-        place = first + error.start
-        raise DataError(
-            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at {place}. "
-            f"Convert it: iconv -f latin1 -t utf-8 {path} > {path.with_suffix('.utf8.txt')}"
-        ) from error
-
-
-def _check_unpacked(path: Path) -> None:
-    if unpack := PACKED.get(path.suffix):
-        raise DataError(
-            f"{path} should be text and is packed ({path.suffix}). Unpack it: {unpack} {path}"
-        )

@@ -61,7 +61,7 @@ class TextLines:
     context: int = Field(default=64, gt=0)
     """Context length in tokens; longer lines are cut off."""
     field: str = "text"
-    """The field of a JSON line that has the text."""
+    """The field of a JSON line that has the text; empty: learn JSON as it is."""
     buffer: int = Field(default=1000, ge=1)
     """Lines in the shuffle buffer, from which the next line is drawn; 1: in order."""
     interleave: int = Field(default=1, ge=1)

@@ -211,6 +211,8 @@ class PlacedBatchCache:
         missing = {name: array for name, array in batch.items() if name not in hits}
         for name, array in missing.items():
             _check_whole_numbers(name, array)
+            if isinstance(array, np.ndarray) and not array.dtype.isnative:  # of a user's batches
+                missing[name] = array.astype(array.dtype.newbyteorder("="))
         fresh = self._put(missing) if missing else {}
         for name, placed in fresh.items():
             array = batch[name]

@@ -15,6 +15,7 @@ from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
+from jtrain.data.sources.foreign import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.first_batch.domains import OutsideValue, find_outside, outside_error
@@ -67,7 +68,9 @@ class FirstBatch:
     ):
         self._terms, self.draws, self._what, self._origin = terms, draws, what, origin
         self._rows = rows
-        self._batch = {name: np.asarray(array) for name, array in with_rows(batch).items()}
+        self._batch = {
+            name: to_native(name, np.asarray(array)) for name, array in with_rows(batch).items()
+        }
         key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
 
         def trace(rows: int, terms: Any) -> Any:

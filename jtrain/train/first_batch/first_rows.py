@@ -7,6 +7,7 @@ import numpy as np
 
 from jtrain.core.batches import Batches
 from jtrain.core.types import Batch
+from jtrain.data.sources.foreign import to_native
 from jtrain.train.experiment_shapes import batch_shapes
 
 
@@ -24,7 +25,7 @@ class FirstRows:
     @functools.cached_property
     def own(self) -> Batch:
         """Rows of this process."""
-        return self._batches[0]
+        return {n: to_native(n, array) for n, array in self._batches[0].items()}
 
     @property
     def repeated(self) -> Batch:
