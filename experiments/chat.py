@@ -95,6 +95,7 @@ class Config(jt.RunConfig):
                 targets,
                 answers,
                 soft_cap=network.logit_cap,
+                logits=self.precision.logits,
                 placement=place,
             )
 

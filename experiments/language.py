@@ -31,6 +31,8 @@ class Config(jt.RunConfig):
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2", vocab=0)
     """The network; with vocab=0 it has the tokens of the data."""
+    logits_chunk: int = Field(default=128, gt=0)
+    """Positions of a row whose logits exist at once: more are faster on a GPU, and take memory."""
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
@@ -49,7 +51,13 @@ class Config(jt.RunConfig):
             keys, segments = jt.row_keys(rng, batch), segments_of(batch)
             (hidden, routed), _ = model.routed(params, {}, inputs, segments, rng=keys)
             known = hidden, model.head(params), targets, real
-            value, metrics = chunked_next_token(*known, soft_cap=network.logit_cap, placement=place)
+            value, metrics = chunked_next_token(
+                *known,
+                chunk=self.logits_chunk,
+                soft_cap=network.logit_cap,
+                logits=self.precision.logits,
+                placement=place,
+            )
             if routed is None or isinstance(how, NoExperts):
                 return value, metrics
             terms, more = with_router(

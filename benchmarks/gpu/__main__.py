@@ -24,6 +24,8 @@ from report import environment, markdown
 
 HERE = Path(__file__).parent
 PARTS = {
+    "gpt2-cures": "GPT-2: the guard by a select, logits in bfloat16, all logits at once",
+    "llama-cures": "the Llama: the same",
     "gpt2-cudnn": "GPT-2, 124 million parameters, attention by cuDNN",
     "gpt2-xla": "the same, attention by XLA",
     "gpt2-fp8": "the same, attention by cuDNN, linear layers in fp8",

@@ -1,15 +1,19 @@
-"""Language models: a step of ours beside PyTorch's, and memory beside the plan."""
+"""Language models: a step of ours beside PyTorch's and its own variants, and memory of the plan."""
 
+import contextlib
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
-from sizes import LANGUAGE
+from pairs import ratio, take_turns
+from sizes import LANGUAGE, TURNS
 from turns import TorchPeer, clocked, compare
 
 from jtrain.config.resolve import resolve
@@ -21,12 +25,22 @@ CONFIG = str(Path(__file__).parent.parent.parent / "configs" / "gpt2.yaml")
 BATCHES = 8  # made before the clock starts, for both
 
 
-def words(kind: str, variant: str, sizes: str) -> list[str]:
-    """Return the values of a variant: cudnn, xla or fp8 (with cuDNN's attention)."""
+def words(kind: str, variant: str, sizes: str, chunk: int = 0, narrow: bool = True) -> list[str]:
+    """Return the values of a variant: cudnn, xla or fp8 (with cuDNN's attention).
+
+    Args:
+        chunk: positions of a row whose logits exist at once; 0: all.
+        narrow: whether logits are bfloat16, as PyTorch's are under autocast.
+    """
     attention = "xla" if variant == "xla" or sizes == "rehearsal" else "cudnn"
     precision = "fp8" if variant == "fp8" else "bf16"
+    size = LANGUAGE[sizes][kind]
     given = f"model.attention={attention}", f"precision.kind={precision}", "steps=100000"
-    return LANGUAGE[sizes][kind].words(*given)
+    logits = f"logits_chunk={chunk or size.context}", f"precision.logits={_LOGITS[narrow]}"
+    return size.words(*given, *logits)
+
+
+_LOGITS = {False: "float32", True: "bfloat16"}
 
 
 def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
@@ -51,6 +65,45 @@ def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
     if sizes == "rehearsal":
         found["notes"].append("rehearsed with XLA's attention: cuDNN's needs a GPU")
     return found
+
+
+CURES = {
+    "as it was: the guard by a branch, float32 logits, 128 positions at a time": (True, 128, False),
+    "the guard by a select": (False, 128, False),
+    "and logits in bfloat16": (False, 128, True),
+    "and all positions at once": (False, 1 << 20, True),
+}
+"""Whether the guard is a branch, positions of a row whose logits exist at once, bfloat16 logits."""
+
+
+def cures(kind: str, sizes: str) -> dict[str, Any]:
+    """Return the time of a step with each cure, over the step without any."""
+    size, runs = LANGUAGE[sizes][kind], {}
+    turns, steps = TURNS[sizes]
+    for name, (branch, chunk, narrow) in CURES.items():
+        chunk = min(chunk, size.context)
+        with _guard_by_a_branch() if branch else contextlib.nullcontext():
+            setup = set_up(resolve(CONFIG, words(kind, "cudnn", sizes, chunk, narrow)).config)
+            turn = clocked(trainer(setup))
+            turn(1)
+        runs[name] = lambda turn=turn: turn(steps)
+    times = take_turns(runs, turns, warmup=1 if sizes == "rehearsal" else 2)
+    first, rows = next(iter(times.values())), []
+    for name, seconds in times.items():
+        tokens = size.rows * size.context / statistics.median(seconds)
+        rows.append({"what": name, "value": tokens, "unit": "tokens/s"})
+        rows.append({"what": "its time over the first's", "value": str(ratio(seconds, first))})
+    return {"rows": [{"unit": "", **row} for row in rows], "notes": []}
+
+
+def _guard_by_a_branch() -> contextlib.AbstractContextManager[Any]:
+    """Compile the guard of the update for this device as for a CPU."""
+    chosen = jax.lax.platform_dependent
+
+    def choose(*args: Any, **branches: Any) -> Any:
+        return branches["cpu"]() if "cpu" in branches else chosen(*args, **branches)
+
+    return mock.patch.object(jax.lax, "platform_dependent", choose)
 
 
 def trainer(setup: TrainSetup) -> Any:

@@ -18,6 +18,10 @@ def main() -> None:
 def measure(name: str, sizes: str, torch: str) -> dict[str, Any]:
     """Return the rows and notes of a part."""
     kind, _, variant = name.partition("-")
+    if variant == "cures":
+        from language import cures
+
+        return cures(kind, sizes)
     if kind in {"gpt2", "llama"}:
         from language import language
 

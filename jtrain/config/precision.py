@@ -15,6 +15,7 @@ class F32:
 
     kind: Literal["f32"] = "f32"
     compute = None
+    logits = "float32"
 
     def scale(self) -> Unscaled:
         """Return no scale."""
@@ -30,6 +31,9 @@ class BF16:
     """
 
     kind: Literal["bf16"] = "bf16"
+    logits: Literal["float32", "bfloat16"] = "float32"
+    """Type in which a language model's logits are stored before the loss; bfloat16 is faster on
+    GPUs, and what PyTorch's autocast does."""
     compute = jnp.bfloat16
 
     def scale(self) -> Unscaled:
@@ -54,6 +58,7 @@ class F16:
     minimum: float = Field(default=1.0, gt=0)
     """The factor is not halved below this; an overflow there ends the run."""
     compute = jnp.float16
+    logits = "float32"
 
     def scale(self) -> LossScale:
         """Return the loss scale before the first step."""
@@ -78,6 +83,8 @@ class FP8:
     """rows: a scale for each row of the activations, so that one row changes no other, and the
     gradients of the weights in bfloat16; tensor: one scale for each array, and all three products
     in fp8, which couples the rows of a batch."""
+    logits: Literal["float32", "bfloat16"] = "float32"
+    """As in `bf16`."""
     compute = jnp.bfloat16
 
     def scale(self) -> Unscaled:

@@ -1,7 +1,7 @@
 """Cross entropy of the next token from hidden states, without holding all logits at once."""
 
 import functools
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,14 @@ def chunked_next_token(
     chunk: int = 128,
     soft_cap: float | None = None,
     z_loss: float = 0.0,
+    logits: Literal["float32", "bfloat16"] = "float32",
     placement: Placement = Unplaced(),
 ) -> tuple[Mean, Metrics]:
     """Return `next_token(hidden @ head.T, targets, real)`, computed `chunk` by `chunk`.
 
-    Logits exist for `chunk` positions of each row at a time. Logits and sums are float32 whatever
-    the inputs' type. The forward pass computes the gradient along with the logits, so that nothing
-    is computed twice; the backward pass scales the gradient.
+    Logits exist for `chunk` positions of each row at a time. Sums are float32 whatever the inputs'
+    type, and so are the logits that they are computed from. The forward pass computes the gradient
+    along with the logits, so that nothing is computed twice; the backward pass scales the gradient.
 
     Over devices: the head is gathered once and its gradient reduced once, as each shard of the rows
     adds up its own gradient first. A split vocabulary stays split: the devices exchange the maximum
@@ -49,6 +50,9 @@ def chunked_next_token(
         soft_cap: logits become `soft_cap * tanh(logits / soft_cap)`.
         z_loss: this times the square of the log of the softmax's denominator is added to the value;
             the metrics then have both parts, `cross_entropy` and `z_loss`.
+        logits: the type in which the product of hidden states and head is stored. bfloat16 halves
+            the memory and the bytes that are read, and rounds each logit to 8 bits
+            (docs/precision.md); PyTorch's autocast does so.
         placement: of the rows and the vocabulary.
 
     Raises:
@@ -57,7 +61,9 @@ def chunked_next_token(
     """
     check_labels_shape(hidden, targets, real)
     _check(len(hidden), chunk, soft_cap, placement.rows)
-    settings = _Settings(chunk, soft_cap, z_loss, placement, jnp.dtype(hidden.dtype))
+    dtype = jnp.dtype(hidden.dtype)
+    stored = _logits_dtype(logits, dtype)
+    settings = _Settings(chunk, soft_cap, z_loss, placement, dtype, stored)
     targets = in_range(targets, head, 0).astype(jnp.int32)  # bytes number no larger vocabulary
     each = spread_weights(weights, real.shape)
     each = None if each is None else jnp.where(real, each, 0).astype(_wide(hidden.dtype))
@@ -80,6 +86,7 @@ class _Settings(NamedTuple):
     z_loss: float
     placement: Placement
     dtype: np.dtype  # of the products
+    stored: np.dtype  # of the logits
 
     def gather(self, head: Array) -> Array:
         """Gather the width of the head, once and not for each chunk; the vocabulary stays split.
@@ -155,8 +162,9 @@ _loss.defvjp(_forward, _backward)
 def _chunk(settings, head, x, targets, own, real, weights):
     """Return the sums of a chunk, its hidden states, and the gradient in each logit."""
     x = jnp.where(real[..., None], x, 0)  # the others may be NaN
-    logits = _product("btd,vd->btv", x, head)
-    logits = settings.placement.constrain(logits, "rows", "time", "vocab")
+    stored = jnp.einsum("btd,vd->btv", x, head, preferred_element_type=settings.stored)
+    stored = settings.placement.constrain(stored, "rows", "time", "vocab")
+    logits = stored.astype(_wide(x.dtype))
     tanh = None
     if settings.soft_cap is not None:
         tanh = jnp.tanh(logits / settings.soft_cap)
@@ -217,6 +225,19 @@ def _product(dims, x, y):
 
 def _wide(dtype):
     return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else jnp.dtype(dtype)
+
+
+def _logits_dtype(logits, dtype):
+    """Return the type in which logits are stored: the wide one, or bfloat16."""
+    if logits == "float32":
+        return _wide(dtype)
+    if dtype == jnp.float16:
+        raise LossError(
+            "logits=bfloat16 with float16 hidden states would round a number of 11 bits to 8, and "
+            "gain no range: the loss scale is made for float16. Give logits=float32, or compute "
+            "in bfloat16 (precision.kind=bf16)."
+        )
+    return jnp.dtype(jnp.bfloat16)
 
 
 def _check(rows, chunk, soft_cap, shards):
