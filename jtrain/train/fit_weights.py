@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from jtrain.checkpoint import inspect, layout
 from jtrain.config.lookup import FIT, find_experiment
 from jtrain.config.node import FILE, without_origins

@@ -88,8 +88,8 @@ def _may_be_path(node: ast.Call) -> bool:
         return True
     words = [ast.unparse(x) for x in (*node.args, *(k.value for k in node.keywords))]
     path = ast.unparse(node.func.value) != "self"
-    return (
-        (path and not words) or any(w.strip("'\"") in {"r", "rb", "r+", "rt", "utf-8"} for w in words)
+    return (path and not words) or any(
+        w.strip("'\"") in {"r", "rb", "r+", "rt", "utf-8"} for w in words
     )
 
 
