@@ -25,18 +25,18 @@ CONFIG = str(Path(__file__).parent.parent.parent / "configs" / "gpt2.yaml")
 BATCHES = 8  # made before the clock starts, for both
 
 
-def words(kind: str, variant: str, sizes: str, chunk: int = 0, narrow: bool = True) -> list[str]:
+def words(kind: str, variant: str, sizes: str, chunk: int = 128, narrow: bool = True) -> list[str]:
     """Return the values of a variant: cudnn, xla or fp8 (with cuDNN's attention).
 
     Args:
-        chunk: positions of a row whose logits exist at once; 0: all.
+        chunk: positions of a row whose logits exist at once.
         narrow: whether logits are bfloat16, as PyTorch's are under autocast.
     """
     attention = "xla" if variant == "xla" or sizes == "rehearsal" else "cudnn"
     precision = "fp8" if variant == "fp8" else "bf16"
     size = LANGUAGE[sizes][kind]
     given = f"model.attention={attention}", f"precision.kind={precision}", "steps=100000"
-    logits = f"logits_chunk={chunk or size.context}", f"precision.logits={_LOGITS[narrow]}"
+    logits = f"logits_chunk={chunk}", f"precision.logits={_LOGITS[narrow]}"
     return size.words(*given, *logits)
 
 

@@ -96,6 +96,25 @@ def test_half_precision_has_logits_and_sums_in_full(dtype, off):
     assert distance(grads, exact) <= off
 
 
+def test_logits_of_bfloat16_are_off_by_their_rounding():
+    x, head, y, real = arrays(jnp.bfloat16)
+
+    def value(logits):
+        mean = lambda *x: chunked_next_token(*x, y, real, logits=logits)[0]
+        return lambda *x: mean(*x).total / mean(*x).weight
+
+    run = lambda logits: jax.jit(jax.value_and_grad(value(logits), (0, 1)))(x, head)
+    (got, grads), (want, exact) = run("bfloat16"), run("float32")
+    largest = float(jnp.abs(jnp.einsum("btd,vd->btv", x, head)).max())
+    off = largest * 2**-9  # of a logit; the loss is off by as much at most
+    assert 0 < abs(got - want) <= off
+    assert distance(grads, exact) <= 2 * off + 2**-8  # a probability, and the type of the gradient
+    program = lambda logits: jax.jit(value(logits)).lower(x, head).as_text()
+    wide = rf"-> tensor<{B}x{T}x{V}xf32>"
+    dots = [t for t in ("bfloat16", "float32") if re.search(rf"dot_general.*{wide}", program(t))]
+    assert dots == ["float32"]
+
+
 def test_unlikely_tokens_keep_their_gradient_in_float16():
     """Check small probabilities: float16 has one bit for 1e-7, and none for 1e-8."""
     x, head, y, _ = arrays(jnp.float16, vocabulary=3)
@@ -186,10 +205,19 @@ def exchanges_in_loops(text: str) -> list[str]:
             r"4 rows do not divide into the 3 shards.*Nearest: 6 rows",
             {"placement": Unplaced()},
         ),
+        (
+            {"logits": "bfloat16", "dtype": jnp.float16},
+            r"would round.*Give logits=float32",
+            {"logits": "float32", "dtype": jnp.float16},
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_advice_that_works(options, said, follow):
-    run = lambda o: jax.eval_shape(lambda *x: chunked_next_token(*x, **o), *arrays())
+    def run(options):
+        options = dict(options)
+        given = arrays(options.pop("dtype", jnp.float32))
+        jax.eval_shape(lambda *x: chunked_next_token(*x, **options), *given)
+
     with pytest.raises(ValueError, match=said):
         run(options)
     run(follow)
