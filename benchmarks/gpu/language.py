@@ -97,13 +97,8 @@ def cures(kind: str, sizes: str) -> dict[str, Any]:
 
 
 def _guard_by_a_branch() -> contextlib.AbstractContextManager[Any]:
-    """Compile the guard of the update for this device as for a CPU."""
-    chosen = jax.lax.platform_dependent
-
-    def choose(*args: Any, **branches: Any) -> Any:
-        return branches["cpu"]() if "cpu" in branches else chosen(*args, **branches)
-
-    return mock.patch.object(jax.lax, "platform_dependent", choose)
+    """Compile the guard of the update for this device as for a TPU."""
+    return mock.patch("jtrain.core.finite._by_platform", lambda branch, select, sharded: branch())
 
 
 def trainer(setup: TrainSetup) -> Any:

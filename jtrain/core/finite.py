@@ -42,14 +42,10 @@ def update_if(
 ) -> UpdateResult:
     """Return the result of `update(grads, opt_state, params, **known)`, or the old values.
 
-    A select, which fuses with the update: XLA:GPU copies the flag of a branch to the host and waits
-    for it in the middle of each step. On a CPU a branch, since for a select XLA:CPU copies the
-    whole donated state, a quarter of the time of a small step (docs/log.md); its other side gives
-    the gradients for updates that are not taken, so that either can lie in their memory.
+    The gradients stand for updates that are not taken, so that either can lie in their memory.
 
     Args:
-        sharded: whether the compiler may exchange data for the update. Then a select on a CPU too:
-            a collective of a branch may run beside one after it (`distributed/cpu_threads.py`).
+        sharded: whether the compiler may exchange data for the update.
     """
 
     def take():
@@ -61,10 +57,20 @@ def update_if(
     choose = lambda new, old: jnp.where(finite, new, old)
     select = lambda: jax.tree.map(choose, take(), stay())
     with jax.named_scope("optimizer"):  # the name of these operations in programs and profiles
-        updates, opt_state, extra = (
-            select() if sharded else jax.lax.platform_dependent(cpu=branch, default=select)
-        )
+        updates, opt_state, extra = _by_platform(branch, select, sharded)
         update_norm = jnp.where(finite, norm(updates), 0)
         updates = jax.tree.map(lambda u: jnp.where(finite, u, -0.0), updates)  # x + -0.0 is x
         params = optax.apply_updates(params, updates)
     return UpdateResult(params, opt_state, extra, update_norm)
+
+
+def _by_platform(branch: Callable[[], Any], select: Callable[[], Any], sharded: bool) -> Any:
+    """Return the result of a branch or of a select, whichever is better where it runs.
+
+    XLA:GPU copies the flag of a branch to the host and waits for it in the middle of each step. For
+    a select XLA:CPU copies the whole donated state, a quarter of the time of a small step
+    (docs/log.md); but a collective of a branch may run beside one after it and deadlock with it
+    (`distributed/cpu_threads.py`).
+    """
+    on_cpu = {"cpu": select} if sharded else {}  # each is traced
+    return jax.lax.platform_dependent(cuda=select, default=branch, **on_cpu)
