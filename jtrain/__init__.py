@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from jtrain.models.model_loss import classifier as classifier
     from jtrain.models.model_loss import language_model as language_model
     from jtrain.models.model_loss import regression as regression
-    from jtrain.server.pool.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
-    from jtrain.server.pool.parameter_servers import ParameterServers as ParameterServers
     from jtrain.train.experiment import Experiment as Experiment
     from jtrain.train.experiment import Prompt as Prompt
     from jtrain.train.experiment import RunConfig as RunConfig
@@ -88,8 +86,6 @@ _HOME = {
     "scan_steps": "core.step",
     "make_evaluate": "core.evaluate",
     "check_batch": "train.first_batch.first_batch",
-    "ClusterCoordinator": "server.pool.cluster_coordinator",
-    "ParameterServers": "server.pool.parameter_servers",
     "Hook": "core.loop",
     "Rollback": "core.loop",
     "Stop": "core.loop",

@@ -97,7 +97,7 @@ def test_files_of_a_user_are_opened_in_one_way():
     found = {}
     for file in sorted(ROOT.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
-        if name.startswith(("server/pool/", "distributed/launcher/ray/")):
+        if name.startswith("distributed/launcher/ray/"):
             continue
         if lines := list(openings(file)):
             found[name] = lines
