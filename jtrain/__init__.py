@@ -117,10 +117,6 @@ _PACKAGES = {
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-# Names of earlier versions, and what each is called now.
-_RENAMED = {"values": "configclass", "train": "train_loop", "many": "scan_steps"}
-
-
 def __getattr__(name: str) -> object:
     if name in _HOME:
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
@@ -128,8 +124,6 @@ def __getattr__(name: str) -> object:
         value = importlib.import_module(f"jtrain.{_PACKAGES[name]}")
     elif name == "__version__":
         value = importlib.import_module("jtrain.io.version").jtrain_version()
-    elif name in _RENAMED:
-        raise AttributeError(f"jt.{name} is called jt.{_RENAMED[name]} now")
     else:
         raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
     globals()[name] = value

@@ -30,7 +30,6 @@ EXEMPT = {
     "checkpoint/seal.py": "flushes what was written, without waiting",
     "cli/init.py": OWN,
     "cli/completion.py": OWN,
-    "errors/moved_names.py": OWN,
     "inspect/report/page.py": OWN,
     "inspect/report/document.py": OWN,
     "inspect/explain/page.py": OWN,
