@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from jtrain.models.model_loss import classifier as classifier
     from jtrain.models.model_loss import language_model as language_model
     from jtrain.models.model_loss import regression as regression
-    from jtrain.server.pool.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
-    from jtrain.server.pool.parameter_servers import ParameterServers as ParameterServers
     from jtrain.train.experiment import Experiment as Experiment
     from jtrain.train.experiment import Prompt as Prompt
     from jtrain.train.experiment import RunConfig as RunConfig
@@ -88,8 +86,6 @@ _HOME = {
     "scan_steps": "core.step",
     "make_evaluate": "core.evaluate",
     "check_batch": "train.first_batch.first_batch",
-    "ClusterCoordinator": "server.pool.cluster_coordinator",
-    "ParameterServers": "server.pool.parameter_servers",
     "Hook": "core.loop",
     "Rollback": "core.loop",
     "Stop": "core.loop",
@@ -121,10 +117,6 @@ _PACKAGES = {
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-# Names of earlier versions, and what each is called now.
-_RENAMED = {"values": "configclass", "train": "train_loop", "many": "scan_steps"}
-
-
 def __getattr__(name: str) -> object:
     if name in _HOME:
         value = getattr(importlib.import_module(f"jtrain.{_HOME[name]}"), name)
@@ -132,8 +124,6 @@ def __getattr__(name: str) -> object:
         value = importlib.import_module(f"jtrain.{_PACKAGES[name]}")
     elif name == "__version__":
         value = importlib.import_module("jtrain.io.version").jtrain_version()
-    elif name in _RENAMED:
-        raise AttributeError(f"jt.{name} is called jt.{_RENAMED[name]} now")
     else:
         raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
     globals()[name] = value

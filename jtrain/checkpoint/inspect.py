@@ -1,9 +1,7 @@
 """Checkpoint inspection without a run: list, verify, compare and remove checkpoints."""
 
 import math
-import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +10,10 @@ import numpy as np
 
 from jtrain.checkpoint import (
     directory_entries,
-    fingerprint,
     layout,
     leaf_table,
     ownership,
     retention,
-    seal,
     storage,
 )
 from jtrain.checkpoint.lock import WriteLock
@@ -98,7 +94,6 @@ def list_checkpoints(directory: Path, owner: RunIdentity | None = None) -> list[
                 "step": step,
                 "bytes": num_bytes(path),
                 "seconds": path.stat().st_mtime,
-                "format": seal.FORMAT if os.path.lexists(path / seal.SEAL) else 1,
                 "best": {**best_value} if best_value.get("name") else {},
                 "marks": marks + ["best"] * (step == best),
                 "foreign": layout.is_foreign(directory, step, owner),
@@ -117,7 +112,6 @@ def verify(directory: Path, step: int, owner: RunIdentity | None = None) -> dict
         "step": step,
         "bytes": size,
         "seconds": time.perf_counter() - start,
-        "sealed": os.path.lexists(directory / str(step) / seal.SEAL),
         "foreign": layout.is_foreign(directory, step, owner),
         "faults": faults,
     }
@@ -146,10 +140,11 @@ def diff_checkpoints(one: tuple[Path, int], other: tuple[Path, int]) -> list[dic
     """
     layout.check_valid(*one)
     layout.check_valid(*other)
-    first, second = (layout.read_record(*place)["leaves"] for place in (one, other))
+    records = [layout.read_record(*place) for place in (one, other)]
+    first, second = (record["leaves"] for record in records)
     same = sorted(name for name in first.keys() & second.keys() if first[name] == second[name])
-    prints = [_fingerprints(place, same) for place in (one, other)]
-    differing = [name for name in same if prints[0][name] != prints[1][name]]
+    prints = [record["fingerprints"] for record in records]
+    differing = [name for name in same if prints[0].get(name) != prints[1].get(name)]
     values = [read_arrays(*place, differing) for place in (one, other)]
     rows = []
     for name in sorted(first.keys() | second.keys()):
@@ -272,12 +267,6 @@ def _best(directory: Path, owner: RunIdentity | None) -> int | None:
         return None
     goal = retention.BestMetric.parse(ownership.configured_best(record["about"]) or name)
     return retention.find_best(directory, complete, goal) if goal else None
-
-
-def _fingerprints(place: tuple[Path, int], names: list[str]) -> Mapping[str, str]:
-    known = layout.read_record(*place)["fingerprints"]
-    unknown = [name for name in names if name not in known]  # in format 1
-    return {**known, **fingerprint.read(fingerprint.start(read_arrays(*place, unknown)))}
 
 
 def _difference(one: np.ndarray, other: np.ndarray) -> float:

@@ -15,8 +15,6 @@ A checkpoint appears by one rename, after everything in it was written, sealed a
 disappears by one rename before anything in it is deleted. A process that dies at any moment leaves
 valid checkpoints and leftovers, never half a checkpoint under the name of a step. A listed
 checkpoint has a seal and all files of the seal, of their sizes; a restore first reads every byte.
-
-Format 1 has no seal: `about.json` has the sizes, under `files`, and no `format`.
 """
 
 import errno
@@ -37,7 +35,7 @@ from jtrain.io.regular_files import FACTS, LinkError, check_no_link, read_json
 from jtrain.io.transient import patiently
 
 STATE, ABOUT = "state", "about.json"
-_RECORD = ("step", "leaves", "best", "about")
+_RECORD = ("step", "leaves", "fingerprints", "best", "about")
 _SAVING, _REPLACED, _DELETING = ".saving", ".replaced", ".deleting"
 # Threads of a failed save still create and remove files while they are deleted.
 _MEANWHILE, _TRIES = {errno.ENOENT, errno.ENOTEMPTY}, 10
@@ -91,11 +89,6 @@ def find_faults(
         check_no_link(path)
         if not os.listdir(path):
             return ["is empty: all its files are missing"]
-        if (old := _unsealed(path)) is not None:
-            sizes = {name: [size] for name, size in old["files"].items()}
-            sizes[ABOUT] = [(path / ABOUT).stat().st_size]  # its own size is not in it
-            faults = [f"{ABOUT}: is of step {old['step']}"] if old["step"] != step else []
-            return faults + seal.compare_files(path, sizes, full=False)
         return seal.seal_faults(path, step, full=full, owner=owner)
     except LinkError as error:
         return [error.strerror or ""]
@@ -108,7 +101,8 @@ def find_faults(
 
 def is_foreign(directory: Path, step: int, owner: RunIdentity | None) -> bool:
     """Return whether a checkpoint was sealed by another run than `owner`."""
-    return owner is not None and not owner.owns(seal.sealed_run(directory / str(step)), step)
+    run = owner and seal.sealed_run(directory / str(step))
+    return owner is not None and run is not None and not owner.owns(run, step)
 
 
 def set_aside(directory: Path, step: int, ending: str = DAMAGED) -> Path:
@@ -264,10 +258,9 @@ def read_record(directory: Path, step: int) -> dict[str, Any]:
         raise _missing(directory, step)
     try:
         check_no_link(path)
-        old = _unsealed(path)
-        if wrong := "" if old else seal.file_fault(path, step, ABOUT):
+        if wrong := seal.file_fault(path, step, ABOUT):
             raise damaged_error(directory, step, wrong)
-        found = old or read_json(path / ABOUT, inside=directory)
+        found = read_json(path / ABOUT, inside=directory)
         check_record(found)
     except LinkError as error:
         raise damaged_error(directory, step, f"{error.filename} {error.strerror}") from None
@@ -276,9 +269,7 @@ def read_record(directory: Path, step: int) -> dict[str, Any]:
     except (ValueError, *FACTS) as error:
         what = f"{ABOUT}: is not as written ({error})"
         raise damaged_error(directory, step, what) from None
-    sizes = {"files": found["files"]} if old else {}
-    prints = {"fingerprints": found.get("fingerprints", {})}
-    return {**sizes, **prints, **{key: found[key] for key in _RECORD}}
+    return {key: found[key] for key in _RECORD}
 
 
 def check_valid(directory: Path, step: int, owner: RunIdentity | None = None) -> None:
@@ -341,15 +332,3 @@ def _describe(directory: Path) -> str:
 
 def _join(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _unsealed(path: Path) -> dict[str, Any] | None:
-    """Return the record of a checkpoint of format 1; None for another."""
-    if os.path.lexists(path / seal.SEAL):
-        return None
-    try:
-        found = read_json(path / ABOUT, inside=path.parent)
-        check_record(found)
-    except (ValueError, *FACTS):
-        return None
-    return found if "format" not in found and isinstance(found.get("files"), dict) else None

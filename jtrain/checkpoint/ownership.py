@@ -15,24 +15,22 @@ class RunIdentity:
     """Ids of the runs that this run was copied from, each with its last copied step."""
 
     def owns(self, run: str, step: int) -> bool:
-        """Return whether a checkpoint of a step, sealed by the run `run`, belongs to this run.
-
-        A checkpoint without an id (written before ids existed) belongs to every run.
-        """
-        return not run or run == self.run or step <= self.ancestors.get(run, -1)
+        """Return whether a checkpoint of a step, sealed by the run `run`, belongs to this run."""
+        return run == self.run or step <= self.ancestors.get(run, -1)
 
     def fault(self, run: str, step: int) -> str:
         """Describe a checkpoint of another run; empty if it belongs to this run."""
         if self.owns(run, step):
             return ""
         copied = " after the copy" if run in self.ancestors else ""
-        return f"is a checkpoint of another run ({run}{copied}), and this run is {self.run}"
+        other = f"{run or 'without an id'}{copied}"
+        return f"is a checkpoint of another run ({other}), and this run is {self.run}"
 
 
 def check_record(found: Any) -> None:
     """Raise ValueError unless about.json has its entries, each of its type."""
     types = {"step": int, "leaves": dict, "best": dict, "about": dict, "fingerprints": dict}
-    record = {"fingerprints": {}, **found} if isinstance(found, dict) else {}
+    record = found if isinstance(found, dict) else {}
     wrong = [name for name, type_ in types.items() if not isinstance(record.get(name), type_)]
     if wrong:
         raise ValueError(f"it has no valid {wrong[0]}")

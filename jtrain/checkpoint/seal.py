@@ -76,12 +76,12 @@ def seal_faults(
     return result + compare_files(directory, content["files"], full=full)
 
 
-def sealed_run(directory: Path) -> str:
-    """Return the id of the run that sealed a checkpoint; empty if unknown."""
+def sealed_run(directory: Path) -> str | None:
+    """Return the id of the run that sealed a checkpoint, empty for no run; None if unknown."""
     try:
         return _read(directory).get("run", "")
     except (_BrokenError, CheckpointError):
-        return ""
+        return None
 
 
 def sealed_digest(directory: Path) -> str:

@@ -106,9 +106,8 @@ def _verify(args: argparse.Namespace) -> tuple[Any, str, int]:
     found = [inspect.verify(directory, step, owner) for step in steps]
     lines = []
     for one in found:
-        status = "valid" if one["sealed"] else "valid by its sizes: it was saved before seals were"
         took = f"({_size(one['bytes'])} in {one['seconds']:.2f} s)"
-        lines.append(f"{one['step']}  {_fault_of(one) if one['faults'] else status}  {took}")
+        lines.append(f"{one['step']}  {_fault_of(one) if one['faults'] else 'valid'}  {took}")
         lines += [f"  {fault}" for fault in one["faults"]]
     damaged = any(one["faults"] for one in found)
     if damaged:

@@ -121,7 +121,7 @@ def _ledger(run: Path, as_json: bool) -> str:
     if found is None:
         raise UserError(
             f"jtrain show --ledger: {path} does not exist or is empty: the run has not begun to "
-            f"train, or is older than this file. Its speed is in speed.jsonl."
+            f"train."
         )
     return json.dumps(found.plain()) if as_json else format_ledger(found)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from jtrain.config.schema import is_configclass
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
-from jtrain.errors.moved_names import rename_advice
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.run_folders import in_runs, is_run
 
@@ -125,7 +124,7 @@ def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
         else:
             loaded = found.where.load()
     except Exception as error:
-        advice = rename_advice(error) or _beside_advice(error, found.where)
+        advice = _beside_advice(error, found.where)
         raise ConfigError(
             f"experiment {found.name} cannot be imported.\n{_inside(error)}"
             + (f"\n{advice}" if advice else "")

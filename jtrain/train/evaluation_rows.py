@@ -29,7 +29,7 @@ class EvaluationRows:
     def __init__(self, directory: Path, run: str):
         self._path, self._run = directory / NAME, run
         self._rows = JsonlWriter(self._path, retain=lambda row: row.get("run") == run)
-        self._seals = {row["step"]: row.get("seal", "") for row in complete_rows(self._path)}
+        self._seals = {row["step"]: row.get("seal") for row in complete_rows(self._path)}
 
     @property
     def newest(self) -> int | None:
@@ -37,11 +37,8 @@ class EvaluationRows:
         return max(self._seals, default=None)
 
     def has(self, step: int, seal: str) -> bool:
-        """Return whether the checkpoint of a step with this seal is evaluated.
-
-        A row or checkpoint without a seal, of an older jtrain, is compared by its step alone.
-        """
-        return step in self._seals and (not seal or self._seals[step] in ("", seal))
+        """Return whether the checkpoint of a step with this seal is evaluated."""
+        return self._seals.get(step) == seal
 
     def append(self, step: int, seal: str, results: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the results of a step, by set, so that they survive a power cut."""
@@ -49,8 +46,7 @@ class EvaluationRows:
             self._rows.close()
             self._rows = JsonlWriter(self._path, retain=lambda row: row["step"] != step)
         named = {f"{name}/{key}": x for name, each in results.items() for key, x in each.items()}
-        sealed = {"seal": seal} if seal else {}
-        self._rows.append({"step": step, **named, "run": self._run, **sealed})
+        self._rows.append({"step": step, **named, "run": self._run, "seal": seal})
         self._rows.sync()
         self._seals[step] = seal
 

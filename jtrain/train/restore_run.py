@@ -17,7 +17,7 @@ from jtrain.parallel import FSDP, Auto, Layout, Mirrored, Single, check_divides
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Prompt, RunConfig
 from jtrain.train.multihost_checks import join_run
-from jtrain.train.run_config_check import MAY_DIFFER, MatchedConfig, check_about
+from jtrain.train.run_config_check import MAY_DIFFER, MatchedConfig
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup, set_up
 
@@ -204,9 +204,7 @@ def _restore(setup: TrainSetup, run_dir: RunDir, step: Step) -> tuple[int, Train
                 f"{run_dir.checkpoints} has no {step} checkpoint; it has steps {steps}. The best "
                 f"one is kept if checkpoint.best names a metric."
             )
-        path = run_dir.checkpoints / str(found)
         try:
-            check_about(checkpoints.about(found), setup.config, path, _advice(run_dir, ""))
             return found, checkpoints.restore(found, setup.like)
         except CheckpointError:
             if found in steps:

@@ -55,7 +55,7 @@ def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
 def describe_flags(run_dir: RunDir, environ: Mapping[str, str]) -> list[str]:
     """Return a line for each variable of the compiler that differs from the run's last start."""
     known = run_dir.facts().get("flags")
-    if not isinstance(known, dict):  # a new run, or one of an older version
+    if not isinstance(known, dict):  # a new run
         return []
     return [
         f"{name} was {known.get(name) or 'not set'}, and is {environ.get(name) or 'not set'}: the "

@@ -6,14 +6,13 @@ therefore defines the values of a run, and config.yaml only without a checkpoint
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from jtrain.checkpoint.layout import ABOUT, list_named_steps
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
-from jtrain.config.durations import find_durations
 from jtrain.config.resolve import resolve
 from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
@@ -22,7 +21,6 @@ from jtrain.errors import ConfigError
 from jtrain.io.transient import may_pass, unreachable_error
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_record import (
-    IDENTITY,
     RUN_JSON,
     CheckpointRecord,
     read_newest_checkpoint,
@@ -111,9 +109,6 @@ def match_values(
     changed = diff_configs(to_plain(stored), to_plain(config))
     may = {*MAY_DIFFER, *lengths}
     other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
-    if sealed is not None and sealed.values is None:
-        known = {*(d.key for d in other), *lengths}
-        other += [d for d in _since(sealed.counted, config) if d.key not in known]
     if other:
         copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
         raise ConfigError(
@@ -122,26 +117,6 @@ def match_values(
         )
     lines = [f"{d.key}: {format_value(d.before)} -> {format_value(d.after)}" for d in changed]
     return MatchedConfig(config, stored, [*notes, *lines])
-
-
-def check_about(about: Mapping[str, Any], config: BaseConfig, where: Path, advice: str) -> None:
-    """Raise unless an old checkpoint, which has no run id, is of a run with these values.
-
-    A checkpoint with an id is identified by the id. Lengths may differ.
-
-    Args:
-        about: the checkpoint's metadata.
-        config: the given values.
-        where: the checkpoint.
-        advice: what to type.
-
-    Raises:
-        ConfigError: if values differ that must not, with each of them.
-    """
-    lengths = get_lengths(config)
-    other = [d for d in _since(about.get("config"), config) if d.key not in lengths]
-    if IDENTITY not in about and other:
-        raise ConfigError(f"{where} is of a run with other values:\n{_table(other)}\n{advice}")
 
 
 def check_still_stored(path: Path, matched: MatchedConfig) -> None:
@@ -155,26 +130,23 @@ def _find(
     path: Path, schema: type[C], sealed: CheckpointRecord | None
 ) -> tuple[C | None, list[str]]:
     """Return the values, and lines about facts that had to be found elsewhere."""
-    file, about = path / CONFIG, path / CHECKPOINTS / f"{sealed.step if sealed else ''}" / ABOUT
-    if sealed is None and not _was_started(path):
-        return None, []
-    notes = _lost(path / RUN_JSON, sealed.step) if sealed else []
-    if sealed is not None and sealed.values is not None:
+    if sealed is not None:
+        about = path / CHECKPOINTS / f"{sealed.step}" / ABOUT
         values, dropped = load_values(sealed.values, schema, about)
-        notes += [f"{key} of the run is no key of the experiment any more" for key in dropped]
-        return values, notes
+        notes = [f"{key} of the run is no key of the experiment any more" for key in dropped]
+        return values, [*_lost(path / RUN_JSON, sealed.step), *notes]
+    if not _was_started(path):
+        return None, []
     try:
         # With the given schema: the experiment need not be in a folder above the run.
-        return resolve(file, schema=schema).config, notes
+        return resolve(path / CONFIG, schema=schema).config, []
     except ConfigError as error:
         if may_pass(error):  # neither damaged nor to be moved away
             raise
-        if sealed is None or sealed.counted is None:
-            raise ConfigError(
-                f"{error}\nNo checkpoint holds the values of {path}. Fix that file, or move the "
-                f"directory away to start over: mv {path} {path}-old"
-            ) from None
-    return load_values(sealed.counted, schema, about)[0], notes
+        raise ConfigError(
+            f"{error}\nNo checkpoint holds the values of {path}. Fix that file, or move the "
+            f"directory away to start over: mv {path} {path}-old"
+        ) from None
 
 
 def _lost(run_json: Path, step: int) -> list[str]:
@@ -188,19 +160,6 @@ def _was_started(path: Path) -> bool:
     """Return whether anything is left of a run: run.json, whatever is in it, or metrics."""
     metrics = path / METRICS
     return os.path.lexists(path / RUN_JSON) or (metrics.is_file() and metrics.stat().st_size > 0)
-
-
-def _since(counted: Any, config: BaseConfig) -> Sequence[Difference]:
-    """Return forbidden differences from the values in an old checkpoint, which has no run id.
-
-    Such a checkpoint has durations in steps, and lacks keys that were added to the schema later.
-    """
-    if not isinstance(counted, dict):
-        return []
-    lengths = find_durations(config)
-    matters = lambda key: key.split(".")[0] not in MAY_DIFFER and key not in lengths
-    changed = diff_configs(counted, to_plain(config))
-    return [d for d in changed if matters(d.key) and ABSENT not in (d.before, d.after)]
 
 
 def _settings(path: Path, stored: BaseConfig, other: Sequence[Difference]) -> str:

@@ -40,9 +40,7 @@ class CheckpointRecord(NamedTuple):
     facts: dict[str, Any]
     """As in run.json."""
     values: Any
-    """Config as it was given; None in an old checkpoint, which lacks it."""
-    counted: Any
-    """Config with durations in steps."""
+    """Config as it was given."""
 
 
 def read_record(path: Path) -> RunRecord:
@@ -81,10 +79,9 @@ def read_newest_checkpoint(checkpoints: Path, owner: RunIdentity | None) -> Chec
         except CheckpointError:  # damaged, or deleted in the meantime
             continue
         identity = about.get(IDENTITY)
-        identity = identity if isinstance(identity, dict) else {}
-        data = {"data": about["data"]} if "data" in about else {}
-        facts = _typed({**data, **identity})
-        return CheckpointRecord(step, facts, identity.get("config"), about.get("config"))
+        if isinstance(identity, dict) and "config" in identity:
+            facts = _typed({"data": about.get("data"), **identity})
+            return CheckpointRecord(step, facts, identity["config"])
     return None
 
 
@@ -108,10 +105,11 @@ def find_owner(path: Path) -> RunIdentity | None:
         return known
     checkpoints = path / "checkpoints"
     sealed = {
-        step: seal.sealed_run(checkpoints / str(step))
+        step: run
         for step in layout.list_named_steps(checkpoints)
+        if (run := seal.sealed_run(checkpoints / str(step)))
     }
-    steps = [step for step, run in sealed.items() if run]
+    steps = list(sealed)
     candidates = {}
     for step in reversed(steps):
         owner = RunIdentity(sealed[step], _ancestors(checkpoints, step))

@@ -23,7 +23,6 @@ from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.multihost_checks import check_shared_directory
 from jtrain.train.remote_run import RemoteRun
 from jtrain.train.rollback import ResumePoint, resume_point
-from jtrain.train.run_config_check import check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
 
@@ -172,9 +171,6 @@ class DirectoryStore:
         setup, start = resume.setup, resume.start
         if start is not None:
             about = self.checkpoints.about(start)
-            where = self.run_dir.checkpoints / str(start)
-            advice = f"Start a new run: {self._another}"
-            check_about(about, self._config, where, advice)
             self.run_dir.check_data(setup.data, self._another, known=about.get("data"))
         check_steps(setup.config, start or 0, self.run_dir.path, self._another)
 

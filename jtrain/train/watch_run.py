@@ -17,7 +17,6 @@ from jtrain.errors import STOPPED, CheckpointError, ConfigError
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.tracking import track_evaluations
 from jtrain.train.restore_run import Log, set_up_on_devices
-from jtrain.train.run_config_check import check_about
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_record import find_run
 from jtrain.train.setup import TrainSetup
@@ -147,7 +146,6 @@ def _evaluate(
     path, owner = run_dir.path / PINS, run_dir.owner()
     try:
         with CheckpointManager(path, first=run_dir.first, owner=owner) as checkpoints:
-            check_about(checkpoints.about(step), setup.config, path / str(step), "")
             state = checkpoints.restore(step, setup.like)
         return {name: setup.measure(state, name, reading) for name in setup.sets}
     except CheckpointError as error:  # the bytes differ, in all processes alike

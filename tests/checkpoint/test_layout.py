@@ -18,7 +18,8 @@ def write(directory: Path, step: int, text: str) -> None:
     begun = layout.create_saving_path(directory, step)
     (begun / "state").mkdir()
     (begun / "state" / "data").write_text(text)
-    layout.commit(begun, {"step": step, "leaves": {}, "best": {}, "about": {"text": text}})
+    record = {"step": step, "leaves": {}, "fingerprints": {}, "best": {}, "about": {"text": text}}
+    layout.commit(begun, record)
 
 
 def whole(directory: Path) -> dict[int, str]:

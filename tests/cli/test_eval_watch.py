@@ -199,9 +199,6 @@ def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, capfd):
     assert len(rows(run)) == 3, "the row of the removed weights is replaced"
     assert after == {4: before[4], 8: before[12], 12: before[12]}
     assert watch(capfd)[:2] == (0, [])
-    text = "".join(f"{json.dumps({**row, 'seal': ''})}\n" for row in rows(run))
-    (run / NAME).write_text(text.replace(', "seal": ""', ""))  # as an older jtrain wrote them
-    assert watch(capfd)[:2] == (0, [])
 
 
 def test_a_checkpoint_that_was_removed_and_is_saved_again_is_evaluated(

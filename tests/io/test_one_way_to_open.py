@@ -30,7 +30,6 @@ EXEMPT = {
     "checkpoint/seal.py": "flushes what was written, without waiting",
     "cli/init.py": OWN,
     "cli/completion.py": OWN,
-    "errors/moved_names.py": OWN,
     "inspect/report/page.py": OWN,
     "inspect/report/document.py": OWN,
     "inspect/explain/page.py": OWN,
@@ -97,7 +96,7 @@ def test_files_of_a_user_are_opened_in_one_way():
     found = {}
     for file in sorted(ROOT.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
-        if name.startswith(("server/pool/", "distributed/launcher/ray/")):
+        if name.startswith("distributed/launcher/ray/"):
             continue
         if lines := list(openings(file)):
             found[name] = lines

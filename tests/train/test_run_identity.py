@@ -88,19 +88,6 @@ def foreign(step: int, *, place: int) -> None:
     shutil.copytree(f"runs/foreign/checkpoints/{step}", CHECKPOINTS / f"{place}")
 
 
-def without_ids(run: Path) -> None:
-    """Remove the ids from a run, as in runs from before run ids."""
-    facts = said(run)
-    for name in ("id", "ancestors", "place"):
-        del facts[name]
-    (run / "run.json").write_text(json.dumps(facts))
-    for path in (run / "checkpoints").glob("[0-9]*"):
-        record = json.loads((path / "about.json").read_text())
-        del record["about"]["identity"]
-        (path / "about.json").write_text(json.dumps(record))
-        seal.seal(path, int(path.name))
-
-
 def fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -329,42 +316,6 @@ def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole
     assert "does not say which run this is" in capfd.readouterr().out
     Path(advised[1]).rename(advised[2])
     assert kept(again()) == whole
-
-
-# Runs from before there were ids
-
-
-@pytest.mark.thorough
-def test_a_run_from_before_run_ids_resumes_and_gets_one(whole):
-    without_ids(RUN)
-    assert find_owner(RUN) is None
-    outcome = again()
-    assert kept(outcome) == whole
-    assert seal.sealed_run(CHECKPOINTS / "12") == said()["id"]
-    assert trained(CONFIG, *SHORT).why == "the run had already finished; nothing was trained"
-
-
-@thorough
-def test_such_a_run_is_compared_with_its_checkpoints_too(whole):
-    without_ids(RUN)
-    file = RUN / "config.yaml"
-    text = file.read_text()
-    (RUN / "run.json").unlink()
-    for change in (lambda: file.write_text(text.replace("lr: 0.03", "lr: 0.5")), file.unlink):
-        change()
-        with pytest.raises(ConfigError, match=r"optimizer\.lr: 0\.03 there, 0\.5 here"):
-            again("optimizer.lr=0.5")
-    assert kept(again()) == whole
-
-
-def test_an_older_checkpoint_without_an_id_is_compared_when_it_is_resumed_from():
-    without_ids(Path("runs/foreign"))
-    foreign(4, place=4)
-    (CHECKPOINTS / "8" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with pytest.raises(
-        ConfigError, match=r"4 is of a run with other values:\n  seed: 1 there, 0 h"
-    ):
-        again()
 
 
 # Copies

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jtrain.errors.moved_names import rename_advice
 from jtrain.errors.user_code.explain import (
     FULL_TRACEBACK,
     ErrorAdvice,
@@ -34,8 +33,6 @@ class AdviceRule(NamedTuple):
 
 def advise(failure: UserCodeFailure) -> ErrorAdvice:
     """Return the advice of the first row that matches, or how to see the full traceback."""
-    if renamed := rename_advice(failure.error):
-        return ErrorAdvice(f"{failure.what} uses a name of an earlier version of jtrain", renamed)
     kinds = {cls.__name__ for cls in type(failure.error).__mro__}
     text = str(failure.error)
     for row in TABLE:

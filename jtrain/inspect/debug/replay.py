@@ -268,4 +268,4 @@ def _differing_leaves(run_dir: RunDir, step: int, state: TrainState) -> list[str
         return None
     saved = inspect.describe_checkpoint(run_dir.checkpoints, step)["leaves"]
     here = fingerprint.read(fingerprint.start(leaf_table.flatten(state)))
-    return [name for name, own in here.items() if saved[name]["fingerprint"] not in ("", own)]
+    return [name for name, own in here.items() if saved[name]["fingerprint"] != own]

@@ -119,7 +119,7 @@ class _Progress:
         self.id, self._last = "", {}
         try:
             stored: Any = read_json(path, inside=path.parent) if resumes else {}
-            if stored.get("run", run) != run:
+            if stored["run"] != run:
                 return  # the run is a copy, and the service has no run of it yet
             last = {str(name): int(step) for name, step in dict(stored["last"]).items()}
             self.id, self._last = str(stored["id"]), last

@@ -111,7 +111,7 @@ class StepRecorder(StatelessHook):
 
 
 def read_step_records(path: Path) -> dict[int, StepRecord]:
-    """Return the records by step; none for a run that is older than this file.
+    """Return the records by step; none without the file.
 
     Raises:
         CheckpointError: if a row is malformed.

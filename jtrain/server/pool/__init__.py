@@ -1,1 +1,0 @@
-"""Workers and servers for loops of one's own: `ClusterCoordinator` and `ParameterServers`."""
