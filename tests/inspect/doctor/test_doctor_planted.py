@@ -223,6 +223,15 @@ def test_a_jaxlib_that_jax_refuses(tmp_path):
 
 
 @pytest.mark.thorough
+def test_two_processes_that_meet(tmp_path):
+    launch = "python -m jtrain launch --processes 2 doctor --json --only cluster"
+    lines = shell(launch, tmp_path, {}, code=0).splitlines()
+    report = found(next(line for line in lines if line.startswith("{")))
+    assert "of 2 at" in report["ok"]["found"]
+    assert report["ok"]["found"].endswith("and all met")
+
+
+@pytest.mark.thorough
 def test_a_process_that_is_missing(tmp_path):
     environ = {
         "JTRAIN_PROCESSES": "2",
