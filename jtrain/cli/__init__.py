@@ -47,7 +47,7 @@ VERBS = {
 }
 # They compute with JAX and leave the flags of the compiler as they are; run, plan and explain set
 # flags, and check them then.
-_COMPUTE = {"eval", "predict", "sample", "check", "range", "replay", "export", "work"}
+_COMPUTE = {"eval", "predict", "sample", "check", "range", "replay", "export", "work", "doctor"}
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 

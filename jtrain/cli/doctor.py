@@ -73,9 +73,9 @@ def _arguments() -> Arguments:
     parser = Arguments(
         "doctor",
         "Examine this machine before anything is trained: packages that do not fit together,\n"
-        "flags of the compiler, devices and why a GPU or a TPU is not used, the connection of the\n"
-        "devices, memory, the disk of the runs, the compile cache, the clock, the cluster. Each\n"
-        "error or warning ends with a line to type. Needs no network and leaves nothing behind.",
+        "devices and why a GPU or a TPU is not used, memory, the disk of the runs, the cluster.\n"
+        "Each error or warning ends with a line to type. It needs no network, and leaves nothing\n"
+        "behind.",
         "",
         "shakespeare                            also compares the disk with a run's checkpoints",
         "--directory /data/runs",

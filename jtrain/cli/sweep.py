@@ -40,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         _picture(mean_curves(result.scores, result.goal))
         print("\n".join(format_table(result.scores, result.goal)))
-        if result.picture:
-            print(f"picture: {result.picture}")
+        print(f"a page about all of them: jtrain report {result.name}")
     if result.stopped:
         again = shlex.join(["jtrain", "sweep", *argv])
         print(f"stopped: {result.stopped}. To resume: {again}", file=stream)

@@ -92,24 +92,9 @@ def installed_flags() -> list[str]:
     return []
 
 
-def without_flags(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Return the environment without some flags."""
-    result = dict(environ)
-    for variable in VARIABLES:
-        kept = [x for x in split_flags(environ.get(variable, "")) if flag_name(x) not in names]
-        if variable in environ:
-            result[variable] = shlex.join(kept)
-    return result
-
-
 def refused_values(errors: str) -> dict[str, str]:
     """Return the values that jaxlib could not read, by flag, from what it printed."""
     return {name: value for value, name in _VALUE.findall(errors)}
-
-
-def is_libtpu_flag(name: str) -> bool:
-    """Return whether libtpu alone knows a flag, by its name."""
-    return name.startswith("xla_tpu_")
 
 
 def merge_flags(

@@ -7,7 +7,6 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.top import RUNS
 from jtrain.errors import DONE, STOPPED, ConfigError
-from jtrain.io.atomic_write import atomic_write
 from jtrain.io.formatting import format_duration
 from jtrain.sweep.grid import parse_grid
 from jtrain.sweep.machine import split_machine
@@ -19,13 +18,12 @@ from jtrain.sweep.members import (
     save_record,
     split_name,
 )
-from jtrain.sweep.picture import draw_svg
 from jtrain.sweep.processes import MemberExit, MemberPool, lock_sweep
 from jtrain.sweep.results import MemberScore, mean_curve, rank_groups, score_member
 from jtrain.sweep.search import Search, corners, parse_space
 from jtrain.train.hooks.signals import Signals
 
-CURVES = 4  # curves in the picture
+CURVES = 4  # curves in the terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +35,6 @@ class SweepResult:
     scores: Sequence[MemberScore]
     stopped: str
     """The reason of an early stop; empty if the sweep is complete."""
-    picture: Path | None
 
 
 def sweep(
@@ -83,7 +80,7 @@ def sweep(
         tell(f"{name}: {plan.count} runs, {plan.before} of them earlier; {jobs} at a time")
         ends, stopped = _run(MemberPool(config, machine_shares, lock), plan, jobs, tell)
     scores = _scores(plan.every(), ends, goal)
-    return SweepResult(name, goal, scores, stopped, _draw(name, scores, goal))
+    return SweepResult(name, goal, scores, stopped)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,13 +169,3 @@ def _goal(metric: str, best: str) -> BestMetric:
     if goal is None:
         raise ConfigError("--metric is empty; write --metric loss, or --metric 'highest accuracy'")
     return goal
-
-
-def _draw(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> Path | None:
-    """Write runs/NAME/sweep.svg, if any member is done."""
-    ranked = rank_groups(scores, goal)
-    if not ranked:
-        return None
-    path = RUNS / name / "sweep.svg"
-    atomic_write(path, draw_svg(name, goal, ranked, mean_curves(scores, goal)).encode())
-    return path

@@ -11,7 +11,7 @@ from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.loss import LossOutput, Stateful
 from jtrain.core.types import Batch, Couples, LossFn
-from jtrain.data.batches.exclusive import read_exclusive
+from jtrain.data.batches.aligned import copy_writable
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
@@ -134,9 +134,10 @@ class SetEvaluations:
         rows, own = self._sets[name], self._own_rows(self._sets[name])
         workers = Workers() if is_streamed(rows) else self._workers
         program = self._program(name)
-        read = workers.build_threads(own.__getitem__, start=0, stop=len(rows))
+        copied = lambda step: copy_writable(own[step])  # a reader may fill one buffer again
+        read = workers.build_threads(copied, start=0, stop=len(rows))
         try:
-            batches = (self._strategy.place(read_exclusive(read, i)) for i in range(len(rows)))
+            batches = (self._strategy.place(read(i)) for i in range(len(rows)))
             found = evaluate(program, weights, reading(batches))
         finally:
             read.close()

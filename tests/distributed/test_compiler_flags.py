@@ -142,7 +142,7 @@ def test_help_is_printed_whatever_the_flags(word, monkeypatch, capsys):
     monkeypatch.setattr("jtrain.cli.check_environment", refuse)
     assert main(["eval", word]) == 0
     assert "usage: jtrain eval" in capsys.readouterr().out
-    assert main(["eval", "nothing"]) == ConfigError.code
+    assert main(["eval", "nothing"]) == main(["doctor"]) == ConfigError.code
 
 
 @pytest.mark.thorough

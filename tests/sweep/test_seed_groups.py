@@ -70,7 +70,7 @@ def test_members_of_similar_values_have_directories_of_their_own():
 
 def test_the_json_of_a_diverged_seed_is_json(monkeypatch, capsys):
     scores = [score("1", 0, math.nan), score("1", 1, math.inf), score("2", 0, 0.5)]
-    found = sweep.SweepResult("s", LOWEST, scores, "", None)
+    found = sweep.SweepResult("s", LOWEST, scores, "")
     monkeypatch.setattr(sweep, "sweep", lambda *_, **__: found)
     assert main(["sweep", "config.yaml", "--json"]) == DONE
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

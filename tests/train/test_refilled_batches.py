@@ -8,7 +8,7 @@ import pytest
 import jtrain as jt
 from jtrain.config.top import CheckpointConfig
 from jtrain.core.loop import train_loop
-from jtrain.data.batches.exclusive import aligned_copy
+from jtrain.data.batches.aligned import aligned_copy
 from jtrain.optim.adam import AdamW
 from jtrain.parallel import Mirrored, Single
 from jtrain.train.setup import set_up

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.exclusive import read_exclusive
+from jtrain.data.batches.aligned import copy_writable
 from jtrain.errors import DataError
 
 
@@ -57,6 +57,7 @@ def read_at_once(batches: StepBatches, first: int, count: int) -> Mapping[str, A
 class StackedBatches:
     """`calls[i]`: the batch of step i, or the batches of `steps` steps from `i * steps` on: k b ...
 
+    A reader may fill one buffer again for each batch: the arrays are read-only or copies.
     With `stacked` the batch of one step has the leading dim, too. Arrays that are the same
     read-only object in every batch (`row`, `mask`) stay one object, so that they are put on the
     devices once.
@@ -68,15 +69,14 @@ class StackedBatches:
 
     def __getitem__(self, call: int, /) -> Mapping[str, Any]:
         if not self._stacked:
-            return self._batches[call]
+            return copy_writable(self._batches[call])
         return self.read(call * self._steps, self._steps)
 
     def read(self, first: int, count: int) -> Mapping[str, Any]:
         """Return the batches of `count` steps from step `first` on, stacked: k b ..."""
         if (stacked := read_at_once(self._batches, first, count)) is not None:
-            return stacked
-        # A reader may fill one buffer again for each batch.
-        batches = [read_exclusive(self._batches.__getitem__, first + i) for i in range(count)]
+            return copy_writable(stacked)
+        batches = [copy_writable(self._batches[first + i]) for i in range(count)]
         names = batches[0].keys()
         if odd := next((i for i, batch in enumerate(batches) if batch.keys() != names), 0):
             raise DataError(

@@ -14,7 +14,6 @@ from jtrain.distributed.accelerators import (
     unused_accelerators,
 )
 from jtrain.inspect.doctor.child import ChildResult
-from jtrain.inspect.doctor.file_lock import lock_holder
 from jtrain.inspect.doctor.finding import Finding, error, ok, warning
 from jtrain.inspect.doctor.packages import PLUGIN, PackageFacts
 
@@ -40,8 +39,6 @@ class DeviceFacts(NamedTuple):
     """Version of NVIDIA's driver; 0 if it is unknown."""
     cuda_folders: tuple[str, ...]
     """Folders of LD_LIBRARY_PATH with libraries of CUDA."""
-    libtpu_lock: int
-    """Process that holds libtpu's lock; 0: none, -1: an unknown one."""
     libtpu_owner: bool
     """Whether libtpu's lock file can be opened by this user."""
 
@@ -51,7 +48,6 @@ def gather_devices(
 ) -> DeviceFacts:
     """Read a few files of the machine; nothing is started."""
     names = tuple(n for n in packages.first() if PLUGIN.fullmatch(n) or n == "libtpu")
-    lock = root / LIBTPU_LOCK
     return DeviceFacts(
         plugins=names,
         unused=tuple(
@@ -62,8 +58,7 @@ def gather_devices(
         nvidia=find_nvidia(root),
         driver=nvidia_driver(root),
         cuda_folders=tuple(_cuda_folders(environ.get("LD_LIBRARY_PATH", ""))),
-        libtpu_lock=lock_holder(lock),
-        libtpu_owner=_opens(lock),
+        libtpu_owner=_opens(root / LIBTPU_LOCK),
     )
 
 
@@ -157,18 +152,7 @@ def _check_cuda(facts: DeviceFacts, environ: Mapping[str, str]) -> Iterator[Find
 
 
 def _check_libtpu(facts: DeviceFacts) -> Iterator[Finding]:
-    if "libtpu" not in facts.plugins:
-        return
-    if facts.libtpu_lock:
-        pid = facts.libtpu_lock
-        who = f"process {pid}" if pid > 0 else "a process"
-        yield error(
-            "devices",
-            "libtpu-locked",
-            f"/{LIBTPU_LOCK} is locked by {who}: one process at a time may use the TPU",
-            f"ps -fp {pid}; kill {pid}" if pid > 0 else f"lsof /{LIBTPU_LOCK}",
-        )
-    elif not facts.libtpu_owner:
+    if "libtpu" in facts.plugins and not facts.libtpu_owner:
         yield error(
             "devices",
             "libtpu-lock-owner",

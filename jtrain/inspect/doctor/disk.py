@@ -73,7 +73,7 @@ def describe(directory: Path, found: dict[str, Any], kind: str) -> str:
     return (
         f"{directory} ({kind or 'file system'}): {format_bytes(found['space']['free'])} free, "
         f"writes {format_bytes(round(write['bytes'] / write['seconds']))}/s, fsync "
-        f"{format_seconds(write['fsync_seconds'])}; rename and flock work"
+        f"{format_seconds(write['fsync_seconds'])}"
     )
 
 
@@ -91,23 +91,6 @@ def _check_operations(directory: Path, found: dict[str, Any]) -> Iterator[Findin
                 f"ls -ld {existing}; {ELSEWHERE} /another/disk",
             )
             return
-    if trouble := found.get("lock_error"):
-        yield warning(
-            "disk",
-            "disk-lock",
-            f"{directory} has no file locks ({trouble[1]}): two runs of one name would overwrite "
-            f"each other's checkpoints unnoticed",
-            f"mount the file system with flock (Lustre: -o flock; NFS: -o local_lock=none), or "
-            f"{ELSEWHERE} /another/disk",
-        )
-    elif found.get("exclusive") is False:
-        yield warning(
-            "disk",
-            "disk-lock",
-            f"{directory}: a file lock does not keep another process out: two runs of one name "
-            f"would overwrite each other's checkpoints unnoticed",
-            f"mount the file system with flock (Lustre: -o flock), or {ELSEWHERE} /another/disk",
-        )
 
 
 def _check_space(directory: Path, found: dict[str, Any], needed: int) -> Iterator[Finding]:

@@ -9,29 +9,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from jtrain.inspect.doctor import clock, cluster, disk, memory, xla_flags
+from jtrain.inspect.doctor import cluster, disk, memory
 from jtrain.inspect.doctor.child import Child, ChildResult
-from jtrain.inspect.doctor.device_probe import DeviceProbe
 from jtrain.inspect.doctor.devices import check_devices, gather_devices
 from jtrain.inspect.doctor.finding import Finding, count_status
-from jtrain.inspect.doctor.interconnect import check_interconnect
 from jtrain.inspect.doctor.packages import check_packages, gather_packages
 from jtrain.inspect.doctor.python_version import python_findings
 
-CHECKS = (
-    "python",
-    "packages",
-    "flags",
-    "devices",
-    "interconnect",
-    "memory",
-    "disk",
-    "cache",
-    "clock",
-    "cluster",
-)
+CHECKS = ("python", "packages", "devices", "memory", "disk", "cluster")
 PROBE_DISK = "jtrain.inspect.doctor.probe_disk"
-STARTS = {"devices", "interconnect", "flags", "cluster"}  # checks that need JAX's devices
+PROBE_DEVICES = "jtrain.inspect.doctor.probe_devices"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,38 +63,37 @@ def examine(
         only: the checks to make.
         timeout: seconds that each child process may take.
     """
-    begun, first = time.perf_counter(), clock.read_clock()
+    begun = time.perf_counter()
     facts: dict[str, Any] = {}
     met, packages = cluster.gather_cluster(environ), gather_packages(sys.path)
     machine = gather_devices(environ, packages)  # before libtpu is started
     with contextlib.ExitStack() as stack:
+
+        def start(module: str, given: Mapping[str, Any]) -> Child:
+            return stack.enter_context(Child(module, given, timeout=timeout, environ=environ))
+
         on_disk = probe = None
-        if {"disk", "clock"} & {*only}:
-            given = {"directory": str(directory.absolute())}
-            child = Child(PROBE_DISK, given, timeout=timeout, environ=environ)
-            on_disk = stack.enter_context(child)
-        if STARTS & {*only}:
-            probe = stack.enter_context(
-                DeviceProbe(environ, met, timeout=timeout, interconnect="interconnect" in only)
-            )
+        if "disk" in only:
+            on_disk = start(PROBE_DISK, {"directory": str(directory.absolute())})
+        if {"devices", "cluster"} & {*only}:
+            several = met.cluster is not None and met.cluster.processes > 1
+            python = ".".join(map(str, sys.version_info[:3]))
+            join = several and not met.port_trouble
+            probe = start(PROBE_DEVICES, {"join": join, "facts": {"python": python}})
         quick = {
             "python": lambda: python_findings(environ),
             "packages": lambda: check_packages(packages),
             "memory": lambda: _memory(facts),
-            "cache": lambda: _cache(environ, facts),
         }
         found = {name: check() for name, check in quick.items() if name in only}
         disk_result = on_disk.wait() if on_disk else None
-        started, refused = probe.wait() if probe else (None, [])
+        started = probe.wait() if probe else None
     if started:
-        found["flags"] = refused or list(xla_flags.check_flags(environ))
         found["devices"] = list(check_devices(machine, environ, started))
-        found["interconnect"] = list(check_interconnect(started))
         _record_start(facts, started)
     found["cluster"] = list(cluster.check_cluster(met, environ, started))
     if disk_result:
         found["disk"] = _disk(directory, disk_result, facts)
-        found["clock"] = _clock(first, disk_result, started)
     if met.cluster:
         facts["cluster"] = met.cluster.plain()
     return Examination(
@@ -125,16 +111,6 @@ def _record_start(facts: dict[str, Any], started: ChildResult) -> None:
     facts["jax"] = {
         key: reports[key] for key in ("jax", "import_seconds", "device_seconds") if key in reports
     }
-    if "interconnect" in reports:
-        facts["interconnect"] = reports["interconnect"]
-
-
-def _clock(
-    first: clock.ClockReading, on_disk: ChildResult, started: ChildResult | None
-) -> list[Finding]:
-    skew = started.reports.get("clock_skew", 0.0) if started else 0.0
-    times = on_disk.reports.get("mtime")
-    return list(clock.check_clock(first, clock.read_clock(), times and tuple(times), skew))
 
 
 def _memory(facts: dict[str, Any]) -> list[Finding]:
@@ -146,14 +122,6 @@ def _memory(facts: dict[str, Any]) -> list[Finding]:
         "free": gathered.free,
     }
     return list(memory.check_memory(gathered))
-
-
-def _cache(environ: Mapping[str, str], facts: dict[str, Any]) -> list[Finding]:
-    from jtrain.inspect.doctor import cache
-
-    gathered = cache.gather_cache(environ)
-    facts["cache"] = {"entries": gathered.entries, "bytes": gathered.num_bytes}
-    return list(cache.check_cache(gathered))
 
 
 def _disk(directory: Path, result: ChildResult, facts: dict[str, Any]) -> list[Finding]:

@@ -12,7 +12,7 @@ class Finding:
     """Result of one check of one thing."""
 
     check: str
-    """The check: python, packages, flags and so on."""
+    """The check: python, packages, devices and so on."""
     name: str
     """Short name of the fault or of the healthy thing: jaxlib-version, disk-full."""
     status: Status

@@ -14,25 +14,8 @@ from jtrain.inspect.doctor.finding import Finding, error, ok, warning
 if TYPE_CHECKING:
     from packaging.specifiers import Specifier
 
-# What jtrain requires: the dependencies of pyproject.toml (a test compares them).
-REQUIRED = {
-    "jax": ">=0.10,<0.13",
-    "optax": ">=0.2.6",
-    "flax": ">=0.12.6",
-    "orbax-checkpoint": ">=0.12",
-    "grain": ">=0.2.16",
-    "numpy": ">=2.0",
-    "pydantic": ">=2.12",
-    "ruamel.yaml": ">=0.18.15",
-    "rich": ">=14",
-    "jaxtyping": ">=0.3.3",
-    "xxhash": ">=3.5",
-    "cloudpickle": ">=3.1",
-    "packaging": ">=24",
-}
 PLUGIN = re.compile(r"jax-(cuda\d+|rocm\d+)-plugin")
-# Of these, and of what jtrain requires, the own requirements are checked too.
-RELATED = ("jaxlib", "ml-dtypes", "scipy", "libtpu")
+RELATED = ("ml-dtypes", "scipy", "libtpu")  # besides what jtrain requires and SHOWN
 # The extra of jax that installs a package.
 EXTRAS = {"libtpu": "tpu", "jax-cuda12-plugin": "cuda12", "jax-cuda13-plugin": "cuda13"}
 FEW = 3  # missing packages that are named
@@ -56,6 +39,8 @@ class PackageFacts:
     """The installed packages, in the order in which Python finds them."""
 
     packages: tuple[Package, ...]
+    required: tuple[str, ...] | None
+    """What jtrain requires without its extras; None if pip did not install it."""
     shadowed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Modules that are imported from another place than their package, with the file."""
 
@@ -69,7 +54,9 @@ class PackageFacts:
 
 def gather_packages(path: Sequence[str]) -> PackageFacts:
     """Read the metadata of the packages that matter, from folders as in sys.path."""
-    names = {*map(_normal, REQUIRED), *RELATED}
+    own = next(iter(metadata.distributions(name="jtrain", path=[*path])), None)
+    required = own and tuple(text for text in own.requires or () if "extra ==" not in text)
+    names = {*map(_name, required or ()), *SHOWN, *RELATED}
     found: dict[tuple[str, str], Package] = {}
     for folder in dict.fromkeys(os.path.realpath(each or ".") for each in path):
         for each in metadata.distributions(path=[folder]):
@@ -80,7 +67,7 @@ def gather_packages(path: Sequence[str]) -> PackageFacts:
                     key, Package(name, each.version, folder, tuple(each.requires or ()))
                 )
     packages = tuple(found.values())
-    return PackageFacts(packages, _shadowed(path, packages))
+    return PackageFacts(packages, required, _shadowed(path, packages))
 
 
 def check_packages(facts: PackageFacts) -> list[Finding]:
@@ -89,11 +76,11 @@ def check_packages(facts: PackageFacts) -> list[Finding]:
     findings = [
         *_check_shadowed(facts.shadowed),
         *_check_copies(facts.packages),
-        *_check_missing(first),
+        *_check_missing(first, facts.required),
         *_check_plugins(first),
     ]
     blamed = {finding.name for finding in findings if finding.status == "error"}
-    findings += _check_versions(first, blamed)
+    findings += _check_versions(first, facts.required or (), blamed)
     if findings:
         return findings
     versions = [f"{name} {first[name].version}" for name in SHOWN if name in first]
@@ -135,21 +122,20 @@ def _check_copies(packages: Sequence[Package]) -> Iterator[Finding]:
         yield error("packages", "package-twice", f"{name} is installed twice: {where}", remedy)
 
 
-def _check_missing(first: Mapping[str, Package]) -> Iterator[Finding]:
-    missing = [name for name in REQUIRED if _normal(name) not in first]
+def _check_missing(
+    first: Mapping[str, Package], required: Sequence[str] | None
+) -> Iterator[Finding]:
+    if required is None:
+        found = "jtrain is not installed, and what it requires is not known"
+        yield warning("packages", "package-missing", found, f"{PIP} jtrain")
+    missing = [text for text in required or () if _name(text) not in first]
     if "jax" in first and "jaxlib" not in first:
-        missing.append("jaxlib")
+        missing.append(f"jaxlib=={first['jax'].version}")
     if missing:
-        words = " ".join(
-            f"'{name}{REQUIRED.get(name, '==' + first['jax'].version if 'jax' in first else '')}'"
-            for name in missing
-        )
-        yield error(
-            "packages",
-            "package-missing",
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            f"{PIP} {words if len(missing) <= FEW else 'jtrain'}",
-        )
+        names = ", ".join(map(_name, missing))
+        words = " ".join(f"'{text}'" for text in missing) if len(missing) <= FEW else "jtrain"
+        found = f"{names} {'is' if len(missing) == 1 else 'are'} not installed"
+        yield error("packages", "package-missing", found, f"{PIP} {words}")
 
 
 def _check_plugins(first: Mapping[str, Package]) -> Iterator[Finding]:
@@ -187,13 +173,15 @@ def _check_plugins(first: Mapping[str, Package]) -> Iterator[Finding]:
         )
 
 
-def _check_versions(first: Mapping[str, Package], blamed: set[str]) -> Iterator[Finding]:
+def _check_versions(
+    first: Mapping[str, Package], required: Sequence[str], blamed: set[str]
+) -> Iterator[Finding]:
     """Check the requirements of jtrain, and those that the packages have themselves."""
     try:
         from packaging.requirements import Requirement
     except ImportError:  # reported as missing
         return
-    wanted = [("jtrain", f"{name}{versions}") for name, versions in REQUIRED.items()]
+    wanted = [("jtrain", text) for text in required]
     wanted += [(package.name, text) for package in first.values() for text in package.requires]
     reported: set[str] = set()
     for owner, text in wanted:
@@ -259,6 +247,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, as JAX compares them."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _name(requirement: str) -> str:
+    """Return the name of a requirement as `Package.name` has it."""
+    return _normal(re.split(r"[^\w.-]", requirement)[0])
 
 
 def _normal(name: str) -> str:

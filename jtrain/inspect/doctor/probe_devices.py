@@ -1,6 +1,5 @@
-"""Child process that starts JAX's devices and sums over them."""
+"""Child process that starts JAX's devices."""
 
-import importlib
 import logging
 import os
 import time
@@ -9,11 +8,10 @@ from typing import Any
 from jtrain.inspect.doctor.child import Reporter
 
 REPORTED = 1.0  # seconds before the end of this process in which it reports who is missing
-SMALL, LARGE = 1 << 22, 1 << 26  # bytes of the all-reduce on a CPU, and on an accelerator
 
 
 def main(given: dict[str, Any], file: str) -> None:
-    """Report, in this order: the version of JAX, the cluster, the devices, an all-reduce."""
+    """Report, in this order: the version of JAX, the cluster, the devices."""
     report = Reporter(file, given["timeout"])
     report(stage="import")
     messages = _collect_messages()
@@ -35,27 +33,13 @@ def main(given: dict[str, Any], file: str) -> None:
         device_seconds=time.perf_counter() - begun,
         chosen=jax.config.jax_platforms or "",  # pyright: ignore[reportAttributeAccessIssue]
     )
-    if len(devices) > 1 and given["interconnect"]:
-        report(stage="interconnect")
-        interconnect = importlib.import_module("jtrain.parallel.interconnect")
-        found = interconnect.measure_all_reduce(SMALL if devices[0].platform == "cpu" else LARGE)
-        report(
-            interconnect={
-                "devices": found.devices,
-                "processes": jax.process_count(),
-                "bytes": found.num_bytes,
-                "seconds": found.seconds,
-                "bytes_per_second": found.bytes_per_second,
-                "wrong": list(found.wrong),
-            }
-        )
     report(stage="end")
     if given["join"]:
         os._exit(0)  # JAX's shutdown waits for processes that may have failed
 
 
 def _join(report: Reporter, given: dict[str, Any]) -> None:
-    """Join the processes of the cluster, and report how far their clocks are apart."""
+    """Join the processes of the cluster."""
     import jax
 
     from jtrain.distributed.cluster import detect, start
@@ -68,9 +52,8 @@ def _join(report: Reporter, given: dict[str, Any]) -> None:
     except Exception as error:
         report(join_error=str(error))
         raise
-    all_gather(0)  # compiles, and lets all arrive
-    times = all_gather(time.time())
-    report(clock_skew=max(times) - min(times), processes=jax.process_count())
+    all_gather(0)  # the end of process 0 would end those that are still on their way
+    report(processes=jax.process_count())
 
 
 def _collect_messages() -> list[str]:

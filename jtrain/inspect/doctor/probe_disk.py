@@ -1,11 +1,7 @@
 """Child process that tries the directory of the runs: a file server may hang."""
 
-import contextlib
-import fcntl
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,14 +10,6 @@ from typing import Any
 
 from jtrain.inspect.doctor.child import Reporter
 
-_LOCKED = 3  # exit code of a second process that a lock keeps out
-_SECOND_LOCK = f"""
-import fcntl, sys
-try:
-    fcntl.flock(open(sys.argv[1], "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-except OSError:
-    sys.exit({_LOCKED})
-"""
 CHUNK, MOST, SECONDS = 1 << 20, 1 << 25, 0.7  # bytes and seconds of the write that is timed
 
 
@@ -36,7 +24,6 @@ def probe(directory: Path, report: Callable[..., None]) -> None:
     report(stage="statvfs", existing=str(existing))
     _try(report, "space", lambda: _space(existing))
     report(stage="create")
-    before = time.time()
     folder = _try(report, "create", lambda: tempfile.mkdtemp(prefix=".doctor-", dir=existing))
     if folder is None:
         return
@@ -44,15 +31,7 @@ def probe(directory: Path, report: Callable[..., None]) -> None:
     try:
         place = Path(folder)
         _try(report, "touch", (place / "touched").touch)
-        after = time.time()
-        with contextlib.suppress(OSError):  # the time at which the file server says it was created
-            report(mtime=[before, (place / "touched").stat().st_mtime, after])
-        for name, operation in (
-            ("write", _write),
-            ("rename", _rename),
-            ("lock", _lock),
-            ("exclusive", _exclude),
-        ):
+        for name, operation in (("write", _write), ("rename", _rename)):
             report(stage=name)
             _try(report, name, lambda operation=operation: operation(place))
     finally:
@@ -110,17 +89,3 @@ def _rename(folder: Path) -> bool:
     (folder / "step").mkdir()
     (folder / "step").rename(folder / "sealed")
     return (folder / "old").read_text() == "new"
-
-
-def _lock(folder: Path) -> bool:
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return True
-
-
-def _exclude(folder: Path) -> bool:
-    """Return whether a lock keeps another process out."""
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        command = [sys.executable, "-S", "-c", _SECOND_LOCK, str(folder / "lock")]
-        return subprocess.run(command, check=False).returncode == _LOCKED

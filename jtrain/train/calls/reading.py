@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.data.batches.exclusive import read_exclusive
 from jtrain.data.batches.stacked import StackedBatches
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
@@ -44,7 +43,7 @@ def read_calls(
         read, close = (lambda step: reader(step // most)), reader.close
 
     def get(step: int) -> Batch:
-        batch = read_exclusive(read, step)
+        batch = read(step)
         steps = split_steps(batch, schedule.varies or most > 1) if observers else []
         for observe in observers:
             observe(step, steps)

@@ -1,7 +1,6 @@
 """Faulty machines: packages by their metadata, files of /proc and /dev, refused system calls."""
 
 import ctypes
-import errno
 import os
 import platform
 import struct
@@ -14,23 +13,25 @@ from jtrain.inspect.doctor.finding import Finding
 
 # Packages that fit together, with the requirements that matter: those of JAX are copied from it.
 HEALTHY = {
+    "jtrain": "0.1.0",
     "jax": "0.10.2",
     "jaxlib": "0.10.2",
     "flax": "0.12.8",
     "optax": "0.2.8",
     "orbax-checkpoint": "0.12.8",
-    "grain": "0.2.18",
     "numpy": "2.4.6",
     "ml_dtypes": "0.6.0",
-    "pydantic": "2.14.3",
-    "ruamel.yaml": "0.19.0",
-    "rich": "15.0.0",
-    "jaxtyping": "0.3.11",
     "xxhash": "3.8.0",
-    "cloudpickle": "3.1.2",
-    "packaging": "26.3",
 }
 REQUIRES = {
+    "jtrain": (
+        "flax>=0.12.6",
+        "jax<0.13,>=0.10",
+        "numpy>=2.0",
+        "orbax-checkpoint>=0.12",
+        "xxhash>=3.5",
+        "rich>=14; extra == 'dev'",
+    ),
     "jax": (
         "jaxlib<=0.10.2,>=0.10.1",
         "ml_dtypes>=0.5.0",
@@ -93,12 +94,12 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
 
 # Numbers of system calls, by machine.
 CALLS = {
-    "x86_64": {"flock": 73, "fsync": 74, "rename": 82},
-    "aarch64": {"flock": 32, "fsync": 82, "rename": 38},
+    "x86_64": {"fsync": 74, "rename": 82},
+    "aarch64": {"fsync": 82, "rename": 38},
 }
 
 
-def refuse_call(name: str, number: int = errno.ENOLCK) -> None:
+def refuse_call(name: str, number: int) -> None:
     """Let the kernel refuse a system call in this process and its children, by seccomp.
 
     For `preexec_fn`; Linux has no way back.

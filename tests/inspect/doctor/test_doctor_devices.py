@@ -1,8 +1,5 @@
-"""Faults of devices and of their connection are found, each with the line to type."""
+"""Faults of devices are found, each with the line to type."""
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,6 @@ from permissions import permissions_hold
 from jtrain.inspect.doctor import packages
 from jtrain.inspect.doctor.child import ChildResult
 from jtrain.inspect.doctor.devices import check_devices, gather_devices
-from jtrain.inspect.doctor.file_lock import lock_holder
-from jtrain.inspect.doctor.interconnect import check_interconnect
 
 
 def judged(root: Path, ended: ChildResult, site: Path | None = None, **environ: str):
@@ -82,21 +77,6 @@ def test_a_plugin_without_a_device(tmp_path):
     assert finding.remedy == "nvidia-smi || export JAX_PLATFORMS=cpu"
 
 
-@pytest.mark.parametrize("kind", ["lockf", "flock"])
-def test_another_process_has_the_tpu(tmp_path, holder, kind):
-    site = install(tmp_path / "site", libtpu="0.0.52")
-    ended = result(**{**STARTED.reports, "chosen": "cpu"})
-    assert names(judged(tmp_path, ended, site)) == ["ok"]  # a file that nobody holds is harmless
-    pid = holder(kind)
-    finding = the(judged(tmp_path, ended, site), "libtpu-locked")
-    assert finding.remedy == f"ps -fp {pid}; kill {pid}"
-    os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + 300
-    while lock_holder(holder.file) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert names(judged(tmp_path, ended, site)) == ["ok"]
-
-
 def test_libtpus_lock_of_another_user(tmp_path):
     root = write_files(tmp_path, {"tmp/libtpu_lockfile": ""})
     (root / "tmp/libtpu_lockfile").chmod(0)
@@ -138,16 +118,3 @@ def test_a_start_that_fails(tmp_path, ended, environ, name, words):
     assert words in finding.found
     assert finding.remedy
     assert finding.status == "error"
-
-
-def test_the_interconnect():
-    about = {"devices": 4, "processes": 2, "bytes": 4e6, "seconds": 0.01, "bytes_per_second": 6e8}
-    (fine,) = check_interconnect(result(interconnect={**about, "wrong": []}, stage="end"))
-    assert "4.00MB over 4 devices of 2 processes is exact" in fine.found
-    (wrong,) = check_interconnect(result(interconnect={**about, "wrong": [3]}, stage="end"))
-    assert wrong.name == "interconnect-wrong"
-    assert "device 3" in wrong.found
-    crashed = result(-11, "NCCL WARN\n", stage="interconnect", devices=[CPU] * 2)
-    (fails,) = check_interconnect(crashed)
-    assert fails.name == "interconnect-fails"
-    assert "SIGSEGV: NCCL WARN" in fails.found

@@ -1,7 +1,6 @@
 """Faults of memory and of the disk are found, each with the line to type."""
 
 import dataclasses
-import errno
 import resource
 from pathlib import Path
 
@@ -89,12 +88,10 @@ def checked_disk(directory: Path, ended: ChildResult, kind: str = "ext4", needed
 def test_a_healthy_disk_and_nothing_is_left(tmp_path):
     ended = probed(tmp_path / "runs/deep")
     assert ended.reports["existing"] == str(tmp_path)
-    assert ended.reports["exclusive"]
     assert list(tmp_path.iterdir()) == []
     if not {"disk-little", "disk-slow"} & {*names(checked_disk(tmp_path, ended))}:
         (finding,) = checked_disk(tmp_path, ended)
         assert finding.status == "ok"
-        assert "rename and flock work" in finding.found
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
@@ -127,7 +124,7 @@ def test_a_disk_that_takes_no_more(tmp_path):
 def test_space_speed_and_kind(tmp_path):
     space = {"free": 50_000_000, "total": 10**12, "files": 10}
     write = {"bytes": 1 << 20, "seconds": 1.0, "fsync_seconds": 0.7}
-    usual = {"existing": str(tmp_path), "exclusive": True}
+    usual = {"existing": str(tmp_path)}
     found = checked_disk(tmp_path, result(space=space, write=write, **usual))
     assert names(found) == ["disk-full", "disk-files", "disk-slow"]
     good = {"bytes": 1 << 25, "seconds": 0.1, "fsync_seconds": 0.001}
@@ -145,17 +142,6 @@ def test_space_speed_and_kind(tmp_path):
     }.items():
         ended = result(space=plenty, write=good, **usual)
         assert names(checked_disk(tmp_path, ended, kind)) == [name]
-
-
-def test_locks_that_do_not_hold(tmp_path):
-    good = {
-        "space": {"free": 10**11, "total": 10**12, "files": -1},
-        "write": {"bytes": 1 << 25, "seconds": 0.1, "fsync_seconds": 0.001},
-    }
-    none = result(lock_error=[errno.ENOLCK, "No locks available"], **good)
-    assert "No locks available" in the(checked_disk(tmp_path, none), "disk-lock").found
-    useless = result(exclusive=False, **good)
-    assert "keep another process out" in the(checked_disk(tmp_path, useless), "disk-lock").found
 
 
 def test_a_file_server_that_hangs(tmp_path, monkeypatch):

@@ -1,14 +1,13 @@
-"""Faults of Python, of packages and of flags are found, each with the line to type."""
+"""Faults of Python and of packages are found, each with the line to type."""
 
 import json
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from fakes import healthy, install, names, the
 
-from jtrain.inspect.doctor import packages, xla_flags
+from jtrain.inspect.doctor import packages
 from jtrain.inspect.doctor.finding import Finding
 from jtrain.inspect.doctor.python_version import check_python
 
@@ -115,30 +114,8 @@ def test_the_same_package_on_two_paths_is_one(tmp_path):
     assert names(found) == ["ok"]
 
 
-def test_requirements_are_those_of_the_project(pytestconfig):
-    project = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]
-    assert [f"{name}{versions}" for name, versions in packages.REQUIRED.items()] == project[
-        "dependencies"
-    ]
-
-
-def flagged(**environ: str) -> list[Finding]:
-    return list(xla_flags.check_flags(environ))
-
-
-def test_flags():
-    assert flagged()[0].found == "no flag is set"
-    assert flagged(XLA_FLAGS="--xla_backend_optimization_level=1")[0].status == "ok"
-    bare = the(flagged(XLA_FLAGS="xla_dump_to=/tmp/a"), "flag-without-dashes")
-    assert bare.remedy == "export XLA_FLAGS=--xla_dump_to=/tmp/a"
-    twice = the(flagged(XLA_FLAGS="--xla_a=1 --xla_b=2 --xla_a=3"), "flag-twice")
-    assert twice.remedy == "export XLA_FLAGS='--xla_a=3 --xla_b=2'"
-    number = "--xla_force_host_platform_device_count=4"
-    found = flagged(XLA_FLAGS=number, JAX_NUM_CPU_DEVICES="8")
-    assert the(found, "cpu-devices-twice").remedy == "unset JAX_NUM_CPU_DEVICES"
-    assert names(flagged(XLA_FLAGS=number, JAX_NUM_CPU_DEVICES="4")) == ["ok"]
-
-
-def test_findings_are_json():
-    for finding in flagged(XLA_FLAGS="--xla_a=1 --xla_a=2"):
-        assert json.loads(json.dumps(finding.plain()))["status"] == "warning"
+def test_without_the_metadata_of_jtrain_a_line_says_so(tmp_path):
+    (finding,) = checked(healthy(tmp_path, "jtrain"))
+    assert (finding.name, finding.status) == ("package-missing", "warning")
+    assert finding.remedy == f"{PYTHON} -m pip install jtrain"
+    assert json.loads(json.dumps(finding.plain()))["status"] == "warning"

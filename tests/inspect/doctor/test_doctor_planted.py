@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,16 +94,10 @@ def check_planted(
         ("limit-file-size", "memory", "ulimit -S -f 100000", "error"),
         ("limit-files", "memory", "ulimit -S -n 256", "warning"),
         ("package-shadowed", "packages", "[ -e my_jax.py ] || echo > jax.py", "error"),
-        (
-            "cache-damaged",
-            "cache",
-            "mkdir -pm 700 .cache/jtrain/compiled; : > .cache/jtrain/compiled/jit_a-1-cache",
-            "warning",
-        ),
     ],
 )
 @pytest.mark.thorough
-def test_limits_shadows_and_caches(tmp_path, name, only, plant, status):
+def test_limits_and_shadows(tmp_path, name, only, plant, status):
     check_planted(tmp_path, name, only, plant, status=status)
 
 
@@ -115,21 +108,6 @@ def test_a_second_jax_on_the_path(tmp_path):
         tmp_path, "package-twice", "packages", PYTHONPATH=f"{ROOT}:{other.resolve()}"
     )
     assert finding["remedy"] == f"export PYTHONPATH={ROOT}"
-
-
-def test_a_clock_that_differs_from_the_files(tmp_path):
-    late = "import time\nreal = time.time\ntime.time = lambda: real() + 3600\n"
-    site = write_files(tmp_path / "site", {"sitecustomize.py": late})
-    before = found(shell(f"{DOCTOR} clock", tmp_path, {"PYTHONPATH": f"{ROOT}:{site}"}, code=0))
-    assert "behind this machine's clock" in before["clock-file-server"]["found"]
-    assert "clock-file-server" not in found(shell(f"{DOCTOR} clock", tmp_path, {}))
-
-
-def test_a_file_system_without_locks(tmp_path):
-    """The kernel refuses flock, as on a mount without it."""
-    report = shell(f"{DOCTOR} disk", tmp_path, {}, lambda: refuse_call("flock"), code=0)
-    assert "No locks available" in found(report)["disk-lock"]["found"]
-    assert "disk-lock" not in found(shell(f"{DOCTOR} disk", tmp_path, {}))
 
 
 def test_a_disk_that_cannot_flush(tmp_path):
@@ -191,33 +169,11 @@ def test_a_real_old_python_gets_the_same_sentence(tmp_path):
 def test_a_python_without_any_package(tmp_path):
     """All checks are made where neither jax nor pydantic can be imported."""
     report = found(shell(f"python -S -m {DOCTOR[10:]} packages,devices,disk", tmp_path, {}, code=2))
-    assert "jax, optax, flax" in report["package-missing"]["found"]
     assert report["jax-import"]["found"] == "jax is not installed"
     assert report["package-missing"]["remedy"].endswith("pip install jtrain")
 
 
 # Found by starting JAX: a second or two each.
-
-
-@pytest.mark.thorough
-def test_flags_that_end_the_process(tmp_path):
-    """One line mends all three kinds, and the flag of libtpu moves to its own variable."""
-    flags = "--xla_backend_optimization_level=high --xla_gpu_enable_latncy_hiding_scheduler=1"
-    flags += " --xla_tpu_enable_data_parallel_all_reduce_opt=true --xla_cpu_enable_fast_math=false"
-    script = f"{DOCTOR} flags"
-    before = found(shell(script, tmp_path, {"XLA_FLAGS": flags}, code=2))
-    assert (
-        "did you mean --xla_gpu_enable_latency_hiding_scheduler?"
-        in (before["flag-unknown"]["found"])
-    )
-    assert "'high' is no value" in before["flag-value"]["found"]
-    assert "flag of libtpu" in before["flag-of-libtpu"]["found"]
-    (remedy,) = {each["remedy"] for each in before.values()}
-    after = found(shell(f"{remedy}; {script}", tmp_path, {"XLA_FLAGS": flags}, code=0))
-    assert after["ok"]["found"] == (
-        "XLA_FLAGS=--xla_cpu_enable_fast_math=false; "
-        "LIBTPU_INIT_ARGS=--xla_tpu_enable_data_parallel_all_reduce_opt=true"
-    )
 
 
 @pytest.mark.thorough
@@ -267,26 +223,12 @@ def test_a_jaxlib_that_jax_refuses(tmp_path):
 
 
 @pytest.mark.thorough
-def test_processes_whose_clocks_differ(tmp_path):
-    late = """
-        import os, time
-        if os.environ.get("JTRAIN_PROCESS") == "1":
-            real = time.time
-            time.time = lambda: real() + 100
-    """
-    site = write_files(tmp_path / "site", {"sitecustomize.py": textwrap.dedent(late)})
-    launch = "python -m jtrain launch --processes 2 doctor --json --only clock,cluster,interconnect"
-    report = shell(launch, tmp_path, {"PYTHONPATH": f"{ROOT}:{site}"})
-    report = found(next(line for line in report.splitlines() if line.startswith("{")))
-    assert "apart" in report["clock-processes"]["found"]
-    facts = json.loads(shell(launch, tmp_path, {}, code=0).splitlines()[0])
-    assert names_of(facts) == {"ok"}
-    assert facts["facts"]["interconnect"]["devices"] == 2
-    assert facts["facts"]["interconnect"]["wrong"] == []
-
-
-def names_of(report: dict[str, Any]) -> set[str]:
-    return {finding["name"] for finding in report["findings"]}
+def test_two_processes_that_meet(tmp_path):
+    launch = "python -m jtrain launch --processes 2 doctor --json --only cluster"
+    lines = shell(launch, tmp_path, {}, code=0).splitlines()
+    report = found(next(line for line in lines if line.startswith("{")))
+    assert "of 2 at" in report["ok"]["found"]
+    assert report["ok"]["found"].endswith("and all met")
 
 
 @pytest.mark.thorough
