@@ -190,12 +190,7 @@ def language_model(model: AnyModel) -> ModelLoss:
             keys, segments = row_keys(rng, batch), segments_of(batch)
             hidden, _ = model.hidden(params, extra, inputs, segments, rng=keys)
             value, metrics = chunked_next_token(
-                hidden,
-                model.head(params),
-                targets,
-                real,
-                weights,
-                soft_cap=model.logit_cap,
+                hidden, model.head(params), targets, real, weights, soft_cap=model.logit_cap
             )
             return value, metrics, extra
         inner = {**batch, "tokens": inputs}

@@ -37,12 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def meet(
-    cluster: Cluster,
-    facts: Facts,
-    *,
-    timeout: float,
-    tls: PeerTls | None = None,
-    token: str = "",
+    cluster: Cluster, facts: Facts, *, timeout: float, tls: PeerTls | None = None, token: str = ""
 ) -> None:
     """Return in all processes once all have connected and have the same facts.
 
