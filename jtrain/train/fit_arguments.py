@@ -196,8 +196,8 @@ def build_optimizer(
     """
     if callable(lr):
         raise ConfigError(
-            "lr= is a number, and this is a function of the step: write optimizer=optax.adamw(lr), "
-            'or a schedule by name, schedule="cosine".'
+            f"lr= is a number, and this is a function of the step: write optimizer="
+            f'optax.{given}(lr), or a schedule by name, schedule="cosine".'
         )
     if isinstance(given, str):
         cls = _named("optimizer", given, Optimizer)

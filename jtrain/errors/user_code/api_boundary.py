@@ -72,8 +72,8 @@ def _wrong_arguments(
         needed = ", ".join(p.name for p in parameters if p.default is p.empty)
         name, missing = function.__name__, str(error).partition(": ")[2].replace("'", "")
         return ConfigError(
-            f"{name} needs {needed}, and was given no {missing}. Write jt.{name}({needed}); with a "
-            f"model jt.{name}(jt.classifier(model), model, data), or jt.regression."
+            f"{name} was given no {missing}. Write jt.{name}({needed}); with a model "
+            f"jt.{name}(jt.classifier(model), model, data), or jt.regression."
         )
     if "unexpected keyword argument" not in str(error):
         return None
