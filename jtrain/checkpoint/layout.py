@@ -207,6 +207,17 @@ def commit(written: Path, record: Mapping[str, Any], run: str = "") -> None:
     try_remove(replaced)
 
 
+def check_json(about: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if what is recorded with a checkpoint is no JSON."""
+    try:
+        json.dumps(dict(about))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the `about` of a checkpoint is stored as JSON, and this is no JSON: {error}. "
+            f"Use text, numbers, lists and dicts; float(x) converts an array to a number."
+        ) from None
+
+
 def delete_checkpoint(directory: Path, step: int) -> None:
     """Delete a checkpoint: first its name, then its files.
 

@@ -99,6 +99,16 @@ class WriteLock:
             return f"{self._path} was removed while this process wrote there"
         return f"{directory} was moved or removed, and the checkpoints in it"
 
+    def remove_recreated(self) -> None:
+        """Remove empty folders under our names, if the real ones were moved during a save.
+
+        Orbax and TensorStore create the parents of each file that they write.
+        """
+        if not self.is_parent_in_place:
+            for path in (self._path.parent, self._path.parent.parent):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
     def check(self) -> None:
         """Raise CheckpointError if a process of another machine has taken the directory.
 

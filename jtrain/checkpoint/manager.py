@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import functools
-import json
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -39,7 +37,7 @@ class SetAsideError(DamagedError):
     """A requested checkpoint is damaged and was set aside: resume from another."""
 
 
-class CheckpointManager:
+class CheckpointManager(contextlib.AbstractContextManager):
     """Checkpoints in a directory: the newest `keep`, and the best by a metric.
 
     Construction costs nothing and changes nothing on the disk: a reader may inspect the directory
@@ -128,7 +126,7 @@ class CheckpointManager:
         self.wait()
         self.acquire()
         arrays = leaf_table.flatten(state)
-        _check_json(about)
+        layout.check_json(about)
         self._renew_lock(step, arrays)
         record = {
             "step": step,
@@ -176,7 +174,8 @@ class CheckpointManager:
         error = self._saving.wait()
         self._saving = None
         if error is not None:
-            self._remove_recreated()
+            if self._lock is not None:
+                self._lock.remove_recreated()
             raise error
 
     def close(self) -> None:
@@ -188,13 +187,10 @@ class CheckpointManager:
             if self._preparing is not None:
                 self._preparing.wait()
             self._writer.close()
-            self._remove_recreated()
             if self._lock is not None:
+                self._lock.remove_recreated()
                 self._lock.release()
                 self._lock = None
-
-    def __enter__(self) -> "CheckpointManager":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -225,10 +221,7 @@ class CheckpointManager:
         """
         self.acquire()
         step, notices = newest_valid(
-            self.directory,
-            self._list_in_place,
-            fall_back=self._fall_back,
-            owner=self._owner,
+            self.directory, self._list_in_place, fall_back=self._fall_back, owner=self._owner
         )
         self._named = set()
         self._valid |= {step} if step is not None else set()
@@ -305,8 +298,7 @@ class CheckpointManager:
         """Load Orbax in the background, and remove what killed saves left.
 
         Only for the process that trains: before it restores, or once its first step is done.
-        Without this, the first `save` does the same and takes a second longer. A second call does
-        nothing.
+        Without this, the first `save` does the same and takes a second longer.
 
         Raises:
             CheckpointError: if another process writes to the directory, or it cannot be written.
@@ -326,8 +318,8 @@ class CheckpointManager:
             self._lock.check()
         elif self._is_first():
             self._lock = WriteLock(self.directory)
-            restore = functools.partial(layout.restore_replaced, self.directory)
-            attempt(self.directory, restore)  # before anything is listed
+            # Before anything is listed.
+            attempt(self.directory, lambda: layout.restore_replaced(self.directory))
             self._named = set(layout.list_named_steps(self.directory))
 
     def remove_leftovers(self) -> None:
@@ -365,24 +357,13 @@ class CheckpointManager:
         for other in sorted(removed):
             self._lost(f"checkpoint {other} was removed or damaged after it was sealed")
 
-    def _remove_recreated(self) -> None:
-        """Remove empty folders under our names, if the real ones were moved during a save.
-
-        Orbax and TensorStore create the parents of each file that they write.
-        """
-        if self._lock is not None and not self._lock.is_parent_in_place:
-            for path in (self.directory, self.directory.parent):
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-
     def _list_in_place(self, some: Collection[int] = ()) -> list[int]:
         """Return the named steps; wait while the locked directory is away, or some are all gone."""
         some = some or self._named
 
         def look() -> list[int]:
             steps = layout.list_named_steps(self.directory)
-            is_in_place = self._lock is None or self._lock.is_in_place
-            if not is_in_place or (some and not steps):
+            if (self._lock and not self._lock.is_in_place) or (some and not steps):
                 raise OSError(errno.ESTALE, "its file system is away, or it was moved or emptied")
             return steps
 
@@ -416,13 +397,3 @@ class CheckpointManager:
             what += f"; it was set aside as {layout.set_aside(self.directory, step)}"
             self.notices.append(f"checkpoint {step} is damaged: {what}")
         raise SetAsideError(str(layout.damaged_error(self.directory, step, what, self._owner)))
-
-
-def _check_json(about: Mapping[str, Any]) -> None:
-    try:
-        json.dumps(dict(about))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the `about` of a checkpoint is stored as JSON, and this is no JSON: {error}. "
-            f"Use text, numbers, lists and dicts; float(x) converts an array to a number."
-        ) from None

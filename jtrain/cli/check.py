@@ -53,12 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Progress:
-    """Lines about a check, which takes minutes: one at its start, then one each few seconds.
-
-    Args:
-        write: gets the lines.
-        clock: returns seconds.
-    """
+    """Lines about a check, which takes minutes: one at its start, then one each few seconds."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float]):
         self._write, self._clock, self._start = write, clock, clock()
@@ -66,8 +61,7 @@ class Progress:
 
     def begin(self, name: str) -> None:
         """Begin a comparison."""
-        self._name = name
-        now = self._clock()
+        self._name, now = name, self._clock()
         if now >= self._next:
             self._next, spent = now + EVERY, now - self._start
             self._write(f"comparing: {name} ({spent:.0f} s, {self._programs} programs)")

@@ -9,12 +9,14 @@ from typing import TextIO
 from jtrain.io.formatting import escape_controls
 
 
-def print_text(*words: object, end: str = "\n", file: TextIO | None = None) -> None:
+def print_text(
+    *words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False
+) -> None:
     """Print as `print` does, with control characters escaped: a run or a file may be a stranger's.
 
     Modules of this package import it `as print`.
     """
-    print(escape_controls(" ".join(map(str, words)) + end), end="", file=file)
+    print(escape_controls(" ".join(map(str, words)) + end), end="", file=file, flush=flush)
 
 
 def outlive_readers() -> None:

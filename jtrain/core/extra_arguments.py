@@ -37,8 +37,8 @@ def with_named_arguments(
                 raise
             raise ConfigError(
                 f"the optimizer's update refuses its arguments: {str(error).rstrip('.')}. It is "
-                f"given {', '.join(known)}. Write **extra_args in the signature of its update, and "
-                f"bind what else it needs: functools.partial(update, NAME=...)."
+                f"given {', '.join(known)}. Write **extra_args in its signature, and bind what "
+                f"else it needs: functools.partial(update, NAME=...)."
             ) from None
         _check_shapes(updates, found[0])
         return found
@@ -51,21 +51,21 @@ def check_optimizer(optimizer: Any) -> None:
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         return
     name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "")
-    config = hasattr(optimizer, "build")
-    write = f"optax.{name if callable(getattr(optax, str(name), None)) else 'adamw'}(1e-3)"
+    made = f"optax.{name if callable(getattr(optax, str(name), None)) else 'adamw'}(1e-3)"
+    made = "optimizer.build(steps)" if hasattr(optimizer, "build") else made
     raise ConfigError(
-        f"an optimizer is an optax transformation, and this is a {type(optimizer).__name__}: write "
-        f"{'optimizer.build(steps), which makes one of a config' if config else write}."
+        f"an optimizer is an optax transformation, and not a {type(optimizer).__name__}: write "
+        f"{made}."
     )
 
 
 def _check_shapes(grads: Any, updates: Any) -> None:
-    expected, found = named_leaves(grads), named_leaves(updates)
-    for name, grad in expected.items():
+    found = named_leaves(updates)
+    for name, grad in named_leaves(grads).items():
         if name not in found or found[name].shape != grad.shape:
             shape = list(found[name].shape) if name in found else "missing"
             raise ConfigError(
                 f"the optimizer's update of {name or 'the parameter'} is {shape}, and its gradient "
-                f"is {list(grad.shape)}: jtrain gives the gradient of the whole batch, and none of "
-                f"each row, which optax.contrib.dpsgd needs. Take another optimizer of optax."
+                f"is {list(grad.shape)}: jtrain gives the gradient of the whole batch, and not of "
+                f"each row. Take another optimizer."
             )

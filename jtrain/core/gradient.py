@@ -143,8 +143,3 @@ def make_value_fn(gradient: GradientFn) -> Callable[[Params], Leaf]:
         return value(params)
 
     return value_fn
-
-
-def make_grad_fn(gradient: GradientFn) -> Callable[..., Params]:
-    """Return `params -> gradient` of the same batch; it takes and ignores an index, as SAM's."""
-    return lambda params, *index: gradient(params).grads

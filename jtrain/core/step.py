@@ -9,13 +9,7 @@ import optax
 
 from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.finite import is_finite_update, update_if
-from jtrain.core.gradient import (
-    NO_SHARDING,
-    GradientSharding,
-    make_grad_fn,
-    make_gradient,
-    make_value_fn,
-)
+from jtrain.core.gradient import NO_SHARDING, GradientSharding, make_gradient, make_value_fn
 from jtrain.core.loss import Stateful, update_extra
 from jtrain.core.loss_checks import check_split_rows
 from jtrain.core.mean import Mean, sum_dtype
@@ -89,18 +83,11 @@ def make_step(
         # For optax: line searches take the first three, SAM `grad_fn`, our clip the norm summed
         # over all copies, Muon the way to whole matrices.
         known = {"value": value, "grad": grads, "value_fn": make_value_fn(loss_gradient_at)}
-        known |= {"grad_fn": make_grad_fn(loss_gradient_at), "grad_norm": grad_norm}
-        known |= {"matrices": sharding.matrices}
+        known |= {"grad_fn": lambda params, *index: loss_gradient_at(params).grads}
+        known |= {"grad_norm": grad_norm, "matrices": sharding.matrices}
+        old = state.opt_state, state.params, state.extra
         params, opt_state, extra, update_norm = update_if(
-            finite,
-            update,
-            grads,
-            state.opt_state,
-            state.params,
-            state.extra,
-            extra,
-            sharded=sharding is not NO_SHARDING,
-            **known,
+            finite, update, grads, *old, extra, sharded=sharding is not NO_SHARDING, **known
         )
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}

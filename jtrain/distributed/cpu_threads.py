@@ -10,6 +10,8 @@ process after 60 s: 10 of 10 runs of `fsdp` over 4 devices with 2 microbatches o
 
 import os
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from jtrain.distributed.cluster import variables
 from jtrain.distributed.compiler_flags import has_devices
@@ -40,6 +42,12 @@ def release_pool_variable() -> None:
     """Remove the variable after JAX has started its devices: child processes size their own."""
     if _given:
         os.environ.pop(POOL, None)
+
+
+def count_cpu_devices(devices: Sequence[Any]) -> int:
+    """Return how many of some devices are CPU devices of this process."""
+    own = [device for device in devices if device.process_index == device.client.process_index()]
+    return len(own) if own and own[0].platform == "cpu" else 0
 
 
 def pool_advice(devices: int) -> str:

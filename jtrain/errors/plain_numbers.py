@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, get_args
 
 P = ParamSpec("P")
@@ -15,31 +15,19 @@ def to_number(x: Any) -> Any:
     return x.item() if is_scalar and getattr(x.dtype, "kind", "") in {*"biuf"} else x
 
 
-def number_converter(
-    function: Callable[..., object],
-) -> Callable[[tuple, Mapping[str, Any]], tuple[list, dict[str, Any]]]:
-    """Return a function that converts the arguments that `function` annotates as numbers."""
-    parameters = inspect.signature(function).parameters
-    names = list(parameters)
-    numbers = {name for name, parameter in parameters.items() if _is_number(parameter.annotation)}
-
-    def convert(args: tuple, kwargs: Mapping[str, Any]) -> tuple[list, dict[str, Any]]:
-        one = lambda name, x: to_number(x) if name in numbers else x
-        places = [*names, *[""] * len(args)]
-        placed = [one(name, x) for name, x in zip(places, args, strict=False)]
-        return placed, {name: one(name, x) for name, x in kwargs.items()}
-
-    return convert
-
-
 def plain_numbers(function: Callable[P, R]) -> Callable[P, R]:
     """Convert numbers of numpy and JAX in the arguments that are annotated as numbers."""
-    convert = number_converter(function)
+    signature = inspect.signature(function)
+    names = list(signature.parameters)
+    numbers = {name for name, x in signature.parameters.items() if _is_number(x.annotation)}
+    one = lambda name, x: to_number(x) if name in numbers else x
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        placed, named = convert(args, kwargs)
-        return function(*placed, **named)  # pyright: ignore[reportCallIssue]
+        placed = [one(name, x) for name, x in zip(names, args, strict=False)] + [
+            *args[len(names) :]
+        ]
+        return function(*placed, **{name: one(name, x) for name, x in kwargs.items()})  # pyright: ignore
 
     return call
 

@@ -91,7 +91,6 @@ SYNONYMS = {
 # The same for kinds: the nearest of ours; to a plateau, a rate that stays and falls at the end.
 KINDS = {
     "adam": "rmsprop adagrad adadelta adamax radam adabelief yogi",
-    "nadamw": "nadam",
     "sgd": "momentum nesterov sgd_momentum sgdm",
     "mirrored": "ddp dp ddp_spawn ddp_find_unused_parameters_true data_parallel "
     "distributed_data_parallel horovod mirroredstrategy multiworkermirrored",
@@ -107,12 +106,7 @@ KINDS = {
     "cosine": "cosine_annealing cosine_decay cosineannealinglr warmup_cosine cosine_warmup",
     "restarts": "cosine_with_restarts warm_restarts sgdr cosineannealingwarmrestarts",
     "inverse_sqrt": "noam rsqrt inverse_square_root",
-    "one_cycle": "onecycle onecyclelr",
-    "exponential": "exponential_decay exponentiallr",
     "constant": "none fixed flat warmup constant_with_warmup",
-    "stop": "raise error abort fail halt",
-    "skip": "ignore continue warn",
-    "rollback": "restore revert rewind",
 }
 MEANINGS = {word: kind for kind, words in KINDS.items() for word in words.split()}
 # The same for keys that lie in another mapping: what to write in a config.

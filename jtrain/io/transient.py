@@ -68,9 +68,7 @@ def attempt(path: Path, action: Callable[[], T]) -> T:
         sleep(wait)
 
 
-def patiently(
-    function: Callable[Concatenate[Path, P], T],
-) -> Callable[Concatenate[Path, P], T]:
+def patiently(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
     """Decorate a function that reads a path, so that it raises `FACTS` or an UnreachableError."""
 
     @functools.wraps(function)

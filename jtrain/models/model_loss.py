@@ -94,7 +94,7 @@ def classifier(
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, labels, "labels", "jt.classifier(model")
         if wanted.shape == logits.shape and jnp.issubdtype(wanted.dtype, jnp.floating):
-            mask, weights = counted(batch)
+            mask, weights = _counted(batch, inputs, labels)
             if weights is not None:  # what counts for nothing need not be a distribution
                 wanted = jnp.where(mask[:, None], wanted, 1 / wanted.shape[-1])
             wanted = in_domain(wanted, "distributions")
@@ -103,12 +103,11 @@ def classifier(
             wanted = wanted[..., 0]
         _check_labels(logits, wanted, labels)
         hits = (logits.argmax(-1) == wanted).astype(jnp.float32)
-        mask, weights = counted(batch)
+        mask, weights = _counted(batch, inputs, labels)
         real, each = _by_row(mask, wanted), spread_weights(weights, wanted.shape)
         loss = cross_entropy_per_label(logits, wanted, smoothing)
         return Mean.of(loss, real, each), {"accuracy": Mean.of(hits, real, each)}
 
-    counted = _counting(inputs, labels)
     return _loss_of(model, inputs, head)
 
 
@@ -131,9 +130,9 @@ def binary_classifier(
     def head(logits: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, labels, "labels", "jt.binary_classifier(model")
         logits, wanted = _alike(logits, wanted, labels, "logits")
-        return binary_cross_entropy(logits, wanted.astype(sum_dtype(wanted)), *counted(batch))
+        wanted = wanted.astype(sum_dtype(wanted))
+        return binary_cross_entropy(logits, wanted, *_counted(batch, inputs, labels))
 
-    counted = _counting(inputs, labels)
     return _loss_of(model, inputs, head)
 
 
@@ -156,9 +155,9 @@ def regression(
     def head(outputs: Any, batch: Batch) -> tuple[Mean, Metrics]:
         wanted = _named(batch, targets, "targets", "jt.regression(model")
         outputs, wanted = _alike(outputs, wanted, targets, "outputs")
-        return squared_error(outputs, wanted.astype(sum_dtype(wanted)), *counted(batch))
+        wanted = wanted.astype(sum_dtype(wanted))
+        return squared_error(outputs, wanted, *_counted(batch, inputs, targets))
 
-    counted = _counting(inputs, targets)
     return _loss_of(model, inputs, head)
 
 
@@ -190,12 +189,7 @@ def language_model(model: AnyModel) -> ModelLoss:
             keys, segments = row_keys(rng, batch), segments_of(batch)
             hidden, _ = model.hidden(params, extra, inputs, segments, rng=keys)
             value, metrics = chunked_next_token(
-                hidden,
-                model.head(params),
-                targets,
-                real,
-                weights,
-                soft_cap=model.logit_cap,
+                hidden, model.head(params), targets, real, weights, soft_cap=model.logit_cap
             )
             return value, metrics, extra
         inner = {**batch, "tokens": inputs}
@@ -228,20 +222,14 @@ def _loss_of(model: AnyModel, inputs: str | Sequence[str], head: Head) -> ModelL
     return ModelLoss(loss, model, names)
 
 
-def _counting(
-    inputs: str | Sequence[str], targets: str
-) -> Callable[[Batch], tuple[Array, Array | None]]:
-    """Return `batch -> (mask, weights)`: `weight` of the batch, unless the loss reads it as data.
+def _counted(batch: Batch, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array | None]:
+    """Return the mask of a batch and its `weight`, unless the loss reads that as data.
 
     A weight of 0 hides its row, whatever the row holds.
     """
-
-    def counted(batch: Batch) -> tuple[Array, Array | None]:
-        weights = None if "weight" in (inputs, *inputs, targets) else batch.get("weight")
-        mask = batch["mask"]
-        return mask if weights is None or weights.ndim > 1 else mask & (weights != 0), weights
-
-    return counted
+    weights = None if "weight" in (inputs, *inputs, targets) else batch.get("weight")
+    mask = batch["mask"]
+    return mask if weights is None or weights.ndim > 1 else mask & (weights != 0), weights
 
 
 def _apply(

@@ -262,8 +262,6 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 @functools.cache  # a run builds its model several times
 def _warn_unused_tokens(vocab: int, count: int) -> None:
     _log.warning(
-        "model.vocab=%s, and the data has %s different tokens: the others are never trained. "
-        "model.vocab=0 takes those of the data.",
-        vocab,
-        count,
+        f"model.vocab={vocab}, and the data has {count} different tokens: the others are never "
+        f"trained. model.vocab=0 takes those of the data."
     )

@@ -10,12 +10,10 @@ from jtrain.core.types import Params
 
 
 class PartsState(NamedTuple):
-    """State of a rule for parameters some of which are complex."""
+    """States of a rule for the real leaves and parts, and for the imaginary parts."""
 
     real: Any
-    """State of the real leaves and the real parts."""
     imaginary: Any
-    """State of the imaginary parts."""
 
 
 def by_parts(rule: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -33,11 +31,10 @@ def by_parts(rule: optax.GradientTransformation) -> optax.GradientTransformation
     def update(updates: Params, state: Any, params: Params | None = None, **known: Any):
         if not _any_complex(updates):
             return inner.update(updates, state, params, **known)
-        real, first = inner.update(_real(updates), state.real, _real(params), **known)
-        imaginary, second = inner.update(
-            _imaginary(updates), state.imaginary, _imaginary(params), **known
-        )
-        return _join(real, imaginary), PartsState(first, second)
+        real, first = inner.update(_real(updates), state[0], _real(params), **known)
+        imaginary, second = inner.update(_imaginary(updates), state[1], _imaginary(params), **known)
+        join = lambda x, y: x if y is None else jax.lax.complex(x, y)
+        return jax.tree.map(join, real, imaginary), PartsState(first, second)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -53,7 +50,3 @@ def _real(tree: Params) -> Params:
 def _imaginary(tree: Params) -> Params:
     """Return the imaginary parts; None in the place of a real leaf."""
     return jax.tree.map(lambda x: x.imag if jnp.iscomplexobj(x) else None, tree)
-
-
-def _join(real: Params, imaginary: Params) -> Params:
-    return jax.tree.map(lambda x, y: x if y is None else jax.lax.complex(x, y), real, imaginary)

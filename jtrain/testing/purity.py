@@ -47,9 +47,9 @@ def explain_impurity(case: LossCase) -> Cause | None:
     if case.side_effects.asked and _depends_on_host(case):
         return Cause(
             "numbers of the host",
-            f"the loss computes with {' and '.join(sorted(case.side_effects.asked))}: it has "
-            f"another value on each process, or with another number of devices. Take the number "
-            f"of rows from the batch, `len(batch['mask'])`, and draws from `rng`.",
+            f"the loss computes with {' and '.join(sorted(case.side_effects.asked))}, another "
+            f"number on another process. Take the number of rows from the batch, "
+            f"`len(batch['mask'])`, and draws from `rng`.",
         )
     return None
 

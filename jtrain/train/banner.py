@@ -8,7 +8,7 @@ import jax
 from jtrain.config.dump import flatten
 from jtrain.core.pytree import num_elements
 from jtrain.distributed.accelerators import unused_accelerators
-from jtrain.distributed.cpu_threads import describe_small_pool
+from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
 from jtrain.io.formatting import format_seconds
 from jtrain.models.pretrained.source import describe_source
 from jtrain.parallel.device_names import parse_devices
@@ -32,7 +32,7 @@ def banner_lines(setup: TrainSetup, start: int | None, root: Path = Path("/")) -
         f"{config.name}: {count:,} parameters, {describe_layout(setup)}, {batch} a step in "
         f"{strategy.shares} shard{'s' * (strategy.shares > 1)}, {microbatches}",
         *_unused(setup, root),
-        *describe_small_pool(setup.cpu_devices),
+        *describe_small_pool(count_cpu_devices(setup.devices)),
         *([setup.why] if setup.why else []),
         *([setup.schedule.why] if setup.schedule.why else []),
         format_line(summarize(setup.like)),

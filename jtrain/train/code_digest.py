@@ -1,6 +1,7 @@
 """Digests of the user's code that a run trains, by which a resumed run says what was edited."""
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -35,8 +36,8 @@ def digest_code(root: Any) -> dict[str, str]:
 def find_edited(before: Any, after: Mapping[str, str]) -> list[str]:
     """Return the names of the pieces of code that differ; none for a run without digests.
 
-    A module that was not imported yet is in one of the two alone, and does not count. Another
-    version of Python has other operations for the same code.
+    A module that was not imported yet does not count, nor does another version of Python, which
+    has other operations for the same code.
     """
     known = before if isinstance(before, dict) else {}
     if known.get(PYTHON) != after[PYTHON]:
@@ -48,8 +49,7 @@ class _Code:
     """Text of the operations of a loss, and of the modules of the user that it imports."""
 
     def __init__(self) -> None:
-        self.pieces: dict[str, str] = {}
-        self._known: dict[int, Any] = {}  # by id; held, so that no id is used again
+        self.pieces, self._known = dict[str, str](), dict[int, Any]()  # by id: held, so not reused
 
     def describe(self, value: Any) -> str:
         """Return what a value is made of, as text that is the same in another process."""
@@ -139,11 +139,9 @@ def _is_own(module: ModuleType | None) -> bool:
 
 
 def _read(module: ModuleType) -> str:
-    """Return the source of a module; empty for a notebook."""
-    try:
+    with contextlib.suppress(OSError, TypeError):
         return inspect.getsource(module)
-    except (OSError, TypeError):
-        return ""
+    return ""  # of a notebook
 
 
 def _names(code: CodeType) -> set[str]:

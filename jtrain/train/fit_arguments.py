@@ -196,9 +196,8 @@ def build_optimizer(
     """
     if callable(lr):
         raise ConfigError(
-            f"lr= is a number, and this is a function of the step: write optimizer=optax."
-            f"{given if isinstance(given, str) else 'adamw'}(lr), or a schedule by name, "
-            f'schedule="cosine".'
+            f"lr= is a number, and this is a function of the step: write optimizer="
+            f'optax.{given}(lr), or a schedule by name, schedule="cosine".'
         )
     if isinstance(given, str):
         cls = _named("optimizer", given, Optimizer)
@@ -219,11 +218,6 @@ def build_optimizer(
         return given
     if isinstance(given, optax.GradientTransformation):
         return CustomOptimizer()
-    if isinstance(given, optax.MultiSteps):
-        raise ConfigError(
-            "optax.MultiSteps is no transformation: write optimizer=it.gradient_transformation(), "
-            "or in its place microbatches=4, which sums the gradients of four parts of a batch."
-        )
     raise ConfigError(
         f'optimizer= is a name such as "adamw", a value of jtrain.optim or an optax '
         f'transformation, and this is a {type(given).__name__}: write optimizer="adamw", lr=1e-3.'

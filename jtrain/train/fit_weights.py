@@ -1,8 +1,11 @@
 """Parameters of a run of `jt.fit`, read without its script."""
 
-from collections.abc import Callable, Iterator, Mapping
+import ast
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+import jax
 
 from jtrain.checkpoint import inspect, layout
 from jtrain.config.lookup import FIT, find_experiment
@@ -49,15 +52,16 @@ def read_weights(
     found = inspect.resolve_step(checkpoints, step)
     layout.check_valid(checkpoints, found)
     record = layout.read_record(checkpoints, found)
-    leaves, entries = record["leaves"], record["about"].get(TREE)
+    leaves, tree = record["leaves"], record["about"].get(TREE)
     sources = {name: name for name in leaves if name.partition("/")[0] in {"params", "extra"}}
     if optimizer.get("ema"):
         sources |= {name: _average(name, leaves) for name in sources if name.startswith("params")}
     arrays = inspect.read_arrays(checkpoints, found, list(sources.values()))
     try:
-        weights = build_tree(iter(entries), lambda name: arrays[sources[name]])
+        names = ast.literal_eval(tree)
+        weights = jax.tree.map(lambda name: arrays[sources[name]], names)
         return found, weights["params"], weights["extra"]
-    except (StopIteration, LookupError, TypeError, ValueError, RecursionError):
+    except (LookupError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
         raise CheckpointError(
             f"checkpoint {found} in {checkpoints} does not describe the tree of its parameters: it "
             f"was not written by this version of jtrain. Repeat the same call of jt.fit: its "
@@ -65,44 +69,27 @@ def read_weights(
         ) from None
 
 
-def describe_tree(tree: Any) -> list[Any]:
-    """Return the nodes of a tree, each before its children, as JSON: a leaf is its name.
+def describe_tree(tree: Any) -> str:
+    """Return a tree as a literal of Python, in which a leaf is its name.
 
     A name alone does not say whether a slash is part of a key, `0` is a number, or a sequence is a
     tuple. A node of another library becomes a dict.
     """
-    entries: list[Any] = []
 
-    def visit(node: Any, path: tuple[Any, ...]) -> None:
+    def plain(node: Any, path: tuple[Any, ...]) -> Any:
         children = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
         if node is None or (children and not children[0][0]):
-            entries.append(None if node is None else pytree.name(path))
-            return
+            return None if node is None else pytree.name(path)
+        inner = [(key[0], plain(child, (*path, *key))) for key, child in children]
         if type(node) in (list, tuple):
-            entries.append([type(node).__name__, len(node)])
-        else:
-            entries.append(["dict", *(_key(inner[0]) for inner, _ in children)])
-        for inner, child in children:
-            visit(child, (*path, *inner))
+            return type(node)(x for _, x in inner)
+        return {_key(key): x for key, x in inner}
 
-    visit(tree, ())
-    return entries
-
-
-def build_tree(entries: Iterator[Any], leaf: Callable[[str], Any]) -> Any:
-    """Return the tree that `describe_tree` described, with `leaf` of each name."""
-    entry = next(entries)
-    if entry is None or isinstance(entry, str):
-        return entry and leaf(entry)
-    kind, *keys = entry
-    if kind == "dict":
-        return {key: build_tree(entries, leaf) for key in keys}
-    children = [build_tree(entries, leaf) for _ in range(*keys)]
-    return tuple(children) if kind == "tuple" else children
+    return repr(plain(tree, ()))
 
 
 def _key(key: Any) -> str | int | float:
-    """Return the key, name or index in an entry of a path, as JSON can hold it."""
+    """Return the key, name or index in an entry of a path, as a literal can hold it."""
     found = next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name))
     return found if isinstance(found, str | int | float) else str(found)
 

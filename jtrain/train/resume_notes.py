@@ -37,19 +37,13 @@ def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
 
 
 def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
-    """Return a line if the code of a run was edited since its last start.
-
-    Args:
-        root: what the run is made of in code.
-        another: the command that starts another run.
-    """
+    """Return a line if the code of a run, its `root`, was edited since its last start."""
     edited = find_edited(run_dir.facts().get("code"), digest_code(root))
-    if not edited:
-        return []
-    return [
+    line = (
         f"the code of the run was edited since its last start: {', '.join(edited)}. Steps that "
         f"were taken are of the old code; to train the new code alone: {another}"
-    ]
+    )
+    return [line] if edited else []
 
 
 def describe_flags(run_dir: RunDir, environ: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from jtrain.core.loop import LoopResult, Stop, StoppedError, train_loop
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.data.batches.scan import describe_nonfinite
-from jtrain.distributed.cpu_threads import pool_advice
+from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat.watchdog import DeadlockWatch
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.bad_step_policy import BadStepPolicy
@@ -75,7 +75,7 @@ def run_steps(
 
 def _deadlock_watch(setup: TrainSetup) -> contextlib.AbstractContextManager[None]:
     """Return a watch over several CPU devices of one process; those of several wait for peers."""
-    devices = setup.cpu_devices
+    devices = count_cpu_devices(setup.devices)
     alone = jax.process_count() == 1 and devices > 1
     return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 

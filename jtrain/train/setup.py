@@ -171,12 +171,6 @@ class TrainSetup:
         taken = jax.tree.leaves(self.like)[0].sharding.device_set
         return sorted(taken, key=lambda device: device.id)
 
-    @property
-    def cpu_devices(self) -> int:
-        """The number of CPU devices of this process."""
-        own = [device for device in self.devices if device.process_index == jax.process_index()]
-        return len(own) if own and own[0].platform == "cpu" else 0
-
     def own_rows(self, batches: Any) -> Any:
         """Return the same batches, of which this process reads only the rows of its devices."""
         return batches.shard(*self.strategy.part)

@@ -315,7 +315,7 @@ class Rows(OneRow):
 def test_a_source_of_one_index_is_told_what_to_write():
     words = r"takes an array of indices .*rows = \[self\.row\(i\) for i in indices\]; "
     with pytest.raises(
-        DataError, match=words + r"return \{'x': np\.stack\(\[r\['x'\] for r in rows"
+        DataError, match=words + r"return \{name: np\.stack\(\[row\[name\] for row in rows"
     ):
         Shuffled(OneRow(), size=8)[0]
     assert Shuffled(Rows(), size=8)[0]["x"].shape == (8, 3)

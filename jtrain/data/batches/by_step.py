@@ -9,7 +9,6 @@ import copy
 import operator
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -249,25 +248,17 @@ def read_rows(source: Source, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         rows = source[indices]
     except Exception as error:
         try:
-            one: Any = source[int(indices[0])]  # pyright: ignore[reportArgumentType]
+            source[int(indices[0])]  # pyright: ignore[reportArgumentType]
         except Exception:
             raise error from None
-        raise DataError(_describe_source(source, "takes one index", one)) from error
-    if not isinstance(rows, Mapping):
-        words = f"returned a {type(rows).__name__}"
-        raise DataError(_describe_source(source, words, rows))
-    return rows
-
-
-def _describe_source(source: Source, found: str, one: Any) -> str:
-    names = list(one) if isinstance(one, Mapping) else ["x", "y"]
-    of = (lambda name, i: repr(name)) if isinstance(one, Mapping) else (lambda name, i: str(i))
-    arrays = (f"{n!r}: np.stack([r[{of(n, i)}] for r in rows])" for i, n in enumerate(names))
-    return (
-        f"{type(source).__name__}[indices] {found}, and a source takes an array of indices and "
-        f"returns arrays by name, a row for each. Write in its __getitem__: rows = "
-        f"[self.row(i) for i in indices]; return {{{', '.join(arrays)}}}, where self.row(i) is "
-        f"one row."
+        rows = error
+    if isinstance(rows, Mapping):
+        return rows
+    raise DataError(
+        f"{type(source).__name__}[indices] gives a {type(rows).__name__}, and a source takes an "
+        f"array of indices and returns arrays by name, a row for each. Write in its __getitem__, "
+        f"where self.row(i) is a row, as a dict: rows = [self.row(i) for i in indices]; return "
+        f"{{name: np.stack([row[name] for row in rows]) for name in rows[0]}}"
     )
 
 

@@ -1,11 +1,9 @@
 """Decoding of image files; needs `pip install 'jtrain[images]'`."""
 
-import io
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +20,6 @@ TURNED = (5, 6, 7, 8)  # orientations whose rows are columns of the upright imag
 MIRRORED, FLIPPED = (2, 3, 6, 7), (3, 4, 7, 8)  # those of which right is left, and bottom is top
 FORMATS = ("JPEG", "PNG")
 PIXELS = 1 << 26  # most pixels of an image: 64 times 1024 x 1024
-XMP_BYTES = 1 << 20  # of a PNG; larger ones are not read
 MOST_PIXELS = 89_478_485  # above, Pillow warns of a decompression bomb
 
 
@@ -74,15 +71,17 @@ def decode_window(path: Path, size: ImageSize, draws: WindowDraws) -> np.ndarray
 def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> np.ndarray:
     """Return what `read` makes of the open image; raise a DataError that names the file."""
     pillow = import_optional("PIL.Image", "images", "An image file")
+    png = import_optional("PIL.PngImagePlugin", "images", "An image file")
+    # A text or a colour profile may be as large as Pillow lets all texts of a PNG be, 64 MiB.
+    png.MAX_TEXT_CHUNK = png.MAX_TEXT_MEMORY
     try:
         # Open the file here: Pillow leaves a file open that it opened by name and could not read.
-        with attempt(path, lambda: open_regular(path)) as file:
-            try:
-                return _read_image(path, file, size, read)
-            except ValueError as error:
-                if "MAX_TEXT" not in str(error):  # Pillow's limits of what is no pixel of a PNG
-                    raise
-                return _read_image(path, _drop_texts(file), size, read)
+        with (
+            attempt(path, lambda: open_regular(path)) as file,
+            pillow.open(file, formats=FORMATS) as image,
+        ):
+            _check(path, image, size)
+            return read(image)
     except (DataError, UnreachableError):
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
@@ -103,31 +102,6 @@ def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> n
             f"is cut off or damaged: get it again, or remove it; or skip such images: "
             f"data.damaged=skip."
         ) from error
-
-
-def _read_image(
-    path: Path, file: BinaryIO, size: ImageSize, read: Callable[[Any], np.ndarray]
-) -> np.ndarray:
-    with import_optional("PIL.Image", "images", "An image file").open(
-        file, formats=FORMATS
-    ) as image:
-        _check(path, image, size)
-        return read(image)
-
-
-def _drop_texts(file: BinaryIO) -> BinaryIO:
-    """Return a PNG without its colour profile and its texts, except for XMP of a usual size."""
-    file.seek(0)
-    parts = [file.read(8)]
-    while head := file.read(8):
-        size, kind = int.from_bytes(head[:4]) + 4, head[4:]  # with the checksum
-        is_text = kind in {b"tEXt", b"zTXt", b"iTXt", b"iCCP"}
-        body = b"" if is_text and size > XMP_BYTES else file.read(size)
-        if not is_text or body.startswith(b"XML:com.adobe.xmp\0\0"):  # may have the orientation
-            parts.append(head + body)
-        elif not body:
-            file.seek(size, os.SEEK_CUR)
-    return io.BytesIO(b"".join(parts))
 
 
 def _check(path: Path, image: Any, size: ImageSize) -> None:

@@ -79,12 +79,10 @@ def format_error(path: Path, head: bytes, noun: str = "") -> DataError:
     elif found == "CSV":
         mark = max(MARKS, key=head.decode(encoding, "ignore").partition("\n")[0].count)
         advice = _ROWS.format("csv", f"csv.DictReader({opened}, delimiter={mark!r})", path=path)
-    if noun:
-        return DataError(f"{path} is {found}, and a {noun} a line is needed. {advice}")
-    return DataError(
-        f"{path} is {found}, and a model would learn the syntax. {advice}; or, to learn the "
-        f"syntax: jtrain data prepare {path} --field '' --out DIR (data.field='' in a config)"
-    )
+    why = f"a {noun} a line is needed" if noun else "a model would learn the syntax"
+    if not noun:
+        advice += f"; or, to learn the syntax: jtrain data prepare {path} --field '' --out DIR"
+    return DataError(f"{path} is {found}, and {why}. {advice}")
 
 
 def read_line(stream: BinaryIO, encoding: str) -> bytes:

@@ -79,10 +79,7 @@ class HuggingFace:
         """Raise DataError if a row has no value in a column of numbers."""
         rows = self._plain.select_columns(self._holed)[indices]
         for name in self._holed:
-            row = next(
-                (int(i) for i, x in zip(indices, rows[name], strict=True) if _has_none(x)), -1
-            )
-            if row >= 0:
+            for row in (i for i, x in zip(indices, rows[name], strict=True) if _has_none(x)):
                 raise DataError(
                     f"Column {name!r} has None in row {row} of the data set, and numbers are "
                     f"needed. Leave such rows out, dataset.filter(lambda row: 'None' not in "

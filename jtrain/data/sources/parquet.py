@@ -238,8 +238,7 @@ def _columns(paths: list[Path], files: list[Any], requested: Sequence[str]) -> l
             )
     names = files[0].schema_arrow.names
     chosen = list(requested) or names
-    once = [name for name in names if names.count(name) == 1]
-    advice = f"table.rename_columns([...]), in {paths[0]}; or leave them out: columns={once[:8]}"
+    advice = f"table.rename_columns([...]), in {paths[0]}; or leave them out: columns=[...]"
     check_names([name for name in names if name in chosen], advice)
     if unknown := [name for name in requested if name not in names]:
         raise DataError(

@@ -21,6 +21,7 @@ from jtrain.io.regular_files import open_regular
 CLEAR = 8  # columns of numbers that are a header beyond doubt, rows that show a range
 _log = logging.getLogger(__name__)
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
+_BROKEN = (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError, MemoryError)
 MOST_UNPACKED = 1 << 33  # bytes of a packed .npz in memory
 
 
@@ -73,14 +74,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             _check_unpacked(path, arrays.zip)
             return {name: arrays[name] for name in arrays.files}
-    except (
-        ValueError,
-        EOFError,
-        zipfile.BadZipFile,
-        AttributeError,
-        KeyError,
-        MemoryError,
-    ) as error:
+    except _BROKEN as error:
         raise _read_error(path, error, "np.savez(file, name=array)") from None
 
 
@@ -88,7 +82,7 @@ def _npy(path: Path) -> np.ndarray:
     try:
         with open_regular(path) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+    except _BROKEN as error:
         raise _read_error(path, error, "np.save(file, array)") from None
 
 

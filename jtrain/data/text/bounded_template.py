@@ -13,8 +13,6 @@ from jtrain.data.sources.source import import_optional
 MOST = 1 << 24  # characters of a value, and of all that is written
 ITEM = 16  # characters that an item of a list and a round of a loop count for
 WIDTH = 1 << 20  # the largest number that a filter or a method is given
-
-
 GROWING = {"replace", "join", "indent", "format"}  # filters
 
 
@@ -42,7 +40,7 @@ def bounded(environment: type) -> Any:
         def _filter(self, node: Any, name: str) -> Any:
             return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
-    write = jinja.pass_context(_write)
+    write = jinja.pass_context(lambda context, value: _spend(context, value, _size(value)))
     rounds = jinja.pass_context(_loop_over)
 
     class Bounded(environment):
@@ -76,22 +74,21 @@ def bounded(environment: type) -> Any:
 def _check_operator(operator: str, left: Any, right: Any) -> None:
     factor = max(x if isinstance(x, int) else 1 for x in (left, right))
     sized = [x for x in (left, right) if hasattr(x, "__len__")]
-    repeats = operator == "*" and sized and _size(sized[0]) * factor > MOST
-    if repeats or (operator == "**" and factor > WIDTH):
-        raise TemplateBoundError(f"{operator} makes more than {MOST:,} characters")
+    _bound(_size(sized[0]) * factor if operator == "*" and sized else 0)
+    _bound(factor if operator == "**" else 0, WIDTH)
     if operator == "%" and isinstance(left, str):
         _check_growth(left)
         _checked(right)
 
 
 def _checked(value: Any, before: int = 0) -> Any:
-    if before + _size(value) > MOST:
-        raise TemplateBoundError(f"it makes a text or a list of more than {MOST:,} characters")
+    _bound(before + _size(value))
     return value
 
 
-def _write(context: Any, value: Any) -> Any:
-    return _spend(context, value, _size(value))
+def _bound(size: int, most: int = MOST) -> None:
+    if size > most:
+        raise TemplateBoundError(f"it makes, writes or loops over more than {most:,} characters")
 
 
 def _loop_over(context: Any, values: Any) -> Any:
@@ -102,8 +99,7 @@ def _loop_over(context: Any, values: Any) -> Any:
 def _spend(context: Any, value: Any, size: int) -> Any:
     """Return the value if what a rendering has written and looped over is within `MOST`."""
     context.spent = getattr(context, "spent", 0) + size
-    if context.spent > MOST:
-        raise TemplateBoundError(f"it writes more than {MOST:,} characters, or loops for too long")
+    _bound(context.spent)
     return value
 
 
@@ -134,11 +130,10 @@ def _check_growth(*values: Any) -> None:
     sizes = sorted(_size(x) for x in values if not isinstance(x, int))[-2:]
     texts = [x for x in values if isinstance(x, str)]
     widths = [int(n) for x in texts for n in re.findall(r"(?<=[%:<>=^0*.-])\d{6,18}", x[:MOST])]
-    if any(isinstance(x, int) and x > WIDTH for x in (*values, *widths)):
-        raise TemplateBoundError(f"it makes a text wider than {WIDTH:,} characters")
-    grows = len(sizes) > 1 and sizes[0] * sizes[1] > 64 * MOST
-    if grows or any(size > MOST for size in sizes):
-        raise TemplateBoundError(f"it joins or replaces texts to more than {MOST:,} characters")
+    for x in (*values, *widths):
+        _bound(x if isinstance(x, int) else 0, WIDTH)
+    _bound(sizes[0] * sizes[1] if len(sizes) > 1 else 0, 64 * MOST)
+    _bound(max(sizes, default=0))
 
 
 def _size(value: Any) -> int:

@@ -48,7 +48,7 @@ def read_gguf_tokenizer(path: Path, *, end: str) -> BPE:
     kinds = header.get("tokenizer.ggml.token_type", [])
     form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
-        {"id": i, "content": token, "special": kind == CONTROL, **form}
+        {"id": i, "content": token, "special": bool(kind == CONTROL), **form}
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind in (CONTROL, USER_DEFINED)
     ]

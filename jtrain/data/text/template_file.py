@@ -24,12 +24,9 @@ def read_template(path: str, day: str = "") -> ChatTemplate:
     if not path:
         return ChatTemplate(CHATML)
     name = f"data.template={path}"
-    if path.endswith(GGUF):
-        config = _gguf_config(Path(path))
-        return ChatTemplate(_source(config, name), path, day=day, **_tokens(config, name))
-    text = _read(Path(path), name)
-    if path.endswith(".json"):
-        config = _parsed(text, name)
+    text = "" if path.endswith(GGUF) else _read(Path(path), name)
+    if path.endswith((GGUF, ".json")):
+        config = _gguf_config(Path(path)) if path.endswith(GGUF) else _parsed(text, name)
         return ChatTemplate(_source(config, name), path, day=day, **_tokens(config, name))
     beside = Path(path).parent / CONFIG
     config = _parsed(_read(beside, str(beside)), str(beside)) if beside.is_file() else {}

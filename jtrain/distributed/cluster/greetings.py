@@ -39,11 +39,7 @@ class _Guest(NamedTuple):
 def read_greetings(
     listener: socket.socket, deadline: float, tls: PeerTls | None
 ) -> Generator[Greeting, None, None]:
-    """Yield the greetings at a port until a moment of the monotonic clock.
-
-    Args:
-        tls: certificate of this process; then each connection has to have one.
-    """
+    """Yield the greetings at a port until `deadline`; with `tls` a peer needs a certificate."""
     guests: dict[Any, _Guest] = {}  # by connection, the oldest first
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:

@@ -24,6 +24,7 @@ from jtrain.distributed.cluster.greetings import MOST, Greeting, read_greetings
 from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
 from jtrain.distributed.port_holder import find_port_holder, stop_advice
 from jtrain.errors import ConfigError, PeerError
+from jtrain.io.formatting import escape_controls
 from jtrain.io.regular_files import parse_json
 
 Facts: TypeAlias = Mapping[str, str]
@@ -37,12 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def meet(
-    cluster: Cluster,
-    facts: Facts,
-    *,
-    timeout: float,
-    tls: PeerTls | None = None,
-    token: str = "",
+    cluster: Cluster, facts: Facts, *, timeout: float, tls: PeerTls | None = None, token: str = ""
 ) -> None:
     """Return in all processes once all have connected and have the same facts.
 
@@ -146,8 +142,7 @@ def _receive(
                     continue
                 _answer(greeting.peer, error)
                 greeting.peer.close()
-                # What a stranger says reaches a terminal here.
-                why = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
+                why = escape_controls(str(error))  # what a stranger says reaches a terminal
                 if why not in refused and len(refused) < SHOWN:
                     refused[why] = None
                     _log.warning("turned away: %s", why)
@@ -168,11 +163,7 @@ def _answer(peer: socket.socket, error: Exception | None) -> None:
 
 
 def _examine(
-    cluster: Cluster,
-    greeting: Greeting,
-    facts: Facts,
-    visitors: Mapping[int, Greeting],
-    token: str,
+    cluster: Cluster, greeting: Greeting, facts: Facts, visitors: Mapping[int, Greeting], token: str
 ) -> tuple[int, ConfigError | None]:
     """Return the number of a visitor, and why it is none of this run's processes, if it is not."""
     hello, host = greeting.content, greeting.host

@@ -117,16 +117,10 @@ class Watchdog(PollingThread):
 class DeadlockWatch(PollingThread):
     """Check that XLA's CPU devices compute while Python waits for them, in a `with` block.
 
-    If the process has used no processor time for `patience` checks, a second each, while its main
-    thread waits in JAX, then the collectives of its devices wait for one another
-    (`distributed/cpu_threads.py`). The process ends with 70 and a sentence, before XLA aborts it
-    after 60 s with the stacks of its threads. A process that was stopped makes no checks.
-
-    Args:
-        advice: what to type.
-        clock: seconds of processor time of this process.
-        waits: whether the main thread waits in JAX.
-        leave: takes the exit code.
+    If the process has used no processor time (`clock`) for `patience` checks, a second each, while
+    its main thread waits in JAX (`waits`), then the collectives of its devices wait for one another
+    (`distributed/cpu_threads.py`). The process ends with 70 and the `advice`, before
+    XLA aborts it after 60 s with the stacks of its threads.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from jtrain.errors import ConfigError, DeviceError, PeerError, UserError
-from jtrain.errors.plain_numbers import number_converter
+from jtrain.errors.plain_numbers import plain_numbers
 from jtrain.errors.synonyms import SYNONYMS
 from jtrain.errors.tracebacks import cut_traceback, format_error, is_interactive
 from jtrain.errors.user_code.user_calls import full_tracebacks
@@ -27,13 +27,12 @@ def api_boundary(function: Callable[P, R]) -> Callable[P, R]:
     the exit code of `jtrain`. JAX_TRACEBACK_FILTERING=off leaves all frames. Arguments that are
     annotated as numbers may be numbers of numpy or JAX.
     """
-    convert = number_converter(function)
+    converted = plain_numbers(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            placed, named = convert(args, kwargs)
-            return function(*placed, **named)  # pyright: ignore[reportCallIssue]
+            return converted(*args, **kwargs)
         except (UserError, PeerError, DeviceError) as error:
             found: Exception = error
         except (RuntimeError, AssertionError, TypeError) as error:
@@ -65,7 +64,7 @@ def _wrong_arguments(
     error: Exception, function: Callable[..., object], given: Mapping[str, object]
 ) -> ConfigError | None:
     """Return the message for missing or unknown arguments, with the call or the nearest names."""
-    trace = error.__traceback__
+    trace = error.__traceback__ and error.__traceback__.tb_next
     if trace is None or trace.tb_next is not None:  # it was raised further inside
         return None
     if "missing" in str(error):
@@ -73,8 +72,8 @@ def _wrong_arguments(
         needed = ", ".join(p.name for p in parameters if p.default is p.empty)
         name, missing = function.__name__, str(error).partition(": ")[2].replace("'", "")
         return ConfigError(
-            f"{name} needs {needed}, and was given no {missing}. Write jt.{name}({needed}); with a "
-            f"model jt.{name}(jt.classifier(model), model, data), or jt.regression."
+            f"{name} was given no {missing}. Write jt.{name}({needed}); with a model "
+            f"jt.{name}(jt.classifier(model), model, data), or jt.regression."
         )
     if "unexpected keyword argument" not in str(error):
         return None

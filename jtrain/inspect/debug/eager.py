@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.finite import is_finite_update, update_if
-from jtrain.core.gradient import LossGradient, make_grad_fn, make_value_fn
+from jtrain.core.gradient import LossGradient, make_value_fn
 from jtrain.core.loss import update_extra
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
@@ -92,7 +92,7 @@ def _updated_state(
         "value": gradient.loss,
         "grad": gradient.grads,
         "value_fn": make_value_fn(gradient_at),
-        "grad_fn": make_grad_fn(gradient_at),
+        "grad_fn": lambda params, *index: gradient_at(params).grads,
     }
     kwargs |= {"grad_norm": gradient.grad_norm}
     old = state.opt_state, state.params, state.extra

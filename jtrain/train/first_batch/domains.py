@@ -14,16 +14,12 @@ NEAR = 1e-2  # how far the sum of a distribution may be off: 256 chances in bflo
 class OutsideValue(NamedTuple):
     """First row of a batch whose values are outside of the domain of the loss."""
 
-    leaf: str
-    """Name of an array that the values are computed from."""
+    leaf: str  # an array that the values are computed from
     domain: str
-    row: int
-    """In the full batch."""
-    value: float
-    """The value outside, or the sum of a row that is no distribution."""
-    low: float
+    row: int  # of the full batch
+    value: float  # outside, or the sum of a row that is no distribution
+    low: float  # of all values
     high: float
-    """Least and greatest of all values."""
 
 
 def find_outside(

@@ -26,8 +26,7 @@ def check_hidden_rows(
 
     Args:
         sums: returns the output of a host batch; its metric `rows` is the number of visible rows.
-        batch: on the host; the rows of this process.
-        size: number of rows of all processes.
+        batch: on the host; the rows of this process, of `size` of all processes.
         what: name of the batch, in words.
 
     Raises:
@@ -62,11 +61,7 @@ def _counts_all(means: Sequence[Mean], size: int) -> bool:
 
 
 def _differs(one: Mean, other: Mean, visible: np.ndarray | None = None) -> bool:
-    """Return whether two means have other totals or weights, where these are finite.
-
-    Args:
-        visible: the rows whose values are compared, where a mean has a value for each row.
-    """
+    """Return whether two means have other finite totals or weights, of `visible` rows if by row."""
     found = (one.total, other.total, one.weight, other.weight)
     a, b, v, w = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in found))
     counted = np.isfinite([a, b, v, w]).all(0) & ((v != 0) | (w != 0))

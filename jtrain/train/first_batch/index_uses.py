@@ -61,10 +61,8 @@ class IndexUse(NamedTuple):
 class DomainUse(NamedTuple):
     """Use of values of a batch in a loss that is defined for some values only."""
 
-    domain: str
-    """As `in_domain` takes it."""
-    leaves: frozenset[str]
-    """Arrays of the batch that the values are computed from."""
+    domain: str  # as `in_domain` takes it
+    leaves: frozenset[str]  # arrays of the batch that the values are computed from
 
 
 class IndexUses(NamedTuple):

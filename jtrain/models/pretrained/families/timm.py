@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.checks import (
-    NUMBER,
-    SIZE,
-    Supported,
-    is_list_of,
-)
+from jtrain.models.pretrained.checks import NUMBER, SIZE, Supported, is_list_of
 from jtrain.models.pretrained.family import HFConfig, Values
 
 TIMM_ENTRIES: Supported = {
