@@ -24,9 +24,8 @@ def newest_valid(
     Newer damaged checkpoints are set aside, and all that belong to another run than `owner`. The
     first process reads and renames; the others receive the step, and no lines.
 
-    Args:
-        list_steps: returns the named steps, among them the one of its argument, of the directory
-            that the process has locked; raises UnreachableError while that one is away.
+    `list_steps` returns the named steps, among them the one of its argument, of the directory that
+    the process has locked, and raises UnreachableError while that one is away.
 
     Raises:
         DamagedError: in all processes, if the newest is damaged and `fall_back` is false, or one

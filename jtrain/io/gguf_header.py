@@ -12,12 +12,9 @@ import numpy as np
 
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 TEXT, ARRAY = 8, 9
-MOST = 1 << 16
-"""Most keys, and most tensors."""
-SHORT = 1 << 10
-"""Most bytes of a name, and most bytes or numbers of a value that is not skipped."""
-LISTED = 1 << 22
-"""Most texts of a list, and most bytes of one."""
+MOST = 1 << 16  # keys, and tensors
+SHORT = 1 << 10  # bytes of a name, and bytes or numbers of a value that is not skipped
+LISTED = 1 << 22  # texts of a list, and bytes of one
 
 
 class TensorInfo(NamedTuple):
@@ -33,8 +30,7 @@ class Header(NamedTuple):
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    skipped: dict[str, tuple[int, int]]
-    """Type and place of each value that is None."""
+    skipped: dict[str, tuple[int, int]]  # type and place of each value that is None
     end: int
 
 

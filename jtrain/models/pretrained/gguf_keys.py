@@ -36,14 +36,12 @@ ANY = checks.Condition("any value", lambda x: True)
 KEYS: checks.Supported = {
     **dict.fromkeys(REQUIRED, (checks.SIZE,)),
     "block_count": (checks.COUNT,),
-    "attention.head_count_kv": (checks.SIZE,),
-    "attention.key_length": (checks.SIZE,),
+    **dict.fromkeys(("attention.head_count_kv", "attention.key_length"), (checks.SIZE,)),
     "attention.layer_norm_rms_epsilon": (checks.NUMBER,),
     "attention.causal": (True,),
     "rope.freq_base": (ABOVE_1,),
     "rope.scaling.type": ("none", "linear", "yarn"),
-    "rope.scaling.factor": (0, checks.NUMBER),
-    "rope.scale_linear": (0, checks.NUMBER),  # its older name
+    **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), (0, checks.NUMBER)),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (0, -1),
     "rope.scaling.yarn_attn_factor": (1, -1),
@@ -67,8 +65,7 @@ KEYS: checks.Supported = {
 Any other key is of another function, unless its value is 0 or none.
 """
 GEMMA_KEYS: checks.Supported = {
-    "attn_logit_softcapping": (checks.NUMBER,),
-    "final_logit_softcapping": (checks.NUMBER,),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (checks.NUMBER,)),
     "attention.sliding_window": (0, checks.SIZE),
     "attention.sliding_window_pattern": (checks.COUNT, checks.is_list_of(checks.FLAG)),
     "rope.freq_base_swa": (ABOVE_1,),

@@ -16,18 +16,14 @@ from jtrain.models.pretrained.folder import read_config
 PREPROCESSOR = "preprocessor_config.json"
 _SIZE = {key: (checks.SIZE,) for key in ("height", "width", "shortest_edge")}
 ENTRIES: checks.Supported = {
-    **{
-        f"do_{name}": (checks.FLAG, None)
-        for name in ("rescale", "normalize", "resize", "center_crop")
-    },
+    **dict.fromkeys(("do_rescale", "do_normalize", "do_resize"), (checks.FLAG, None)),
+    "do_center_crop": (checks.FLAG, None),
     "rescale_factor": (checks.NUMBER,),
     "image_mean": (checks.is_list_of(0, checks.NUMBER),),
     "image_std": (checks.is_list_of(checks.NUMBER),),
     "size": _SIZE,
     "crop_size": _SIZE,
-    "do_flip_channel_order": (False, None),
-    "rescale_offset": (False, None),
-    "do_pad": (False, None),
+    **dict.fromkeys(("do_flip_channel_order", "rescale_offset", "do_pad"), (False, None)),
 }
 """Values that `Pixels` has."""
 
@@ -111,10 +107,8 @@ def _from_file(folder: Path) -> Values:
         )
     found: Values = {}
     if hf.get("do_normalize", True) and "image_mean" in hf:
-        found = {
-            "mean": tuple(hf["image_mean"]),
-            "std": tuple(get(hf, "image_std", file=PREPROCESSOR)),
-        }
+        std = get(hf, "image_std", file=PREPROCESSOR)
+        found = {"mean": tuple(hf["image_mean"]), "std": tuple(std)}
     if hf.get("do_resize", True) and (size := _size(hf)):
         found["height"], found["width"] = size
     return found

@@ -149,10 +149,7 @@ def build_model(family: Family, hf: HFConfig) -> Any:
     try:
         return _classes()[family.kind](**values)
     except ValidationError as error:
-        words = "; ".join(
-            ": ".join([*map(str, one["loc"]), one["msg"].removeprefix("Value error, ")])
-            for one in error.errors()
-        )
+        words = "; ".join(": ".join([*map(str, x["loc"]), x["msg"]]) for x in error.errors())
         raise CheckpointError(
             f"config.json of the family {family.name} contradicts itself, under jtrain's names of "
             f"its entries: {words.rstrip('.')}. Download the folder again."

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jtrain.models.pretrained import checks
-from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, sizes
+from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, size_entries, sizes
 from jtrain.models.pretrained.families.llama import linear_leaves
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import by_group, linear
@@ -19,16 +19,11 @@ SIZES = {
     "hidden": "intermediate_size",
     "epsilon": "layer_norm_eps",
 }
-ACTIVATIONS = {
-    "gelu": "gelu_exact",
-    "gelu_python": "gelu_exact",
-    **dict.fromkeys(TANH_GELU, "gelu"),
-}
+EXACT = dict.fromkeys(("gelu", "gelu_python"), "gelu_exact")
+ACTIVATIONS = EXACT | dict.fromkeys(TANH_GELU, "gelu")
 ENTRIES: checks.Supported = {
     **COMMON,
-    **{key: (checks.SIZE,) for key in SIZES.values()},
-    "num_hidden_layers": (checks.COUNT,),
-    "layer_norm_eps": (checks.NUMBER,),
+    **size_entries(SIZES),
     "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),

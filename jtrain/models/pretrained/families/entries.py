@@ -20,38 +20,37 @@ DECODER = {
 """Our fields by the entry of a decoder's config.json."""
 COMMON: checks.Supported = {
     "tie_word_embeddings": (checks.FLAG,),
-    "quantization_config": (None, {}),
-    "pruned_heads": (None, {}),
-    "is_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
+    **dict.fromkeys(("quantization_config", "pruned_heads"), (None, {})),
+    **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), (False, None)),
 }
 """Entries that `transformers` reads for every model."""
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
 ABOVE_1 = checks.Condition("a number above 1", lambda x: checks.NUMBER.holds(x) and x > 1)
 ROPE: checks.Supported = {
-    "rope_type": ("default", "linear", "llama3"),
-    "type": ("default", "linear", "llama3"),
+    **dict.fromkeys(("rope_type", "type"), ("default", "linear", "llama3")),
     "rope_theta": (ABOVE_1,),
-    "factor": (checks.NUMBER,),
-    "low_freq_factor": (checks.NUMBER,),
-    "high_freq_factor": (checks.NUMBER,),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), (checks.NUMBER,)),
     "original_max_position_embeddings": (checks.SIZE,),
     "partial_rotary_factor": (1.0, None),
     # Angles for each kind of layer, which Gemma 3 alone has.
     **dict.fromkeys(("full_attention", "sliding_attention"), (None,)),
 }
 """Entries of rotary positions."""
+
+
+def size_entries(names: Mapping[str, str]) -> checks.Supported:
+    """Return what is computed of entries by our names of them: sizes, beside layers and epsilon."""
+    others = {"layers": checks.COUNT, "epsilon": checks.NUMBER}
+    return {theirs: (others.get(ours, checks.SIZE),) for ours, theirs in names.items()}
+
+
 DECODER_ENTRIES: checks.Supported = {
     **COMMON,
-    **{key: (checks.SIZE,) for key in DECODER.values()},
-    "num_hidden_layers": (checks.COUNT,),
-    "rms_norm_eps": (checks.NUMBER,),
+    **size_entries(DECODER),
     "hidden_act": ("silu", "swish"),
-    "num_key_value_heads": (checks.SIZE, None),
-    "head_dim": (checks.SIZE, None),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), (checks.SIZE, None)),
     "rope_theta": (ABOVE_1,),
-    "rope_scaling": ROPE,
-    "rope_parameters": ROPE,
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), ROPE),
     "original_max_position_embeddings": (checks.SIZE,),
     "partial_rotary_factor": (1.0, None),
     "is_causal": (True, None),

@@ -24,8 +24,7 @@ ENTRIES: checks.Supported = {
     "hidden_activation": TANH_GELU,
     "attention_bias": (False,),
     "query_pre_attn_scalar": (checks.NUMBER,),
-    "attn_logit_softcapping": (checks.NUMBER, None),
-    "final_logit_softcapping": (checks.NUMBER, None),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (checks.NUMBER, None)),
     "sliding_window": (checks.SIZE, None),
     "sliding_window_pattern": (checks.COUNT,),
     "layer_types": (checks.is_list_of("full_attention", "sliding_attention"), None),
@@ -117,18 +116,12 @@ def _gemma3_entries(model: Any) -> Values:
 
 
 GEMMA2 = decoder_family(
-    "gemma2",
-    "Gemma2ForCausalLM",
-    entries=ENTRIES,
+    "gemma2", "Gemma2ForCausalLM", entries=ENTRIES,
     defaults={**DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    values=_gemma2_values,
-    hf=_shared_entries,
-)
+    values=_gemma2_values, hf=_shared_entries,
+)  # fmt: skip
 GEMMA3 = decoder_family(
-    "gemma3_text",
-    "Gemma3ForCausalLM",
-    entries=GEMMA3_ENTRIES,
+    "gemma3_text", "Gemma3ForCausalLM", entries=GEMMA3_ENTRIES,
     defaults={**DEFAULTS, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
-    values=_gemma3_values,
-    hf=_gemma3_entries,
-)
+    values=_gemma3_values, hf=_gemma3_entries,
+)  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jtrain.models.pretrained import checks
-from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, sizes
+from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, size_entries, sizes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
 from jtrain.models.pretrained.transforms import by_group, chain, from_columns, linear, thirds
 
@@ -19,9 +19,7 @@ SIZES = {
 
 ENTRIES: checks.Supported = {
     **COMMON,
-    **{key: (checks.SIZE,) for key in SIZES.values()},
-    "n_layer": (checks.COUNT,),
-    "layer_norm_epsilon": (checks.NUMBER,),
+    **size_entries(SIZES),
     "n_inner": (checks.SIZE, None),
     "activation_function": TANH_GELU,
     "scale_attn_weights": (True,),

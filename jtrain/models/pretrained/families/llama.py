@@ -205,47 +205,26 @@ _QWEN: checks.Supported = {
 }
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 LLAMA = decoder_family(
-    "llama",
-    "LlamaForCausalLM",
-    entries={**_BIASES, "pretraining_tp": (1, None)},
-    defaults={},
-    values=_llama_values,
-    hf=_llama_entries,
-)
+    "llama", "LlamaForCausalLM", entries={**_BIASES, "pretraining_tp": (1, None)}, defaults={},
+    values=_llama_values, hf=_llama_entries,
+)  # fmt: skip
 MISTRAL = decoder_family(
-    "mistral",
-    "MistralForCausalLM",
-    entries=_WINDOW,
-    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-    values=_mistral_values,
+    "mistral", "MistralForCausalLM", entries=_WINDOW,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096}, values=_mistral_values,
     hf=_mistral_entries,
-)
+)  # fmt: skip
 MIXTRAL = decoder_family(
-    "mixtral",
-    "MixtralForCausalLM",
-    entries={**_WINDOW, **_EXPERTS},
+    "mixtral", "MixtralForCausalLM", entries={**_WINDOW, **_EXPERTS},
     defaults={"num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6},
-    values=_mixtral_values,
-    hf=_mixtral_entries,
+    values=_mixtral_values, hf=_mixtral_entries,
     leaves=lambda model: decoder_leaves(model, _expert_leaves),
-)
+)  # fmt: skip
 QWEN2 = decoder_family(
-    "qwen2",
-    "Qwen2ForCausalLM",
-    entries=_QWEN,
-    defaults=_QWEN_DEFAULTS,
-    values=_qwen2_values,
+    "qwen2", "Qwen2ForCausalLM", entries=_QWEN, defaults=_QWEN_DEFAULTS, values=_qwen2_values,
     hf=lambda model: {**decoder_entries(model), "use_sliding_window": False},
-)
+)  # fmt: skip
 QWEN3 = decoder_family(
-    "qwen3",
-    "Qwen3ForCausalLM",
-    entries={**_QWEN, "attention_bias": (False,)},
-    defaults={**_QWEN_DEFAULTS, "head_dim": 128},
-    values=_qwen3_values,
-    hf=lambda model: {
-        **decoder_entries(model),
-        "use_sliding_window": False,
-        "attention_bias": False,
-    },
-)
+    "qwen3", "Qwen3ForCausalLM", entries={**_QWEN, "attention_bias": (False,)},
+    defaults={**_QWEN_DEFAULTS, "head_dim": 128}, values=_qwen3_values,
+    hf=lambda model: {**QWEN2.hf(model), "attention_bias": False},
+)  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jtrain.models.pretrained import checks
-from jtrain.models.pretrained.families.entries import get, sizes
+from jtrain.models.pretrained.families.entries import get, size_entries, sizes
 from jtrain.models.pretrained.families.images import (
     IMAGE_ENTRIES,
     label_count,
@@ -28,9 +28,7 @@ SIZES = {
 }
 ENTRIES: checks.Supported = {
     **IMAGE_ENTRIES,
-    **{key: (checks.SIZE,) for key in SIZES.values()},
-    "num_hidden_layers": (checks.COUNT,),
-    "layer_norm_eps": (checks.NUMBER,),
+    **size_entries(SIZES),
     "image_size": (checks.SIZE, checks.is_list_of(checks.SIZE, length=2)),
     "hidden_act": ("gelu", "gelu_python"),
     "qkv_bias": (True,),
