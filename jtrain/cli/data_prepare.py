@@ -22,6 +22,7 @@ from jtrain.data.text.tokenizing import (
 )
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.regular_files import open_regular
 
 KINDS = ("bytes", "characters", "bpe")
 
@@ -38,7 +39,7 @@ def prepare_files(argv: Sequence[str]) -> int:
     tokenizing, by = _tokenizing(args.tokenizer, args.vocab), _by(args.by)
     field = "text" if args.field is None else args.field
     for path in find_files(args.files) if args.field else ():
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             has_field(path, file.read(HEAD), field, needed=True)
     with _progress_bar() as tell:
         header = prepare(
