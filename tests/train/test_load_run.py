@@ -124,14 +124,13 @@ def test_a_step_is_named_as_in_eval():
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_not_called_damaged(monkeypatch):
     shutil.copytree("runs/quick", "runs/going")
-    read = CheckpointManager.about
+    read = CheckpointManager.restore
 
-    def about(self, step):  # as the run's own retention does
-        found = read(self, step)
+    def restore(self, step, like):  # as the run's own retention does
         shutil.rmtree(self.directory / str(step))
-        return found
+        return read(self, step, like)
 
-    monkeypatch.setattr(CheckpointManager, "about", about)
+    monkeypatch.setattr(CheckpointManager, "restore", restore)
     with pytest.raises(
         CheckpointError, match=r"^checkpoint 8 in .* was removed before it could be"
     ):
