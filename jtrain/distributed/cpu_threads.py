@@ -13,9 +13,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jtrain.distributed.cluster import variables
 from jtrain.distributed.compiler_flags import has_devices
 
+NUMBER = "JAX_NUM_CPU_DEVICES"
 POOL = "NPROC"  # read by XLA when JAX starts its devices; the number of cores if it is not set
 THREADS, PER_DEVICE = 32, 4  # 16 were enough for the 4 devices above, which hold 3 each at most
 _FORCED = re.compile(r"xla_force_host_platform_device_count=(\d+)")
@@ -31,7 +31,7 @@ def size_thread_pool(devices: int = 0) -> None:
         devices: 0 for the number that the environment names.
     """
     forced = _FORCED.search(os.environ.get("XLA_FLAGS", ""))
-    number = os.environ.get(variables.NUMBER, forced[1] if forced else "")
+    number = os.environ.get(NUMBER, forced[1] if forced else "")
     devices = devices or (int(number) if number.isdecimal() else 0)
     if devices > 1 and (_given or POOL not in os.environ) and not has_devices():
         _given[:] = [max(THREADS, PER_DEVICE * devices, os.cpu_count() or 1)]

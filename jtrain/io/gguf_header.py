@@ -5,10 +5,15 @@ beyond the end of a file. Here a count is compared with the file, and long value
 """
 
 import math
+import os
 import struct
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jtrain.errors import CheckpointError
+from jtrain.io.regular_files import open_regular
 
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 TEXT, ARRAY = 8, 9
@@ -76,6 +81,22 @@ def read_value(data: np.ndarray, header: Header, name: str) -> Any:
         return header.metadata.get(name)
     kind, place = header.skipped[name]
     return _Cursor(data, place).value(kind, whole=True)
+
+
+def map_bytes(path: Path) -> np.ndarray:
+    """Map a regular file as bytes.
+
+    Raises:
+        CheckpointError: if it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            return np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}). Name another file."
+        ) from None
 
 
 class _Cursor:

@@ -7,7 +7,6 @@ bfloat16, and gives whole tensors to one device in JAX.
 """
 
 import math
-import os
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,8 @@ import numpy as np
 
 from jtrain.errors import CheckpointError
 from jtrain.io.atomic_write import resolve_inside
-from jtrain.io.regular_files import open_regular, parse_json
+from jtrain.io.gguf_header import map_bytes
+from jtrain.io.regular_files import parse_json
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 HEADER = 1 << 25
@@ -117,22 +117,6 @@ def _tensor(path: Path, name: str, entry: Any, data: np.ndarray) -> np.ndarray:
         return data[first:last].view(numpy_dtype).reshape(shape)
     except (ValueError, OverflowError):  # [0, 2**63 - 1], and more dims than numpy has
         raise _broken_error(path, f"{name} has the shape {reprlib.repr(shape)}") from None
-
-
-def map_bytes(path: Path) -> np.ndarray:
-    """Map a regular file as bytes.
-
-    Raises:
-        CheckpointError: if it cannot be read.
-    """
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            return np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}). Name another file."
-        ) from None
 
 
 def _parse_header(path: Path, text: np.ndarray, key: str = "") -> dict:

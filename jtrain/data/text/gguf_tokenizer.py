@@ -11,7 +11,6 @@ from typing import Any
 from jtrain.data.text.bpe import BPE
 from jtrain.errors import DataError
 from jtrain.io import gguf_header
-from jtrain.io.safetensors import map_bytes
 
 GGUF = ".gguf"
 CONTROL, USER_DEFINED = 3, 4  # kinds of tokens
@@ -87,7 +86,7 @@ def read_header(path: Path) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, changed: int) -> dict[str, Any]:
     del changed
-    data = map_bytes(path)
+    data = gguf_header.map_bytes(path)
     header = gguf_header.read_header(data)
     names = [name for name in header.metadata if name.startswith("tokenizer.")]
     return {name: gguf_header.read_value(data, header, name) for name in names}

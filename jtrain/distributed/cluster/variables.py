@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 
 from jtrain.distributed.cluster.cluster import CoordinatorAddress
+from jtrain.distributed.cpu_threads import NUMBER as NUMBER
 from jtrain.errors import ConfigError
 
 
@@ -77,9 +78,6 @@ LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the
 def program() -> str:
     """Return the words before the verb: `jtrain`, or `jtrain launch` with its options."""
     return os.environ.get(LAUNCHER) or "jtrain"
-
-
-NUMBER = "JAX_NUM_CPU_DEVICES"
 
 
 def sets_cpu_devices(environ: Mapping[str, str]) -> bool:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.gguf_header import TensorInfo, read_header
-from jtrain.io.safetensors import map_bytes
+from jtrain.io.gguf_header import TensorInfo, map_bytes, read_header
 from jtrain.models.attention.positions import Llama3Scaling, Rotary
 from jtrain.models.attention.rotary import frequencies
 from jtrain.models.pretrained.family import HFConfig
