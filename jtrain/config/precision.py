@@ -1,6 +1,6 @@
 """Configs of `precision:`."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import jax.numpy as jnp
 from pydantic import Field
@@ -15,7 +15,7 @@ class F32:
 
     kind: Literal["f32"] = "f32"
     compute = None
-    logits = "float32"
+    logits: ClassVar[Literal["float32"]] = "float32"
 
     def scale(self) -> Unscaled:
         """Return no scale."""
@@ -58,7 +58,7 @@ class F16:
     minimum: float = Field(default=1.0, gt=0)
     """The factor is not halved below this; an overflow there ends the run."""
     compute = jnp.float16
-    logits = "float32"
+    logits: ClassVar[Literal["float32"]] = "float32"
 
     def scale(self) -> LossScale:
         """Return the loss scale before the first step."""

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, get_args
 
@@ -11,7 +12,9 @@ R = TypeVar("R")
 
 def to_number(x: Any) -> Any:
     """Return a scalar of numpy or JAX as a Python number, and anything else as it is."""
-    is_scalar = getattr(x, "ndim", None) == 0 and hasattr(x, "item")
+    jax = sys.modules.get("jax")
+    traced = jax is not None and isinstance(x, jax.core.Tracer)  # it has no number yet
+    is_scalar = getattr(x, "ndim", None) == 0 and hasattr(x, "item") and not traced
     return x.item() if is_scalar and getattr(x.dtype, "kind", "") in {*"biuf"} else x
 
 

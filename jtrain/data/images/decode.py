@@ -71,7 +71,7 @@ def decode_window(path: Path, size: ImageSize, draws: WindowDraws) -> np.ndarray
 def _decode(path: Path, size: ImageSize, read: Callable[[Any], np.ndarray]) -> np.ndarray:
     """Return what `read` makes of the open image; raise a DataError that names the file."""
     pillow = import_optional("PIL.Image", "images", "An image file")
-    png = import_optional("PIL.PngImagePlugin", "images", "An image file")
+    png: Any = import_optional("PIL.PngImagePlugin", "images", "An image file")
     # A text or a colour profile may be as large as Pillow lets all texts of a PNG be, 64 MiB.
     png.MAX_TEXT_CHUNK = png.MAX_TEXT_MEMORY
     try:
