@@ -44,6 +44,7 @@ class GradientSharding(NamedTuple):
     each: Callable[[Params], Params]  # the gradient of a microbatch
     summed: Callable[[Params], Params]  # the gradient of the batch
     matrices: MatrixSharding | None = None  # of gradients, where they are split
+    splits: bool = False  # whether a leaf is split over devices
 
 
 _same: Callable[[Params], Params] = lambda tree: tree

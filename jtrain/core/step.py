@@ -87,7 +87,7 @@ def make_step(
         known |= {"grad_norm": grad_norm, "matrices": sharding.matrices}
         old = state.opt_state, state.params, state.extra
         params, opt_state, extra, update_norm = update_if(
-            finite, update, grads, *old, extra, sharded=sharding is not NO_SHARDING, **known
+            finite, update, grads, *old, extra, sharded=sharding.splits, **known
         )
         skipped = state.skipped + ~finite
         own = {"loss": value, "grad_norm": grad_norm, "update_norm": update_norm}

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.placement import Placement
@@ -97,11 +98,14 @@ class Sharded(MeshStrategy):
 
         split = constrain(self.leaves, True) if zero else NO_SHARDING.summed
         each = split if zero > 1 else NO_SHARDING.each
+        specs = self.leaves.specs(params, dims, split=zero > 0)
+        is_spec = lambda x: isinstance(x, P)
         return GradientSharding(
             params=constrain(self.leaves.used, zero == 3),
             each=each,
             summed=split,
             matrices=WholeMatrices(self.mesh, self.leaves, dims, split=zero > 0),
+            splits=any(axis for x in jax.tree.leaves(specs, is_leaf=is_spec) for axis in x),
         )
 
     def to_global(self, fn: Callable, stacked: bool) -> Callable:

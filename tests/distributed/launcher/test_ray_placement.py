@@ -22,7 +22,7 @@ from jtrain.distributed.launcher.ray.placement import (
     parse_resources,
     room,
 )
-from jtrain.errors import UserError
+from jtrain.errors import FAULT, UserError
 
 NODES = [Node("10.0.0.1", {"CPU": 8.0, "GPU": 4.0}), Node("10.0.0.2", {"CPU": 8.0, "GPU": 3.0})]
 RUN = ["run", "configs/quick.yaml"]
@@ -129,7 +129,7 @@ def test_nobody_at_an_address_is_noticed_before_ray_waits(capsys, monkeypatch: p
     monkeypatch.setattr(cluster, "check_installed", lambda: None)
     monkeypatch.setattr("jtrain.distributed.launcher.ray.launch.check_installed", lambda: None)
     began = time.monotonic()
-    assert main(["launch", "--engine", "ray", "--address", "127.0.0.1:1", *RUN]) == 2
+    assert main(["launch", "--engine", "ray", "--address", "127.0.0.1:1", *RUN]) == FAULT
     assert time.monotonic() - began < 10
     said = capsys.readouterr().err
     assert "no Ray cluster answers at 127.0.0.1:1 (Connection refused)" in said
