@@ -110,8 +110,7 @@ class _Code:
     def add_module(self, module: ModuleType | None) -> None:
         """Add a module of the user, and those that it imports."""
         if _is_own(module) and module is not None and module.__name__ not in self.pieces:
-            code = compile(_read(module), "", "exec", dont_inherit=True)
-            self.pieces[module.__name__] = _Code().describe(code)
+            self.pieces[module.__name__] = ast.dump(ast.parse(_read(module)))
             self._add_imports(module)
 
     def _add_imports(self, module: ModuleType | None) -> None:

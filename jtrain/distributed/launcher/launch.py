@@ -58,12 +58,12 @@ def launch(
         warn_about_hostname()
 
     rehearsal = FaultRehearsal(faults)
-    secret: dict[str, str] = {}
+    added: dict[str, str] = {}
 
     @contextlib.contextmanager
     def begin(signals: ReceivedSignals) -> Iterator[ProcessGroup]:
         del signals  # the processes start at once
-        shared = rehearsal.environment() | secret | ({LAUNCHER: program} if program else {})
+        shared = rehearsal.environment() | added | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
             starts = [
@@ -82,8 +82,8 @@ def launch(
         if port:
             stack.enter_context(claimed_port(port))
         if processes > 1:
-            secret |= stack.enter_context(throwaway_certificate(os.environ))
-            secret.setdefault(TOKEN, os.environ.get(TOKEN) or secrets.token_hex(16))
+            added |= stack.enter_context(throwaway_certificate(os.environ))
+            added.setdefault(TOKEN, os.environ.get(TOKEN) or secrets.token_hex(16))
         return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
 
 
