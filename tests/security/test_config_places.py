@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # Keys of text that name no place: metrics, patterns of leaves, fields of a row, words of a text.
 PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.int8", "EvaluateConfig.sets", "CheckpointConfig.best",
-    "Chat.field", "TextLines.field", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
+    "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "OptimizerConfig.decay",
     "Prompt.text", "CustomOptimizer.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip

@@ -144,7 +144,7 @@ def test_without_a_file_the_verb_says_so(tmp_path, monkeypatch, capsys):
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("experiment: digits\n")
     assert main(["show", "old", "--ledger"]) == 2
-    assert "speed.jsonl" in capsys.readouterr().err
+    assert "has not begun to train" in capsys.readouterr().err
     assert main(["show", "old", "x=1", "--ledger"]) == 2
     assert "takes one run" in capsys.readouterr().err
     (run / "time.jsonl").write_text('{"step": 1, "seconds": 2}\n')
