@@ -136,11 +136,14 @@ def test_a_process_that_never_joins_ends_the_run_in_time(monkeypatch, capsys):
 
 
 @pytest.mark.thorough
-def test_two_seeds_end_both_processes_with_the_same_words():
+def test_two_seeds_end_both_processes_with_what_differs():
     where = f"127.0.0.1:{free_port()}"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "jtrain", "run", CONFIG, f"seed={index}"],
+            [
+                *(sys.executable, "-m", "jtrain", "run", CONFIG, f"seed={index}"),
+                "parallel.start_timeout=30",
+            ],
             env=worker_environment(os.environ, where, index, 2, 1),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -149,7 +152,7 @@ def test_two_seeds_end_both_processes_with_the_same_words():
         for index in range(2)
     ]
     said = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2]
-    assert said[0] == said[1]
-    assert "config seed: 0 in process 0, 1 in process 1" in said[0]
+    # A stranger may say anything, so process 0 waits for the one that it misses.
+    assert [process.returncode for process in processes] == [70, 2]
+    assert all("config seed: 0 in process 0, 1 in process 1" in words for words in said)
     assert not RUN.exists()
