@@ -34,7 +34,7 @@ def size_thread_pool(devices: int = 0) -> None:
     number = os.environ.get(NUMBER, forced[1] if forced else "")
     devices = devices or (int(number) if number.isdecimal() else 0)
     if devices > 1 and (_given or POOL not in os.environ) and not has_devices():
-        _given[:] = [max(THREADS, PER_DEVICE * devices, os.cpu_count() or 1)]
+        _given[:] = [max(_needed(devices), os.cpu_count() or 1)]
         os.environ[POOL] = str(_given[0])
 
 
@@ -54,7 +54,7 @@ def pool_advice(devices: int) -> str:
     """Return what to type so that XLA has enough threads for so many CPU devices."""
     return (
         f"Import jtrain before JAX starts its devices, or set {POOL}="
-        f"{max(THREADS, PER_DEVICE * devices)} before the process starts."
+        f"{_needed(devices)} before the process starts."
     )
 
 
@@ -68,3 +68,7 @@ def describe_small_pool(devices: int) -> list[str]:
         f"XLA has {threads} threads for {devices} CPU devices, whose collectives can deadlock. "
         f"{pool_advice(devices)}"
     ]
+
+
+def _needed(devices: int) -> int:
+    return max(THREADS, PER_DEVICE * devices)

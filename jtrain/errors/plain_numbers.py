@@ -30,7 +30,8 @@ def plain_numbers(function: Callable[P, R]) -> Callable[P, R]:
         placed = [one(name, x) for name, x in zip(names, args, strict=False)] + [
             *args[len(names) :]
         ]
-        return function(*placed, **{name: one(name, x) for name, x in kwargs.items()})  # pyright: ignore
+        # Pyright cannot see that the arguments are still those of the signature.
+        return function(*placed, **{name: one(name, x) for name, x in kwargs.items()})  # pyright: ignore[reportCallIssue]
 
     return call
 
