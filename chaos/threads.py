@@ -77,13 +77,12 @@ def threads(seed: int, folder: Path) -> Trial:
 
 def run_split(split: Split, place: Path) -> tuple[int, str]:
     """Train a few steps in a new process; return its exit code and its last line."""
-    few = sorted(os.sched_getaffinity(0))[: split.cores or None]
+    few = ",".join(map(str, sorted(os.sched_getaffinity(0))[: split.cores or None]))
     environ = {k: v for k, v in os.environ.items() if k not in {"XLA_FLAGS", "NPROC"}}
     done = subprocess.run(
-        [sys.executable, "-m", "jtrain", "run", str(_CONFIG), *split.settings()],
+        ["taskset", "-c", few, sys.executable, "-m", "jtrain", "run", _CONFIG, *split.settings()],
         cwd=place,
         env={**environ, "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled")},
-        preexec_fn=lambda: os.sched_setaffinity(0, few),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

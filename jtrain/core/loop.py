@@ -39,8 +39,11 @@ class Rollback(Stop):
     """Batches that are skipped in all."""
 
 
-class StoppedError(Exception):
-    """Raised while the loop waits for a batch, to end the run after the last complete step."""
+class StoppedError(BaseException):
+    """Raised while the loop waits for a batch, to end the run after the last complete step.
+
+    No `except Exception` of a source that reads again after an error catches it.
+    """
 
     def __init__(self, stop: Stop):
         super().__init__(stop.why)

@@ -126,25 +126,23 @@ def lock_sweep(name: str) -> Iterator[Sequence[int]]:
     path = RUNS / name / ".lock"
     file = _open_output(path, "wb", "marks a running sweep")
     with file as lock, contextlib.closing(OpenFolder(path.parent)) as folder:
-        try:
-            for number in (lock.fileno(), folder.fileno()):
-                _lock(number)
-        except BlockingIOError:
+        if not all(_lock(number) for number in (lock.fileno(), folder.fileno())):
             raise ConfigError(
                 f"a sweep of runs/{name} is running, or members of a killed sweep still are. "
                 f"Wait for it, or end it; or choose another name: name={name}-2"
-            ) from None
+            )
         yield lock.fileno(), folder.fileno()
 
 
-def _lock(file: int) -> None:
-    """Lock an open file if the file system can; raise BlockingIOError if another holds the lock."""
+def _lock(file: int) -> bool:
+    """Lock an open file if the file system can; return False if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise
+        return False
     except OSError:  # NFS cannot lock directories, and some file systems lock nothing
         pass
+    return True
 
 
 def _open_output(

@@ -156,7 +156,8 @@ class RoundCoordinator(Coordinator):
                     self._changed.notify_all()
                 return Message("thanks")
             case "inner":
-                return self._inner_state(request.fields["share"])
+                late = request.fields["epoch"] != self.epoch
+                return Message("late") if late else self._inner_state(request.fields["share"])
             case "hand_over":
                 self._take_over(request, worker)
                 return Message("thanks")

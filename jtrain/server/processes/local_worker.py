@@ -1,5 +1,6 @@
 """Workers that take steps of their own between two pushes."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,10 @@ from jtrain.server.processes.worker import Worker, about
 from jtrain.server.transport.wire import Message
 
 
+class _LateError(Exception):
+    """A lease is of no use any more."""
+
+
 class LocalWorker(Worker):
     """Worker of local_sgd and diloco: it has the state of one share of the rows, or of several."""
 
@@ -23,7 +28,8 @@ class LocalWorker(Worker):
         self._inner: dict[int, tuple[int, int, Any]] = {}  # by share: epoch, last step, state
 
     def _follow(self, reply: Message) -> None:
-        super()._follow(reply)
+        with contextlib.suppress(_LateError):  # the run has gone back to a snapshot since
+            super()._follow(reply)
         if reply.name == "hand_over":
             self._hand_over(reply.fields["shares"])
 
@@ -35,7 +41,7 @@ class LocalWorker(Worker):
             opt_state = self._restore(share, epoch, fields["first"]).opt_state
             state, metrics = self._head(lease).state(before, opt_state), []
         else:
-            state, metrics = self._partial_state(share)
+            state, metrics = self._partial_state(share, epoch)
         for step in range(fields["done"] + 1, fields["last"] + 1):
             state = self._take(state, step, share, metrics)
             if step < fields["last"] and self._leaves():
@@ -62,7 +68,14 @@ class LocalWorker(Worker):
         known, last, opt_state = self._inner.get(share, (-1, -1, None))
         if (known, last + 1) == (epoch, first):
             return WorkerState(opt_state)
-        return self._take_up(share, self._ask("inner", {"share": share}))
+        return self._take_up(share, self._ask_inner(share, epoch))
+
+    def _ask_inner(self, share: int, epoch: int) -> Message:
+        """Return what the run has of a share; raise `_LateError` after a return to a snapshot."""
+        reply = self._ask("inner", {"share": share, "epoch": epoch})
+        if reply.name == "late":
+            raise _LateError
+        return reply
 
     def _take_up(self, share: int, reply: Message, *, fresh: bool = True) -> WorkerState:
         """Return the state of a share that the run has sent, and begin with its residual.
@@ -102,11 +115,11 @@ class LocalWorker(Worker):
         trees = Head.of(state), state.params, own, stacked
         self._ask("hand_over", fields, jax.tree.leaves(trees))
 
-    def _partial_state(self, share: int) -> tuple[TrainState, list[Metrics]]:
+    def _partial_state(self, share: int, epoch: int) -> tuple[TrainState, list[Metrics]]:
         """Return the state in which another worker has left a share, and its metrics so far."""
         plan = self._plan
         like = plan.head, plan.setup.like.params, plan.inner_state, plan.metrics
-        arrays = self._ask("inner", {"share": share}).arrays
+        arrays = self._ask_inner(share, epoch).arrays
         head, params, own, stacked = jax.tree.structure(like).unflatten(arrays)
         found = self._take_up(share, Message("inner", {}, jax.tree.leaves(own)))
         count = len(jax.tree.leaves(stacked)[0])

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from comparison import assert_close
