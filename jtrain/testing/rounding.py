@@ -26,6 +26,7 @@ UNIT = 2.0**-8  # bfloat16 has 8 significant bits: the largest relative rounding
 # Half of the last significant bit: of 8 in bfloat16, 11 in float16, 24 in float32.
 UNITS = {"bfloat16": UNIT, "float16": 2.0**-11, "float32": 2.0**-24}
 DRAWS = 8
+CANCELLED = 1e-4  # relative error of a loss in float32, a thousand times that of a plain mean
 ROUNDED = 1e-5  # the effect of a split in float32 is nearly always smaller
 TIMES = 6  # deviations, estimated from 8 draws, that 1 in 3,000 normal numbers exceeds: Student's t
 
@@ -120,7 +121,7 @@ def explain_rounding(case: LossCase, off: Distances) -> Cause | None:
         return None
     loss, gradient = (max(2**0.5 * TIMES * x, 1e-6) for x in spread)
     if off.loss <= loss and off.gradient.by <= gradient:
-        return None
+        return _explain_cancellation(case, off)
     return Cause(
         "rounding",
         f"the result is right in float64; in its own types the loss is {off.loss:.1e} off and the "
@@ -128,6 +129,24 @@ def explain_rounding(case: LossCase, off: Distances) -> Cause | None:
         f"{loss:.1e} and {gradient:.1e}. Some operation rounds without need: a sum over "
         f"microbatches or devices in 16 bits, a sum in a loop, a difference of large sums. Sum in "
         f"float32, and centre first.",
+    )
+
+
+def _explain_cancellation(case: LossCase, off: Distances) -> Cause | None:
+    """Return the cause if the float32 values of a loss, and no narrower ones, lose its digits."""
+    if off.loss <= CANCELLED:
+        return None
+    fn = make_sums(case.unplaced_loss(), not case.mask_error)
+    _, spread = measure_spread(fn, case, case.batch, {"float32": UNITS["float32"]}, case.step_key)
+    if TIMES * spread.loss <= CANCELLED:
+        return None
+    return Cause(
+        "cancellation",
+        f"the loss is {off.loss:.1e} off in float32 and right in float64: it is the small "
+        f"difference of large sums. Subtract in each row, before the sum: "
+        f"`jnp.sum((a - b) * mask)`, not `jnp.sum(a * mask) - jnp.sum(b * mask)`; for a "
+        f"variance centre first, `jnp.var`.",
+        fault=False,
     )
 
 

@@ -43,8 +43,13 @@ def judge(
 
 
 def is_far(single: Distances, double: Distances | None) -> bool:
-    """Return whether two results differ by more than rounding, judged in float64 if known."""
-    return single.largest > SINGLE if double is None else double.largest > DOUBLE
+    """Return whether two results differ by more than rounding, judged in float64 if known.
+
+    Rounding is 5e8 times smaller in float64, also where large numbers cancel.
+    """
+    if double is None:
+        return single.largest > SINGLE
+    return double.largest > max(DOUBLE, 1e-7 * min(1.0, single.largest))
 
 
 def is_finite(result: StepResult) -> bool:

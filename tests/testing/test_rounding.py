@@ -9,6 +9,7 @@ import optax
 
 from jtrain.core.mean import Mean
 from jtrain.testing.case import build_case
+from jtrain.testing.loss_checks import compare_loss
 from jtrain.testing.rounding import UNIT, compare_in_bfloat16, measure_spread
 from jtrain.testing.row_sums import make_sums
 
@@ -90,3 +91,17 @@ def test_a_loss_that_rejects_narrow_parameters_is_not_compared():
     assert compare_in_bfloat16(bfloat16_case(convolved, 1, 1, 3), not_compared) is None
     assert "the loss does not take bfloat16 parameters: lax.conv" in not_compared[0]
     assert "float32, bfloat16" in not_compared[0]
+
+
+def test_large_sums_that_cancel_are_named_and_no_fault():
+    def cancelling(params, batch, rng):
+        del rng
+        each, mask = (batch["x"] @ params["w"])[:, 0] ** 2 + 1e6, batch["mask"]
+        return Mean(jnp.sum(each * mask) - 1e6 * jnp.sum(mask), jnp.sum(mask))
+
+    params = {"w": jnp.ones((4, 1))}
+    batch = {"x": np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)}
+    case = build_case(cancelling, params, batch, optimizer=optax.sgd(0.1))
+    rows = list(compare_loss(case))
+    assert {row.verdict for row in rows} <= {"ok", "rounding", "named"}
+    assert {row.cause for row in rows if row.verdict == "named"} == {"cancellation"}
