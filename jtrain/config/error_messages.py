@@ -158,7 +158,8 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
     return (
         keys,
         f"must be {describe_allowed(want)}, found "
-        f"{describe_found(value)}{_hint(keys, want, value, typed, node.text)}",
+        f"{describe_found(value)}"
+        f"{_advise_text(keys, want, node, root) or _hint(keys, want, value, typed, node.text)}",
     )
 
 
@@ -175,14 +176,34 @@ def _hint(keys: Keys, want: FieldSchema, value: Plain, typed: bool, written: str
         if bool in types and value.lower() in BOOLEANS:
             return f"; write {BOOLEANS[value.lower()]}"
         if any(m is str or value in get_args(m) for each in types for m in get_args(each)[:1]):
-            return f"; write {dotted(keys)}=[{value}]" if typed else f"; write [{value}]"
+            items = value if re.fullmatch(r"[A-Za-z][\w./*-]*", value) else json.dumps(value)
+            return f"; write {dotted(keys)}='[{items}]'" if typed else f"; write [{items}]"
         return did_you_mean(value, [str(c) for t in types for c in literal_choices(t)])
     if isinstance(value, float) and int in types and value.is_integer():
         return f"; write {int(value)}"
-    if isinstance(value, int | float | None) and str in types and written:
-        text = json.dumps(written)
-        return f"; write {dotted(keys)}='{text}'" if typed else f"; write {text}"
     return _advise(keys, _example(want), typed)
+
+
+def _advise_text(keys: Keys, want: FieldSchema, node: Node, root: Node) -> str:
+    """Return the advice to quote a number that should be a text; empty if it is neither.
+
+    What is typed sets no single element of a list, so the advice has the list.
+    """
+    takes_text = str in {member.annotation for member in want.members()}
+    if not (takes_text and node.text and isinstance(node.value, int | float | None)):
+        return ""
+    if node.origin.layer != TYPED:
+        return f"; write {json.dumps(node.text)}"
+    depth = next((i for i, key in enumerate(keys) if isinstance(key, int)), len(keys))
+    written = _written_texts(nearest_node(root, keys[:depth]))
+    return f"; write {dotted(keys[:depth])}='{json.dumps(written)}'"
+
+
+def _written_texts(node: Node) -> Any:
+    """Return a value, or the list of values, as texts."""
+    if isinstance(node.value, list):
+        return [_written_texts(each) for each in node.value]
+    return node.text or without_origins(node)
 
 
 def _advise(keys: Keys, value: str, typed: bool) -> str:
