@@ -40,10 +40,7 @@ def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
             f"| {row.promise} (`{name}`) | {score} | {row.plain or '-'} | {middle} | "
             f"{spans(found) or '-'} |"
         )
-        for seed, of_seed in sorted(found.items()):
-            failures += [
-                line.replace(str(folder), "FOLDER") for line in _failures(name, seed, of_seed)
-            ]
+        failures += [line.replace(str(folder), "FOLDER") for line in _failures(name, found)]
     words = sorted({each.versions for each in results.all})
     dates = sorted({each.date for each in results.all})
     lines += ["", f"{_between(dates)}; {_machine()}; {'; '.join(words)}."]
@@ -51,15 +48,29 @@ def table(rows: Mapping[str, Row], results: Results, folder: Path) -> str:
     return "\n".join([*lines, *([""] if failures else []), *failures])
 
 
-def _failures(name: str, seed: int, results: list[Result]) -> list[str]:
-    failed = [each for each in results if not each.trial.passed]
-    if not failed:
-        return []
-    since = "mended since" if results[-1].trial.passed else "not mended"
-    detail = " ".join(failed[-1].trial.detail.split()).replace("|", "\\|")
+def _failures(name: str, found: Mapping[int, list[Result]]) -> list[str]:
+    """Return a line for the failures that are mended and one for the others, if there are any."""
+    lines = []
+    for mended in (True, False):
+        failed = {
+            seed: next(each for each in reversed(of_seed) if not each.trial.passed)
+            for seed, of_seed in sorted(found.items())
+            if of_seed[-1].trial.passed == mended and not all(each.trial.passed for each in of_seed)
+        }
+        if failed:
+            seeds = f"seed{'s' * (len(failed) > 1)} {spans(failed)}"
+            dates = _between(sorted({each.date for each in failed.values()}))
+            state = "mended since" if mended else "not mended"
+            lines.append(f"- `{name}` {seeds}, {dates}, {state}: {_detail(failed)}")
+    return lines
+
+
+def _detail(failed: Mapping[int, Result]) -> str:
+    """Return what the last of the seeds said, without its middle."""
+    detail = " ".join(failed[max(failed)].trial.detail.split()).replace("|", "\\|")
     if len(detail) > 2 * END_OF_DETAIL:
         detail = f"{detail[:END_OF_DETAIL]} ... {detail[-END_OF_DETAIL:]}"
-    return [f"- `{name}` seed {seed}, {failed[-1].date}, {since}: {detail}"]
+    return detail
 
 
 def _between(dates: list[str]) -> str:

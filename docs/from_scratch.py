@@ -101,7 +101,7 @@ def accumulate(fn, microbatches):
 # of: the compiler sees that no parameter enters a weight, and drops the network from it.
 #
 # Where the gradient is not finite the old state stays. A branch, and not `jnp.where` leaf by leaf:
-# for a select XLA copies the whole state on a CPU (docs/log.md).
+# for a select XLA copies the whole state on a CPU (docs/decisions.md).
 
 
 def make_step(optimizer, microbatches=1, psum=lambda tree: tree):

@@ -102,7 +102,7 @@ _tests = itertools.count(1)
 def pytest_runtest_teardown() -> None:
     """Drop the programs that JAX keeps, some seven memory maps each, before they are too many.
 
-    XLA's compiler crashes when there are no more (docs/log.md).
+    XLA's compiler crashes when there are no more (docs/decisions.md).
     """
     maps = Path("/proc/self/maps")  # of Linux
     if next(_tests) % 16 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:

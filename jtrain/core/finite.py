@@ -69,7 +69,7 @@ def _by_platform(branch: Callable[[], Any], select: Callable[[], Any], sharded: 
 
     XLA:GPU copies the flag of a branch to the host and waits for it in the middle of each step. For
     a select XLA:CPU copies the whole donated state, a quarter of the time of a small step
-    (docs/log.md); but a collective of a branch may run beside one after it and deadlock with it
+    (docs/decisions.md); a collective of a branch may run beside one after it and deadlock with it
     (`distributed/cpu_threads.py`).
     """
     on_cpu = {"cpu": select} if sharded else {}  # each is traced

@@ -5,7 +5,7 @@ collectives of one sequence of operations in turn, but a loop or a branch is a s
 a device may wait in a collective of a loop and in one after the loop at once. With as many threads
 as devices all threads wait at times, none is left to compute what they wait for, and XLA aborts the
 process after 60 s: 10 of 10 runs of `fsdp` over 4 devices with 2 microbatches on two cores with jax
-0.10.2 (docs/log.md). jax 0.12 was not seen to do so.
+0.10.2 (docs/decisions.md). jax 0.12 was not seen to do so.
 """
 
 import os

@@ -16,7 +16,7 @@ def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
     A step passes its gradients (`grad`) and their norm, summed over the devices (`grad_norm`). If
     the updates are these gradients, that norm is used. A second sum would be inside the branch that
     applies or skips the step, and on JAX's CPU devices a collective in a branch can wait for one
-    outside of it if threads are short (docs/log.md).
+    outside of it if threads are short (docs/decisions.md).
     """
 
     def update(

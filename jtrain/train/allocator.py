@@ -17,7 +17,7 @@ def reuse_memory() -> bool:
     XLA:CPU allocates the temporaries of a program anew at every call. By default glibc maps an
     allocation of more than 32 MiB afresh, and in another thread than the first one of more than
     64 MiB, so each page of it faults at every step: a quarter of the time of a small transformer's
-    step (docs/log.md, 25 November 2026). Here all come from few arenas, and 512 MiB at their ends
+    step (docs/decisions.md). Here all come from few arenas, and 512 MiB at their ends
     are not returned. Arenas must be limited before JAX starts its threads; afterwards allocations
     of more than 64 MiB are mapped as before.
 

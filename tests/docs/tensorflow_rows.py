@@ -1,4 +1,6 @@
-"""The rows of docs/tensorflow.md: a heading, TensorFlow's block and jtrain's. Not a test itself.
+"""The rows of docs/tensorflow.md as programs: TensorFlow's block and jtrain's. Not a test itself.
+
+They stand in tensorflow_rows.md, a heading each; the page has their calls in tables.
 
 `python tests/docs/tensorflow_rows.py FILE [ROW ...]` runs TensorFlow's blocks, which need the extra
 `tensorflow`, and writes what each leaves in `result`. tests/docs/tensorflow_numbers.json is such a
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PAGE = Path(__file__).parents[2] / "docs" / "tensorflow.md"
+PROGRAMS = Path(__file__).parent / "tensorflow_rows.md"
 NUMBERS = Path(__file__).parent / "tensorflow_numbers.json"
 ONE = "--one"
 _PART = re.compile(r"^##+ (.*?)$(.*?)(?=^##+ |\Z)", re.MULTILINE | re.DOTALL)
@@ -32,12 +35,12 @@ class Row(NamedTuple):
     runs: bool
     """Whether TensorFlow's side can be run by a test."""
     line: int
-    """Of jtrain's block in the page."""
+    """Of jtrain's block in the file."""
 
 
 def rows() -> Sequence[Row]:
-    """Return the rows of the page in its order, the shared lines of both sides first."""
-    text, found = PAGE.read_text(), []
+    """Return the rows in their order, the shared lines of both sides first."""
+    text, found = PROGRAMS.read_text(), []
     for part in _PART.finditer(text):
         blocks = {kind: (mark, code) for mark, kind, code in _BLOCK.findall(part[2])}
         if not blocks:

@@ -1,7 +1,8 @@
-"""docs/tensorflow.md: both sides of each row give the same `result`."""
+"""docs/tensorflow.md: both sides of each row give the same `result`, and the page has each row."""
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,17 +13,18 @@ import numpy as np
 import pytest
 from comparison import assert_close
 from plain_environ import plain_environ
-from tensorflow_rows import NUMBERS, PAGE, Row, plain, rows
+from tensorflow_rows import NUMBERS, PAGE, PROGRAMS, Row, plain, rows
 
 SHARED, *ROWS = rows()
 RECORDED = json.loads(NUMBERS.read_text())
+ALTERNATIVES = {"jt.fit", "jt.row_keys", "jax.jacrev", "jax.lax.cond"}  # which a row names besides
 TOLERANCE = 1e-6  # of the largest number of an array: float32 sums, in another order
 
 
 @functools.cache
 def _start() -> Mapping[str, Any]:
     namespace: dict[str, Any] = {"__name__": "tensorflow_page"}
-    exec(compile("\n" * SHARED.line + SHARED.ours, PAGE, "exec"), namespace)
+    exec(compile("\n" * SHARED.line + SHARED.ours, PROGRAMS, "exec"), namespace)
     return namespace
 
 
@@ -32,11 +34,19 @@ def test_jtrain_gives_the_numbers_of_tensorflow(row: Row, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     start = _start()
     namespace = dict(start)
-    exec(compile("\n" * row.line + row.ours, PAGE, "exec"), namespace)
+    exec(compile("\n" * row.line + row.ours, PROGRAMS, "exec"), namespace)
     moved = [name for name in start if namespace[name] is not start[name]]
     assert not moved, f"the row changes what later rows of the page use: {moved}"
     if row.runs:
         compare(row.name, plain(namespace["result"]), RECORDED["results"][row.name])
+
+
+def test_the_page_has_each_row_with_names_that_its_program_uses():
+    cells = re.findall(r"^\| (\w.*?) \| .* \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [name for name, _ in cells] == [row.name for row in ROWS]
+    for (name, ours), row in zip(cells, ROWS, strict=True):
+        called = re.findall(r"(?:jt|jax)\.[\w.]*\w", " ".join(re.findall(r"`([^`]+)`", ours)))
+        assert {each for each in called if each not in row.ours} <= ALTERNATIVES, name
 
 
 def test_the_record_is_of_the_rows_that_tensorflow_runs():

@@ -33,7 +33,7 @@ class ProcessWorkers:
     The only resource that a worker shares with this process is a pipe, which the system removes
     when either process ends. So workers can be killed at any time, and nothing is left behind
     however this process ends. (Grain's own processes share named memory and semaphores:
-    docs/log.md, 2026-11-23.) Workers ignore the signals that a run handles. Workers are spawned: a
+    docs/decisions.md.) Workers ignore the signals that a run handles. Workers are spawned: a
     script that starts them needs `if __name__ == "__main__":`.
 
     Raises:

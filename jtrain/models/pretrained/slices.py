@@ -88,7 +88,7 @@ def release_host_memory() -> None:
     """Return memory that was freed to the system.
 
     JAX drops its references to host arrays at the next transfer. glibc keeps what is freed between
-    arrays that live: 220 MB after a model of 1.3 GB (docs/log.md, 25 November 2026).
+    arrays that live: 220 MB after a model of 1.3 GB.
     """
     jax.device_put(np.zeros((), np.int8), jax.local_devices()[0])
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone

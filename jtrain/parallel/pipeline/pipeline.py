@@ -57,7 +57,7 @@ def through_stages(
     numbers = jnp.arange(schedule.stages)
     runs = stack_stages(schedule, split, stack)
     # A CPU runs a branch concurrently with the code after it: permutations in another order on each
-    # device take all threads, and deadlock (docs/log.md).
+    # device take all threads, and deadlock (docs/decisions.md).
     plan = ExchangePlan(schedule, skips=split.mesh.devices.flat[0].platform != "cpu")
 
     def compute(runs, at, moving):

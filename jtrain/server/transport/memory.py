@@ -1,6 +1,6 @@
 """Memory of large messages and updates: used again, since new pages cost more than their contents.
 
-100 MB of new pages of 4 KB take 30 ms, and of 2 MB 10 ms; to copy 100 MB takes 8 ms (docs/log.md).
+100 MB of new pages of 4 KB take 30 ms, and of 2 MB 10 ms; to copy 100 MB takes 8 ms.
 """
 
 import sys

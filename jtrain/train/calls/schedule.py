@@ -25,7 +25,7 @@ from jtrain.train.flops import product_flops, repetitions
 
 CALLS_IN_FLIGHT = 2  # of several steps: long enough that no device waits for the host
 MOST = 50  # steps of a call: by then the cost of a call is 2 % of that of 50
-LEAST = 2  # steps that a program of several takes: for one, XLA:CPU gives other bits (docs/log.md)
+LEAST = 2  # steps that a program of several takes: for one, XLA:CPU gives other bits (decisions.md)
 CALL, LONG = 20e-3, 1e-3  # seconds of a call, at most; of a step that is a call by itself
 STACK = 16e6  # bytes of the batches of a call, at most
 # FLOPs and bytes a second of a small step, far below the peak: only the size has to be right.
