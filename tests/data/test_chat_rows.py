@@ -74,7 +74,8 @@ def test_calls_of_tools_are_learned(content, arguments):
 
 @pytest.mark.parametrize(
     ("template", "name", "row"),
-    [(CHATML, "tool_calls", [USER, {**ANSWER, "content": None, "tool_calls": [call({})]}]),
+    [
+        (CHATML, "tool_calls", [USER, {**ANSWER, "content": None, "tool_calls": [call({})]}]),
         (CHATML, "reasoning_content", [USER, {**ANSWER, "reasoning_content": "so"}]),
         (CHATML, "tools", {"messages": [USER, ANSWER], "tools": [TOOL]}),
         (TOOLS.replace("m.tool_calls", "(m.tool_calls or [])[:1]"), "tool_calls",
@@ -82,7 +83,8 @@ def test_calls_of_tools_are_learned(content, arguments):
         (TOOLS.replace("{{ m.content }}{% for", "{{ '' if m.tool_calls else m.content }}{% for"),
          "content", [USER, {**ANSWER, "tool_calls": [call({})]}]),
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "content",
-         [{"role": "system", "content": "Be brief."}, USER, ANSWER]),],
+         [{"role": "system", "content": "Be brief."}, USER, ANSWER]),
+    ],
 )  # fmt: skip
 def test_what_the_template_does_not_write_is_refused_by_name(template, name, row):
     row = row if isinstance(row, dict) else {"messages": row}

@@ -103,14 +103,16 @@ def test_a_token_that_no_file_names_is_refused(tmp_path, config):
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ 'a' * 10 ** 10 }}",
+    [
+        "{{ 'a' * 10 ** 10 }}",
         "{% set n = namespace(x='aaaa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{% set n = namespace(x=['a' * 9999]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{{ '{:10000000000}'.format(1) }}",
         "{{ lipsum(10 ** 9) }}",
         "{% for i in range(100000) %}{{ 'a' * 99999 }}{% endfor %}",
-        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",],
+        "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+    ],
 )  # fmt: skip
 def test_what_a_template_computes_is_bounded(source: str):
     with pytest.raises(DataError, match="the chat template fails"):
