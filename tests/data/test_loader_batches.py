@@ -1,20 +1,15 @@
-"""Loaders of other libraries, and their files and rows."""
+"""Loaders of other libraries, their rows, and the names of arrays."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import grain
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from comparison import assert_close
 
-import jtrain as jt
 from jtrain.core.batches import Batches
-from jtrain.data import GrainRows, LoaderBatches, Shuffled
+from jtrain.data import GrainRows, LoaderBatches, MixedBatches, Shuffled
 from jtrain.data.sources.example import read_example
 from jtrain.data.sources.tfrecord import TFRecords
 from jtrain.errors import DataError
@@ -72,37 +67,16 @@ def test_processes_shard_the_batches_of_a_loader():
             np.testing.assert_array_equal(np.concatenate([p[step][name] for p in parts]), array)
 
 
-def test_a_repeated_batch_is_read_once():
-    opens = []
-    batches = LoaderBatches(lambda: opens.append(1) or [{"x": np.arange(2)}] * 3, size=2)
-    for step in (0, 0, 1, 1, 2):
-        batches[step]
-    assert len(opens) == 1
-
-
 @pytest.mark.parametrize(
     ("batches", "says"),
     [
         ([], r"gave no batch. Reopen it"),
         ([{"x": np.arange(4)}, {"x": np.arange(3)}], r"`x` of its batch 1 has 3 rows.*drop_last"),
-        ([{"x": np.float32(3)}], "no rows"),
     ],
 )
 def test_a_batch_of_another_size_is_refused(batches: list[Any], says: str):
     with pytest.raises(DataError, match=says):
         LoaderBatches(lambda: batches, size=4)[2]
-
-
-def test_a_step_trains_on_the_batches_of_a_loader():
-    step = jt.make_step(lambda p, batch, rng: jnp.mean((batch["image"] * p) ** 2), optax.sgd(0.1))
-    state = jt.new_state(jnp.ones(()), optax.sgd(0.1), jax.random.key(0))
-    batches = loaded(in_memory, 4)
-    for number in range(3):
-        state, _ = step(state, batches[number])
-    expected = 1.0
-    for number in range(3):
-        expected -= 0.2 * expected * (IMAGE[4 * number : 4 * number + 4] ** 2).mean()
-    assert_close(state.params, expected, 1e-6)
 
 
 @pytest.mark.slow
@@ -139,3 +113,16 @@ def test_records_are_those_that_tensorflow_wrote(tmp_path: Path):
         assert features["image"] == [bytes([row % 256]) * row]
         assert features["label"].tolist() == [row, -row]
         np.testing.assert_array_equal(features["box"], (np.arange(row % 5) / 3).astype("f4"))
+
+
+def test_a_mask_of_the_data_is_not_replaced_by_that_of_the_batch():
+    images = {"image": np.ones((4, 8, 8), np.float32), "mask": np.zeros((4, 8, 8), bool)}
+    source = grain.MapDataset.range(16).map(lambda row: {n: x[0] for n, x in images.items()})
+    source = GrainRows(source)
+    for batches in (
+        Shuffled(source, size=4),
+        MixedBatches({"all": (source, 1)}, size=4),
+        LoaderBatches(lambda: [images], size=4),
+    ):
+        with pytest.raises(DataError, match=r"an array called 'mask'.* such as masks"):
+            batches[0]

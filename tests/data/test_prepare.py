@@ -1,6 +1,5 @@
 """Text to token files: the same bytes after any interruption."""
 
-import bz2
 import gzip
 import json
 import os
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 from jtrain.data.sources.content import HEAD
-from jtrain.data.text.characters import read_text
 from jtrain.data.text.documents import PIECE, DocumentCursor, read_pieces
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.token_files import TokenFiles
@@ -23,7 +21,6 @@ from jtrain.data.text.tokenizing import (
     BytePairTokens,
     ByteTokens,
     CharacterTokens,
-    PretrainedTokenizer,
 )
 from jtrain.errors import DataError
 
@@ -86,29 +83,6 @@ def test_pieces_are_short_and_depend_on_their_start_only(files: list[Path]):
         assert rest == found[number + 1 :]
 
 
-def test_a_text_without_a_space_is_split_between_characters(tmp_path: Path):
-    path = tmp_path / "a.txt"
-    path.write_text("é" * PIECE, encoding="utf-8")  # two bytes each
-    found = list(read_pieces([path]))
-    assert "".join(piece.text for piece in found) == "é" * PIECE
-    assert [piece.ends for piece in found] == [False, False, True]
-
-
-@pytest.mark.parametrize("tokenizing", [ByteTokens(), CharacterTokens()], ids=str)
-def test_a_line_with_half_of_a_surrogate_pair_is_refused(tmp_path: Path, tokenizing):
-    path = tmp_path / "a.jsonl"
-    path.write_text(r'{"text": "\ud83d\ude00"}' + "\n" + r'{"text": "cut \ud83d"}')
-    with pytest.raises(DataError, match=r"a.jsonl: the line at byte 25 has half .* Leave the line"):
-        prepare(path, tmp_path / "out", tokenizing=tokenizing)
-
-
-def test_a_line_is_a_document_on_request(tmp_path: Path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\n  \nthree")
-    found = list(read_pieces([tmp_path / "a.txt"], by="line"))
-    assert [piece.text for piece in found] == ["one", "two", "three"]
-    assert all(piece.ends for piece in found)
-
-
 KILLED = """
 import os, signal, sys
 from jtrain.data.text.prepare import prepare
@@ -166,32 +140,6 @@ def test_data_after_the_last_progress_note_is_written_again(files: list[Path], t
     assert written(out) == written(tmp_path / "whole")
 
 
-def test_a_repeated_call_reads_nothing(files: list[Path], tmp_path: Path):
-    first = prepare(files, tmp_path / "out", tokenizing=ByteTokens())
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    seen: list[PrepareProgress] = []
-    assert prepare(files, tmp_path / "out", tokenizing=ByteTokens(), report=seen.append) == first
-    assert not seen
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
-
-
-def test_progress_goes_up_to_all_of_the_text(files: list[Path], tmp_path: Path):
-    seen: list[PrepareProgress] = []
-    header = prepare(files, tmp_path / "out", tokenizing=CharacterTokens(), report=seen.append)
-    assert {progress.phase for progress in seen} == {"learning the tokenizer", "tokenizing"}
-    assert seen[-1].read == seen[-1].total == sum(path.stat().st_size for path in files)
-    assert seen[-1].tokens == header["tokens"]
-
-
-def test_an_existing_tokenizer_is_used(files: list[Path], tmp_path: Path):
-    prepare(files[3:], tmp_path / "one", tokenizing=BytePairTokens(vocab=300))
-    known = PretrainedTokenizer(path=str(tmp_path / "one" / "tokenizer.json"))
-    prepare(files[1:2], tmp_path / "two", tokenizing=known)
-    one, two = TokenFiles(tmp_path / "one"), TokenFiles(tmp_path / "two")
-    assert one.header["tokenizer"] == two.header["tokenizer"]
-    assert two.tokenizer.decode(two[0 : len(two)]) == "Exeunt."
-
-
 def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_path: Path):
     prepare(files[3:], tmp_path / "one", tokenizing=ByteTokens())
     prepare(files[3:], tmp_path / "many", tokenizing=ByteTokens(), shard=37)
@@ -206,10 +154,10 @@ def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_pa
     assert parts[5:2000].tolist() == flat[5:2000].tolist()
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
 def test_a_split_has_every_token_once_and_falls_between_documents(
-    files: list[Path], tmp_path: Path, share: float
+    files: list[Path], tmp_path: Path
 ):
+    share = 0.3
     prepare(files[3:], tmp_path / "out", tokenizing=ByteTokens())
     read = TokenFiles(tmp_path / "out")
     train, valid = read.split(share)
@@ -224,13 +172,6 @@ def test_a_split_has_every_token_once_and_falls_between_documents(
     assert len(train.documents()) + len(valid.documents()) == len(read.ends) + 2
 
 
-def test_a_single_document_is_split(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("x" * 999, encoding="utf-8")
-    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
-    train, valid = TokenFiles(tmp_path / "out").split(0.25)
-    assert (len(train), len(valid)) == (750, 250)
-
-
 ROWS = [{"id": str(i), "text": f'He said "{word}", é ਅ Ċ'} for i, word in enumerate(WORDS[:6])]
 LINES = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in ROWS)
 CELLS = "".join(
@@ -243,46 +184,24 @@ def read_all(path: Path | str, **options) -> list[str]:
     return [piece.text for piece in read_pieces([Path(path)], **options)]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("name", ["c4.json", "c4", "c4.txt", "c4.jsonl", "c4.csv"])
+@pytest.mark.parametrize(("name", "encoding"), [("c4.txt", "utf-8-sig"), ("c4.csv", "utf-16")])
 def test_json_lines_are_known_by_their_content(tmp_path: Path, name: str, encoding: str):
     path = tmp_path / name
     path.write_text(LINES, encoding=encoding)
     assert read_all(path) == [row["text"] for row in ROWS]
-    assert read_all(path, field="id") == [row["id"] for row in ROWS]
-    assert read_all(path, field="", by="line") == LINES.splitlines()
     first = next(read_pieces([path]))
     assert [piece.text for piece in read_pieces([path], start=first.next)] == read_all(path)[1:]
     path.write_text(json.dumps({"text": "x" * HEAD}) + "\n" + LINES, encoding=encoding)
     assert read_all(path)[1:] == [row["text"] for row in ROWS]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_text_in_utf_16_is_read_as_in_utf_8(tmp_path: Path, encoding: str):
-    words = text(30_000) + "\nਅ\u0a0a Ċ\n"
-    (tmp_path / "a.txt").write_bytes(("\ufeff" + words).encode(encoding))
-    assert "".join(read_all(tmp_path / "a.txt")) == read_text(tmp_path / "a.txt") == words
-    lines = [line for line in words.replace("\r", "").split("\n") if line.strip()]
-    assert [line.replace("\r", "") for line in read_all(tmp_path / "a.txt", by="line")] == lines
-    (tmp_path / "a.txt").write_bytes(("\ufeff" + words).encode(encoding)[:-1])
-    with pytest.raises(DataError, match=r"UTF-16-.E: byte .* is cut off"):
-        read_all(tmp_path / "a.txt")
-
-
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("a.csv", TABLE(",").encode(), "is CSV"),
         ("a.txt", TABLE("\t").encode("utf-16"), "is CSV"),
-        ("a.tsv", TABLE(";").encode("utf-8-sig"), "is CSV"),
-        ("a", TABLE("|").encode(), "is CSV"),
         ("a.json", json.dumps(ROWS, indent=1).encode(), "is a JSON array"),
-        ("a.jsonl", json.dumps(ROWS).encode("utf-16"), "is a JSON array"),
         ("a.jsonl", gzip.compress(LINES.encode()), "is gzip"),
-        ("a", bz2.compress(LINES.encode()), "is bzip2"),
-        ("a.json", LINES.encode("utf-32"), "is UTF-32"),
         ("a.json", LINES.encode("utf-16-le"), "byte 0x00 at 1"),
-        ("a.txt", LINES.encode("utf-16-be"), "byte 0x00 at 0"),
     ],
 )
 def test_a_conversion_that_is_named_gives_the_rows(tmp_path, monkeypatch, name, data, says):
@@ -300,32 +219,3 @@ def test_a_conversion_that_is_named_gives_the_rows(tmp_path, monkeypatch, name, 
         pytest.skip(f"no {command.split()[0]}")
     subprocess.run(f"{command} > {new}", shell=True, check=True)
     assert read_all(new) == [row["text"] for row in ROWS]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"Shall I compare thee, love,\nto a summer's day, or night?\nThou art, sweet, more\n",
-        b"import os,sys\nx = {1, 2}\n",
-        b'{"quoted"} is no JSON\n',
-        b"1,2,3\n4,5,6\n7,8,9\n",
-        b"a,b\n",
-    ],
-)
-def test_prose_code_and_numbers_are_text(tmp_path: Path, data: bytes):
-    (tmp_path / "a.txt").write_bytes(data)
-    assert read_all(tmp_path / "a.txt") == [data.decode()] == [read_text(tmp_path / "a.txt")]
-
-
-def test_what_is_nearly_json_lines_is_never_text(tmp_path: Path):
-    for before in ("// exported\n", "\x1e", '{"text": "cut\n'):
-        (tmp_path / "a.txt").write_text(before + LINES)
-        with pytest.raises(DataError, match="should hold a JSON object a line"):
-            read_all(tmp_path / "a.txt")
-
-
-def test_a_field_is_an_error_for_text(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("words, and words\n")
-    assert read_all(tmp_path / "a.txt") == read_all(tmp_path / "a.txt", field="")
-    with pytest.raises(DataError, match=r"field 'body' was requested, and .*a.txt is text.*Leave"):
-        read_all(tmp_path / "a.txt", field="body")

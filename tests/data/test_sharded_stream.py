@@ -1,4 +1,4 @@
-"""Streamed files sharded between processes by policy: no line lost, no process waits."""
+"""Streamed files: sharded between processes, interleaved, and as a corpus of lines."""
 
 import json
 from collections import Counter
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from jtrain.data.batches.sharded_stream import ShardedStream
+from jtrain.data.sources.interleaved import Interleaved, InterleavedStream
 from jtrain.data.sources.lines import Lines
-from jtrain.errors import ConfigError, DataError
+from jtrain.data.text.line_corpus import TextLines
+from jtrain.errors import DataError
 
 LINES = (3, 8, 5, 1)  # lines of each file: ragged
 
@@ -50,8 +52,8 @@ def test_data_has_the_order_of_one_process(files: list[Path]):
         np.testing.assert_array_equal(read_all(stream, count, 9), single)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_each_process_reads_its_own_files_completely(files: list[Path], count: int):
+def test_each_process_reads_its_own_files_completely(files: list[Path]):
+    count = 2
     for index in range(count):
         part = batches(files, "file").shard(index, count)
         own = sum(LINES[index::count])
@@ -62,20 +64,7 @@ def test_each_process_reads_its_own_files_completely(files: list[Path], count: i
         assert set(counts.values()) == {3 * each}, "complete epochs, and no end to wait at"
 
 
-def test_off_gives_all_lines_to_each(files: list[Path]):
-    parts = [batches(files, "off").shard(index, 2) for index in range(2)]
-    read = [np.concatenate([part[step]["x"] for step in range(9)]) for part in parts]
-    np.testing.assert_array_equal(*read)
-    assert set(read[0].tolist()) == set(range(sum(LINES)))
-
-
-def test_auto_takes_files_if_each_process_gets_the_same_number(files: list[Path]):
-    assert "took file), the order" in batches(files, "auto").shard(0, 2).summary
-    assert "took data)" in batches(files[:3], "auto").shard(0, 2).summary
-    assert "3 files, 2 processes" in batches(files[:3], "auto").shard(0, 2).summary
-
-
-@pytest.mark.parametrize("policy", ["file", "data", "off"])
+@pytest.mark.parametrize("policy", ["file", "data"])
 def test_resumes_from_the_merged_state_of_all_processes(files: list[Path], policy: str):
     parts = [batches(files, policy).shard(index, 2) for index in range(2)]
     expected = [[part[step]["x"].tolist() for step in range(12)] for part in parts]
@@ -98,8 +87,81 @@ def test_the_state_of_two_processes_is_refused_by_four(files: list[Path]):
         batches(files, "file").shard(0, 2).restore(batches(files, "data").state(0))
 
 
-def test_refuses_fewer_files_and_fewer_rows_than_processes(files: list[Path]):
-    with pytest.raises(DataError, match=r"3 files, 4 processes: 1 would read nothing.*sharing=dat"):
-        batches(files[:3], "file").shard(0, 4)
-    with pytest.raises(ConfigError, match=r"batch 2 does not divide into 4 proc.*batch=4"):
-        batches(files, "data", size=2).shard(0, 4)
+class Numbered:
+    """Rows that depend on their index; possibly none."""
+
+    def __init__(self, first: int, rows: int):
+        self.first, self.rows = first, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        assert not len(indices) or indices.max() < self.rows
+        return {"x": self.first + indices}
+
+
+def numbered(*lengths: int) -> list[Numbered]:
+    return [Numbered(100 * i, length) for i, length in enumerate(lengths)]
+
+
+def by_hand(*lengths: int) -> list[int]:
+    """Return the rows in turn, one by one."""
+    left, out = [list(100 * i + np.arange(n)) for i, n in enumerate(lengths)], []
+    while any(left):
+        out += [rows.pop(0) for rows in left if rows]
+    return out
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (4, 0, 2),
+        (2, 7, 7, 1, 2),
+    ],
+)
+def test_rows_come_in_turn(lengths: tuple[int, ...]):
+    source, expected = Interleaved(numbered(*lengths)), by_hand(*lengths)
+    assert len(source) == len(expected)
+    assert source[np.arange(len(source))]["x"].tolist() == expected
+    mixed = np.random.default_rng(0).permutation(len(source))
+    assert source[mixed]["x"].tolist() == [expected[i] for i in mixed]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[Path]:
+    for number, lines in enumerate([5, 3, 4, 2]):
+        text = "".join(f"{number} {line}\n" for line in range(lines))
+        (tmp_path / f"{number}.txt").write_text(text)
+    return sorted(tmp_path.glob("*.txt"))
+
+
+def test_streams_take_turns_and_resume_from_a_saved_state(texts: list[Path]):
+    open_stream = lambda: InterleavedStream([Lines(path, buffer=1) for path in texts[:3]])
+    stream = open_stream()
+    began = [stream.next() for _ in range(7)]
+    assert began == ["0 0", "1 0", "2 0", "0 1", "1 1", "2 1", "0 2"]
+    state = json.loads(json.dumps(stream.state()))
+    after = [stream.next() for _ in range(20)]
+    again = open_stream()
+    again.restore(state)
+    assert [again.next() for _ in range(20)] == after
+    with pytest.raises(DataError, match=r"2 streams are read in turn .* data\.interleave=3"):
+        InterleavedStream([Lines(path) for path in texts[:2]]).restore(state)
+
+
+def test_lines_are_rows_of_tokens(tmp_path: Path):
+    for number in range(2):
+        (tmp_path / f"{number}.jsonl").write_text('{"text": "ab"}\n{"text": "abcdefgh"}\n')
+    (tmp_path / "judge.txt").write_text("xy\n\nlonger than that\nz\n")
+    asked = TextLines(
+        path=f"{tmp_path}/*.jsonl", validation=f"{tmp_path}/judge.txt", context=4, buffer=1
+    )
+    corpus = asked.build()
+    train, valid = corpus.shuffled(size=2, seed=0), corpus.in_order(size=2)
+    np.testing.assert_array_equal(train[0]["tokens"], [[97, 98, 256, 0, 0], list(b"abcde")])
+    np.testing.assert_array_equal(train[0]["length"], [2, 4])
+    assert train.shard(1, 2).summary.startswith("data: 2 files, 2 processes: this one reads 1")
+    rows = [valid[i] for i in range(len(valid))]
+    assert sum(int(row["mask"].sum()) for row in rows) == 3
+    assert rows[0]["tokens"][1].tolist() == list(b"longe")

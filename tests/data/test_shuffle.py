@@ -19,9 +19,9 @@ def sigmas(counts: np.ndarray, freedom: int) -> float:
     return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 1000, 4097, 70_001])
-def test_is_a_permutation(rows: int):
-    for seed, epoch in [(0, 0), (0, 1), (-3, 0), (2**70, 10**9)]:
+def test_is_a_permutation():
+    pairs = [(0, 0), (0, 1), (-3, 0), (2**70, 10**9)]
+    for rows, (seed, epoch) in itertools.product((1, 2, 5, 64, 65, 4097), pairs):
         np.testing.assert_array_equal(np.sort(order(rows, seed=seed, epoch=epoch)), np.arange(rows))
 
 
@@ -61,26 +61,9 @@ def test_every_order_of_four_rows_is_equally_likely():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("rows", [10, 100])
-def test_every_row_is_equally_likely_at_every_place(rows: int):
+def test_every_row_is_equally_likely_at_every_place():
+    rows = 10
     counts = np.zeros((rows, rows))
     for epoch in range(2000):
         counts[np.arange(rows), order(rows, epoch=epoch)] += 1
     assert sigmas(counts, (rows - 1) ** 2) < 4
-
-
-@pytest.mark.thorough
-def test_neighbours_are_no_closer_than_chance():
-    steps = np.zeros(100)
-    for epoch in range(2000):
-        rows = order(100, epoch=epoch)
-        steps += np.bincount((rows[1:] - rows[:-1]) % 100, minlength=100)
-    assert steps[0] == 0
-    assert sigmas(steps[1:], 98) < 4
-
-
-def test_consecutive_epochs_are_uncorrelated():
-    # The correlation of two random orders of n rows has a standard deviation of 1 / sqrt(n - 1).
-    first, second = order(10_000, epoch=0), order(10_000, epoch=1)
-    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(9_999)
-    assert abs(np.corrcoef(np.arange(10_000), first)[0, 1]) < 4 / np.sqrt(9_999)

@@ -1,16 +1,19 @@
+"""Streams: batches by the step, resumed from a saved state, in any thread."""
+
 import json
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data import LoaderBatches, ReadAhead
 from jtrain.data.batches.stream import Stream, Streamed
 from jtrain.data.sources.lines import Lines, make_line_rows
 from jtrain.data.text.tokenizer import ByteTokenizer
-from jtrain.errors import DataError
 
 LINES = [f"line {i}" for i in range(57)]
 
@@ -27,10 +30,6 @@ def some(stream: Lines, count: int) -> list[str]:
     return [stream.next() for _ in range(count)]
 
 
-def test_a_buffer_of_one_keeps_the_order(files: list[Path]):
-    assert some(Lines(files, buffer=1), 2 * 57 + 5) == [*LINES, *LINES, *LINES[:5]]
-
-
 def test_each_line_occurs_once_an_epoch_except_for_the_buffer(files: list[Path]):
     found = some(Lines(files, buffer=10), 57 * 20)
     counts = Counter(found)
@@ -41,8 +40,7 @@ def test_each_line_occurs_once_an_epoch_except_for_the_buffer(files: list[Path])
     assert some(Lines(files, buffer=10, seed=1), 57) != found[:57]
 
 
-@pytest.mark.parametrize("buffer", [1, 10, 200])
-@pytest.mark.parametrize("before", [0, 1, 56, 57, 133])
+@pytest.mark.parametrize(("buffer", "before"), [(1, 57), (10, 133), (200, 56)])
 def test_a_restored_stream_resumes_exactly(files: list[Path], buffer: int, before: int):
     stream = Lines(files, buffer=buffer)
     assert isinstance(stream, Stream)
@@ -97,45 +95,44 @@ def test_a_run_resumes_from_the_state_of_a_step(files: list[Path]):
     assert again[3]["tokens"].tolist() == expected[3]
 
 
-def test_only_the_needed_places_are_saved(files: list[Path]):
-    long = Streamed(
-        lambda: Lines(files, buffer=10), lambda line: {"x": np.int32(len(line))}, size=2, every=1
-    )
-    for step in range(100):
-        long[step]
-    assert [long.state(step)["step"] for step in (99, 84, 83, 5)] == [99, 84, 0, 0]
+SIZE = 4
 
 
-def test_stacked_batches_save_the_state_of_their_batches(files: list[Path]):
-    calls, again = StackedBatches(batches(files), 4), StackedBatches(batches(files), 4)
-    expected = [calls[call]["tokens"].tolist() for call in range(5)]
-    kept = calls.state(12)
-    assert kept["step"] == 10
-    again.restore(kept)
-    assert again[3]["tokens"].tolist() == expected[3]
-    plain = StackedBatches(Shuffled(Arrays(x=np.arange(9)), size=4))
-    assert plain.state(7) == {}
-    plain.restore({})
+class Numbers:
+    """Stream of 0, 1, 2 ..., slow enough for two threads to meet in it."""
+
+    def __init__(self):
+        self._next = 0
+
+    def next(self) -> int:
+        number = self._next
+        time.sleep(2e-4)
+        self._next = number + 1
+        return number
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def restore(self, state: dict[str, Any], /) -> None:
+        self._next = state["next"]
 
 
-def test_rows_of_lines_have_an_end_token_and_are_cut():
-    row = make_line_rows(ByteTokenizer(), 4)
-    assert row("abc")["tokens"].tolist() == [97, 98, 99, 256, 0]
-    assert row("abc")["length"] == 3
-    assert row("abcdefg")["tokens"].tolist() == [97, 98, 99, 100, 101]
-    assert row("abcdefg")["length"] == 4
+def slow_loader() -> Iterator[dict[str, np.ndarray]]:
+    for number in range(100):
+        time.sleep(1e-3)
+        yield {"x": np.arange(SIZE) + SIZE * number}
 
 
-def test_invalid_streams_are_refused_and_the_advice_works(files: list[Path], tmp_path: Path):
-    with pytest.raises(DataError, match="Set buffer=1"):
-        Lines(files, buffer=0)
-    (tmp_path / "c.txt").write_text("\n\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"c.txt has no line with text"):
-        Lines(tmp_path / "c.txt", buffer=1).next()
-    state = Lines(files).state()
-    held = files[0].read_text(encoding="utf-8")
-    files[0].write_text("another text", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a.txt.*Put them back"):
-        Lines(files).restore(state)
-    files[0].write_text(held, encoding="utf-8")
-    Lines(files).restore(state)
+def streamed() -> Streamed:
+    return Streamed(Numbers, lambda number: {"x": np.array(number)}, size=SIZE, every=5)
+
+
+@pytest.mark.parametrize("make", [streamed, lambda: LoaderBatches(slow_loader, size=SIZE)])
+def test_a_batch_is_the_same_beside_a_thread_that_prefetches(make: Any):
+    batches, step = make(), -1
+    with ReadAhead(batches.__getitem__, start=0, stop=20, slow=0) as ahead:
+        for step, batch in enumerate(ahead):
+            again = batches[step // 2]  # as statistics of leaves and reports of a step do
+            for x, number in ((batch["x"], step), (again["x"], step // 2)):
+                np.testing.assert_array_equal(x, np.arange(SIZE) + SIZE * number)
+    assert step == 19

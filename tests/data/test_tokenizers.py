@@ -1,5 +1,6 @@
+"""Tokenizers: bytes, characters, BPE, and those of GGUF files."""
+
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 
 from jtrain.data.text.bpe import BPE, train_bpe
-from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer, check_same_tokenizer, fingerprint
+from jtrain.data.text.characters import Vocabulary, read_text
+from jtrain.data.text.chat_template import CHATML
+from jtrain.data.text.text import Text
+from jtrain.data.text.tokenizer import Tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import build_tokenizer, read_tokenizer
 from jtrain.data.text.tokenizing import (
     BytePairTokens,
@@ -55,37 +58,6 @@ def test_a_tokenizer_is_the_same_when_rebuilt_or_read_from_its_description(build
     assert (len(again), again.end) == (len(tokenizer), tokenizer.end)
 
 
-def test_a_fingerprint_depends_on_the_content():
-    assert fingerprint(ByteTokenizer()) == "1b5ec18e7563"
-    found = {fingerprint(build()) for build in KINDS.values()}
-    found |= {
-        fingerprint(Vocabulary("ab")),
-        fingerprint(train_bpe(VERSES, vocab=271, end="<|end|>")),
-    }
-    assert len(found) == 5
-
-
-def test_bytes_are_those_of_utf_8():
-    numbers = ByteTokenizer().encode("aé")
-    assert numbers.tolist() == [97, 0xC3, 0xA9]
-    assert ByteTokenizer().decode([97, 256, 0xC3]) == "a\ufffd"
-
-
-def test_pairs_that_occur_most_are_one_token():
-    tokenizer = train_bpe(["ab ab ab ab cd"], vocab=258, end="<|end|>")
-    assert len(tokenizer.encode("ab")) == 1
-    assert len(tokenizer.encode("cd")) == 2
-
-
-def test_a_text_that_spells_out_an_end_ends_nothing():
-    tokenizer = BytePairTokens(vocab=260).build(VERSES)
-    numbers = tokenizer.encode("a<|endoftext|>b")
-    assert tokenizer.end is not None
-    assert tokenizer.end not in numbers.tolist()
-    assert tokenizer.decode(numbers) == "a<|endoftext|>b"
-    assert tokenizer.decode([tokenizer.end, *numbers.tolist()]) == "a<|endoftext|>b"
-
-
 def test_a_file_of_the_package_is_read(tmp_path: Path):
     import tokenizers
 
@@ -99,19 +71,11 @@ def test_a_file_of_the_package_is_read(tmp_path: Path):
     assert PretrainedTokenizer(path=str(tmp_path / "tokenizer.json")).build([]).end is None
 
 
-def test_a_file_of_jtrain_is_read(tmp_path: Path, build):
+def test_a_file_of_jtrain_is_read(tmp_path: Path):
+    build = KINDS["bpe"]
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(build().description()), encoding="utf-8")
     assert fingerprint(read_tokenizer(path)) == fingerprint(build())
-
-
-def test_numbers_past_65536_take_four_bytes():
-    vocab = {f"w{i}": i for i in range(65_537)}
-    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}
-    parsed = {"version": "1.0", "added_tokens": [], "model": model}
-    tokenizer = BPE(parsed, end="w65536")
-    assert tokenizer.encode("w65536").dtype == np.uint32
-    assert tokenizer.encode("w65536").tolist() == [65_536] == [tokenizer.end]
 
 
 def test_the_vocabulary_reaches_up_to_the_largest_number():
@@ -122,72 +86,12 @@ def test_the_vocabulary_reaches_up_to_the_largest_number():
     assert tokenizer.encode("z").tolist() == [65_536]
 
 
-def test_half_of_a_surrogate_pair_is_refused(build):
-    """The shell gives it for a byte of a prompt that is not UTF-8."""
-    with pytest.raises(DataError, match=r"surrogate pair|is not among"):
-        build().encode("a\udcff")
-
-
-def test_two_different_tokenizers_are_refused_with_the_command_to_type():
-    one, other = ByteTokenizer(), Vocabulary("ab")
-    check_same_tokenizer({"data/a": one, "data/b": ByteTokenizer()})
-    with pytest.raises(DataError) as refused:
-        check_same_tokenizer({"data/a": one, "data/b": other})
-    for part in (fingerprint(one), fingerprint(other), "--tokenizer data/a/tokenizer.json"):
-        assert part in str(refused.value)
-
-
-def test_a_missing_tokenizers_package_is_reported_with_its_pip_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install 'jtrain\[text\]'"):
-        BytePairTokens().build(VERSES)
-
-
-def test_too_few_or_too_many_tokens_are_refused_and_the_advice_works():
-    with pytest.raises(DataError, match="Set vocab=257 or more"):
-        BytePairTokens(vocab=256).build(VERSES)
-    assert len(BytePairTokens(vocab=257).build(VERSES)) == 257
-    with pytest.raises(DataError, match=r"Set vocab=(\d+) or less") as refused:
-        BytePairTokens(vocab=5000).build(VERSES)
-    most = int(str(refused.value).split("Set vocab=")[1].split(" ")[0])
-    assert len(BytePairTokens(vocab=most).build(VERSES)) == most
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"\x00\x01", "from byte"),
-        (b'{"version": ', "from byte 12"),
-        (b"[1]", "holds a list"),
-        (b'{"kind": "words"}', "'words' is not a kind"),
-        (b'{"learning_rate": 1}', "has the keys learning_rate"),
-    ],
-)
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes, says: str):
-    (tmp_path / "tokenizer.json").write_bytes(data)
-    with pytest.raises(DataError, match=says):
-        read_tokenizer(tmp_path / "tokenizer.json")
-
-
 def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
     plain = train_bpe(["to be or not to be"], vocab=260, end="<|end|>").description()["tokenizer"]
-    length = {
-        "truncation": {
-            "direction": "Right",
-            "max_length": 4,
-            "strategy": "LongestFirst",
-            "stride": 0,
-        },
-        "padding": {
-            "strategy": {"Fixed": 8},
-            "direction": "Right",
-            "pad_to_multiple_of": None,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "!",
-        },
-    }
-    long = "to be or not to be, or to be"
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    pad = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None}
+    pad |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    length, long = {"truncation": cut, "padding": pad}, "to be or not to be, or to be"
     want, got = BPE(plain, end="<|end|>"), BPE(plain | length, end="<|end|>")
     for text in ("to", long):
         for special in (False, True):
@@ -197,29 +101,101 @@ def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
 
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-PIECES = {**WORDS, "type": "WordPiece", "unk_token": "none", "max_input_chars_per_word": 9}
-PIECES["continuing_subword_prefix"] = "##"
 # Backtracks without end, so that the package's limit ends it.
 ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
-FAILING = {
-    "a pattern": {"model": WORDS, "pre_tokenizer": {**ENDLESS, "invert": False}},
-    "a part of no length": {
-        "model": WORDS,
-        "pre_tokenizer": {"type": "FixedLength", "length": 0},
-    },
-    "an unknown token that is none": {"model": PIECES},
-}
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_a_file_that_fails_on_a_text_is_refused_in_words(name: str):
-    built = BPE({"version": "1.0", "added_tokens": [], **FAILING[name]}, end="a")
+def test_a_file_that_fails_on_a_text_is_refused_in_words():
+    parsed = {"model": WORDS, "pre_tokenizer": {**ENDLESS, "invert": False}}
+    built = BPE({"version": "1.0", "added_tokens": [], **parsed}, end="a")
     for encode in (built.encode, lambda text: built.encode(text, special=True)):
         with pytest.raises(DataError, match=r"fails on a text .*Download that file again"):
             encode("a" * 40 + "b")
 
 
-def test_a_file_on_which_the_package_panics_is_refused_in_words():
-    broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    with pytest.raises(DataError, match=r"cannot be read .*Tokenizer.save"):
-        BPE({"version": "1.0", "added_tokens": [], "model": WORDS, "normalizer": broken}, end="a")
+def test_numbers_are_places_in_the_order_of_the_characters():
+    vocabulary = Vocabulary("cabbage")
+    assert vocabulary.characters == "abceg"
+    assert vocabulary.encode("beg").tolist() == [1, 3, 4]
+    assert vocabulary == Vocabulary("egabc")
+
+
+def test_files_are_read_in_the_order_they_are_named(tmp_path: Path):
+    for name in ("b.txt", "a.txt", "c.md"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    assert read_text(tmp_path / "a.txt") == "a.txt"
+    assert read_text(str(tmp_path / "*.txt")) == "a.txtb.txt"
+    assert read_text([tmp_path / "c.md", tmp_path / "a.txt"]) == "c.mda.txt"
+
+
+def test_the_end_of_a_text_is_held_out_for_validation(tmp_path: Path):
+    share = 0.25
+    text = "".join(chr(97 + i % 26) for i in range(1000))
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    corpus = Text(path=str(tmp_path / "a.txt"), context=16, validation=share).build()
+    cut = round(1000 * (1 - share))
+    assert corpus.vocabulary.decode(corpus.train.tokens) == text[:cut]
+    assert corpus.vocabulary.decode(corpus.validation.tokens) == text[cut:]
+    assert (corpus.train.stride, corpus.validation.stride) == (1, 16)
+
+
+gguf = pytest.importorskip("gguf")
+MARKS = ["<|im_start|>", "<|im_end|>", "<think>"]
+WORDED = "It's 1234 wörds,  and\n\n <tag>"
+
+
+@pytest.fixture(name="trained", scope="module")
+def _trained():
+    return train_bpe(["1234 1234 It's wörds words 12 23"] * 9, vocab=270, end="<|endoftext|>")
+
+
+@pytest.fixture(name="write")
+def _write(tmp_path, trained):
+    """Return a function that writes a GGUF file with a tokenizer, and returns its path."""
+
+    def write(pre: str = "gpt-2", model: str = "gpt2", template: str = CHATML) -> str:
+        parsed = trained.description()["tokenizer"]["model"]
+        tokens = [*sorted(parsed["vocab"], key=parsed["vocab"].get), *MARKS]
+        kinds = [3, *[1] * (len(tokens) - 4), 3, 3, 4]
+        writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds)
+        writer.add_token_merges([" ".join(merge) for merge in parsed["merges"]])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(len(tokens) - 2)
+        writer.add_float32("llama.rope.freq_base", 1e4)
+        writer.add_array("general.languages", ["en"])
+        if template:
+            writer.add_chat_template(template)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return str(tmp_path / "a.gguf")
+
+    return write
+
+
+def test_is_the_tokenizer_that_was_written(write, trained):
+    found = read_tokenizer(write())
+    np.testing.assert_array_equal(found.encode(WORDED), trained.encode(WORDED))
+    assert found.decode(found.encode(WORDED)) == WORDED
+    text = f"{MARKS[0]}12{MARKS[1]}{MARKS[2]}"
+    plain, marks = found.encode(text), found.encode(text, special=True)
+    assert (marks >= len(trained)).tolist() == [True, *[False] * (len(marks) - 3), True, True]
+    assert (plain >= len(trained)).sum() == 1  # <think> is no special token
+
+
+@pytest.mark.parametrize(
+    ("pre", "numbers"),
+    [("gpt-2", ["1234"]), ("smollm", [*"1234"]), ("llama-bpe", ["123", "4"]), ("qwen2", [*"1234"])],
+)
+def test_words_are_split_as_in_llama_cpp(write, pre, numbers):
+    found = read_tokenizer(write(pre))
+    assert found.decode(found.encode(WORDED)) == WORDED
+    parsed = found.description()["tokenizer"]
+    package = pytest.importorskip("tokenizers")
+    parts = package.Tokenizer.from_str(json.dumps(parsed)).pre_tokenizer.pre_tokenize_str(WORDED)
+    words = [word.strip("Ġ") for word, _ in parts]
+    assert [word for word in words if word.isdecimal()] == numbers

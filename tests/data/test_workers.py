@@ -15,13 +15,9 @@ import numpy as np
 import pytest
 from listening import descendants
 
-from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled, TokenFiles, Windows
-from jtrain.data.batches.process_workers import ENDS, LARGEST, ProcessWorkers
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled
 from jtrain.data.batches.workers import Workers
 from jtrain.data.images.augment import Augmentation, Augmented
-from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import DataError
 
 KINDS = ["threads", "processes"]
@@ -44,8 +40,6 @@ class Failing:
         if step == self.at:
             if self.how == "raise":
                 raise DataError(f"row {step} is damaged. Fix it.")
-            if self.how == "exit":
-                sys.exit(3)
             if self.how == "leave":
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -89,82 +83,7 @@ def test_any_number_of_workers_reads_the_same_batches(kind: str):
                 assert type(batch[name]) is np.ndarray
 
 
-def test_row_and_mask_stay_the_same_objects():
-    """Keep the objects, so that they are put on the devices once."""
-    got = read_all(ProcessWorkers(images().__getitem__, start=0, stop=7, workers=2), 0, 7)
-    assert len({id(batch["row"]) for batch in got}) == 1
-    assert len({id(batch["mask"]) for batch in got}) == 2  # the last of an epoch is padded
-    assert not got[0]["row"].flags.writeable
-
-
-def test_stacked_calls_keep_their_masks_when_threads_read_them():
-    calls = StackedBatches(Plain(images()), steps=7)
-    expected = [calls[call] for call in range(20)]
-    for _ in range(20):
-        reader = Workers(count=8).build(calls.__getitem__, start=0, stop=20)
-        for one, other in zip(read_all(reader, 0, 20), expected, strict=True):
-            np.testing.assert_array_equal(one["mask"], other["mask"])
-
-
-class Plain:
-    """Batches without `read_stacked`."""
-
-    def __init__(self, batches: Shuffled):
-        self._batches = batches
-
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        return self._batches[step]
-
-
-def test_a_mapped_file_is_sent_as_its_name(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("to be or not to be\n" * 40, encoding="utf-8")
-    prepare(tmp_path / "a.txt", tmp_path / "a", tokenizing=ByteTokens(), by="line", shard=300)
-    np.save(tmp_path / "b.npy", np.arange(5000, dtype=np.uint16))
-    mapped = np.load(tmp_path / "b.npy", mmap_mode="r")[100:4000]
-    folder = Shuffled(Windows(TokenFiles(tmp_path / "a"), context=7), size=8)
-    part = Shuffled(Windows(mapped, context=64), size=8)
-    both = {"folder": folder, "part": part}
-    reader = ProcessWorkers(Named(both).__getitem__, start=0, stop=4, workers=1)
-    assert len(reader.payload) < 20_000, "the windows of the part alone would be 500 kB"
-    for step, batch in enumerate(read_all(reader, 0, 4)):
-        for name, batches in both.items():
-            np.testing.assert_array_equal(batch[name], batches[step]["tokens"])
-
-
-class Named:
-    """Return the tokens of several batches, by name."""
-
-    def __init__(self, batches: dict[str, Shuffled]):
-        self.batches = batches
-
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        return {name: each[step]["tokens"] for name, each in self.batches.items()}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", KINDS)
-def test_workers_read_at_once_and_ahead(kind: str):
-    reader = Workers(kind=kind, count=4).build(Timed().__getitem__, start=0, stop=60)
-    asked, reads = [], []
-    for step in range(41):
-        asked.append(time.monotonic())
-        reads.append(tuple(reader(step)["read"]))
-    reader.close()
-    at_once = [sum(began <= moment < ended for began, ended in reads) for moment, _ in reads]
-    assert max(at_once) == 4
-    assert sum(began < time for (began, _), time in zip(reads, asked, strict=True)) > 20
-
-
-class Timed:
-    """Batches with the moments between which they were read, by the clock of all processes."""
-
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        began = time.monotonic()
-        time.sleep(0.1)
-        return {"read": np.array([began, time.monotonic()])}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.thorough)])
 def test_an_error_is_raised_at_its_step(kind: str):
     reader = Workers(kind=kind, count=2).build(Failing(at=5).__getitem__, start=0, stop=20)
     with ReadAhead(reader, start=0, stop=20, close=reader.close) as ahead:
@@ -173,60 +92,6 @@ def test_an_error_is_raised_at_its_step(kind: str):
             next(ahead)
     if kind == "processes":
         assert "in __getitem__" in "".join(caught.value.__notes__)
-
-
-def test_a_source_that_exits_is_reported_at_its_step():
-    reader = ProcessWorkers(Failing(at=1, how="exit").__getitem__, start=0, stop=9, workers=1)
-    with pytest.raises(SystemExit):
-        read_all(reader, 0, 9)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", KINDS)
-def test_closing_in_the_middle_leaves_no_process_or_thread(kind: str):
-    workers = Workers(kind=kind, count=2)
-    reader = workers.build(Failing(seconds=0.05).__getitem__, start=4, stop=None)
-    reader(4)
-    began = time.monotonic()
-    reader.close()
-    assert time.monotonic() - began < ENDS, "no wait for a process or a thread was in vain"
-    reader.close()
-
-
-def test_closing_ends_a_thread_that_awaits_a_batch():
-    reader = ProcessWorkers(Failing(seconds=60).__getitem__, start=0, stop=None, workers=1)
-
-    def awaits() -> None:
-        with pytest.raises(RuntimeError, match="closed while a batch was awaited"):
-            reader(0)
-        ended.append(True)
-
-    ended: list[bool] = []
-    thread = threading.Thread(target=awaits, daemon=True)
-    thread.start()
-    reader.close()
-    thread.join(60)
-    assert ended == [True]
-
-
-def test_a_process_that_starts_later_than_its_end_is_ended(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jtrain.data.batches.process_workers.ENDS", 0.0)
-    ProcessWorkers(Failing(seconds=600).__getitem__, start=0, stop=None, workers=3).close()
-    assert soon(lambda: "receive-batches" not in {t.name for t in threading.enumerate()})
-    assert soon(lambda: not multiprocessing.active_children())
-
-
-def test_data_that_cannot_be_sent_is_reported():
-    held = threading.Lock()
-    with pytest.raises(DataError, match=r"cannot be sent .*pickle.* Set workers.kind=threads"):
-        ProcessWorkers(lambda step: {"x": held}, start=0, stop=3, workers=2)
-
-
-def test_data_too_large_to_send_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jtrain.data.batches.process_workers.LARGEST", 1 << 12)
-    with pytest.raises(DataError, match=r"MB in memory; at most .* Set workers.kind=threads"):
-        ProcessWorkers(images().__getitem__, start=0, stop=3, workers=2)
-    assert LARGEST == 512 << 20
 
 
 def test_streams_are_refused():
@@ -308,6 +173,7 @@ def line(run: subprocess.Popen[str]) -> str:
     return run.stdout.readline().strip()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_is_reported(script):
     """Report a worker that kills itself, one that exits, and one that is killed at any time."""
     run = script("dies")

@@ -4,20 +4,16 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from comparison import assert_close, distance
-from quick_study import config_of, trained
+from quick_study import config_of
 
-import jtrain as jt
 from jtrain.core.mean import Terms
 from jtrain.core.placement import Unplaced
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
-from jtrain.errors import ConfigError
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.layers.block_stack import unstack_layers
-from jtrain.train.restore_run import complete_prompt
 from jtrain.train.setup import set_up
 
 pytestmark = pytest.mark.thorough
@@ -42,13 +38,6 @@ TOY = (
 def _data(home: Path):
     (home / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat. " * 40)
     prepare(home / "text.txt", home / "tokens", tokenizing=ByteTokens())
-
-
-def test_gpt2_has_the_size_that_it_is_called_by():
-    config = config_of(CONFIG, ["data.context=16", "data.validation=0.2"])
-    params, _ = jax.eval_shape(config.build(Unplaced()).init, jax.random.key(0))
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert 124e6 < size < 125e6
 
 
 def test_the_loss_is_that_of_all_logits_at_once():
@@ -83,16 +72,6 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
     assert abs(other.value() - found.value()) > 1e-3
 
 
-def test_a_mixture_trains_and_is_judged_by_each_text(home: Path):
-    (home / "more.txt").write_text("a dog lay by the door of the house. " * 40)
-    prepare(home / "more.txt", home / "more", tokenizing=ByteTokens())
-    parts = "{cats: {path: tokens, weight: 3}, dogs: {path: more, weight: 1}}"
-    mixed = ("data.kind=mixture", f"data.parts={parts}", "steps=4", "evaluate.every=0")
-    outcome = trained(CONFIG, *TOY, *mixed, "evaluate.batch=8", "checkpoint.every=0")
-    assert list(outcome.sets) == ["cats", "dogs"]
-    assert all(np.isfinite(found[4]["loss"]) for found in outcome.sets.values())
-
-
 def test_layers_in_a_scan_train_as_layers_written_out():
     """Check a stack of norms: its scales would decay if they counted as a matrix."""
     layers = ("model.layers=2", "microbatches=1", "precision.kind=f32")
@@ -109,8 +88,8 @@ def test_layers_in_a_scan_train_as_layers_written_out():
     assert distance(params[True], params[False]) < 1e-5
 
 
-@pytest.mark.parametrize("group", ["row", "batch"])
-def test_experts_are_judged_besides_and_a_batch_of_them_meets(group: str):
+def test_experts_are_judged_besides_and_a_batch_of_them_meets():
+    group = "batch"
     experts = f"model.experts={{kind: dropless, count: 4, uneven: 0.5, group: {group}}}"
     x = config_of(CONFIG, [*TOY, "microbatches=1", experts]).build(Unplaced())
     params, _ = x.init(jax.random.key(0))
@@ -119,21 +98,4 @@ def test_experts_are_judged_besides_and_a_batch_of_them_meets(group: str):
     assert_close(terms.coefficients, (1.0, 0.5, 1e-3), 1e-6)
     assert 0.9 < metrics["balance"].value() < 2  # 4 experts, of which 2 are chosen
     assert set(metrics) == {"accuracy", "cross_entropy", "balance", "router_z"}
-    assert x.couples == ("batch" if group == "batch" else "nothing")
-
-
-@pytest.mark.slow
-def test_trains_in_bfloat16_and_writes():
-    settings = (*TOY, "steps=30", "optimizer.lr=1e-2", "evaluate.every=0", "checkpoint.every=0")
-    outcome = trained(CONFIG, *settings)
-    assert outcome.results[30]["loss"] < 4  # 5.5 for one that knows nothing
-    config = config_of(CONFIG, settings)
-    prompt = jt.Prompt(text="the cat", tokens=20)
-    _, text = complete_prompt(config, outcome.directory.path, prompt)
-    assert text.startswith("the cat")
-    assert len(text) > 7
-
-
-def test_a_context_beyond_the_models_is_told():
-    with pytest.raises(ConfigError, match=r"model.context=32 or data.context=16"):
-        config_of(CONFIG, [*TOY, "data.context=32"])
+    assert x.couples == "batch"

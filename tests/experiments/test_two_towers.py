@@ -2,15 +2,11 @@
 
 from pathlib import Path
 
-import optax
 import pytest
 from comparison import assert_close
 from image_files import write_digits
-from quick_study import config_of, trained
+from quick_study import trained
 
-import jtrain as jt
-from jtrain.core.placement import Unplaced
-from jtrain.errors import LossError
 from jtrain.train.hooks.metrics import read_results
 
 pytestmark = pytest.mark.thorough
@@ -36,10 +32,3 @@ def test_the_loss_over_eight_devices_is_that_of_one():
     assert len(one) == 11
     assert one[9] < 0.95 * one[0]
     assert_close(eight, one, 1e-5)
-
-
-def test_a_batch_that_would_be_split_is_refused():
-    x = config_of(CONFIG, SMALL).build(Unplaced())
-    assert x.couples == "batch"
-    with pytest.raises(LossError, match="microbatches=1"):
-        jt.make_step(x.loss, optax.sgd(0.1), couples=x.couples, microbatches=2)

@@ -1,8 +1,6 @@
 """The loss of answers under every split, and what means of means would give."""
 
 import functools
-import itertools
-import json
 import sys
 from pathlib import Path
 
@@ -10,23 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import published_models as published
 import pytest
 from comparison import assert_close, distance
 from layouts import keep_gradient
 from tiny_configs import TINY, write_conversations
 
-import jtrain as jt
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.errors import DataError
 from jtrain.parallel import Mirrored
 
 ROOT = Path(__file__).parents[2]
 OPTIMIZER = optax.chain(keep_gradient(), optax.sgd(0.1))
-SPLITS = list(itertools.product([1, 2, 4], [1, 2, 4]))
+SPLITS = [(4, 2), (1, 4), (2, 1)]
 COUNTS = [0, 0, 1, 2, 20, 24, 5, 9]  # answer tokens to keep of each row
 
 
@@ -98,13 +93,6 @@ def test_means_of_means_are_of_another_loss(chat):
         assert distance(mean_of_means(chat, groups)[1], gradient) > 0.05
 
 
-def test_hidden_answers_have_no_gradient(chat):
-    loss, params, batch = chat
-    none = {**batch, "answer": np.zeros_like(batch["answer"])}
-    value, _ = jax.jit(loss)(params, {n: jnp.asarray(a) for n, a in none.items()}, None)
-    assert (value.total, value.weight) == (0, 0)
-
-
 def table(chat) -> str:
     """Return the rows of docs/chat.md."""
     want, gradient = mean_of_means(chat, 1)
@@ -119,35 +107,3 @@ def table(chat) -> str:
 @pytest.mark.thorough
 def test_the_page_has_the_table(chat):
     assert table(chat) in (ROOT / "docs" / "chat.md").read_text()
-
-
-def test_a_published_model_of_another_vocabulary_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write_conversations(tmp_path / "chat.jsonl", 8)
-    published.write_model(tmp_path / "hf", published.golden("llama31"))
-    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
-    text = json.dumps({"version": "1.0", "model": model, "added_tokens": []})
-    (tmp_path / "hf" / "tokenizer.json").write_text(text)
-    (tmp_path / "short.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
-    settings = [f"data.path={path}", "data.template=short.jinja", "data.context=32"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        config = resolve(ROOT / "configs" / "chat.yaml", [*settings, "model={from: hf}"]).config
-        with pytest.raises(DataError, match=r"another kind.*Set data.tokenizer=hf/tokenizer.json"):
-            config.build(Unplaced())
-
-
-@pytest.mark.thorough
-def test_a_run_trains_and_answers(tmp_path, monkeypatch, chat):
-    monkeypatch.chdir(tmp_path)
-    path = write_conversations(tmp_path / "chat.jsonl", 40)
-    words = [*TINY["chat"], f"data.path={path}", "steps=3", "parallel={kind: single}"]
-    config = resolve(ROOT / "configs" / "chat.yaml", words).config
-    outcome = jt.run(config)
-    assert outcome.status == "done"
-    run = jt.load(outcome.directory.path)
-    prompt = jt.Prompt(text="1+1", tokens=5)
-    assert run.experiment is not None
-    assert run.experiment.complete is not None
-    text = run.experiment.complete(run.params, run.extra, jax.random.key(0), prompt)
-    assert text.startswith("<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n")

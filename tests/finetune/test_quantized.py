@@ -1,5 +1,6 @@
-"""int8 and NF4 weights against numpy, and the published table."""
+"""int8 and NF4 weights against numpy and the published table, and no dense copy of them kept."""
 
+import dataclasses
 from statistics import NormalDist
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.layers.quantized import NF4, dequantize, quantize
+from jtrain.models.layers.low_rank import LowRank
+from jtrain.models.layers.quantized import NF4, Quantized, dequantize, quantize
 
 DRAW = np.random.default_rng(0)
 
@@ -33,9 +35,8 @@ def in_numpy(x, bits):
 
 
 @pytest.mark.parametrize("bits", ["int8", "nf4"])
-@pytest.mark.parametrize("shape", [(16, 24), (5, 13)])
-def test_codes_and_values_are_those_of_a_loop_in_numpy(bits, shape):
-    x = DRAW.normal(size=shape).astype(np.float32)
+def test_codes_and_values_are_those_of_a_loop_in_numpy(bits):
+    x = DRAW.normal(size=(5, 13)).astype(np.float32)
     x[0] = 0
     stored = jax.jit(lambda x: quantize(x, bits))(x)
     codes, values = in_numpy(x, bits)
@@ -54,9 +55,9 @@ def test_a_stack_is_quantized_layer_by_layer():
         np.testing.assert_array_equal(dequantize(stored)[i], dequantize(quantize(x[i], "nf4")))
 
 
-@pytest.mark.parametrize("bits", ["int8", "nf4"])
-def test_blocks_of_the_last_dim_are_those_of_the_flat_array(bits):
+def test_blocks_of_the_last_dim_are_those_of_the_flat_array():
     """Dims stay where 64 divides the last one, and the numbers are those of any other shape."""
+    bits = "nf4"
     x = jnp.asarray(DRAW.normal(size=(2, 6, 128)), jnp.float32)
     stored, flat = quantize(x, bits, stack=1), quantize(x.reshape(-1), bits)
     assert stored.scales.shape == (2, 6, 2)
@@ -75,7 +76,38 @@ def test_the_table_is_the_published_one():
     assert list(NF4).count(0) == 1
 
 
-@pytest.mark.parametrize(("bits", "each"), [("int8", 1), ("nf4", 0.5)])
-def test_a_number_takes_its_bits_and_a_scale_for_64(bits, each):
-    stored = quantize(jnp.ones((64, 64)), bits)
-    assert sum(x.nbytes for x in jax.tree.leaves(stored)) == 64 * 64 * (each + 4 / 64)
+X, KERNEL = (jnp.asarray(DRAW.normal(size=shape), jnp.float32) for shape in ((12, 64), (64, 128)))
+A, B = (jnp.asarray(DRAW.normal(size=shape), jnp.float32) for shape in ((64, 2), (2, 128)))
+STORED = {
+    "as_is": KERNEL,
+    "bfloat16": KERNEL.astype(jnp.bfloat16),
+    "int8": quantize(KERNEL, "int8"),
+    "nf4": quantize(KERNEL, "nf4"),
+}
+low_rank = lambda kind: LowRank(STORED[kind], A, B, None, 0.5, 0.0, transposed=False)
+
+
+def output(kind, a, x):
+    """Return x W + the term, with `a` in the place of its A, through the layer's own functions."""
+    low = dataclasses.replace(low_rank(kind), a=a)
+    return low.product(lambda x, w: jnp.tanh(x @ w), x) + low.term(x, flat=True)
+
+
+@pytest.mark.parametrize("kind", ["as_is", "nf4"])
+def test_the_backward_pass_makes_dense_weights_again(kind):
+    pull = jax.vjp(lambda a, x: output(kind, a, x), A, X)[1]
+    saved = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(pull)]
+    assert ((KERNEL.shape, jnp.float32) in saved) == (kind == "as_is"), saved
+    if isinstance(frozen := STORED[kind], Quantized):
+        assert (frozen.codes.shape, frozen.codes.dtype) in saved
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "nf4"])
+def test_value_and_gradient_are_those_of_dense_weights(kind):
+    dense = low_rank(kind).dense()
+    plain = lambda a, x: jnp.tanh(x @ dense) + 0.5 * (x @ a @ B)
+    both = lambda f: jax.jit(jax.value_and_grad(lambda *args: (f(*args) ** 2).sum(), (0, 1)))(A, X)
+    (value, found), (want, gradient) = both(lambda a, x: output(kind, a, x)), both(plain)
+    assert_close(value, want, 1e-6)
+    for one, other in zip(found, gradient, strict=True):
+        assert_close(one, other, 1e-6)

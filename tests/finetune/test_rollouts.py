@@ -1,25 +1,30 @@
-"""Answers that a model samples: their draws, probabilities, ends and rewards."""
+"""Answers that a model samples, and the reference that they are compared with."""
 
+import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import published_models as published
 import pytest
-from comparison import assert_close
+from comparison import assert_close, bitwise
+from quick_study import config_of
+from tiny_configs import TINY
 
+import jtrain as jt
+from jtrain.core.pytree import named_leaves
 from jtrain.data.text.characters import Vocabulary
-from jtrain.errors import LossError
 from jtrain.finetune.rollouts import (
     answer_log_probs,
-    describe_rollouts,
     sample_answers,
     text_reward,
     until_end,
 )
 from jtrain.losses.group_policy import advantages_by_row, group_advantages
 from jtrain.models.transformer import Transformer
-from jtrain.parallel import Mirrored
+from jtrain.train.setup import set_up
 
 TEXT = Vocabulary("0123+=\n")
 END = int(TEXT.encode("\n")[0])
@@ -68,8 +73,8 @@ def test_the_answers_of_a_row_do_not_depend_on_the_others():
     assert len(np.unique(complete[0], axis=0)) > 1, "the answers of a group differ"
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_those_of_the_distribution_that_is_sampled(temperature):
+def test_log_probs_are_those_of_the_distribution_that_is_sampled():
+    temperature = 0.7
     model, params = model_and_params()
     answers = sampled(np.arange(3))
     real = until_end(answers, END)
@@ -81,14 +86,6 @@ def test_log_probs_are_those_of_the_distribution_that_is_sampled(temperature):
         log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
         want = np.take_along_axis(log_p[:, 3:-1], group[..., None], -1)[..., 0]
         assert_close(got[row], np.where(real[row], want, 0), 1e-5, terms=scores)
-
-
-def test_at_no_temperature_the_likeliest_answer_is_given():
-    answers = np.asarray(sampled(np.arange(3), group=2, temperature=0.0))
-    np.testing.assert_array_equal(answers[:, 0], answers[:, 1])
-    text = np.concatenate([QUESTIONS, answers[:, 0]], axis=1)
-    scores = logits()(jnp.asarray(text))
-    np.testing.assert_array_equal(scores[:, 3:-1].argmax(-1), answers[:, 0])
 
 
 def test_no_gradient_goes_through_the_sampling():
@@ -123,33 +120,8 @@ def test_a_function_of_texts_gives_rewards():
     np.testing.assert_array_equal(verify(ANSWERS, {"question": QUESTIONS}), REWARDS)
 
 
-def test_a_function_of_texts_sees_all_rows_that_are_split_over_devices():
-    strategy = Mirrored(devices=2).build()
-    rows = np.array([0, 1, 2, 0])
-    batch = {"question": np.asarray(QUESTIONS)[rows], "answers": np.asarray(ANSWERS)[rows]}
-    placed = strategy.place(batch | {"row": np.arange(4), "mask": np.ones(4, bool)})
-    verify = text_reward(TEXT, END, reward)
-    got = jax.jit(lambda batch: verify(batch["answers"], batch))(placed)
-    np.testing.assert_array_equal(got, np.array(REWARDS, np.float32)[rows])
-
-
-def test_rollouts_are_readable():
-    rollouts = {"question": QUESTIONS, "answers": ANSWERS, "rewards": np.array(REWARDS, np.float32)}
-    text = describe_rollouts(rollouts, TEXT, END, rows=2)
-    assert text == "'1+2=': '3' 1, '33' 0.5\n'0+3=': '3' 1, '2' 0"
-
-
-def test_tokens_beyond_the_vocabulary_are_no_text():
-    answers = ANSWERS[:1].at[0, 0, 1].set(len(TEXT) + 3)
-    rollouts = {"question": QUESTIONS, "answers": answers, "rewards": np.ones((1, 2), np.float32)}
-    assert describe_rollouts(rollouts, TEXT, END) == "'1+2=': '322' 1, '33' 1"
-    lengths = text_reward(TEXT, END, lambda question, answer: len(question + answer))
-    got = jax.jit(lengths)(answers, {"question": QUESTIONS[:1]})
-    np.testing.assert_array_equal(got, [[7, 6]])
-
-
-@pytest.mark.parametrize("by_deviation", [True, False])
-def test_advantages_are_those_of_the_host(by_deviation):
+def test_advantages_are_those_of_the_host():
+    by_deviation = True
     rewards = np.array([[1, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [1, 2, 5, -1]], np.float32)
     groups = np.repeat(np.arange(3), 4)
     want = group_advantages(rewards.ravel(), groups, by_deviation=by_deviation)
@@ -158,6 +130,48 @@ def test_advantages_are_those_of_the_host(by_deviation):
     assert not np.any(got[1])
 
 
-def test_a_group_of_one_is_refused():
-    with pytest.raises(LossError, match=r"one answer.*at least 2"):
-        advantages_by_row(jnp.ones((3, 1)))
+CONFIG = Path(__file__).parents[2] / "configs" / "grpo.yaml"
+TINY_GRPO = (*TINY["grpo"], "parallel={kind: single}", "policy.group=2", "policy.beta=0.3")
+LORA = "lora={rank: 2, on: ['*kernel', tokens]}"
+
+
+def setup_of(*settings):
+    return set_up(config_of(CONFIG, [*TINY_GRPO, *settings]))
+
+
+def step_of(setup):
+    """Return a step, and its first batch."""
+    x = setup.experiment
+    return jt.make_step(x.loss, x.transformation), jax.tree.map(jax.numpy.asarray, x.train[0])
+
+
+@pytest.mark.thorough
+def test_under_lora_the_policy_leaves_the_model_without_terms():
+    setup = setup_of(LORA)
+    step, batch = step_of(setup)
+    step, first = jax.jit(step), setup.fresh()
+    after, metrics = step(first, batch)
+    assert metrics["divergence"].value() == 0
+    assert bitwise(after.extra["rest"]["reference"], first.params)
+    moved = dataclasses.replace(after, params=jax.tree.map(lambda x: x + 0.1, after.params))
+    after, metrics = step(moved, batch)
+    assert metrics["divergence"].value() > 0
+    assert not bitwise(after.params, moved.params), "it is pulled back"
+    assert bitwise(after.extra["rest"]["reference"], first.params)
+    assert bitwise(after.extra["base"], first.extra["base"])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_loss_makes_its_state_from_loaded_weights(tmp_path, monkeypatch, lora):
+    monkeypatch.chdir(tmp_path)
+    golden = published.golden("llama31")
+    published.write_model(tmp_path / "hf", golden)
+    settings = ["model={from: hf}", *([LORA] if lora else [])]
+    setup = set_up(config_of(CONFIG, [*TINY_GRPO, *settings]))
+    state = setup.fresh()
+    rest = state.extra["rest"] if lora else state.extra
+    assert bitwise(rest["reference"], state.params)
+    assert not rest["rollouts"]["answers"].any()
+    loaded = named_leaves(state.extra["base"] if lora else state.params)
+    assert setup.begins is not None
+    assert set(setup.begins.loaded) == set(loaded)

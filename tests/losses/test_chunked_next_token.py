@@ -69,7 +69,6 @@ def both(args, **options):
     [
         {"chunk": 3, "z": 0.02},
         {"chunk": 128, "soft_cap": 3.0},
-        pytest.param({"chunk": 1}, marks=pytest.mark.slow),
         pytest.param({"chunk": 5, "z": 0.5, "soft_cap": 2.0}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -83,13 +82,9 @@ def test_gives_the_plain_value_and_gradient(options):
             assert_close(part.value(), other.value(), 1e-6)
 
 
-# A number of 8 (11) bits is off by up to 2^-9 (2^-12) of itself; the slopes are rounded, and so
-# is the gradient.
-@pytest.mark.parametrize(
-    ("dtype", "off"),
-    [(jnp.bfloat16, 2**-8), pytest.param(jnp.float16, 2**-11, marks=pytest.mark.slow)],
-)
-def test_half_precision_has_logits_and_sums_in_full(dtype, off):
+# A number of 8 bits is off by up to 2^-9 of itself; the slopes are rounded, and so is the gradient.
+def test_half_precision_has_logits_and_sums_in_full():
+    dtype, off = jnp.bfloat16, 2**-8
     ((got, _), grads), ((want, _), exact) = both(arrays(dtype), z=0.01)
     assert_close(got, want, 1e-6)
     assert {g.dtype for g in grads} == {jnp.dtype(dtype)}
@@ -141,13 +136,6 @@ def test_what_is_not_real_may_be_nan():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-def test_an_upstream_gradient_scales_it():
-    hidden, head, *rest = arrays()
-    run = jax.jit(jax.grad(lambda x, c: c * chunked(x, head, *rest)[0]))
-    of = lambda c: run(hidden, jnp.float32(c))
-    assert_close(of(3.0), 3 * of(1.0), 1e-6)
-
-
 def test_all_logits_are_never_there_at_once():
     args = arrays(time=64, vocabulary=2000)
     bytes_of = lambda f: (
@@ -162,12 +150,11 @@ def test_all_logits_are_never_there_at_once():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("told", [False, True])
-def test_rows_on_devices_stay_there(told):
-    """No hidden state is exchanged; in the loop nothing is, where the loss knows of the rows."""
+def test_rows_on_devices_stay_there():
+    """No hidden state is exchanged, and nothing at all in the loop."""
     args = arrays(rows=16)
     strategy = Mirrored().build()
-    placement, mesh = strategy.placement if told else Unplaced(), strategy.mesh
+    placement, mesh = strategy.placement, strategy.mesh
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
     loss = lambda x, head, y, real: chunked(x, head, y, real, placement=placement)[0]
     program = jax.jit(
@@ -178,8 +165,7 @@ def test_rows_on_devices_stay_there(told):
     assert not moved
     grads = [n for n in re.findall(r"= (.*) all-reduce", compiled.as_text()) if f"{V},{D}" in n]
     assert len(grads) == 1
-    inside = exchanges_in_loops(compiled.as_text())
-    assert bool(inside) != told
+    assert not exchanges_in_loops(compiled.as_text())
     here = jax.jit(jax.value_and_grad(lambda *x: plain(*x)[0], (0, 1)))
     got, want = compiled(*args), here(*args)
     assert_close(got[0], want[0], 1e-6)
@@ -195,29 +181,8 @@ def exchanges_in_loops(text: str) -> list[str]:
     return [m for b in bodies for m in re.findall(r" all-reduce(?:-start)?\(", named[b])]
 
 
-@pytest.mark.parametrize(
-    ("options", "said", "follow"),
-    [
-        ({"chunk": 0}, r"chunk of 0 positions.*chunk=1; 128 is usual", {"chunk": 1}),
-        ({"soft_cap": -1.0}, r"soft cap of -1\.0.*soft_cap=None", {"soft_cap": None}),
-        (
-            {"placement": InThree()},
-            r"4 rows do not divide into the 3 shards.*Nearest: 6 rows",
-            {"placement": Unplaced()},
-        ),
-        (
-            {"logits": "bfloat16", "dtype": jnp.float16},
-            r"would round.*Give logits=float32",
-            {"logits": "float32", "dtype": jnp.float16},
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_with_advice_that_works(options, said, follow):
-    def run(options):
-        options = dict(options)
-        given = arrays(options.pop("dtype", jnp.float32))
-        jax.eval_shape(lambda *x: chunked_next_token(*x, **options), *given)
-
-    with pytest.raises(ValueError, match=said):
-        run(options)
-    run(follow)
+def test_rows_that_do_not_divide_into_the_shards_are_refused():
+    with pytest.raises(
+        ValueError, match=r"4 rows do not divide into the 3 shards.*Nearest: 6 rows"
+    ):
+        chunked_next_token(*arrays(), placement=InThree())

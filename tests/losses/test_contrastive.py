@@ -3,15 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import pytest
 from comparison import assert_close
 
-from jtrain.core.mean import Mean
-from jtrain.core.state import new_state
-from jtrain.core.step import make_step
 from jtrain.losses.contrastive import contrastive
-from jtrain.parallel import FSDP, Mirrored
 
 DRAW = np.random.default_rng(0)
 LEFT, RIGHT = jnp.asarray(DRAW.standard_normal((2, 16, 6)), jnp.float32)
@@ -56,53 +50,3 @@ def test_a_scale_beyond_a_hundred_is_a_hundred():
     assert_close(steep.total, bound.total, 1e-5)
     of = lambda s: contrastive(LEFT, RIGHT, s, MASK)[0].total
     assert jax.jit(jax.grad(of))(jnp.float32(9)) == 0
-
-
-def test_with_one_row_there_is_nothing_to_choose():
-    alone = jnp.arange(16) == 4
-    value, _ = jax.jit(contrastive)(LEFT, RIGHT, jnp.float32(1), alone)
-    assert value.value() == 0
-
-
-def towers(params, batch, rng) -> tuple[Mean, dict]:
-    del rng
-    left, right = (batch[name] @ params[name] for name in ("left", "right"))
-    return contrastive(left, right, params["log_scale"], batch["mask"])
-
-
-BATCH = {"left": LEFT, "right": RIGHT, "mask": MASK, "row": np.arange(16, dtype=np.int32)}
-BATCH = {name: np.asarray(x) for name, x in BATCH.items()}
-SGD = optax.sgd(0.5)
-
-
-def started():
-    draw = np.random.default_rng(1)
-    kernel = lambda: jnp.asarray(draw.standard_normal((6, 8)), jnp.float32)
-    params = {"left": kernel(), "right": kernel(), "log_scale": jnp.float32(1)}
-    return new_state(params, SGD, jax.random.key(0))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "where",
-    [FSDP(devices=4, min_size=0), pytest.param(Mirrored(devices=8), marks=pytest.mark.slow)],
-    ids=repr,
-)
-def test_rows_on_many_devices_meet_all_the_same(where):
-    strategy = where.build()
-    step = make_step(towers, SGD, couples="batch", psum=strategy.psum, ragged=True)
-    state = jax.device_put(started(), strategy.shardings(started()))
-    batch = strategy.place(BATCH)
-    state, metrics = strategy.compile(step, state, batch, keeps=True)(state, batch)
-    want, wanted = jax.jit(make_step(towers, SGD, couples="batch", ragged=True))(started(), BATCH)
-    assert metrics["loss"].value() == pytest.approx(wanted["loss"].value(), rel=1e-6)
-    for name, leaf in want.params.items():
-        moved = jnp.linalg.norm(leaf - started().params[name])
-        assert moved > 0
-        assert jnp.linalg.norm(np.asarray(state.params[name]) - leaf) <= 1e-6 * moved + 1e-6
-
-
-def test_microbatches_would_part_the_rows():
-    with pytest.raises(ValueError, match=r"microbatches=1"):
-        make_step(towers, SGD, couples="batch", microbatches=2)
-    make_step(towers, SGD, couples="batch", microbatches=1)

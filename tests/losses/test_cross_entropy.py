@@ -1,4 +1,7 @@
-"""Labels of every kind: whole, smoothed, soft, out of range."""
+"""Labels of every kind, whole, smoothed, soft, narrow, and the ends of the curves."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,18 +9,26 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.core.mean import Terms
-from jtrain.losses.balance import z_loss
-from jtrain.losses.cross_entropy import cross_entropy, cross_entropy_per_label, soft_cross_entropy
+from jtrain.losses import accuracy, chunked_next_token, confusion
+from jtrain.losses.cross_entropy import (
+    binary_cross_entropy,
+    cross_entropy,
+    cross_entropy_per_label,
+    distillation,
+    soft_cross_entropy,
+)
+from jtrain.losses.elbo import latents
+from jtrain.losses.squared_error import huber
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
 LOGITS = jnp.asarray(np.random.default_rng(0).standard_normal((4, 5)), jnp.float32)
 LABELS = jnp.array([0, 4, 2, 2], jnp.int32)
 ALL = jnp.ones(4, bool)
 
 
-@pytest.mark.parametrize("smoothing", [0.1, 1.0])
-def test_smoothed_labels_are_these_soft_labels(smoothing):
+def test_smoothed_labels_are_these_soft_labels():
+    smoothing = 0.1
     soft = (1 - smoothing) * jax.nn.one_hot(LABELS, 5) + smoothing / 5
     whole = lambda z: cross_entropy(z, LABELS, ALL, smoothing=smoothing)[0].total
     spread = lambda z: soft_cross_entropy(z, soft, ALL)[0].total
@@ -43,22 +54,85 @@ def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
     assert_close(value, cross_entropy_per_label(barred, LABELS).sum(), 1e-6)
 
 
-def test_the_z_loss_is_a_term_with_a_coefficient_of_its_own():
-    value, _ = cross_entropy(LOGITS, LABELS, ALL)
-    terms = value + 1e-4 * z_loss(LOGITS, ALL)
-    assert isinstance(terms, Terms)
-    assert terms.coefficients == (1.0, 1e-4)
-    assert_close(terms.means[1].value(), np.square(np.log(np.exp(LOGITS).sum(-1))).mean(), 1e-6)
+ONE = jnp.ones(1, bool)
 
 
-@pytest.mark.parametrize("smoothing", [-0.1, 1.5])
-def test_a_smoothing_that_is_no_share_is_refused(smoothing):
-    with pytest.raises(ValueError, match=rf"smoothing {smoothing} .*0 \.\. 1: smoothing=0\.1"):
-        cross_entropy(LOGITS, LABELS, ALL, smoothing=smoothing)
-    cross_entropy(LOGITS, LABELS, ALL, smoothing=0.1)
+def test_sure_logits_neither_overflow_nor_vanish():
+    row = lambda x: jnp.full((1, 1), x)
+    of = jax.jit(lambda z, y: binary_cross_entropy(row(z), row(y), ONE)[0].total)
+    assert of(1e4, True) == 0
+    assert of(1e4, False) == of(-1e4, True) == 1e4
+    assert_close(of(0.0, 0.25), np.log(2), 1e-6)
+    slope = jax.jit(jax.grad(of))
+    assert slope(1e4, 1.0) == 0
+    assert slope(-1e4, 1.0) == -1
 
 
-def test_soft_labels_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"5 classes and the chances 4\. .*shape \(4, 5\)"):
-        soft_cross_entropy(LOGITS, jnp.ones((4, 4)) / 4, ALL)
-    soft_cross_entropy(LOGITS, jnp.ones((4, 5)) / 5, ALL)
+def test_the_straight_part_has_the_slope_of_delta():
+    of = jax.jit(lambda z: huber(jnp.full((1, 1), z), jnp.zeros((1, 1)), ONE, delta=2.0)[0].total)
+    slopes = [float(jax.jit(jax.grad(of))(z)) for z in (-9.0, -2.5, -1.0, 0.0, 1.5, 7.0)]
+    assert slopes == [-2.0, -2.0, -1.0, 0.0, 1.5, 2.0]
+    assert of(2.0) == 2.0  # both parts meet
+    assert of(3.0) == 4.0
+
+
+def test_a_teacher_learns_nothing():
+    z = jnp.array([[1.0, 2.0, -1.0]])
+    grad = jax.grad(lambda t: distillation(z, t, ONE)[0].total)(z[:, ::-1])
+    assert not grad.any()
+
+
+ROWS, CLASSES, WIDTH = 6, 300, 4
+WIDE = jax.random.normal(jax.random.key(0), (ROWS, CLASSES))
+HIDDEN = jax.random.normal(jax.random.key(1), (2, 3, WIDTH))
+HEAD = jax.random.normal(jax.random.key(2), (CLASSES, WIDTH))
+ROW_MASK = jnp.ones(ROWS, bool)
+
+
+def first(output: Any) -> Any:
+    mean, metrics = output if isinstance(output, tuple) else (output, {})
+    return mean.total / mean.weight, {name: each.total for name, each in metrics.items()}
+
+
+CASES: dict[str, Callable[[Any, Any], Any]] = {
+    "cross entropy": lambda logits, labels: cross_entropy(logits, labels, ROW_MASK),
+    "top 3": lambda logits, labels: accuracy(logits, labels, ROW_MASK, top=3),
+    "confusion": lambda logits, labels: confusion(logits, labels, ROW_MASK),
+    "in chunks": lambda logits, labels: chunked_next_token(
+        HIDDEN + logits[:2, :3, None], HEAD, labels.reshape(2, 3), ROW_MASK.reshape(2, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_labels_in_8_bits_have_the_losses_of_int32(name: str):
+    dtype, labels = np.uint8, np.array([3, 10, 44, 100, 120, 200])
+
+    def of(kind: type) -> Any:
+        given = jnp.asarray(labels.astype(kind))
+
+        def loss(logits: Any) -> Any:
+            value, metrics = first(CASES[name](logits, given))
+            return value.sum(), (value, metrics)
+
+        with jax.numpy_dtype_promotion("standard"):  # as where a user calls the loss
+            return jax.jit(jax.grad(loss, has_aux=True))(WIDE)
+
+    grad, (value, metrics) = of(np.int32)
+    narrow_grad, (narrow, others) = of(dtype)
+    assert_close(narrow, value, within=1e-6)
+    assert_close(narrow_grad, grad, within=1e-6)
+    for metric, total in metrics.items():
+        assert_close(others[metric], total, within=1e-6)
+
+
+def test_what_a_row_draws_is_normal_and_its_own():
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(1000))
+    mean, log_variance = jnp.full((1000, 3), 2.0), jnp.full((1000, 3), np.log(0.25))
+    run = jax.jit(latents)
+    drawn = run(keys, mean, log_variance)
+    assert abs(drawn.mean() - 2) < 4 * 0.5 / np.sqrt(drawn.size)
+    assert abs(drawn.std() / 0.5 - 1) < 4 / np.sqrt(2 * drawn.size)
+    again = run(keys[::-1], mean, log_variance)  # other lanes: the last bit may differ
+    assert_close(again, drawn[::-1], 3e-7)
+    np.testing.assert_array_equal(latents(None, mean, log_variance), mean)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.errors import DataError, LossError
 from jtrain.losses.group_policy import dapo, dr_grpo, group_advantages, grpo, gspo
 from jtrain.losses.preferences import dpo, ipo, kto, response_log_probs, token_log_probs
 from jtrain.losses.token_divergence import token_divergence
@@ -101,15 +100,12 @@ def plain_policy(kind, beta=0.0):
     return np.mean(all_tokens if kind == "dapo" else answers)
 
 
-ANSWERS = (*(jnp.asarray(x) for x in (OWN, OLD, ADVANTAGES)), TOKENS)
 WAYS = {"grpo": grpo, "dr_grpo": functools.partial(dr_grpo, tokens=10), "dapo": dapo, "gspo": gspo}
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("kind", WAYS)
-def test_groups_have_the_papers_loss(kind, beta):
-    if kind == "gspo" and beta:
-        return
+def test_groups_have_the_papers_loss(kind):
+    beta = 0.0 if kind == "gspo" else 0.3  # which has no term of a divergence
     pull = {"reference": spoilt(REFERENCE, REAL), "beta": beta} if beta else {}
     value, metrics = jax.jit(functools.partial(WAYS[kind], **({"beta": beta} if beta else {})))(
         spoilt(OWN, REAL),
@@ -134,11 +130,6 @@ def test_advantages_are_those_of_each_group():
     assert_close(plain[[0, 1, 2, 5]], three - three.mean(), 1e-6)
 
 
-def test_a_group_of_one_is_refused():
-    with pytest.raises(DataError, match=r"group 7 has one answer.*at least 2"):
-        group_advantages(np.float32([1, 0, 1]), np.array([2, 2, 7]))
-
-
 def test_tokens_that_the_teacher_rules_out_count_nothing():
     teacher = np.float32([[[1.0, -np.inf, 0.5]]])
     logits, real = jnp.asarray([[[0.2, 0.3, -0.1]]]), jnp.ones((1, 1), bool)
@@ -151,8 +142,7 @@ def test_tokens_that_the_teacher_rules_out_count_nothing():
     assert_close(gradient[0, 0], q - p, 1e-6)
 
 
-@pytest.mark.parametrize("top_k", [0, 3])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("reverse", "top_k"), [(False, 0), (True, 3)])
 def test_divergence_is_that_of_the_distributions(reverse, top_k):
     student, teacher = normal(2, ROWS, TIME, VOCABULARY)
     hidden = REAL[..., None]
@@ -177,30 +167,6 @@ def test_log_probs_are_summed_over_real_tokens_alone():
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     chosen = np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
     assert_close(got, np.where(REAL, chosen, 0).sum(-1), 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: dpo(*[jnp.ones(3)] * 4, jnp.ones(3, bool), beta=0.0), "beta=0.1"),
-        (lambda: dpo(*[jnp.ones(3)] * 4, jnp.ones(3, bool), smoothing=0.5), "smoothing=0"),
-        (lambda: grpo(*ANSWERS, beta=0.1), "no reference"),
-        (lambda: grpo(*ANSWERS, reference=ANSWERS[0]), "a reference"),
-        (
-            lambda: token_divergence(
-                jnp.ones((1, 2, 3)), jnp.ones((1, 2, 4)), jnp.ones((1, 2)) > 0
-            ),
-            "one tokenizer",
-        ),
-        (
-            lambda: token_divergence(*[jnp.ones((1, 2, 3))] * 2, jnp.ones((1, 2)) > 0, top_k=4),
-            "3 tokens",
-        ),
-    ],
-)
-def test_refuses_numbers_that_mean_nothing(call, words):
-    with pytest.raises(LossError, match=words):
-        call()
 
 
 def logits_of(params, batch):

@@ -1,4 +1,4 @@
-"""The small CNN against flax's layers."""
+"""The small CNN against flax's layers, and max pooling against XLA's windows."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,8 @@ from comparison import assert_close
 from flax import nnx
 
 from jtrain.core.jaxpr import operations
-from jtrain.errors import ConfigError, DataError
 from jtrain.models.cnn import CNN
-from jtrain.models.layers.convolution import Convolution, convolve
+from jtrain.models.layers.convolution import Convolution
 from jtrain.models.layers.pooling import max_pool
 
 VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)
@@ -61,46 +60,6 @@ def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     assert np.isfinite(logits).all()
 
 
-def test_its_gradient_scatters_into_no_window(net):
-    apply, params = net
-    found = operations(jax.grad(lambda p: apply(p, {}, IMAGES, train=True)[0].sum()), params)
-    assert "conv_general_dilated" in found
-    assert not {name for name in found if "select_and" in name or "reduce_window" in name}
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ((5, 8, 9, 1), r"images of shape \[8, 9, 1\], and the model takes \[9, 8, 1\]: height, "),
-        ((5, 9, 8, 3), r"Set model\.image=\[9, 8, 3\]"),
-        ((5, 72), r"images of shape \[72\].*Give rows of that shape"),
-    ],
-    ids=str,
-)
-def test_images_of_another_shape_are_refused(net, shape, words):
-    apply, params = net
-    with pytest.raises(DataError, match=words):
-        jax.eval_shape(lambda p, x: apply(p, {}, x), params, jnp.zeros(shape))
-
-
-def test_the_shape_that_a_refusal_says_is_taken():
-    model = CNN(image=(9, 8, 3), classes=2).build()
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    run = lambda p, x: model.apply(p, {}, x)[0]
-    assert jax.eval_shape(run, params, jnp.zeros((5, 9, 8, 3))).shape == (5, 2)
-
-
-def test_a_size_that_nobody_gave_is_refused():
-    with pytest.raises(ConfigError, match=r"image=\[0, 0, 0\] and classes=3.*Set model\.image="):
-        CNN(classes=3).build()
-
-
-def test_more_pools_than_the_image_has_room_for_are_refused():
-    with pytest.raises(ValueError, match=r"3 convolutions halve.*4 x 9.*model\.channels=\[1, 2\]"):
-        CNN(image=(4, 9, 1), channels=(1, 2, 3))
-    assert CNN(image=(4, 9, 1), channels=(1, 2))
-
-
 def test_a_bias_after_the_pool_gives_the_same_bits():
     layer = Convolution(3, 4, 3, bias=True, rngs=nnx.Rngs(0))
     draw = np.random.default_rng(0)
@@ -110,12 +69,42 @@ def test_a_bias_after_the_pool_gives_the_same_bits():
     np.testing.assert_array_equal(layer(x, pool=2), max_pool(layer(x), 2))
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_size_is_divided_by_the_stride_and_rounded_up(kernel, stride):
-    size = lambda n: jax.eval_shape(
-        lambda x, w: convolve(x, w, stride=stride),
-        jax.ShapeDtypeStruct((1, n, n, 1), jnp.float32),
-        jax.ShapeDtypeStruct((kernel, kernel, 1, 1), jnp.float32),
-    ).shape[1:3]
-    assert [size(n) for n in (1, 2, 5, 8)] == [(-(-n // stride),) * 2 for n in (1, 2, 5, 8)]
+# height, width, window, stride, padding
+SHAPES = [
+    (9, 7, 2, 2, 0),  # what fills no window is left out
+    (7, 9, 3, 2, 1),
+    (11, 10, 2, 3, 0),
+]
+
+
+def by_windows(x, window, stride, padding):
+    sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    size, step = (1, window, window, 1), (1, stride, stride, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, step, sides)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gives_the_numbers_and_the_gradient_of_windows(shape):
+    height, width, *rest = shape
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, height, width, 3)), jnp.float32)
+
+    def of(pool):
+        pooled, back = jax.vjp(jax.jit(lambda x: pool(x, *rest)), x)
+        return pooled, back(jnp.sin(pooled))[0]
+
+    (got, grad), (want, expected) = of(max_pool), of(by_windows)
+    np.testing.assert_array_equal(got, want)
+    assert_close(grad, expected, 1e-6)
+
+
+def test_no_window_is_scattered_into():
+    rest = (3, 2, 1)
+    x = jnp.ones((2, 6, 6, 3))
+    found = operations(jax.grad(lambda x: max_pool(x, *rest).sum()), x)
+    assert "reduce_max" in found or "max" in found
+    assert not {name for name in found if "scatter" in name or "window" in name}
+
+
+def test_equal_numbers_share_the_gradient():
+    grad = jax.grad(lambda x: max_pool(x, 2).sum())(jnp.ones((1, 4, 4, 1)))
+    np.testing.assert_array_equal(grad, np.full((1, 4, 4, 1), 0.25))

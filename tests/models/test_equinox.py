@@ -1,14 +1,11 @@
 """Any equinox module as pure functions."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.core.pytree import describe
 from jtrain.core.rows import row_keys
 from jtrain.errors import LossError
 from jtrain.models.adapters.equinox import from_equinox
@@ -46,15 +43,6 @@ def _net():
     return model, *jax.jit(model.init)(jax.random.key(0))
 
 
-def test_trees_are_plain_dicts_with_names(net):
-    _, params, extra = net
-    assert type(params) is type(params["layers"]) is type(extra) is dict
-    assert describe(params)["layers/1/weight"] == "float32[4, 4]"
-    assert describe(params)["norm/weight"] == "float32[4]"
-    assert describe(extra["buffers"]) == {"offset": "int32[4]"}
-    assert extra["state"]
-
-
 @pytest.mark.parametrize("train", [True, False])
 def test_computes_what_the_module_computes(net, train):
     model, params, extra = net
@@ -82,20 +70,6 @@ def test_a_row_drops_by_its_own_key_wherever_it_stands():
     assert (same[:1] != same[1:]).any(), "a single key is folded with the row's place"
 
 
-def test_a_module_without_a_key_or_state_is_called_with_its_inputs_alone():
-    class Plain(eqx.Module):
-        scale: jax.Array
-
-        def __call__(self, x, y):
-            return self.scale * x @ y
-
-    model = from_equinox(lambda key: Plain(jax.random.normal(key)))
-    params, extra = model.init(KEY)
-    assert extra == {}
-    outputs, _ = model.apply(params, extra, X, X, train=True)
-    assert_close(outputs, params["scale"] * (X * X).sum(1), 1e-6)
-
-
 def test_gradients_are_the_modules(net):
     model, params, extra = net
     ours = jax.grad(lambda p: (model.apply(p, extra, X)[0] ** 2).sum())(params)
@@ -103,23 +77,6 @@ def test_gradients_are_the_modules(net):
     run = jax.vmap(lambda m, x: eqx.nn.inference_mode(m)(x, state)[0], (None, 0), axis_name="rows")
     theirs = eqx.filter_grad(lambda m: (run(m, X) ** 2).sum())(module)
     assert_close(ours["layers"]["0"]["weight"], theirs.layers[0].weight, 1e-5)
-
-
-def test_building_makes_no_array():
-    before = {id(x) for x in jax.live_arrays()}
-    model = from_equinox(_wide)
-    assert not [x for x in jax.live_arrays() if id(x) not in before and x.size > 2]
-    assert describe(jax.eval_shape(model.init, KEY)[0])["weight"] == "float32[1000, 1000]"
-
-
-def _wide(key):
-    return eqx.nn.Linear(1000, 1000, key=key)
-
-
-def test_drawing_without_a_key_is_refused(net):
-    model, params, extra = net
-    with pytest.raises(ValueError, match=r"got no key. Pass `jt.row_keys\(rng, batch\)`"):
-        model.apply(params, extra, X, train=True)
 
 
 class Largest(eqx.Module):
@@ -143,19 +100,3 @@ def test_a_state_that_differs_by_row_is_refused_and_the_advice_works():
         make(False).apply(params, extra, X, train=True)
     _, after = make(True).apply(params, extra, X, train=True)
     assert_close(jax.tree.leaves(after)[0], np.asarray(X).sum(1).mean(), 1e-6, terms=X)
-
-
-def test_batch_norms_over_several_axes_are_refused():
-    def two(key):
-        return eqx.nn.Sequential([eqx.nn.BatchNorm(4, n, mode="ema") for n in ("a", "b")])
-
-    with pytest.raises(ValueError, match=r"several names: a, b. Give them all axis_name='a'"):
-        from_equinox(eqx.nn.make_with_state(two))
-
-
-def test_without_equinox_the_line_to_type_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "equinox", None)
-    with pytest.raises(
-        ValueError, match=r"equinox, which is not installed. Type: pip install equinox"
-    ):
-        from_equinox(_wide)

@@ -10,7 +10,6 @@ from comparison import assert_close, assert_leaves_close
 
 from jtrain.core.placement import Unplaced
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.experts.dispatch import ExpertSlots, from_slots, to_slots
 from jtrain.models.experts.experts import Capacity, Dropless
 from jtrain.models.experts.mixture import MixtureOfExperts
 from jtrain.models.layers.dropout import KeySequence
@@ -142,47 +141,6 @@ def test_no_row_knows_of_another_and_no_token_of_a_later_one(name: str):
     later, _ = apply(params, np.concatenate([X[:, :7], other[:, 7:]], 1))
     assert_close(later[:, :7], whole[:, :7], 2e-6)
     assert np.abs(np.asarray(later - whole)[:, 7:]).max() > 0.1
-
-
-@pytest.mark.thorough
-def test_moving_is_a_matrix_of_zeros_and_ones_there_and_back():
-    slots = ExpertSlots(
-        of_choice=jnp.asarray([[3, 5], [0, 1], [5, 5]], jnp.int32),  # 5 is none
-        choice=jnp.asarray([2, 3, 6, 0, 6], jnp.int32),  # 6 is none
-    )
-    matrix = np.zeros((5, 6), np.float32)
-    for slot, choice in enumerate(slots.choice):
-        if choice < 6:
-            matrix[slot, choice] = 1
-    draw = np.random.default_rng(3).standard_normal
-    x, y, z = (jnp.asarray(draw(s), jnp.float32) for s in ((3, 4), (5, 4), (3, 2, 4)))
-    there, back = jax.vjp(lambda x: to_slots(x, slots), x)
-    np.testing.assert_array_equal(there, matrix @ x.repeat(2, 0))
-    assert_close(back(y)[0], (matrix.T @ y).reshape(3, 2, 4).sum(1), 1e-6)
-    home, forth = jax.vjp(lambda y: from_slots(y, slots), y)
-    np.testing.assert_array_equal(home, (matrix.T @ y).reshape(3, 2, 4))
-    np.testing.assert_array_equal(forth(z)[0], matrix @ z.reshape(6, 4))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            {"kind": "dropless", "top_k": 9},
-            r"top_k=9 .* than the 8 experts of a block\. Set top_k=2, or",
-        ),
-        ({"kind": "dropless", "top_k": 1}, r"top_k=1 with weights=chosen.*Set weights=all, or"),
-        ({"kind": "capacity", "factor": 0.5}, r"factor of 0\.5.*50% of the.*Set factor=1\.25, or"),
-        ({"kind": "capacity", "count": 1}, r"greater than or equal to 2"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_with_what_to_type(given, words: str):
-    with pytest.raises(ValueError, match=words):
-        Transformer(experts=given)
-    for advised in ({"top_k": 2}, {"top_k": 1, "weights": "all"}, {"factor": 1.25}):
-        if set(advised) <= set(given) | {"weights"}:
-            assert Transformer(experts=given | advised)
 
 
 @pytest.mark.thorough

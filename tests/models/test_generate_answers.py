@@ -1,4 +1,4 @@
-"""Answers in a batch: those of a row alone, up to the mark, and no step after the last of them."""
+"""Answers in a batch, each as its row alone has it, and how often tokens are drawn."""
 
 import dataclasses
 import functools
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.errors import ConfigError
-from jtrain.models.generate import generate
+from jtrain.models.generate import draw, generate
 from jtrain.models.generate_answers import generate_answers
 from jtrain.models.transformer import Transformer
 
@@ -52,9 +51,8 @@ def test_each_row_is_the_answer_that_it_gets_alone():
         assert not words[end:].any()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("size", [2, 1])
-def test_an_answer_ends_with_its_first_mark(size):
+def test_an_answer_ends_with_its_first_mark():
+    size = 2
     first = alone(1)[LENGTHS[1] :]
     stop = tuple(int(token) for token in first[2 : 2 + size])
     text, ends = answers(stop)
@@ -96,56 +94,50 @@ def test_no_step_is_taken_after_the_last_mark():
     assert sorted(model.steps) == [0, 2, 3, 4, 5, 6, 7, 8]  # of 22 without a mark
 
 
-def test_a_mark_in_the_prompt_ends_nothing():
-    model = Counting([])
-    prompts = jnp.array([[9, 9, 9]])
-    text, ends = generate_answers(
-        model, {}, prompts, jnp.array([3]), jax.random.key(0), start=1, steps=3, stop=(9, 9)
-    )
-    assert text[0].tolist() == [9, 9, 9, 10, 11, 12]
-    assert ends.tolist() == [6]
+CHANCES = np.array([0.1, 0.4, 0.05, 0.25, 0.2])
+DRAWS = 4000
 
 
-def test_draws_are_those_of_the_distribution():
-    """Rows with one prompt draw by their own keys: of two equally likely tokens, half each."""
+def _count(temperature, top_p, top_k):
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(CHANCES, jnp.float32)), (DRAWS, 5))
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    tokens = draw(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p)
+    return jnp.bincount(tokens, length=5)
 
-    class Coin(Counting):
-        def extend(self, params, cache, tokens, at):
-            return jnp.zeros((len(tokens), 2)), cache
 
-    rows = 2000
-    prompts, lengths = jnp.ones((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
-    text, _ = generate_answers(
-        Coin([]), {}, prompts, lengths, jax.random.key(1), start=1, steps=1, temperature=1.0
-    )
-    spread = 5 * 0.5 / rows**0.5  # five standard deviations
-    assert_close(text[:, 1].mean(), 0.5, spread, terms=1.0)
+COUNT = jax.jit(_count, static_argnums=2)
+
+
+def shares(temperature=1.0, top_p=1.0, top_k=0):
+    counts = COUNT(jnp.float32(temperature), jnp.float32(top_p), top_k)
+    return np.asarray(counts) / DRAWS
+
+
+def of(*kept, power=1.0):
+    """Return the probabilities of these tokens."""
+    chances = np.where(np.isin(np.arange(5), kept), CHANCES, 0) ** power
+    return np.where(np.isin(np.arange(5), kept), chances / chances.sum(), 0)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("how", "expected"),
     [
-        ({"steps": 26}, "answers of 25 tokens"),
-        ({"steps": 0}, "steps of 1 or more"),
-        ({"start": 0}, r"start in 1 \.\. 7"),
-        ({"start": 8}, r"start in 1 \.\. 7"),
-        ({"start": 4}, "Set start=3 or less"),  # behind the shortest prompt there is padding
-        ({"top_k": -1}, "Give top_k 0 for all tokens"),
-        ({"temperature": -1.0}, "Give temperature 0 or more"),
+        ({"temperature": 0.5}, of(0, 1, 2, 3, 4, power=2)),
+        ({"temperature": 0.0}, of(1)),
+        ({"top_p": 0.66}, of(1, 3, 4)),
+        ({"top_k": 3, "top_p": 0.7}, of(1, 3)),
     ],
+    ids=str,
 )
-def test_refuses_numbers_out_of_their_range(settings, words):
-    given = {"start": 1, "steps": 2, **settings}
-    with pytest.raises(ConfigError, match=words):
-        generate_answers(Counting([]), {}, PROMPTS, LENGTHS, jax.random.key(0), **given)
+def test_draws_as_often_as_the_chances_say(how, expected):
+    # 4000 draws: 4 standard errors are 0.032.
+    got = shares(**how)
+    assert_close(got, expected, 0.032, terms=1)
+    assert (got[expected == 0] == 0).all()
 
 
-def test_a_drawn_token_may_be_larger_than_those_of_the_prompts():
-    class Large(Counting):
-        def extend(self, params, cache, tokens, at):
-            return jax.nn.one_hot(tokens[:, -1] + 1, 300), cache
-
-    prompts = jnp.array([[253, 254]], jnp.uint8)
-    how = {"start": 2, "steps": 4, "stop": (257,)}
-    text, ends = generate_answers(Large([]), {}, prompts, jnp.array([2]), jax.random.key(0), **how)
-    assert (text.tolist(), ends.tolist()) == ([[253, 254, 255, 256, 257, 0]], [5])
+def test_a_row_draws_by_its_own_key():
+    logits, keys = jnp.zeros((6, 50)), jax.random.split(jax.random.key(1), 6)
+    whole, part = jax.jit(lambda x, k: (draw(x, k), draw(x[2:4], k[2:4])))(logits, keys)
+    np.testing.assert_array_equal(part, whole[2:4])
+    assert len(set(whole.tolist())) > 1

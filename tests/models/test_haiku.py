@@ -1,16 +1,12 @@
-"""Any haiku function as pure functions."""
-
-import sys
+"""Any haiku function, and bare functions, as pure functions."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jtrain as jt
-from jtrain.core.pytree import describe
 from jtrain.core.rows import row_keys
-from jtrain.errors import UserError
+from jtrain.models.adapters.function import from_function
 from jtrain.models.adapters.haiku import from_haiku
 
 hk = pytest.importorskip("haiku")
@@ -28,13 +24,6 @@ def net(x, is_training):
 def _built():
     model = from_haiku(hk.transform_with_state(net), jax.ShapeDtypeStruct(X.shape, X.dtype))
     return model, *jax.jit(model.init)(jax.random.key(0))
-
-
-def test_trees_are_plain_dicts_with_names(built):
-    _, params, extra = built
-    assert type(params) is type(extra) is dict
-    assert describe(params)["mlp/~/linear_0/w"] == "float32[4, 5]"
-    assert describe(extra)["batch_norm/~/mean_ema/counter"] == "int32[]"
 
 
 def test_computes_what_the_function_computes(built):
@@ -58,36 +47,35 @@ def test_draws_from_the_first_of_the_rows_keys(built):
     assert (run(keys) != run(keys[1:])).any()
 
 
-def test_a_function_without_state_takes_none():
-    model = from_haiku(hk.transform(lambda x: hk.Linear(3)(x)), X)
-    params, extra = model.init(KEY)
-    assert extra == {}
-    assert model.apply(params, extra, X, train=True)[0].shape == (8, 3)
+ZERO = jax.random.key(0)
 
 
-def test_drawing_without_a_key_is_refused(built):
-    model, params, extra = built
-    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`"):
-        model.apply(params, extra, X, train=True)
+def init(key):
+    return [jax.random.normal(key, (3,))]
 
 
-def test_what_is_not_transformed_is_refused():
-    with pytest.raises(ValueError, match=r"got function. Write from_haiku\(hk.transform_with"):
-        from_haiku(net, X)
+def test_a_function_gets_what_it_has_arguments_for():
+    seen = {}
+
+    def apply(params, x, y, train, rng=None):
+        seen.update(train=train, rng=rng)
+        return params[0] * x + y
+
+    model = from_function(init, apply)
+    params, extra = model.init(ZERO)
+    outputs, same = model.apply(params, extra, jnp.ones(3), jnp.ones(3), rng=ZERO)
+    np.testing.assert_array_equal(outputs, params[0] + 1)
+    assert extra == same == {}
+    assert seen == {"train": True, "rng": ZERO}
+    model.apply(params, extra, jnp.ones(3), jnp.ones(3))
+    assert seen == {"train": False, "rng": None}
 
 
-def test_without_haiku_the_line_to_type_is_told(monkeypatch):
-    transformed = hk.transform_with_state(net)
-    monkeypatch.setitem(sys.modules, "haiku", None)
-    with pytest.raises(
-        ValueError, match=r"haiku, which is not installed. Type: pip install dm-haiku"
-    ):
-        from_haiku(transformed, X)
-
-
-def test_a_function_without_its_state_is_told_where_the_state_comes_from():
-    switched = lambda x, is_training: hk.BatchNorm(True, True, 0.9)(hk.Linear(3)(x), is_training)
-    model = from_haiku(hk.transform_with_state(switched), X)
-    params, _ = model.init(KEY)
-    with pytest.raises(UserError, match=r"(?s)carries more than parameters.*model.init\(key\)"):
-        jt.evaluate(jt.classifier(model), params, (X, np.zeros(8, np.int32)))
+def test_state_goes_in_and_out_beside_the_outputs():
+    model = from_function(
+        lambda key: (init(key), {"calls": jnp.int32(0)}),
+        lambda params, x, extra: (x, {"calls": extra["calls"] + 1}),
+    )
+    params, extra = model.init(ZERO)
+    assert extra == {"calls": 0}
+    assert model.apply(params, extra, jnp.ones(3), train=True)[1] == {"calls": 1}

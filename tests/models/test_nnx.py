@@ -1,5 +1,6 @@
-"""Any nnx module as pure functions."""
+"""Any module of flax, nnx and linen, as pure functions."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from flax import nnx
 
 from jtrain.core.pytree import describe, named_leaves
 from jtrain.core.rows import row_keys
+from jtrain.models.adapters.linen import from_linen
 from jtrain.models.adapters.nnx import from_nnx
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)
@@ -74,28 +76,6 @@ def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
     assert 0.5 < (run(1) == 0).mean() < 0.95  # two masks of one half: three quarters are dropped
 
 
-def test_draws_from_the_first_of_the_rows_keys(net):
-    apply, params, extra = net
-    run = lambda rng: np.asarray(apply(params, extra, X, rng=rng, train=True)[0])
-    keys = row_keys(jax.random.key(1), {"row": jnp.arange(8, dtype=jnp.int32)})
-    np.testing.assert_array_equal(run(keys), run(keys[0]))
-    assert (run(keys) != run(keys[1])).any()
-
-
-def test_drawing_without_a_key_is_refused(net):
-    apply, params, extra = net
-    with pytest.raises(ValueError, match=r"rng=None. Pass the loss's `rng`, or train=False"):
-        apply(params, extra, X, train=True)
-
-
-def test_building_makes_no_array():
-    before = {id(x) for x in jax.live_arrays()}
-    model = from_nnx(lambda rngs: nnx.Linear(1000, 1000, rngs=rngs))
-    assert not [x for x in jax.live_arrays() if id(x) not in before]
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    assert describe(shapes[0]) == {"bias": "float32[1000]", "kernel": "float32[1000, 1000]"}
-
-
 def test_gradients_are_the_modules(net):
     apply, params, extra = net
     grads = jax.grad(lambda p: (apply(p, extra, X)[0] ** 2).sum())(params)
@@ -106,3 +86,56 @@ def test_gradients_are_the_modules(net):
         ours = grads["layers"][str(i)]["kernel"]
         expected = theirs["layers"][i]["kernel"]
         assert_close(ours, expected, 1e-5)
+
+
+KEY = jax.random.key(1)
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(4)(x))
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return nn.Dropout(0.5, deterministic=not train, rng_collection="noise")(x)
+
+
+@pytest.fixture(scope="module", name="linen")
+def _linen():
+    model = from_linen(LinenNet(), X, streams=("dropout", "noise"))
+    return model, *jax.jit(model.init)(jax.random.key(0))
+
+
+def test_computes_what_the_linen_module_computes(linen):
+    model, params, extra = linen
+    outputs, same = model.apply(params, extra, X)
+    np.testing.assert_array_equal(outputs, LinenNet().apply({"params": params, **extra}, X, False))
+    jax.tree.map(np.testing.assert_array_equal, same, extra)
+
+
+def test_statistics_of_a_linen_module_come_back_in_extra(linen):
+    model, params, extra = linen
+    _, after = model.apply(params, extra, X, rng=KEY)
+    inside = X @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None]
+    mean = after["batch_stats"]["BatchNorm_0"]["mean"]
+    assert_close(mean, 0.1 * inside.mean(0), 1e-5)
+
+
+def test_draws_from_the_first_of_the_rows_keys_and_a_stream_each(linen):
+    model, params, extra = linen
+    run = lambda rng: np.asarray(model.apply(params, extra, X, rng=rng, train=True)[0])
+    keys = row_keys(KEY, {"row": jnp.arange(8, dtype=jnp.int32)})
+    np.testing.assert_array_equal(run(keys), run(keys[0]))
+    assert (run(keys) != run(keys[1:])).any()
+    assert 0.5 < (run(KEY) == 0).mean() < 0.95  # two masks of one half: three quarters are dropped
+
+
+class Deterministic(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, deterministic):
+        return nn.Dropout(0.5, deterministic=deterministic)(x)
+
+
+def test_a_module_is_told_by_the_argument_that_it_has():
+    model = from_linen(Deterministic(), X)
+    np.testing.assert_array_equal(model.apply({}, {}, X)[0], X)
+    assert (model.apply({}, {}, X, rng=KEY)[0] == 0).any()

@@ -1,4 +1,4 @@
-"""Residual networks: published sizes, statistics over hidden rows, and what is refused."""
+"""ResNet, EfficientNet-lite and ViT: published sizes, their layers, and hidden rows."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,13 @@ import pytest
 from comparison import assert_close, assert_leaves_close
 
 import jtrain as jt
-from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves, num_elements
-from jtrain.errors import ConfigError, LossError
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.layers.convolution import convolve, convolve_channels
+from jtrain.models.networks.vit import FullAttention, cut
 from jtrain.models.resnet import ResNet
+from jtrain.models.vit import ViT
 
 SMALL = {"image": (6, 6, 2), "width": 4, "stem": "cifar", "classes": 3}
 # torchvision's: https://docs.pytorch.org/vision/stable/models.html
@@ -26,56 +28,6 @@ def test_has_as_many_parameters_as_were_published(name):
     assert num_elements(params) == PUBLISHED[name]
     norms = [leaf for path, leaf in named_leaves(params).items() if path.endswith("scale")]
     assert num_elements(extra) == 2 * num_elements(norms)
-
-
-def test_values_beside_a_preset_win():
-    values = ResNet(preset="resnet50", classes=10, stem="cifar")
-    assert (values.classes, values.stem, values.bottleneck) == (10, "cifar", True)
-
-
-def test_an_unknown_preset_is_told_with_the_nearest():
-    with pytest.raises(ValueError, match=r"no preset 'resnet51', .*Did you mean preset=resnet50"):
-        ResNet(preset="resnet51")
-    assert ResNet(preset="resnet50")
-
-
-def test_groups_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match=r"12 channels .* into 32 groups. Nearest: groups=12"):
-        ResNet(norm="group", width=12)
-    assert ResNet(norm="group", width=12, groups=12)
-
-
-def test_a_size_that_nobody_gave_is_refused():
-    with pytest.raises(ConfigError, match=r"image=\[0, 0, 0\] and classes=0.*Set model\.image="):
-        ResNet().build()
-
-
-def test_the_imagenet_stem_quarters_and_each_stage_halves():
-    sizes = []
-
-    class Sizes(Unplaced):
-        def constrain(self, x, *dims):
-            sizes.append(x.shape[1:])
-            return x
-
-    model = ResNet(image=(30, 32, 3), blocks=(1, 1), width=4, classes=3).build(Sizes())
-    params, extra = jax.eval_shape(model.init, jax.random.key(0))
-    x = jnp.zeros((2, 30, 32, 3))
-    jax.eval_shape(lambda p, e: model.apply(p, e, x), params, extra)
-    assert sizes[0] == (8, 8, 4)
-    assert sizes[-3:] == [(4, 4, 8), (8,), (3,)]
-
-
-@pytest.mark.thorough
-def test_a_quiet_block_starts_as_the_identity():
-    model = ResNet(**SMALL, norm="group", groups=2, quiet=True, blocks=(2,)).build()
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 6, 2)), jnp.float32)
-    params, _ = jax.jit(model.init)(jax.random.key(0))
-    of = jax.jit(lambda params: model.apply(params, {}, x, train=True)[0])
-    other = {**params, "blocks": jax.tree.map(lambda leaf: leaf * 3, params["blocks"])}
-    np.testing.assert_array_equal(of(params), of(other))
-    loud = jax.tree.map(lambda leaf: leaf + 0.1, params["blocks"])
-    assert np.abs(of(params) - of({**params, "blocks": loud})).max() > 1e-6
 
 
 def classify(values):
@@ -113,13 +65,83 @@ def test_a_padded_batch_takes_the_step_of_its_real_rows():
     assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(got.extra["norm"]["mean"]))
 
 
-def test_rows_that_meet_are_not_split_and_group_norm_is_advised():
-    _, loss = classify(ResNet(**SMALL, blocks=(1,)))
-    couples = ResNet(**SMALL).couples
-    assert couples == "batch"
-    for split in ({"microbatches": 2}, {"psum": lambda tree: tree}):
-        with pytest.raises(LossError, match=r"couples the rows.*model\.norm=group"):
-            jt.make_step(loss, optax.sgd(0.1), couples=couples, **split)
-        free = ResNet(**SMALL, norm="group", groups=2)
-        assert free.couples == "nothing"
-        assert jt.make_step(classify(free)[1], optax.sgd(0.1), couples=free.couples, **split)
+DRAW = np.random.default_rng(0)
+
+
+def draw(*shape: int) -> jax.Array:
+    return jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
+
+
+# Counted in timm's tf_efficientnet_lite0 and the others.
+PARAMETERS = {
+    "lite0": 4_652_008,
+    "lite4": 13_006_568,
+}
+
+
+@pytest.mark.parametrize("name", ["lite0", pytest.param("lite4", marks=pytest.mark.thorough)])
+def test_lite_has_as_many_parameters_as_was_published(name: str):
+    params, _ = jax.eval_shape(EfficientNetLite(preset=name).build().init, jax.random.key(0))
+    assert num_elements(params) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (5, 2)])
+def test_convolves_each_channel_as_xla_does_with_groups(kernel: int, stride: int):
+    x = draw(2, 7, 4, 3)
+    w = draw(kernel, kernel, 1, 3)
+
+    def grouped(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), "SAME", feature_group_count=3,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    def ours(x, w):
+        return convolve_channels(x, w, stride=stride)
+
+    assert_close(ours(x, w), grouped(x, w), 1e-6)
+    slope = lambda call: jax.grad(lambda x, w: jnp.square(call(x, w)).sum(), (0, 1))(x, w)
+    for got, want in zip(slope(ours), slope(grouped), strict=True):
+        assert_close(got, want, 1e-5)
+
+
+def test_pads_as_tensorflow_does():
+    x = draw(1, 6, 5, 2)
+    w = draw(3, 3, 2, 4)
+    want = jax.lax.conv_general_dilated(
+        x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    assert_close(convolve(x, w, stride=2, same=True), want, 1e-6)
+    even = convolve(x, w, stride=2)
+    assert even.shape == want.shape
+    assert np.abs(even - want).max() > 0.1
+
+
+# timm's results table: https://github.com/huggingface/pytorch-image-models/tree/main/results
+TRANSFORMERS = {"vit-s16": 22_050_664, "vit-b16": 86_567_656}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_vit_has_as_many_parameters_as_were_published(name):
+    params, extra = jax.eval_shape(ViT(preset=name).build().init, jax.random.key(0))
+    assert num_elements(params) == TRANSFORMERS[name]
+    assert extra == {}
+
+
+def test_a_linear_map_of_the_patches_is_a_convolution_with_their_stride():
+    draw = np.random.default_rng(0)
+    x = jnp.asarray(draw.standard_normal((3, 6, 4, 2)), jnp.float32)
+    kernel = jnp.asarray(draw.standard_normal((2, 2, 2, 5)), jnp.float32)
+    dims = ("NHWC", "HWIO", "NHWC")
+    want = jax.lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=dims)
+    got = cut(x, 2) @ kernel.reshape(-1, 5)
+    assert_close(got, want.reshape(3, -1, 5), 2e-6)
+
+
+def test_every_position_is_attended_to():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 2, 4)).astype(np.float32)
+    scores = np.einsum("bthk,bshk->bhts", q, k, dtype=np.float64) / 2
+    chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    want = np.einsum("bhts,bshk->bthk", chances, v)
+    assert_close(FullAttention()(*map(jnp.asarray, (q, k, v))), want, 2e-6)

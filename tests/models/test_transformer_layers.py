@@ -1,4 +1,4 @@
-"""Layers in a scan, and layers computed once more, are the layers written out."""
+"""Layers in a scan, computed once more, or of several documents a row, are those written out."""
 
 import functools
 
@@ -9,11 +9,13 @@ import pydantic
 import pytest
 from comparison import assert_close, distance
 
+from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import row_keys
-from jtrain.models.layers.block_stack import stack_layers, stack_modules, unstack_layers
-from jtrain.models.layers.dropout import KeySequence
-from jtrain.models.layers.linear import Linear
+from jtrain.data.text.packed import Packed
+from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
+from jtrain.models.attention.scores import places_within
+from jtrain.models.layers.block_stack import stack_layers, unstack_layers
 from jtrain.models.transformer import Transformer
 
 pytestmark = pytest.mark.thorough
@@ -71,24 +73,6 @@ def test_a_scan_drops_what_the_written_out_layers_drop():
     assert_close(got, want, 1e-5)
 
 
-def test_stacked_modules_draw_what_they_would_draw_one_after_the_other():
-    make = lambda draws: Linear(2, 3, rngs=draws)
-    one_by_one, together = KeySequence(jax.random.key(0)), KeySequence(jax.random.key(0))
-    assert one_by_one.params() == together.params()
-    kernels = [make(one_by_one).kernel[...] for _ in range(3)]
-    np.testing.assert_array_equal(stack_modules(make, 3, together).kernel[...], kernels)
-    assert one_by_one.params() == together.params()
-    assert (kernels[0] != kernels[1]).all()
-
-
-@pytest.mark.slow
-def test_a_scan_starts_from_the_same_numbers():
-    of = lambda **how: jax.jit(Transformer(**SMALL, **LIKE_LLAMA, **how).build().init)
-    params, together = (of(scan=scan)(jax.random.key(0))[0] for scan in (False, True))
-    jax.tree.map(np.testing.assert_array_equal, unstack_layers(together), params)
-    jax.tree.map(np.testing.assert_array_equal, together, stack_layers(params))
-
-
 @pytest.mark.parametrize(
     "values",
     [{}, {**LIKE_LLAMA, "qk_norm": True}, {"experts": {"kind": "dropless", "count": 4}}],
@@ -104,43 +88,6 @@ def test_every_leaf_of_stacked_layers_is_named_so_and_no_other(values):
     assert all(len(model.dims[name]) == params[name].ndim for name in stacked)
 
 
-def test_a_scan_is_one_block_however_many_layers():
-    size = lambda layers: len(str(_program(Transformer(**{**SMALL, "layers": layers}, scan=True))))
-    assert size(12) < 1.02 * size(3)
-
-
-def _program(values: Transformer):
-    model = values.build()
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.make_jaxpr(jax.grad(functools.partial(loss, model)))(params)
-
-
-def products(jaxpr) -> int:
-    """Matrix products in a program, those of its inner programs included."""
-    inner = [
-        p for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values()), is_leaf=_holds)
-    ]
-    own = sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)
-    return own + sum(products(getattr(p, "jaxpr", p)) for p in inner if _holds(p))
-
-
-def _holds(x) -> bool:
-    return hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")
-
-
-def test_each_policy_computes_once_more_what_it_says():
-    """Count products: a block has 7 forward: qkv, scores, mixed, out, gate, up, down."""
-    of = lambda **how: products(_program(Transformer(**SMALL, **LIKE_LLAMA, **how)).jaxpr)
-    none, layers = of(), SMALL["layers"]
-    # What nothing asks for is not computed: the block's last product is added and no more.
-    again = lambda **how: (of(**how) - none) / layers
-    assert again(remat="full") == 6
-    assert again(remat="dots") == 0
-    assert again(remat="dots_with_no_batch_dims") == 2  # scores and mixed have a batch dim
-    assert again(remat="names", saved=("qkv", "attention")) == 4  # scores, out, gate, up
-    assert again(remat="names", saved=("qkv", "attention", "hidden")) == 2  # scores, out
-
-
 def test_what_is_computed_once_more_is_the_same():
     params, value, grads = plain()
     how = {"remat": "names", "saved": ("qkv", "hidden")}
@@ -148,3 +95,70 @@ def test_what_is_computed_once_more_is_the_same():
     got, got_grads = jax.jit(jax.value_and_grad(functools.partial(loss, model)))(params)
     assert float(got) == pytest.approx(float(value), rel=1e-6)
     assert distance(got_grads, grads) < 1e-6
+
+
+SIZES = {"vocab": 17, "context": 16, "layers": 2, "heads": 2, "width": 16}
+POSITIONS = {
+    "learned": {"positions": {"kind": "learned"}},
+    "rotary, scanned": {
+        "positions": {"kind": "rotary"},
+        "scan": True,
+        "remat": "full",
+        "window": 5,
+    },
+    "none": {"positions": {"kind": "none"}, "kv_heads": 1},
+}
+LENGTHS = [3, 9, 4, 17, 2, 12, 5]
+
+
+def packed() -> dict:
+    tokens = np.random.default_rng(0).integers(0, 17, sum(LENGTHS))
+    source = Packed(tokens, context=16, documents=np.cumsum([0, *LENGTHS]))
+    rows = source[np.arange(len(source))]
+    assert rows["segments"].max() > 2, "several documents in a row"
+    return rows | {"mask": np.ones(len(source), bool), "row": np.arange(len(source))}
+
+
+def alone(rows: dict) -> dict:
+    """Put each document in a row of its own."""
+    parts = [
+        rows["tokens"][row, rows["segments"][row] == number]
+        for row in range(len(rows["tokens"]))
+        for number in range(1, rows["segments"][row].max() + 1)
+    ]
+    tokens = np.zeros((len(parts), 17), np.int32)
+    for row, part in enumerate(parts):
+        tokens[row, : len(part)] = part
+    length = np.array([len(part) - 1 for part in parts], np.int32)
+    return {"tokens": tokens, "length": length, "mask": np.ones(len(parts), bool)}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_packed_documents_have_the_loss_and_gradient_of_each_alone(kind: str, strict_dtypes):
+    model = Transformer(**SIZES | POSITIONS[kind]).build(Unplaced())
+    params, _ = model.init(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), params)
+    rows = packed()
+
+    def loss(params, batch):
+        inputs, targets, real = inputs_and_targets(batch)
+        logits, _ = model.apply(params, {}, inputs, segments=segments_of(batch))
+        mean, _ = next_token(logits, targets, real)
+        return mean.total / mean.weight, mean.weight
+
+    of = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, weight), grads = of(params, {k: jnp.asarray(v) for k, v in rows.items()})
+    (expected, count), wanted = of(params, {k: jnp.asarray(v) for k, v in alone(rows).items()})
+    assert weight == count == sum(LENGTHS) - len(LENGTHS)
+    assert_close(value, expected, 1e-6)
+    assert distance(grads, wanted) < 2e-6  # over all: that of a key's bias is 0 and rounding
+    # Without the segments it is another loss: documents see one another.
+    with_all = {k: jnp.asarray(v) for k, v in rows.items() if k != "segments"}
+    assert abs(of(params, with_all)[0][0] - expected) > 1e-3
+
+
+def test_places_begin_anew_with_each_segment():
+    segments = jnp.array([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 4, 1]])
+    places = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 0]]
+    assert places_within(segments).tolist() == places

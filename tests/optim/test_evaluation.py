@@ -15,7 +15,7 @@ from jtrain.cli import main
 from jtrain.core.loop import Hook
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
-from jtrain.optim import SGD, AdamW, ParamGroup, ScheduleFree, WithEvalParams, evaluation_params
+from jtrain.optim import SGD, ParamGroup, ScheduleFree
 from jtrain.train.run_result import RunResult
 from jtrain.train.setup import TrainSetup, set_up
 
@@ -32,8 +32,6 @@ KINDS = {
     "schedule_free": ("optimizer={kind: schedule_free, lr: 3e-2}",),
 }
 LAYOUTS = [
-    ("parallel={kind: single}",),
-    ("parallel={kind: mirrored, devices: 8}", "evaluate.batch=24"),
     ("parallel={kind: mirrored, devices: 4, impl: shard_map}", "evaluate.batch=12"),
     ("parallel={kind: mirrored, devices: 2, impl: pmap}", "evaluate.batch=6"),
     ("parallel={kind: fsdp, devices: 8, min_size: 0}", "evaluate.batch=64"),
@@ -114,7 +112,6 @@ def restored(kind: str, *settings: str):
     [
         *(("averaged", layout) for layout in LAYOUTS),
         ("schedule_free", LAYOUTS[-1]),
-        *(pytest.param("schedule_free", x, marks=pytest.mark.slow) for x in LAYOUTS[:-1]),
     ],
     ids=str,
 )
@@ -146,38 +143,6 @@ def test_a_run_evaluates_samples_and_picks_by_the_mean(kind: str, runs, capfd):
     assert main(["eval", kind, "--step", "best", "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert (told["step"], told["valid"]) == (best, dict(outcome.results[best]))
-
-
-def test_under_fsdp_the_average_is_split_as_the_parameters_are():
-    parts = set_up(config_of("configs/quick.yaml", (*KINDS["averaged"], *LAYOUTS[-1])))
-    state = parts.fresh()
-    leaves, split = named_leaves(state.opt_state), 0
-    for name, leaf in named_leaves(state.params).items():
-        average = next(x for n, x in leaves.items() if n.endswith(f"average/{name}"))
-        assert (average.shape, average.sharding) == (leaf.shape, leaf.sharding)
-        split += average.addressable_shards[0].data.size < average.size
-    assert split == 3
-
-
-def test_before_the_first_step_the_parameters_are_judged_themselves():
-    params = {"w": np.float32([1, 2])}
-    for values in (SGD(lr=0.1, ema=0.9), ScheduleFree(lr=0.1)):
-        optimizer = values.build(3)
-        found = evaluation_params(optimizer, new_state(params, optimizer, jax.random.key(0)))
-        assert_close(found["w"], params["w"], 1e-6)
-
-
-def test_an_optimizer_of_anyone_is_judged_by_what_it_trains():
-    params = {"w": np.float32([1, 2])}
-    state = new_state(params, optax.adam(0.1), jax.random.key(0))
-    assert evaluation_params(optax.adam(0.1), state) is state.params
-
-
-def test_the_function_survives_what_the_step_does_to_an_optimizer():
-    optimizer = AdamW(lr=0.1, ema=0.9).build(3)
-    same = optax.with_extra_args_support(optimizer)
-    assert isinstance(same, WithEvalParams)
-    assert same.eval_params is optimizer.eval_params
 
 
 @pytest.mark.parametrize("values", [SGD(lr=0.1, ema=0.5), ScheduleFree(lr=0.1)])

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pydantic
 import pytest
 from comparison import assert_close, distance
 from layouts import strategy
@@ -14,7 +13,6 @@ from layouts import strategy
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.errors import ConfigError
 from jtrain.optim import LBFGS, AdamW, ParamGroup
 
 pytestmark = pytest.mark.thorough
@@ -118,13 +116,6 @@ def test_with_leaves_frozen_it_takes_optax_steps_of_the_others():
     assert got["b"] == 0
 
 
-def test_a_step_of_a_run_searches_along_the_leaves_that_are_not_frozen():
-    frozen = LBFGS(groups=(ParamGroup(match="b", freeze=True),))
-    losses, params = fit(frozen, 4)
-    assert losses[3] < losses[0] / 2
-    assert params["b"] == 0
-
-
 def _followed(optimizer, params, problem, steps=3):
     """Return the parameters after some steps."""
 
@@ -137,41 +128,3 @@ def _followed(optimizer, params, problem, steps=3):
 
     walk = jax.jit(lambda start: jax.lax.scan(step, start, length=steps)[0][0])
     return walk((params, optimizer.init(params)))
-
-
-def test_by_hand_without_value_fn_it_says_what_to_give():
-    params = {"w": jnp.ones(2)}
-    optimizer = LBFGS().build(3)
-    state = optimizer.init(params)
-    with pytest.raises(ConfigError) as refusal:
-        optimizer.update(params, state, params)
-    for words in (
-        "optimizer.kind=lbfgs searches along its direction",
-        "got no value, no grad, no value_fn",
-        "call update(grads, state, params, value=loss, grad=grads, value_fn=loss_of_params)",
-        "as jt.make_step does",
-    ):
-        assert words in str(refusal.value)
-    square = lambda p: jnp.square(p["w"]).sum()
-    known = {"value": square(params), "grad": params, "value_fn": square}
-    jax.eval_shape(lambda: optimizer.update(params, state, params, **known))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"clip": 1.0}, "optimizer.clip=1 would change: set optimizer.clip=0"),
-        ({"clip_value": 0.5}, "set optimizer.clip_value=0"),
-        ({"weight_decay": 0.1}, "set optimizer.weight_decay=0 and add the decay to the loss"),
-        (
-            {"groups": [{"match": "b", "lr_factor": 2}]},
-            "optimizer.groups[0] has an lr_factor or a weight_decay",
-        ),
-        ({"groups": [{"match": "b", "weight_decay": 0.1}]}, "set only freeze"),
-    ],
-)
-def test_what_would_lead_the_search_astray_is_refused(wrong, said):
-    with pytest.raises(pydantic.ValidationError) as refusal:
-        LBFGS(**wrong)
-    assert said in str(refusal.value)
-    LBFGS(groups=(ParamGroup(match="b", freeze=True),))

@@ -68,8 +68,8 @@ def compiled(where, rule):
 MUON = Muon(lr=0.05, stacks=("stack", "experts"), adamw=())
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_it_is_the_direction_of_optax(nesterov: bool):
+def test_it_is_the_direction_of_optax():
+    nesterov = True
     ours = scale_by_orthogonal_momentum(momentum=0.9, nesterov=nesterov, iterations=5)
     matrices = {"a": jnp.zeros((8, 12)), "b": jnp.zeros((12, 8))}
     dims = dict.fromkeys(matrices, MuonDimensionNumbers())

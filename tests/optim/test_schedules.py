@@ -1,12 +1,10 @@
 """Learning rates over a run: where they start, peak and end, and the whole curves as text."""
 
-import dataclasses
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pydantic
 import pytest
 from comparison import assert_close
 
@@ -55,21 +53,6 @@ CURVES = {
 }
 
 
-def those(chosen) -> pytest.MarkDecorator:
-    names = [name for name, schedule in CURVES.items() if chosen(schedule)]
-    return pytest.mark.parametrize("schedule", [CURVES[name] for name in names], ids=names)
-
-
-every = those(lambda schedule: True)
-ending = those(lambda schedule: hasattr(schedule, "final") or isinstance(schedule, Constant))
-warming = those(lambda schedule: hasattr(schedule, "warmup"))
-falling = those(
-    lambda schedule: isinstance(
-        schedule, Constant | LinearSchedule | Cosine | WarmupStableDecay | InverseSquareRoot
-    )
-)
-
-
 def curve(schedule: Schedule, peak: float = 1.0, steps: int = STEPS) -> np.ndarray:
     return np.asarray(jax.vmap(schedule.build(peak, steps))(jnp.arange(steps)))
 
@@ -90,55 +73,23 @@ def test_curves_are_those_of_the_golden_file():
         assert_close(new, old, 1.01e-4, terms=1, says=message)
 
 
-@ending
-def test_ends_where_it_says(schedule: Schedule):
-    final = getattr(schedule, "final", 1.0)
-    rates = curve(schedule, peak=0.3, steps=1000)
-    assert rates[-1] == pytest.approx(0.3 * final, abs=1e-7)
-    assert rates.max() == pytest.approx(0.3)
-    assert float(schedule.build(0.3, 1000)(5000)) == pytest.approx(0.3 * final, abs=1e-7)
+def test_every_schedule_ends_where_it_says():
+    for schedule in CURVES.values():
+        if hasattr(schedule, "final") or isinstance(schedule, Constant):
+            final = getattr(schedule, "final", 1.0)
+            rates = curve(schedule, peak=0.3, steps=1000)
+            assert rates[-1] == pytest.approx(0.3 * final, abs=1e-7)
+            assert rates.max() == pytest.approx(0.3)
+            assert float(schedule.build(0.3, 1000)(5000)) == pytest.approx(0.3 * final, abs=1e-7)
 
 
-@warming
-def test_warms_up_in_a_line_that_wastes_no_step(schedule: Schedule):
-    warmup = schedule.warmup
-    rates = curve(schedule)
-    assert_close(rates[: warmup + 1], np.arange(1, warmup + 2) / (warmup + 1), 1e-6)
-
-
-@falling
-def test_never_rises_after_the_warmup(schedule: Schedule):
-    assert (np.diff(curve(schedule)[schedule.warmup :]) <= 1e-7).all()
-
-
-@pytest.mark.thorough
-@falling
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_short_run_has_rates_too(schedule: Schedule, steps: int):
-    if schedule.warmup >= steps:
-        schedule = type(schedule)()
-    rates = curve(schedule, steps=steps)
-    assert rates.shape == (steps,)
-    assert rates[0] == pytest.approx(1 / (schedule.warmup + 1))
-    assert ((rates >= 0) & (rates <= 1)).all()
-
-
-@every
-def test_the_log_reads_the_rate_that_the_step_takes(schedule: Schedule):
+def test_the_log_reads_the_rate_that_the_step_takes():
     """Check that the rate of an int is a float by numpy, and that of an array is by jax."""
-    rate = schedule.build(0.3, STEPS)
-    logged = [rate(step) for step in range(STEPS)]
-    assert all(type(value) is float for value in logged)
-    assert_close(logged, curve(schedule, 0.3), 2e-6)
-
-
-@pytest.mark.thorough
-@every
-def test_a_length_of_its_own_is_that_of_a_run_so_long(schedule: Schedule):
-    own = dataclasses.replace(schedule, steps=STEPS)
-    np.testing.assert_array_equal(curve(own, steps=STEPS + 8)[:STEPS], curve(schedule, steps=STEPS))
-    if hasattr(schedule, "final"):
-        assert set(curve(own, steps=STEPS + 8)[STEPS:]) == {curve(schedule)[-1]}
+    for schedule in CURVES.values():
+        rate = schedule.build(0.3, STEPS)
+        logged = [rate(step) for step in range(STEPS)]
+        assert all(type(value) is float for value in logged)
+        assert_close(logged, curve(schedule, 0.3), 2e-6)
 
 
 def test_a_length_that_is_too_short_is_told_by_its_own_key():
@@ -157,12 +108,6 @@ def test_wsd_holds_the_peak_until_its_last_share():
     rates = curve(WarmupStableDecay(decay=0.25), steps=101)
     assert_close(rates[:76], 1.0, 1e-7)
     assert_close(rates[75:], np.linspace(1, 0, 26), 1e-6)
-
-
-@every
-def test_reads_itself_back_from_plain_data(schedule: Schedule):
-    adapter = pydantic.TypeAdapter(Schedule)
-    assert adapter.validate_python(adapter.dump_python(schedule)) == schedule
 
 
 def test_inverse_square_root_is_that_of_the_transformer():
@@ -206,40 +151,6 @@ def test_joined_pieces_are_what_each_is_alone():
     for first, length, piece in zip([0, 5, 30], [5, 25, 10], pieces, strict=True):
         alone = curve(piece.schedule, peak=3.0 * piece.peak, steps=length)
         assert_close(rates[first : first + length], alone, 1e-6)
-
-
-def test_the_length_that_a_piece_is_refused_for_is_its_own():
-    join = lambda steps: Join(
-        pieces=(
-            SchedulePiece(steps=3),
-            SchedulePiece(steps=steps, schedule=Cosine(warmup=4)),
-            SchedulePiece(),
-        )
-    )
-    with pytest.raises(ConfigError, match=r"\(optimizer\.schedule\.pieces\[1\]\.steps=40\)"):
-        join(2).build(1.0, 100)
-    join(40).build(1.0, 100)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("steps", [2, 5, 6, 9])
-def test_a_run_is_refused_or_has_both_ways_and_every_cycle(steps: int):
-    """Check that an error names a number of steps that is enough."""
-    for schedule in (
-        OneCycle(rise=0.2),
-        Restarts(cycles=3, growth=2),
-        Restarts(cycles=4, warmup=1),
-    ):
-        try:
-            rates = curve(schedule, steps=steps)
-        except ConfigError as refusal:
-            enough = int(str(refusal).partition("steps=")[2].partition(")")[0])
-            assert enough > steps
-            curve(schedule, steps=enough)
-        else:
-            tops = (rates >= 1 - 1e-6).sum()
-            assert tops == getattr(schedule, "cycles", 1)
-            assert rates[-1] == pytest.approx(schedule.final, abs=1e-6)
 
 
 def test_exponential_has_one_factor_from_step_to_step():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison import assert_close
 
 from jtrain.models.pretrained.gguf_file import read_gguf
 
@@ -70,59 +69,3 @@ def test_gives_the_numbers_of_the_package(tmp_path, kind):
     assert found.dtype == np.float32
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found, want.reshape(ROWS, WIDTH))
-
-
-def half(block: np.ndarray, place: int) -> float:
-    return float(block[place : place + 2].view(np.float16)[0])
-
-
-def q4_0(block):
-    d, codes = half(block, 0), block[2:].astype(int)
-    return [d * (code - 8) for code in [*(codes & 15), *(codes >> 4)]]
-
-
-def q4_1(block):
-    d, m, codes = half(block, 0), half(block, 2), block[4:].astype(int)
-    return [d * code + m for code in [*(codes & 15), *(codes >> 4)]]
-
-
-def q4_k(block):
-    d, least, packed, codes = half(block, 0), half(block, 2), block[4:16], block[16:].astype(int)
-    q = [int(byte) for byte in packed]
-    values = []
-    for j in range(8):
-        if j < 4:
-            scale, minimum = q[j] & 63, q[j + 4] & 63
-        else:
-            scale = (q[j + 4] & 15) | (q[j - 4] >> 6 << 4)
-            minimum = (q[j + 4] >> 4) | (q[j] >> 6 << 4)
-        part = codes[32 * (j // 2) : 32 * (j // 2) + 32]
-        part = part >> 4 if j % 2 else part & 15
-        values += [d * scale * code - least * minimum for code in part]
-    return values
-
-
-def q6_k(block):
-    d, scales = half(block, 208), block[192:208].view(np.int8).astype(int)
-    values = np.zeros(256)
-    for half_block in range(2):
-        low = block[64 * half_block : 64 * half_block + 64].astype(int)
-        high = block[128 + 32 * half_block : 160 + 32 * half_block].astype(int)
-        for i in range(32):
-            for quarter in range(4):
-                bits = low[i + 32 * (quarter % 2)]
-                bits = bits >> 4 if quarter >= 2 else bits & 15
-                code = (bits | ((high[i] >> 2 * quarter) & 3) << 4) - 32
-                scale = scales[8 * half_block + i // 16 + 2 * quarter]
-                values[128 * half_block + 32 * quarter + i] = d * scale * code
-    return values
-
-
-@pytest.mark.parametrize(
-    ("kind", "loop"), [("Q4_0", q4_0), ("Q4_1", q4_1), ("Q4_K", q4_k), ("Q6_K", q6_k)]
-)
-def test_gives_the_numbers_of_the_format(tmp_path, kind, loop):
-    """Source of the loops: the layouts of ggml-quants.c, https://github.com/ggml-org/llama.cpp."""
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
-    want = [number for block in blocks(kind).reshape(-1, size) for number in loop(block)]
-    assert_close(read(tmp_path, kind).ravel(), want, 1e-6)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jtrain.models.pretrained import slices
-from jtrain.models.pretrained.slices import ParameterView, put_slices, release_host_memory
+from jtrain.models.pretrained.slices import put_slices, release_host_memory
 
 ROOT = Path(__file__).parents[3]
 DEVICES = 4
@@ -38,35 +37,6 @@ def test_one_slice_is_on_the_host_beside_that_of_the_transfer_before():
     assert all(host() is None for host in hosts)
     expected = np.repeat(np.arange(0, 16, 4, dtype=np.float32), 4)
     np.testing.assert_array_equal(np.asarray(found[:, 7]), expected, strict=True)
-
-
-def test_pages_are_let_go_and_read_again(tmp_path: Path):
-    array = np.random.default_rng(2).standard_normal((64, 4096), np.float32)
-    array.tofile(tmp_path / "array")
-    mapped = np.memmap(tmp_path / "array", np.float32, "r").reshape(array.shape)
-    view = ParameterView(mapped.T, (mapped,))
-    out = np.empty((4096, 64), np.float32)
-    view.copy((slice(None), slice(None)), out)
-    assert pages_in_memory(tmp_path / "array") == 0
-    np.testing.assert_array_equal(out, array.T)
-    np.testing.assert_array_equal(mapped, array)
-    assert pages_in_memory(tmp_path / "array") > 0
-
-
-def pages_in_memory(path: Path) -> int:
-    """Return the kilobytes of a mapped file that are in this process's memory."""
-    maps = Path("/proc/self/smaps").read_text().split("VmFlags")
-    [found] = [one for one in maps if str(path) in one]
-    return int(found.split("Rss:")[1].split()[0])
-
-
-def test_chunks_of_any_layout_are_the_array(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(slices, "CHUNK", 1000)
-    array = np.random.default_rng(1).standard_normal((3, 700, 5), np.float32)
-    for view in (array, array.T, array[:, ::2], array[0, 0, 0, None], np.asarray(array[0, 0, 0])):
-        out = np.empty(view.shape, np.float16)
-        ParameterView(view, ()).copy((slice(None),) * view.ndim, out)
-        np.testing.assert_array_equal(out, view.astype(np.float16), strict=True)
 
 
 def test_replicas_are_read_once():

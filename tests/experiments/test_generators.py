@@ -1,18 +1,21 @@
-"""The autoencoder of experiments/vae.py, against a script without a line of jtrain."""
+"""The autoencoder against a script without a line of jtrain, and adversaries against two steps."""
 
+import dataclasses
 import importlib.util
-import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from comparison import assert_close
+from comparison import assert_close, assert_leaves_close
 from image_files import write_digits
 from quick_study import config_of, trained
 
+import jtrain as jt
 from jtrain.core.placement import Unplaced
+from jtrain.core.pytree import named_leaves
 from jtrain.data.images.digits import Digits
 
 pytestmark = pytest.mark.thorough
@@ -26,13 +29,6 @@ def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JTRAIN_DATA", str(write_digits(home / "digits", rows=500).parent))
 
 
-def study():
-    config_of(CONFIG)  # puts the directory of the experiments where modules are found
-    from experiments import vae
-
-    return vae
-
-
 def script():
     path = ROOT / "benchmarks" / "peers" / "plain_vae.py"
     spec = importlib.util.spec_from_file_location("plain_vae", path)
@@ -41,16 +37,6 @@ def script():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_a_pixel_surprises_as_a_count_of_sixteen_tosses():
-    logits = jnp.linspace(-6, 6, 51).reshape(3, 17)
-    inked = np.tile(np.arange(17.0), (3, 1))
-    chances = 1 / (1 + np.exp(-np.float64(logits)))
-    ways = np.array([math.comb(16, k) for k in range(17)])
-    likely = ways * chances**inked * (1 - chances) ** (16 - inked)
-    wanted = -np.log(likely).sum(1)
-    assert_close(study().surprise(logits, jnp.float32(inked)), wanted, 1e-5)
 
 
 def test_the_bound_is_the_scripts():
@@ -77,14 +63,6 @@ def test_the_bound_is_the_scripts():
     assert_close(found, wanted, 1e-5)
 
 
-def test_digits_are_drawn_side_by_side():
-    images = np.zeros((2, 8, 8), np.float32)
-    images[1, 0, :2] = 1.0, 0.5
-    lines = study().drawn(images).split("\n")
-    assert len(lines) == 8
-    assert lines[0] == " " * 18 + "@@++"
-
-
 @pytest.mark.slow
 def test_training_comes_to_the_scripts_bound_within_one_percent():
     digits = Digits().build()
@@ -96,3 +74,52 @@ def test_training_comes_to_the_scripts_bound_within_one_percent():
         with jax.numpy_rank_promotion("allow"):
             theirs.append(script().bound_after(*counts, seed=seed, steps=600))
     assert_close(np.mean(ours), np.mean(theirs), 0.01)
+
+
+GAN = Path(__file__).parents[2] / "configs" / "gan.yaml"
+
+
+def adversaries():
+    config_of(GAN)  # puts the directory of the experiments where modules are found
+    from experiments import gan
+
+    return gan
+
+
+def test_one_step_of_both_is_a_step_of_each_with_the_other_in_extra():
+    gan = adversaries()
+    optimizers = {"generator": optax.adam(1e-3, b1=0.5), "critic": optax.sgd(1e-2)}
+    config = config_of(GAN, ["model.widths=[16]", "batch=32"])
+    x = config.build(Unplaced())
+    values = gan.Networks(widths=(16,), noise=2)
+    models = [gan.MLP(inputs=2, widths=(16,), classes=outputs).build() for outputs in (2, 1)]
+    losses = dict(zip(optimizers, gan.losses(*models, values), strict=True))
+    key, batches = jax.random.key(3), x.train
+    params, _ = x.init(key)
+    together = optax.partition(optimizers, {name: name for name in optimizers})
+    both = jt.new_state(params, together, key)
+    alone = {n: jt.new_state(params[n], rule, key) for n, rule in optimizers.items()}
+
+    def with_the_other(name):
+        def loss(own, other, batch, rng):
+            return losses[name](own, other, batch, rng), {}, other
+
+        return jt.make_step(jt.stateful(loss), optimizers[name])
+
+    @jax.jit
+    def step(both, generator, critic, batch):
+        after = jt.make_step(x.loss, together)(both, batch)[0]
+        of_generator = dataclasses.replace(generator, extra=critic.params)
+        of_critic = dataclasses.replace(critic, extra=generator.params)
+        generator, _ = with_the_other("generator")(of_generator, batch)
+        critic, _ = with_the_other("critic")(of_critic, batch)
+        return after, generator, critic
+
+    for number in range(3):
+        both, *apart = step(both, *alone.values(), batches[number])
+        alone = {n: dataclasses.replace(s, extra=()) for n, s in zip(alone, apart, strict=True)}
+    moved = named_leaves(jax.tree.map(lambda a, b: abs(a - b).max(), both.params, params))
+    assert moved.pop("critic/layers/1/bias") == 0  # it is the same for both points of a pair
+    assert min(moved.values()) > 1e-5
+    for name, state in alone.items():
+        assert_leaves_close(both.params[name], state.params, 1e-5)

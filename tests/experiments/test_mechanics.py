@@ -1,4 +1,4 @@
-"""The player of experiments/policy_gradient.py: the cart obeys mechanics, and the pole stays up."""
+"""The studies of heat and of a cart with a pole: their equations, and that they learn."""
 
 from pathlib import Path
 
@@ -11,18 +11,57 @@ from comparison import assert_close
 from quick_study import config_of, trained
 
 import jtrain as jt
-from jtrain.core.model import Model
 from jtrain.core.placement import Unplaced
 from jtrain.train.hooks.metrics import read_results
 
 pytestmark = pytest.mark.thorough
 
-CONFIG = Path(__file__).parents[2] / "configs" / "policy_gradient.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "heat.yaml"
 SINGLE = ("parallel={kind: single}",)
 
 
 def study():
     config_of(CONFIG)  # puts the directory of the experiments where modules are found
+    from experiments import heat
+
+    return heat
+
+
+def test_the_equation_is_the_networks_by_differences():
+    heat = study()
+    config = config_of(CONFIG, ["model.widths=[8, 8]", "batch=16"])
+    x = config.build(Unplaced())
+    params, _ = x.init(jax.random.key(0))
+    rows = x.train[3]
+    _, metrics = jax.jit(x.loss)(params, rows, None)
+    wide = jax.tree.map(np.float64, params)
+
+    def at(place, time):  # the network once more, in float64
+        h = np.stack([2 * place - 1, 2 * time - 1], -1)
+        for layer in wide[:-1]:
+            h = np.tanh(h @ layer["kernel"] + layer["bias"])
+        return (h @ wide[-1]["kernel"] + wide[-1]["bias"])[:, 0]
+
+    place, time, d = np.float64(rows["x"]), np.float64(rows["t"]), 1e-4
+    by_time = (at(place, time + d) - at(place, time - d)) / (2 * d)
+    bent = (at(place + d, time) - 2 * at(place, time) + at(place - d, time)) / d**2
+    wanted = np.square(by_time - heat.Rod().conductivity * bent).mean()
+    assert_close(metrics["equation"].value(), wanted, 1e-3)
+
+
+def test_a_few_hundred_steps_bring_it_near_the_solution():
+    settings = ("steps=300", "steps_per_call=100", "batch=64", "model.widths=[16, 16]")
+    outcome = trained(CONFIG, *SINGLE, *settings, "evaluate.batch=512")
+    final = outcome.results[300]
+    assert final["rows"] == 64 * 64
+    assert np.sqrt(final["squared_error"]) < 0.5  # 1 for a network that gives 0
+
+
+CART = Path(__file__).parents[2] / "configs" / "policy_gradient.yaml"
+
+
+def cart():
+    config_of(CART)  # puts the directory of the experiments where modules are found
     from experiments import policy_gradient
 
     return policy_gradient
@@ -45,39 +84,22 @@ def test_the_cart_moves_as_lagrange_says():
     draw = np.random.default_rng(0)
     states = draw.uniform(-1, 1, size=(50, 4)).astype(np.float32)
     pushes = draw.choice([-10.0, 10.0], 50).astype(np.float32)
-    after = study().moved(jnp.asarray(states), jnp.asarray(pushes))
+    after = cart().moved(jnp.asarray(states), jnp.asarray(pushes))
     for state, push, found in zip(states, pushes, np.asarray(after), strict=True):
         gain, bend = accelerations(state[2], state[3], push)
         rates = np.array([state[1], gain, state[3], bend])
         assert_close(found, state + 0.02 * rates, 1e-5)
 
 
-def test_a_player_that_always_pushes_one_way_drops_the_pole_in_ten_actions():
-    right = Model(
-        init=lambda key: ({}, {}),
-        apply=lambda params, extra, x: (
-            jnp.tile(jnp.float32([[0, 9, 0]]), (len(x), 1)),
-            {},
-        ),
-    )
-    keys = jax.random.split(jax.random.key(0), 20)
-    states, actions, alive = study().rollout(right, {}, keys, 40, greedy=True)
-    assert (actions == 1).all()
-    lengths = alive.sum(1)
-    assert ((lengths >= 8) & (lengths <= 11)).all()  # as https://gymnasium.farama.org's does
-    assert (alive == (jnp.arange(40)[None] < lengths[:, None])).all()  # once down it stays down
-    assert (jnp.abs(states[:, 0]) <= 0.05).all()
-
-
 def test_returns_are_discounted_sums():
     rewards = np.float32([[1, 1, 1, 0], [2, 0, 0, 4]])
     expected = [[1.75, 1.5, 1, 0], [2.5, 1, 2, 4]]
-    assert_close(study().to_go(jnp.asarray(rewards), 0.5), expected, 1e-6)
+    assert_close(cart().to_go(jnp.asarray(rewards), 0.5), expected, 1e-6)
 
 
 @pytest.mark.slow
 def test_episodes_do_not_depend_on_how_they_are_split():
-    config = config_of(CONFIG, ["data.horizon=30", "model.widths=[8]", "batch=8"])
+    config = config_of(CART, ["data.horizon=30", "model.widths=[8]", "batch=8"])
     x, sgd = config.build(Unplaced()), optax.sgd(1e-2)
     state = jt.new_state(x.init(jax.random.key(0))[0], sgd, jax.random.key(1))
     whole, parts = (
@@ -90,7 +112,7 @@ def test_episodes_do_not_depend_on_how_they_are_split():
 
 def test_the_pole_stays_up_for_150_actions_after_40_updates():
     settings = (*SINGLE, "steps=40", "seed=3", "steps_per_call=10", "evaluate.every=0")
-    outcome = trained(CONFIG, *settings, "checkpoint.every=0", "log.every=1")
+    outcome = trained(CART, *settings, "checkpoint.every=0", "log.every=1")
     returns = [row["return"] for row in read_results(outcome.directory.metrics, "").values()]
     assert np.mean(returns[:3]) < 50
     assert np.mean(returns[-5:]) > 150

@@ -1,16 +1,19 @@
-"""TFRecord files and the Examples in them, against Grain's reader and protobuf's writer."""
+"""Records in TFRecord and ArrayRecord files, the Examples in them, and damage."""
 
+import logging
 from pathlib import Path
 
 import grain
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from image_files import crc32c as bit_by_bit
 from image_files import framed, write_records
 
-from jtrain.data import GrainRows, Shuffled
 from jtrain.data.sources.example import read_example
-from jtrain.data.sources.tfrecord import TFRecords
+from jtrain.data.sources.records import ArrayRecords
+from jtrain.data.sources.tfrecord import HEAD, TAIL, TFRecords, crc32c
 from jtrain.errors import DataError
 
 RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 0, 300, 1, 70)]
@@ -68,26 +71,6 @@ def test_records_by_index_are_those_that_grain_streams(tmp_path: Path):
     assert list(grain.experimental.TFRecordIterDataset(str(path))) == RECORDS
 
 
-def test_several_files_are_one_after_the_other(tmp_path: Path):
-    write_records(tmp_path / "b.tfrecord", RECORDS[2:])
-    write_records(tmp_path / "a.tfrecord", RECORDS[:2])
-    (tmp_path / "c.tfrecord").touch()
-    records = TFRecords(str(tmp_path / "*.tfrecord"))
-    assert [records[i] for i in (4, 0, 1, 2, 3)] == [RECORDS[i] for i in (4, 0, 1, 2, 3)]
-    with pytest.raises(IndexError, match="5 was requested of 5"):
-        records[5]
-
-
-def test_batches_are_functions_of_the_step(tmp_path: Path):
-    made = [example(x=[float(i), 0.5], label=[i % 3]) for i in range(20)]
-    records = TFRecords(write_records(tmp_path / "a.tfrecord", made))
-    rows = grain.MapDataset.source(records).map(read_example)
-    batches = Shuffled(GrainRows(rows), size=5, seed=1)
-    assert sorted(x for step in range(4) for x in batches[step]["x"][:, 0]) == list(range(20))
-    np.testing.assert_array_equal(batches[2]["label"], batches[2]["label"])
-    np.testing.assert_array_equal(batches[2]["label"][:, 0], batches[2]["x"][:, 0] % 3)
-
-
 def test_features_are_those_that_protobuf_wrote():
     got = read_example(
         example(
@@ -105,22 +88,7 @@ def test_features_are_those_that_protobuf_wrote():
     assert got["caf\u00e9"].tolist() == [7]
 
 
-def test_whole_numbers_of_any_length_come_back():
-    rng = np.random.default_rng(0)
-    numbers = (rng.integers(-(2**62), 2**62, 500) >> rng.integers(0, 62, 500)).tolist()
-    assert read_example(example(n=numbers))["n"].tolist() == numbers
-
-
-def test_a_feature_without_values_is_empty():
-    made = Example()
-    made.features.feature["none"].SetInParent()
-    made.features.feature["floats"].float_list.SetInParent()
-    got = read_example(made.SerializeToString())
-    assert len(got["none"]) == len(got["floats"]) == 0
-    assert read_example(b"") == {}
-
-
-@pytest.mark.parametrize("kept", range(1, 400, 7))
+@pytest.mark.parametrize("kept", [1, 37, 59, 204, 395])
 def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_advice_works(kept, tmp_path: Path):
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
     data = path.read_bytes()
@@ -138,32 +106,87 @@ def test_a_file_that_is_cut_off_anywhere_is_refused_and_the_advice_works(kept, t
         assert len(TFRecords(path)) == whole
 
 
-def test_a_damaged_length_is_reported_by_record_and_byte(tmp_path: Path):
-    path = write_records(tmp_path / "a.tfrecord", RECORDS)
+NUMBERS = [np.full(3, row, np.int32).tobytes() for row in range(20)]
+
+
+def write_array_records(path: Path, records: list[bytes]) -> Path:
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def test_records_by_index_are_those_that_were_written(tmp_path: Path):
+    write_array_records(tmp_path / "a.arrayrecord", NUMBERS[:7])
+    write_array_records(tmp_path / "b.arrayrecord", NUMBERS[7:])
+    records = ArrayRecords(str(tmp_path / "*.arrayrecord"))
+    order = np.random.default_rng(0).permutation(20)
+    assert [records[i] for i in order] == [NUMBERS[i] for i in order]
+    for outside in (20, -1):
+        with pytest.raises(IndexError, match=f"Record {outside} was requested of 20"):
+            records[outside]
+
+
+def test_a_file_that_is_cut_off_is_refused_with_its_end(tmp_path: Path):
+    path = write_array_records(tmp_path / "a.arrayrecord", NUMBERS)
+    kept = int(path.stat().st_size * 0.4)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=rf"a\.arrayrecord .* byte {kept}, where it ends"):
+        ArrayRecords(path)
+
+
+RANDOM = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 30, 300, 1, 70)]
+
+
+def flipped(path: Path, bit: int) -> None:
     data = bytearray(path.read_bytes())
-    data[21 + 16 + 1] ^= 1
+    data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"record 2, at byte 37, .* checksum"):
-        TFRecords(path)
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"\x1f\x8b\x08 packed", r"packed by gzip, at byte 0.*gunzip -k"),
-        (b"\x89PNG\r\n\x1a\n" * 9, r"record 0, at byte 0, .* checksum"),
-        (b"", r"holds no record"),
-    ],
-    ids=["packed", "foreign", "empty"],
-)
-def test_another_file_is_refused(data: bytes, says: str, tmp_path: Path):
-    (tmp_path / "a.tfrecord").write_bytes(data)
-    with pytest.raises(DataError, match=says):
-        TFRecords(tmp_path / "a.tfrecord")
+def test_the_checksum_is_that_of_the_standard():
+    for data, sum_ in [  # RFC 3720, appendix B.4
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (b"123456789", 0xE3069283),
+    ]:
+        assert crc32c(data) == sum_
+    for count in (0, 1, 3, 4, 511, 512, 515, 4097, 40_000):
+        data = np.random.default_rng(count).bytes(count)
+        assert crc32c(data) == bit_by_bit(data)
 
 
-@pytest.mark.parametrize("record", [b"\x89PNG\r\n", b"\x0a\x05ab", b"\x0a\x04\x0a\x02\x12\x80"])
-def test_a_record_that_is_no_example_is_reported(record: bytes):
-    begins = record[:4].hex(" ")
-    with pytest.raises(DataError, match=rf"{len(record)} bytes .*{begins}.*frombuffer"):
-        read_example(record)
+def test_each_flipped_bit_of_a_record_is_reported_by_file_and_record(tmp_path: Path):
+    path = write_records(tmp_path / "a.tfrecord", RANDOM)
+    whole, begin, record = path.read_bytes(), len(framed(RANDOM[0])), 1
+    last = len(framed(RANDOM[record]))
+    for bit in range(8 * HEAD, 8 * last):
+        flipped(path, 8 * begin + bit)
+        records = TFRecords(path)
+        assert [records[i] for i in (0, 2, 3, 4)] == [RANDOM[i] for i in (0, 2, 3, 4)]
+        with pytest.raises(DataError, match=rf"a\.tfrecord: record 1, at byte {begin}, .*checksum"):
+            records[record]
+        path.write_bytes(whole)
+    assert last == HEAD + len(RANDOM[record]) + TAIL
+    assert TFRecords(path)[record] == RANDOM[record]
+
+
+def test_damaged_records_are_skipped_on_request(tmp_path: Path, caplog):
+    path = write_records(tmp_path / "a.tfrecord", RANDOM)
+    begins = np.cumsum([0, *(len(framed(record)) for record in RANDOM)])
+    for damaged in (2, 4):
+        flipped(path, 8 * (int(begins[damaged]) + HEAD))
+    records = TFRecords(path, damaged="skip")
+    with caplog.at_level(logging.WARNING, "jtrain.data.sources.records"):
+        for _ in range(2):
+            found = [records[i] for i in range(5)]
+            assert found == [RANDOM[i] for i in (0, 1, 3, 3, 0)]
+    assert sorted(records.skipped) == [2, 4]
+    assert len(caplog.messages) == 2, "each is told once"
+    assert all("a.tfrecord: record" in line for line in caplog.messages)
+    for damaged in (0, 1, 3):
+        flipped(path, 8 * (int(begins[damaged]) + HEAD))
+    with pytest.raises(DataError, match="None of the 5 records is valid"):
+        TFRecords(path, damaged="skip")[0]

@@ -1,4 +1,4 @@
-"""The four networks of experiments/mnist1d.py: their sizes, their formulas, and that they learn."""
+"""Classifiers of clothes and of curves: their sizes, their formulas, and that they learn."""
 
 from pathlib import Path
 
@@ -7,13 +7,47 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
+from image_files import write_fashion_mnist
 from quick_study import config_of, trained
 
+from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
 
 pytestmark = pytest.mark.thorough
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL_RESNET = ("model.preset=none", "model.blocks=[1]", "model.width=4")
+
+
+@pytest.fixture(autouse=True)
+def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_fashion_mnist(home / "fashion-mnist", train=80, test=20)
+    monkeypatch.setenv("JTRAIN_DATA", str(folder.parent))
+
+
+def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
+    config = config_of(CONFIGS / "resnet18_fashion.yaml", [*SMALL_RESNET, "batch=8"])
+    x = config.build(Unplaced())
+    assert x.couples == "batch"
+    params, extra = x.init(jax.random.key(0))
+    _, _, after = jax.jit(x.loss.loss)(params, extra, x.train[0], jax.random.key(1))
+    changed = named_leaves(after)
+    assert any(name.startswith("norm/mean") for name in changed)
+    _, _, same = jax.jit(x.loss.loss)(params, extra, x.train[0], None)
+    for name, leaf in named_leaves(same).items():
+        assert (leaf == named_leaves(extra)[name]).all()
+
+
+def test_augments_what_is_trained_on_and_nothing_else():
+    built = lambda *changes: config_of(
+        CONFIGS / "fashion_mnist.yaml",
+        ["batch=8", "model.channels=[4]", "data.augment.crop=0", *changes],
+    ).build(Unplaced())
+    plain, flipped = built("data.augment.flip=0"), built("data.augment.flip=1")
+    assert (flipped.train[0]["image"] == plain.train[0]["image"][:, :, ::-1]).all()
+    assert (flipped.valid[0]["image"] == plain.valid[0]["image"]).all()
+
+
 X = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
 
 
@@ -22,12 +56,10 @@ def model(kind: str):
 
 
 # Those of the modules in notebooks/models.py of https://github.com/greydanus/mnist1d, by hand.
-@pytest.mark.parametrize(
-    ("kind", "size"), [("logistic", 410), ("mlp", 15210), ("cnn", 5210), ("gru", 5134)]
-)
-def test_has_as_many_parameters_as_the_published_network(kind: str, size: int):
-    params = jax.eval_shape(model(kind).init, jax.random.key(0))
-    assert sum(leaf.size for leaf in named_leaves(params).values()) == size
+def test_has_as_many_parameters_as_the_published_network():
+    for kind, size in {"logistic": 410, "mlp": 15210, "cnn": 5210, "gru": 5134}.items():
+        params = jax.eval_shape(model(kind).init, jax.random.key(0))
+        assert sum(leaf.size for leaf in named_leaves(params).values()) == size
 
 
 def test_the_recurrent_network_walks_both_ways():
@@ -80,13 +112,6 @@ def test_the_perceptron_adds_its_second_layer_to_its_first():
     h = np.maximum(of(first, X), 0)
     wanted = of(head, h + np.maximum(of(second, h), 0))
     assert_close(jax.jit(mlp.apply)(params, X), wanted, 1e-5)
-
-
-def test_the_linear_map_finds_its_minimum_in_steps_of_all_rows():
-    settings = ("steps=30", "parallel={kind: single}", "data.rows=500", "batch=400")
-    outcome = trained(CONFIGS / "mnist1d_logistic.yaml", *settings, "evaluate.batch=100")
-    assert outcome.results[30]["accuracy"] > 0.15
-    assert outcome.step == 30
 
 
 @pytest.mark.slow
