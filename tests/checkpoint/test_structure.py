@@ -89,19 +89,3 @@ def test_a_leaf_is_cast_only_on_request(tmp_path: Path):
         assert back["w"].sharding == state["w"].sharding
         assert (type(back["n"]), back["n"].dtype, back["n"]) == (np.ndarray, np.float32, 7)
         assert same_bits(checkpoints.restore(1, like(state), cast=True), state)
-
-
-def test_unflatten_inverts_flatten():
-    state = {
-        "a": [jnp.zeros(3), {"b": jnp.ones(())}],
-        "key": jax.random.split(jax.random.key(0), 2),
-    }
-    flat = leaf_table.flatten(state)
-    assert {n: (x.dtype.name, x.shape) for n, x in flat.items()} == {
-        "a/0": ("float32", (3,)),
-        "a/1/b": ("float32", ()),
-        "key": ("uint32", (2, 2)),
-    }
-    back = leaf_table.unflatten(jax.eval_shape(lambda: state), flat)
-    assert jax.tree.structure(back) == jax.tree.structure(state)
-    assert (jax.random.key_data(back["key"]) == jax.random.key_data(state["key"])).all()

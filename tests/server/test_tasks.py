@@ -19,7 +19,6 @@ from jtrain.errors import ConfigError
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import Async
 from jtrain.server.tasks import find_task, take_part
-from jtrain.train.multihost_checks import join_processes
 
 PS = {"chief": ["a:1"], "ps": ["b:1", "c:1"], "worker": ["d:1", "e:1"]}
 
@@ -65,14 +64,6 @@ def test_the_engine_has_to_fit_the_launcher(study):
     with pytest.raises(ConfigError, match=r"Start 5 of them, or set parallel\.engine=local"):
         take_part(theirs, {}, print)
     assert take_part(theirs, tf_config("chief", 0), print) is None
-
-
-def test_tf_config_with_servers_is_for_one_strategy(monkeypatch):
-    for name, value in tf_config("chief", 0).items():
-        monkeypatch.setenv(name, value)
-    words = r"parallel\.kind=server parallel\.engine=cluster parallel\.shards=2 .*workers=2"
-    with pytest.raises(ConfigError, match=words):
-        join_processes()
 
 
 class Tasks:
