@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.checkpoint import CheckpointManager, layout, storage, weights_source
+from jtrain.checkpoint import CheckpointManager, storage, weights_source
 from jtrain.distributed.multihost import check_equal
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
@@ -72,7 +71,6 @@ def main(directory: Path, port: str, index: int) -> None:
             checkpoints.wait()
         assert 9 not in checkpoints.steps()
         read_otherwise(checkpoints, like, index)
-    removed(directory.with_name("removed"), state(7), index)
     with pytest.MonkeyPatch.context() as patch:
         if index:  # as if the other process had saved a step between two listings
             patch.setattr(weights_source, "_step", lambda *_: 2)
@@ -93,22 +91,6 @@ def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> No
         with pytest.raises(DeviceError, match=r"4: process 1 read other values than were saved"):
             checkpoints.restore(4, like)
     assert checkpoints.restore(4, like)["step"] == 4, "it was not set aside"
-
-
-def removed(directory: Path, state: dict, index: int) -> None:
-    """Save a step that the first process deletes at once, while the second checks it slowly."""
-    quick = layout.find_faults
-
-    def slow(*args: Any, **words: Any) -> list:
-        time.sleep(1.0)
-        return quick(*args, **words)
-
-    with pytest.MonkeyPatch.context() as patch, CheckpointManager(directory) as checkpoints:
-        patch.setattr(layout, "find_faults", slow if index else quick)
-        checkpoints.save(7, state, {})
-        checkpoints.wait()
-        if index == 0:
-            checkpoints.remove(7)
 
 
 def apart(index: int) -> None:

@@ -1,4 +1,4 @@
-"""A fingerprint depends only on the values of a leaf, not on its device or sharding."""
+"""A fingerprint depends only on the values of a leaf, and replicas that differ are found by it."""
 
 import json
 import random
@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
-from jtrain.errors import CheckpointError, DamagedError
+from jtrain.checkpoint import CheckpointManager, fingerprint, layout, replica_check, seal
+from jtrain.errors import CheckpointError, DamagedError, DeviceError
 
 
 def of(leaf) -> str:
@@ -32,10 +34,7 @@ def by_hand(words: list[int]) -> str:
     return f"{sums[0]:08x}{sums[1]:08x}"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "int8", "bool", "complex64", "int4", "float8_e4m3fn", "uint16"]
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "complex64", "int4"])
 def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)) * 5, jnp.float32)
     leaf = values.astype(dtype)
@@ -44,7 +43,7 @@ def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
     assert of(leaf) != of(leaf.at[row, column].set(jnp.zeros((), dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
+@pytest.mark.parametrize("dtype", ["float64", "uint64"])
 def test_of_64_bits_is_the_same_where_jax_would_truncate(dtype: str):
     """Compute in a new thread, which does not inherit the `enable_x64` of its creator."""
     numbers = (np.random.default_rng(0).normal(size=(3, 4)) * 2**40).astype(dtype)
@@ -134,3 +133,59 @@ def test_a_changed_leaf_is_named_though_its_files_are_valid(tmp_path: Path):
         with pytest.raises(CheckpointError, match=r"it was set aside as .*2\.damaged\. There are"):
             checkpoints.restore(2, like(state))
         assert checkpoints.resume() == 1, "a run that trains does not use it again"
+
+
+# How a leaf is sharded over 4 x 2 devices, and who is named when device 5 has a flipped bit.
+SPLITS = {
+    "copied everywhere": (P(), ["cpu:5"]),
+    "rows over fsdp": (P("fsdp"), ["cpu:4", "cpu:5"]),
+    "rows over data": (P("data"), ["cpu:1", "cpu:3", "cpu:5", "cpu:7"]),
+}
+
+
+def array_with_flip(spec: P, flipped: int | None) -> jax.Array:
+    """Return 8 x 8 numbers of which one device has one bit flipped."""
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "fsdp"))
+    sharding, whole = NamedSharding(mesh, spec), np.arange(64, dtype=np.float32).reshape(8, 8)
+    parts = []
+    for device, index in sharding.devices_indices_map(whole.shape).items():
+        part = whole[index].copy()
+        if device.id == flipped:
+            part.view(np.uint32)[0, 0] ^= 1
+        parts.append(jax.device_put(part, device))
+    return jax.make_array_from_single_device_arrays(whole.shape, sharding, parts)
+
+
+@pytest.mark.parametrize(("spec", "named"), SPLITS.values(), ids=SPLITS)
+def test_a_flipped_bit_in_one_replica(spec, named):
+    found = replica_check.local_prints(fingerprint.start({"w": array_with_flip(spec, 5)}))
+    assert len(found["w"]) == 2
+    odd = min(found["w"].values(), key=len)
+    groups = [[name.split()[0] for name in group] for group in found["w"].values()]
+    assert named in groups, odd
+    with pytest.raises(DeviceError, match=r"step 7: .* w: .*cpu:"):
+        replica_check.check_replicas(found, 7)
+
+
+def test_equal_replicas_are_accepted_and_a_leaf_that_differs_is_told_apart_beside_them():
+    specs = [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")]
+    single = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[3])
+    equal = {f"{i}": array_with_flip(spec, None) for i, spec in enumerate(specs)}
+    equal |= {"host": np.arange(3), "single": single}
+    begun = fingerprint.start(equal)
+    assert replica_check.check_replicas(replica_check.local_prints(begun), 7) == fingerprint.read(
+        begun
+    )
+    found = replica_check.local_prints(fingerprint.start({**equal, "w": array_with_flip(P(), 5)}))
+    assert {name for name, prints in found.items() if len(prints) > 1} == {"w"}
+
+
+def test_a_step_with_differing_replicas_is_not_saved(tmp_path):
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": array_with_flip(P(), None)}, {})
+        checkpoints.wait()
+        checkpoints.save(2, {"w": array_with_flip(P(), 5)}, {})
+        with pytest.raises(DeviceError, match="w: cpu:5 of process 0 of 8 devices"):
+            checkpoints.wait()
+        assert checkpoints.steps() == [1]
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".saving"]

@@ -1,9 +1,6 @@
 """A restored state equals the saved one, for any leaves and any sharding."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +10,7 @@ import pytest
 from checkpoint_states import State, like, make_state, same_bits
 
 from jtrain.checkpoint import CheckpointManager, lock
+from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.errors import CheckpointError
 
 
@@ -73,10 +71,8 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: CheckpointMa
         x = jnp.arange(4_000_000, dtype=jnp.float32) + step
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("devices", "axes", "spec"),
-    [(1, "a", ()), (2, "a", ("a",)), (4, "a", (None, "a")), (8, "ab", ("b", "a")), (8, "a", ())],
+    ("devices", "axes", "spec"), [(1, "a", ()), (4, "a", (None, "a")), (8, "ab", ("b", "a"))]
 )
 def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec: tuple):
     weights = jnp.asarray(np.random.default_rng(0).normal(size=(16, 24)), jnp.float32)
@@ -102,11 +98,8 @@ def test_restores_into_any_layout(tmp_path: Path, devices: int, axes: str, spec:
     ("keep", "best", "values", "kept", "expected_best"),
     [
         (2, "", [3, 1, 2, 4], [3, 4], None),
-        (2, "loss", [3, 1, 2, 4], [2, 3, 4], 2),
-        pytest.param(1, "lowest loss", [3, 1, 1, 4], [2, 4], 2, marks=pytest.mark.thorough),
         (1, "highest accuracy", [3, 1, 2, 1], [1, 4], 1),
         (1, "loss", [None, 7, None, float("nan")], [2, 4], 2),
-        pytest.param(1, "loss", [4, 3, 2, 1], [4], 4, marks=pytest.mark.thorough),
         (0, "loss", [4, 3, 2, 5], [1, 2, 3, 4], 3),
     ],
 )
@@ -172,47 +165,6 @@ def test_reading_a_directory_changes_nothing(tmp_path: Path):
     looking.close()
 
 
-# An interrupt in a callback of the garbage collector is printed and not raised.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_in_a_save_harms_nothing(tmp_path: Path):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    state = {"w": jnp.arange(500_000.0), "step": jnp.int32(0)}
-    # Compile and import first, so that the delays below reach every part of a save.
-    with CheckpointManager(tmp_path / "first") as first:
-        first.save(0, state, {})
-    before = signal.signal(signal.SIGALRM, interrupt)
-    delays = [1e-5, *(1e-3 * i for i in range(1, 9)), *(3e-4 * i for i in range(1, 9))]
-    interrupted = 0
-    try:
-        with CheckpointManager(tmp_path / "kept", keep=0) as checkpoints:
-            for step, delay in enumerate(delays):
-                state["step"] = jnp.int32(step)
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, delay)
-                    checkpoints.save(step, state, {})
-                    checkpoints.wait()
-                except KeyboardInterrupt:
-                    interrupted += 1
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            checkpoints.save(99, state, {})
-            checkpoints.wait()
-            assert same_bits(checkpoints.restore(99, like(state)), state)
-            for step in checkpoints.steps()[:-1]:
-                assert int(checkpoints.restore(step, like(state))["step"]) == step
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted >= 5, "too few to prove anything"
-
-
-@pytest.mark.thorough
-def test_orbax_is_imported_only_where_it_is_used():
-    code = "import sys, jtrain.checkpoint; sys.exit('orbax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
-
-
 def test_prepares_beside_the_first_compilation(tmp_path: Path):
     (tmp_path / "3.saving" / "state").mkdir(parents=True)
     with CheckpointManager(tmp_path) as checkpoints:
@@ -251,3 +203,19 @@ def test_each_bad_leaf_of_a_large_state_is_found_before_anything_is_read(
             path.unlink()
     with pytest.raises(CheckpointError, match="holds another state"):
         checkpoints.restore(1, like(shrunk))
+
+
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [
+        ("loss", 1),
+        ("highest loss", 2),
+        ("accuracy", 2),
+        ("lowest accuracy", 1),
+    ],
+)
+def test_more_is_better_of_accuracy_and_of_what_is_called_highest(text, best):
+    goal = BestMetric.parse(text)
+    assert goal is not None
+    assert goal.name == text.split()[-1]
+    assert best_step({1: 0.1, 2: 0.9}, goal) == best

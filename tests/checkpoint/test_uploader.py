@@ -1,7 +1,6 @@
 """Copies of checkpoints in an object store are complete or absent, wherever copying stops."""
 
 import json
-import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from jtrain.checkpoint import CheckpointManager, object_store_layout, seal
 from jtrain.checkpoint.save_errors import SaveError, TakenError
 from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.errors import FAULT
-from jtrain.io.object_store import ObjectStore, ObjectStoreError, is_address
+from jtrain.io.object_store import ObjectStore
 
 
 class Killed(BaseException):
@@ -38,7 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", pytest.param("file", marks=pytest.mark.thorough)])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     pytest.importorskip("fsspec")
     where = f"{tmp_path}/bucket" if request.param == "file" else f"{uuid.uuid4()}/runs"
@@ -78,35 +77,6 @@ def test_copies_are_valid_and_older_ones_are_removed(
     assert (tmp_path / "back" / "run.json").read_text() == (saved / "run.json").read_text()
 
 
-def test_a_file_that_is_written_meanwhile_is_not_copied(
-    objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Training replaces run.json while a thread copies a checkpoint."""
-    run = tmp_path / "run"
-    shutil.copytree(saved, run, symlinks=True)
-    new, is_file, logged = run / "run.json.new", Path.is_file, []
-    new.write_text('{"status"')
-
-    def replaced_then(path: Path) -> bool:
-        found = is_file(path)
-        if path == new:
-            new.replace(run / "run.json")
-        return found
-
-    monkeypatch.setattr(Path, "is_file", replaced_then)
-    start_uploader(objects, run, log=logged.append).copy(3)
-    assert logged == []
-    assert object_store_layout.list_copies(objects) == [3]
-    assert "run.json.new" not in objects.sizes()
-
-
-def test_the_best_stays(objects: ObjectStore, saved: Path):
-    uploader = start_uploader(objects, saved, keep=1, best=lambda: 1)
-    for step in (1, 2, 3):
-        uploader.copy(step)
-    assert object_store_layout.list_copies(objects) == [1, 3]
-
-
 def test_the_best_whose_copy_failed_is_copied_with_the_next(
     objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -140,7 +110,6 @@ def cut_off(
     return count
 
 
-@pytest.mark.sampled(2)
 def test_a_kill_before_any_change_leaves_a_valid_copy(
     objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -204,16 +173,6 @@ def test_a_later_process_takes_over_the_copies(objects: ObjectStore, saved: Path
     assert object_store_layout.list_copies(objects) == [1, 2]
 
 
-def test_an_unreadable_record_of_the_copying_process_is_logged(objects: ObjectStore, saved: Path):
-    lines: list[str] = []
-    uploader = start_uploader(objects, saved, log=lines.append)
-    objects.write(object_store_layout.WRITER, b"{cut")
-    uploader.copy(1)
-    assert object_store_layout.list_copies(objects) == [1]
-    (line,) = lines
-    assert f"{objects.address}/{object_store_layout.WRITER} is unreadable" in line
-
-
 def test_copies_after_a_rollback_point_are_removed(objects: ObjectStore, saved: Path):
     uploader = start_uploader(objects, saved)
     for step in (1, 3, 2):
@@ -238,21 +197,7 @@ def test_a_damaged_copy_is_skipped_without_leftovers(
     assert sorted(path.name for path in (tmp_path / "back" / "checkpoints").iterdir()) == ["1"]
 
 
-def test_a_second_damaged_checkpoint_is_set_aside_beside_the_first(
-    objects: ObjectStore, saved: Path, tmp_path: Path
-):
-    start_uploader(objects, saved).copy(1)
-    directory = tmp_path / "back" / "checkpoints"
-    for _ in range(3):
-        (directory / "1").mkdir(parents=True, exist_ok=True)
-        (directory / "1" / "half").touch()
-        assert object_store_layout.fetch_newest(objects, tmp_path / "back") == (1, [])
-        (directory / "1" / "about.json").unlink()  # damaged again
-    names = sorted(path.name for path in directory.iterdir())
-    assert names == ["1", "1.damaged", "1.damaged-2", "1.damaged-3"]
-
-
-@pytest.mark.parametrize("outside", ["../../../out", "/tmp/out", "state//out", "./out"])
+@pytest.mark.parametrize("outside", ["../../../out", "/tmp/out"])
 def test_an_object_name_that_leads_outside_is_not_written(
     outside: str, saved: Path, tmp_path: Path
 ):
@@ -269,33 +214,6 @@ def test_an_object_name_that_leads_outside_is_not_written(
             f"{outside}: is no file name of a checkpoint"
         ]
     assert not (tmp_path / "checkpoints" / "1").exists()
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("nosuch://bucket/runs", r"Write an address that begins with s3:// or gs://"),
-        ("s3://bucket/runs", r"needs s3fs, .*pip install 'jtrain\[s3\]'"),
-        ("gs://bucket/runs", r"needs gcsfs, .*pip install 'jtrain\[gcs\]'"),
-    ],
-)
-def test_an_unreachable_store_gets_its_own_advice(
-    address: str, words: str, monkeypatch: pytest.MonkeyPatch
-):
-    import sys
-
-    for module in ("s3fs", "gcsfs"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ObjectStoreError, match=words):
-        ObjectStore(address)
-
-
-def test_an_address_is_no_path():
-    assert is_address("s3://bucket")
-    assert is_address("memory://a/b")
-    assert not is_address("runs/small")
-    assert not is_address("C:/runs")
-    assert not is_address(Path("s3://bucket"))
 
 
 def test_the_seal_is_the_last_object_of_a_copy(

@@ -54,8 +54,7 @@ def run(*hooks, steps=6, **options):
     return train_loop(STEP, jnp.int32(options["start"]), feed, hooks=hooks, **options)
 
 
-@pytest.mark.parametrize("every", [1, 2, 4])
-@pytest.mark.parametrize("in_flight", [0, 2, 100])
+@pytest.mark.parametrize(("every", "in_flight"), [(1, 0), (2, 2), (4, 100)])
 def test_each_hook_sees_each_of_its_steps_once_and_in_order(every, in_flight):
     hook = Recorder(every=every)
     ended = run(hook, in_flight=in_flight)
@@ -137,7 +136,7 @@ def test_numbers_can_stop_what_settles_in_the_same_step():
     assert (ended.step, ended.stop) == (4, Stop("numbers say so"))
 
 
-@pytest.mark.parametrize("in_flight", [1, 3, 8])
+@pytest.mark.parametrize("in_flight", [1, 3])
 def test_no_more_calls_are_in_flight_than_asked(in_flight):
     """Started and not yet done, when another is started."""
     flying, most = [0], [0]
@@ -205,16 +204,7 @@ def test_one_cpu_device_takes_numpy_arrays_and_no_other_transfer():
         train_loop(step, host, itertools.repeat(where.place(batch)), start=0, stop=1)
 
 
-def test_hooks_and_feeds_may_transfer():
-    class Reads(Hook):
-        def on_state(self, step, state, metrics):
-            jnp.asarray(np.ones(3)) + state
-
-    run(Reads(), steps=1)
-
-
-@pytest.mark.parametrize("every", [1, 4, 6, 100])
-@pytest.mark.parametrize("in_flight", [0, 2, 100])
+@pytest.mark.parametrize(("every", "in_flight"), [(1, 2), (4, 0), (6, 2), (100, 100)])
 def test_who_asks_for_the_last_step_sees_it_once(every, in_flight):
     hook = Recorder(every=every, last=True)
     ended = run(hook, in_flight=in_flight)

@@ -54,8 +54,6 @@ MODELS = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {"data": 8, "fsdp": 1},
     "fsdp": {"fsdp": 8},
-    "tensor": {"data": 4, "fsdp": 1, "tensor": 2},
-    "slice": {"slice": 2, "data": 4, "fsdp": 1},
     "zero 1": {"fsdp": 8, "zero": 1},
     "zero 2": {"fsdp": 8, "zero": 2},
     "data x fsdp": {"data": 2, "fsdp": 4},
@@ -96,20 +94,16 @@ class Case(NamedTuple):
         return f"{self.layout}-{self.model}-{self.microbatches} microbatches"
 
 
-# A pairwise cover of the ways that differ, in as few compilations as can be; the first by default.
+# Each axis, and each way that differs, in few compilations; the first by default.
 QUICK = [
     Case("data x fsdp", "gpt", 2),
     Case("fsdp x tensor", "llama", 1),
     Case("tensor x context", "mixtral", 1),
     Case("stage x tensor x data", "llama remat", 1),
-]
-THOROUGH = [
     Case("slice x fsdp, zero 1", "llama written out", 2),
     Case("zero 2", "llama remat", 2),
     Case("fsdp x expert", "switch", 2),
     Case("stage x slice x fsdp, circular", "gpt", 2),
-    Case("stage x fsdp, gathered once", "llama remat", 1),
-    Case("stage x tensor x data", "mixtral", 1),
 ]
 MATRIX = [
     Case(layout, model, 1 + (i + j) % 2)
@@ -199,7 +193,6 @@ def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
     return figures
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case",
     [QUICK[0], *(pytest.param(c, marks=pytest.mark.thorough) for c in QUICK[1:])],
@@ -209,27 +202,11 @@ def test_takes_the_steps_of_one_device(case, capfd):
     check(case, 3, "sgd", capfd)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", THOROUGH, ids=str)
-def test_more_layouts_take_the_steps_of_one_device(case, capfd):
-    check(case, 3, "sgd", capfd)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "optimizer"),
-    [*[(case, "sgd") for case in MATRIX], *[(case, "adamw") for case in QUICK]],
+    [*[(case, "sgd") for case in MATRIX], *[(case, "adamw") for case in QUICK[:4]]],
     ids=str,
 )
 def test_takes_a_hundred_steps_of_one_device(case, optimizer, capfd):
     print(check(case, 100, optimizer, capfd))  # shown by -rA
-
-
-def test_dropout_and_ragged_rows_are_part_of_what_is_compared():
-    first = reference("gpt", 3, "sgd")
-    assert MODELS["gpt"]["dropout"] > 0
-    assert not batch(1)["mask"].all()
-    assert (
-        first.losses[0] > optax.losses.softmax_cross_entropy(np.zeros(VOCAB), np.eye(VOCAB)[0]) / 2
-    )

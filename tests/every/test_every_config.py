@@ -5,9 +5,7 @@ the first steps. Where they are meant to change, write them anew and commit them
 `PYTHONPATH=tests python tests/every/test_every_config.py`.
 """
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 from comparison import assert_close
-from plain_environ import plain_environ
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
@@ -81,16 +78,12 @@ def test_each_has_its_row_and_its_golden_file():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_resolves_to_its_golden_file(name: str):
+def test_resolves_to_its_golden_file_and_says_how_to_run_it(name: str):
     golden = GOLDEN / "configs" / f"{name}.yaml"
     assert resolved(name) == golden.read_text(), (
         f"if it was meant: PYTHONPATH=tests python {Path(__file__)}"
     )
     assert resolve(CONFIGS[name]).config.name == name
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_its_header_says_how_to_run_it(name: str):
     lines = CONFIGS[name].read_text().splitlines()
     header = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
     assert f"jtrain run configs/{name}.yaml" in " ".join(header)
@@ -162,42 +155,6 @@ def test_takes_the_steps_of_its_golden_curve(name: str):
     assert golden[-1] < golden[0]
     words = f"if it was meant: PYTHONPATH=tests python {Path(__file__)}"
     assert_close(losses(name), golden, 1e-4, says=words)
-
-
-LOOK = """
-import json, sys
-from jtrain.cli import main
-codes = [main(words) for words in json.loads(sys.argv[1])]
-heavy = [name for name in ("jax", "flax", "orbax", "grain") if name in sys.modules]
-import jax
-jax.config.update("jax_num_cpu_devices", 3)  # has no effect once a backend has started
-print(json.dumps({"codes": codes, "heavy": heavy, "devices": len(jax.devices())}))
-"""
-
-
-def after(*commands: list[str]) -> tuple[dict, str]:
-    """What a fresh process has done and imported after these commands, and what it said."""
-    command = [sys.executable, "-c", LOOK, json.dumps(commands)]
-    env = plain_environ()
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
-@pytest.mark.thorough  # tests/config/test_resolve.py looks at one by default
-def test_to_show_one_or_a_mistake_in_it_starts_no_backend_and_imports_no_model():
-    shows = [["show", str(path)] for path in CONFIGS.values()]  # in one process: it takes a second
-    mistakes = [["optimizer.lr=fast"], ["steps=0", "model.wdith=3"]]
-    found, told = after(*[[*show, *words] for show in shows for words in ([], *mistakes)])
-    assert found == {"codes": [0, 2, 2] * len(CONFIGS), "heavy": ["jax"], "devices": 3}
-    assert told.count("optimizer.lr=fast: must be a number above 0") == len(CONFIGS)
-
-
-@pytest.mark.thorough
-def test_a_misspelt_top_key_starts_no_backend():
-    found, told = after(["show", str(next(iter(CONFIGS.values()))), "stpes=3"])
-    assert found == {"codes": [2], "heavy": ["jax"], "devices": 3}
-    assert "did you mean steps?" in told
 
 
 def renew() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import optax
 import pytest
 from comparison import assert_close, bitwise, distance
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from layouts import STRATEGIES, strategy
 from line import height, line, points, squared, start
 
@@ -15,6 +17,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.errors import RetraceError
 from jtrain.parallel import Strategy
+from jtrain.parallel.strategies.shmap import flat_psum
 
 ADAMW = optax.adamw(0.1)
 DEVICES = {name: 1 if name == "single" else 4 for name in STRATEGIES}
@@ -155,3 +158,28 @@ def test_carried_state_is_exact(where, microbatches):
     assert float(state.extra["running"]) == pytest.approx(want, rel=1e-6)
     assert bitwise(jax.device_get(state.extra["teacher"]), jax.device_get(teacher))
     assert np.isfinite(metrics["loss"].value())
+
+
+def test_sums_every_leaf_to_the_same_bits_in_one_message_a_dtype():
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    draw = np.random.default_rng(0)
+    tree = {
+        "w": draw.normal(size=(4, 3, 5)).astype(np.float32),
+        "b": [
+            draw.normal(size=(4,)).astype(np.float32),
+            np.arange(8, dtype=np.int32).reshape(4, 2),
+        ],
+        "empty": np.zeros((4, 0), np.float32),
+    }
+    by = lambda psum: jax.jit(
+        jax.shard_map(psum, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False)
+    )
+    each = by(lambda tree: jax.lax.psum(tree, "data"))(tree)
+    flat = by(lambda tree: flat_psum(tree, "data"))
+    for a, b in zip(jax.tree.leaves(each), jax.tree.leaves(flat(tree)), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert_close(flat(tree)["w"], tree["w"].sum(0, keepdims=True), 1e-6)
+    assert str(jax.make_jaxpr(flat)(tree)).count("psum") == 2
+    assert jax.tree.leaves(by(lambda tree: flat_psum(tree, "data"))({})) == []
+    assert jnp.issubdtype(flat(tree)["b"][1].dtype, jnp.integer)

@@ -28,12 +28,11 @@ def held(tree) -> dict[str, int]:
     return {n: leaf.addressable_shards[0].data.size for n, leaf in named_leaves(tree).items()}
 
 
-@pytest.mark.parametrize("taken", [0, 2])
-def test_a_device_holds_an_eighth_of_parameters_and_of_adams_moments(taken):
+def test_a_device_holds_an_eighth_of_parameters_and_of_adams_moments():
     where, state = made(min_size=64)
     batch = where.place(next(batches("full", 1)))
     step = where.compile(make_step(loss_of("full", False), ADAMW), state, batch, keeps=True)
-    for _ in range(taken):
+    for _ in range(2):
         state, _ = step(state, batch)
     sizes = {name: leaf.size for name, leaf in named_leaves(state.params).items()}
     want = {name: size // 8 if size >= 64 else size for name, size in sizes.items()}
@@ -64,11 +63,9 @@ def test_the_key_stays_whole_at_any_size():
     ("shape", "spec"),
     [
         ((16, 32), (None, "fsdp")),  # the largest
-        ((32, 16), ("fsdp",)),
         ((16, 30), ("fsdp",)),  # the largest that divides
         ((16, 16), ("fsdp",)),  # the first of equals
         ((3, 5), ()),
-        ((0, 8), (None, "fsdp")),
         ((), ()),
     ],
 )

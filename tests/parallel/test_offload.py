@@ -12,7 +12,6 @@ from quick_study import at_home, config_of, kept, trained, write_study
 
 import jtrain as jt
 from jtrain.errors import ShardingError
-from jtrain.inspect.sharding_table import describe_sharding, format_sharding
 from jtrain.parallel import Axes, Mirrored
 from jtrain.parallel.offload import check_host_memory
 from jtrain.train.setup import TrainSetup, set_up
@@ -29,14 +28,6 @@ MODEL = [
     "model.saved=[qkv, attention]",
     "checkpoint.every=0",
     "steps_per_call=1",
-]
-SCANNED = [
-    "steps=8",
-    "optimizer.schedule.warmup=0",
-    "steps_per_call=2",
-    "microbatches=2",
-    "evaluate.every=4",
-    "model.scan=true",
 ]
 ALL = ("params", "opt_state", "activations")
 
@@ -66,14 +57,14 @@ def walked(parts: TrainSetup):
     return state, logged, parts.measure(state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parallel", "offload", "more"),
     [
-        pytest.param(
+        (
             "kind: fsdp, devices: 4, min_size: 0",
             ALL[:2],
             ("steps_per_call=2", "microbatches=2"),
-            marks=pytest.mark.thorough,
         ),
         ("kind: mirrored, devices: 4, zero: 1", ("opt_state",), ("steps_per_call=1",)),
     ],
@@ -86,13 +77,6 @@ def test_offload_changes_no_bit(tmp_path, monkeypatch, parallel, offload, more):
         for parts in (offload, ())
     )
     same_bits(parts, near, offload)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["kind: fsdp, min_size: 0", "kind: sharded, tensor: 2"])
-def test_offload_changes_no_bit_of_a_language_model(parallel):
-    parts = language(parallel, ALL, tuple(SCANNED))
-    same_bits(parts, language(parallel, (), tuple(SCANNED)), ALL)
 
 
 def same_bits(parts: TrainSetup, near: TrainSetup, offload: tuple[str, ...]) -> None:
@@ -148,23 +132,6 @@ def test_averages_are_computed_on_the_devices(tmp_path, monkeypatch):
     weights = [parts.evaluation_params(parts.fresh()) for parts in (near, far)]
     assert bitwise(*weights)
     assert kinds(SimpleNamespace(params=weights[1], opt_state=()))["params"] == {"device"}
-
-
-def test_the_table_says_what_is_on_the_host():
-    found = describe_sharding(language("kind: fsdp, min_size: 0", ("opt_state",)))
-    moments = [of for of in found.leaves if of.leaf.startswith("opt_state") and of.shape]
-    assert all(of.host for of in moments)
-    assert found.host == sum(of.bytes for of in moments)
-    assert found.device == sum(of.bytes for of in found.leaves) - found.host
-    assert "in host memory: width -> fsdp" in format_sharding(found)
-
-
-@pytest.mark.thorough
-def test_what_saves_nothing_by_name_has_nothing_to_offload():
-    parts = language("kind: fsdp", ("activations",), ("model.remat=full", "model.saved=[]"))
-    with pytest.raises(ShardingError, match=r"Set model\.remat=names and model\.saved="):
-        parts.lower_step()
-    language("kind: fsdp", ("activations",)).lower_step()
 
 
 def test_copies_of_the_step_do_not_offload():

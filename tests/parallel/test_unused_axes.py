@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from quick_study import config_of, write_study
 
-from jtrain.errors import ConfigError, ShardingError
+from jtrain.errors import ShardingError
 from jtrain.parallel import Axes
 from jtrain.train.setup import set_up
 
@@ -65,20 +65,3 @@ def test_dims_that_do_not_divide_are_named():
         strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
     strategy.placement.constrain(jnp.zeros((8, 6)), "batch", "hidden")
     strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
-
-
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        *(pytest.param(p, marks=pytest.mark.thorough) for p in ("tensor: 4", "context: 2")),
-        "tensor: 2, sequence: true",
-    ],
-)
-def test_an_axis_that_is_of_use_stays(home, parallel):
-    set_up(told("shakespeare.yaml", home, parallel)).lower_step()
-
-
-def test_copies_by_pmap_name_the_kind_that_splits_models():
-    said = ["parallel.impl=pmap", "parallel.tensor=2"]
-    with pytest.raises(ConfigError, match=r"parallel\.tensor.*kind sharded has tensor"):
-        config_of(CONFIGS / "shakespeare.yaml", said)

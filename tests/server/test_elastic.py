@@ -3,8 +3,6 @@
 import contextlib
 import random
 import threading
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +11,9 @@ from quick_study import write_study
 from server_runs import Losses, host, server_setup, train_on_servers
 
 from jtrain.errors import ConfigError, PeerError
-from jtrain.server.coordination.members import Members
-from jtrain.server.coordination.supervisor import Supervisor
 from jtrain.server.plan.server_plan import Plan
-from jtrain.server.processes import process
 from jtrain.server.processes.process import work
-from jtrain.server.processes.worker import Worker
 from jtrain.server.server_loop import coordinator_of
-from jtrain.server.threads import thread_cluster
-from jtrain.server.transport.listener import Listener
 from jtrain.server.transport.wire import Message
 from jtrain.train.multihost_checks import code_facts
 
@@ -70,23 +62,6 @@ def study(tmp_path_factory):
 
 def counts(state) -> np.ndarray:
     return np.round(np.asarray(state.params["count"]) * BATCH).astype(int)
-
-
-def test_a_guest_is_no_reason_to_start_a_worker_too_many():
-    members, started = Members(), []
-    members.join({"process": 1, "host": "node1", "pid": 11}, 0)
-    members.join({"process": None, "host": "spot7", "pid": 77}, 0)
-    supervisor = Supervisor(None, None, None, {}, lambda line: None)
-    supervisor._plan = SimpleNamespace(server=SimpleNamespace(timeout=60.0))
-    supervisor._start = lambda role, index: (
-        started.append(index),
-        supervisor.processes.update({(role, index): None}),
-    )
-    supervisor.processes, supervisor._resting = {("worker", 1): None}, {0, 2}
-    few = SimpleNamespace(members=members, missing=lambda: 1, worker_started=lambda index: None)
-    supervisor._check_number(few)
-    supervisor._check_number(few)  # worker 0 is started and has not joined yet
-    assert started == [0]
 
 
 class Crowd:
@@ -161,7 +136,7 @@ def train_with_a_crowd(setup, seed, *, crash=0.0, hooks=(), log=print):
     return found
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
@@ -193,8 +168,13 @@ DILOCO = "{kind: diloco, inner_steps: 4, lr: 0.5}"
 HALVES = "steps=32", "parallel.snapshot_every=16", "evaluate.every=0", "checkpoint.every=0"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("compress", ["none", "int4"])
+@pytest.mark.parametrize(
+    "compress",
+    [
+        pytest.param("none", marks=pytest.mark.thorough),
+        pytest.param("int4", marks=pytest.mark.slow),
+    ],
+)
 def test_diloco_has_the_state_of_workers_that_stay_to_the_bit(blobs, compress):
     more = f"parallel.compress.kind={compress}"
     setup = server_setup(blobs, DILOCO, *HALVES, more, workers=4, shards=2)
@@ -225,7 +205,7 @@ class Drop(Losses):
 STREAMING = "{kind: streaming_diloco, inner_steps: 4, fragments: 2, overlap: 1}"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "compress"), [(DILOCO, "none"), (STREAMING, "e3m0")])
 def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
     more = f"parallel.compress.kind={compress}"
@@ -239,6 +219,7 @@ def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
     assert any(said in line for line in lines)
 
 
+@pytest.mark.thorough
 def test_one_worker_takes_the_shares_of_those_that_left(blobs):
     values = "steps=8", "parallel.snapshot_every=8", "evaluate.every=0", "checkpoint.every=0"
     mode, rows = "{kind: local_sgd, inner_steps: 2}", []
@@ -279,43 +260,3 @@ def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more
     coordinator.connection_lost(join)
     (worker,) = coordinator.members
     assert coordinator.members[worker].broken is not None
-
-
-def test_a_server_that_cannot_register_listens_no_more(blobs, monkeypatch):
-    plan, opened = Plan(server_setup(blobs, "{kind: async}")), []
-
-    def listen(*args, **options):
-        opened.append(Listener(*args, **options))
-        return opened[-1]
-
-    def refuse(*_):
-        raise PeerError("the run is not there")
-
-    monkeypatch.setattr(process, "Listener", listen)
-    monkeypatch.setattr(process, "register", refuse)
-    with Listener(lambda request: request, token="t", most=0) as run:
-        environ = {process.ADDRESS: f"127.0.0.1:{run.port}", process.TOKEN: "t"}
-        with pytest.raises(PeerError, match="not there"):
-            process.serve(plan, 0, environ)
-    assert [each._closed for each in opened] == [True]
-
-
-def test_a_guest_that_dies_in_its_first_step_is_missed(blobs, monkeypatch):
-    def die(self):
-        if self._process is None:
-            raise MemoryError
-        time.sleep(1000)
-
-    monkeypatch.setattr(Worker, "_wait_if_slow", die)
-    most = "parallel.max_workers=2"
-    setup = server_setup(blobs, "{kind: async}", *CADENCE, most, workers=1)
-    plan = Plan(setup)
-    with thread_cluster(plan) as (coordinator, supervisor):
-        coordinator.start(0, setup.fresh())
-        coordinator._clock.limit = 8
-        with pytest.raises(MemoryError):
-            process.work(plan, None, supervisor.environ)
-        end, members = time.monotonic() + 20, coordinator.members
-        while not any(members[worker].broken for worker in list(members)):
-            assert time.monotonic() < end
-            time.sleep(0.01)

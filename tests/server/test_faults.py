@@ -8,7 +8,6 @@ from quick_study import write_study
 from server_runs import KillAt, Losses, host, server_setup, train_on_one_device, train_on_servers
 
 from jtrain.errors import PeerError
-from jtrain.server.threads import ThreadEngine
 
 pytestmark = pytest.mark.thorough
 SGD = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
@@ -63,38 +62,6 @@ def test_a_process_that_dies_again_and_again_ends_the_run(study):
     with pytest.raises(PeerError, match=r"no such data\nworker 1 ended .*parallel.restarts=3"):
         # The other worker never ends a step alone, so that the run waits for this one.
         train_on_servers(setup, meddle=break_it, environ={"JTRAIN_SERVER_SLOW": "0,1000"})
-
-
-class Hung:
-    """A process that does nothing."""
-
-    end = ""
-
-    def output(self):
-        return ""
-
-    def kill(self):
-        self.end = "SIGKILL"
-
-
-@pytest.mark.parametrize(("role", "name"), [("worker", "worker 1"), ("shard", "server 1")])
-def test_a_process_that_hangs_before_its_first_word_is_replaced(study, monkeypatch, role, name):
-    lines, hung, start = [], [], ThreadEngine.start
-
-    def hang_once(self, *args):
-        if args[:2] == (role, 1) and not hung:
-            hung.append(Hung())
-            return hung[0]
-        return start(self, *args)
-
-    monkeypatch.setattr(ThreadEngine, "start", hang_once)
-    values = SGD, "evaluate.every=0", "parallel.start_timeout=1"
-    setup = server_setup(study, "{kind: async}", *values, "steps=40", workers=2, shards=2)
-    environ = {"JTRAIN_SERVER_SLOW": "0.1,0.1"}  # so that the run lasts until the other is there
-    got = train_on_servers(setup, log=lines.append, environ=environ)
-    assert int(got.state.step) == 40
-    assert f"{name} has not answered for long, and is killed" in lines
-    assert f"{name} ended (SIGKILL), and is started again" in lines
 
 
 def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):

@@ -12,34 +12,6 @@ from server_runs import Losses, host, server_setup, train_on_one_device, train_o
 SGD = "optimizer={kind: sgd, lr: 0.3}"
 MOMENTUM = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
 pytestmark = pytest.mark.thorough
-STREAM = """
-
-from jtrain.data import Streamed
-
-
-class Counter:
-    def __init__(self):
-        self.at = 0
-
-    def next(self):
-        self.at += 1
-        return self.at
-
-    def state(self):
-        return {"at": self.at}
-
-    def restore(self, state):
-        self.at = state["at"]
-
-
-def stream(config):
-    rows = points(config.data.rows, 0)
-    return Streamed(
-        Counter,
-        lambda item: {name: x[0] for name, x in rows[[item * 7 % 200]].items()},
-        size=config.batch,
-    )
-"""
 CADENCE = ("evaluate.every=0", "checkpoint.every=0")
 
 
@@ -75,15 +47,6 @@ def test_masked_rows_count_nothing(tmp_path, mode):
     assert int(served.state.skipped) == 0
     for (_, ours), (_, theirs) in zip(got.numbers, want.numbers, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-
-
-def test_a_stream_gives_each_worker_its_rows(tmp_path):
-    code = CODE.replace("Shuffled(train, size=self.batch, seed=self.seed)", "stream(self)") + STREAM
-    study = write_study(tmp_path, code)
-    one = train_on_one_device(study, SGD, "steps=8", *CADENCE)
-    for mode, workers in (("{kind: local_sgd, inner_steps: 1}", 4), ("{kind: async}", 1)):
-        setup = server_setup(study, mode, SGD, "steps=8", *CADENCE, workers=workers, shards=2)
-        assert distance(train_on_servers(setup).state.params, one.state.params) <= 1e-6
 
 
 def test_diloco_is_its_formula(study):

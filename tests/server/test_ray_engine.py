@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -47,41 +46,14 @@ def parent(pid: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["worker", "shard"])
-def test_an_actor_that_is_killed_comes_back_and_the_state_is_that_of_a_local_run(study, role):
+def test_an_actor_that_is_killed_comes_back_and_the_state_is_that_of_a_local_run(study):
     del study
     local = start("local", "{kind: sync}", *LONG)
     check_complete("local", local)
     run = start("run", "{kind: sync}", *LONG, "parallel.engine=ray")
     wait_for_step("run", 50, run)
-    os.kill(parent(processes("run", role)[-1]), signal.SIGKILL)
+    os.kill(parent(processes("run", "shard")[-1]), signal.SIGKILL)
     check_complete("run", run)
     said = Path("run.txt").read_text()
     assert "died), and is started again" in said
     assert distance(state_of("run"), state_of("local")) == 0
-
-
-@pytest.mark.slow
-def test_nothing_is_left_of_a_killed_run_and_the_same_command_resumes_it(study):
-    del study
-    run = start("run", "{kind: async}", *LONG, "parallel.engine=ray")
-    wait_for_step("run", 150, run)
-    mine = processes("run", "worker") + processes("run", "shard")
-    actors = {parent(pid) for pid in mine}
-    run.kill()
-    run.wait()
-    end = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in {*mine, *actors}):
-        assert time.monotonic() < end, "they end with the run"
-        time.sleep(0.05)
-    check_complete("run", start("run", "{kind: async}", *LONG, "parallel.engine=ray"))
-
-
-@pytest.mark.slow
-def test_a_run_on_ray_that_is_asked_to_end_saves(study):
-    del study
-    run = start("run", "{kind: async}", *LONG[:-2], "parallel.engine=ray", "log.every=1")
-    wait_for_step("run", 50, run)
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(timeout=60) in {0, 75}, Path("run.txt").read_text()
-    check_complete("run", start("run", "{kind: async}", *LONG))

@@ -93,40 +93,6 @@ def test_a_killed_process_of_sync_changes_nothing(study, role):
     assert distance(state_of("killed"), state_of("calm")) == 0
 
 
-@pytest.mark.parametrize("mode", ["{kind: sync}", "{kind: async}"])
-def test_a_killed_run_goes_on_by_the_same_command(study, mode):
-    del study
-    run = start("run", mode, *LONG)
-    wait_for_step("run", 150, run)
-    run.kill()
-    run.wait()
-    end = time.monotonic() + 10
-    while processes("run", "worker") + processes("run", "shard"):
-        assert time.monotonic() < end, "workers and servers end with the run"
-        time.sleep(0.05)
-    check_complete("run", start("run", mode, *LONG))
-
-
-@pytest.mark.parametrize("role", ["worker", "shard"])
-def test_async_goes_on_without_a_killed_process(study, role):
-    del study
-    run = start("run", "{kind: async}", *LONG)
-    wait_for_step("run", 50, run)
-    os.kill(processes("run", role)[-1], signal.SIGKILL)
-    check_complete("run", run)
-    assert ("updates since then are lost" in Path("run.txt").read_text()) == (role == "shard")
-
-
-@pytest.mark.parametrize(("role", "timeout"), [("worker", 2), ("shard", 5)])
-def test_a_process_that_hangs_is_killed(study, role, timeout):
-    del study
-    run = start("run", "{kind: sync}", *LONG, f"parallel.timeout={timeout}")
-    wait_for_step("run", 50, run)
-    os.kill(processes("run", role)[-1], signal.SIGSTOP)
-    check_complete("run", run)
-    assert "has not answered for long, and is killed" in Path("run.txt").read_text()
-
-
 def test_speed_has_the_clocks_and_the_bytes(study):
     del study
     run = start("run", "{kind: ssp, bound: 1}", *LONG)

@@ -1,9 +1,18 @@
-"""Mode sync takes the steps of one device, however many workers and shards there are."""
+"""Mode sync takes the steps of one device, and the loop answers its hooks as `train_loop` does."""
 
+import types
+from typing import Any
+
+import jax.numpy as jnp
 import pytest
 from comparison import distance
 from quick_study import write_study
 from server_runs import Losses, server_setup, train_on_one_device, train_on_servers
+
+from jtrain.core.loop import Hook, Stop
+from jtrain.core.mean import Mean
+from jtrain.server.coordination.coordinator import StepResult
+from jtrain.server.server_loop import take_steps
 
 SGD = "optimizer={kind: sgd, lr: 0.3, momentum: 0.9, clip: 0.5}"
 ADAM = "optimizer={kind: adamw, lr: 3e-2, schedule: {kind: cosine}}"
@@ -14,11 +23,9 @@ def study(tmp_path_factory):
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-THOROUGH = pytest.mark.thorough
-OTHERS = [pytest.param(*each, marks=THOROUGH) for each in [(1, 1), (1, 3), (2, 1), (4, 1), (4, 3)]]
-
-
-@pytest.mark.parametrize(("workers", "shards"), [(2, 3), *OTHERS])
+@pytest.mark.parametrize(
+    ("workers", "shards"), [(2, 3), pytest.param(4, 1, marks=pytest.mark.thorough)]
+)
 def test_takes_the_step_of_one_device(study, workers, shards):
     want, got = Losses(), Losses()
     one = train_on_one_device(study, SGD, "steps=2", hooks=[want])
@@ -35,10 +42,63 @@ def test_takes_the_step_of_one_device(study, workers, shards):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [pytest.param(SGD, marks=THOROUGH), pytest.param(ADAM, marks=pytest.mark.slow)],
+    [pytest.param(SGD, marks=pytest.mark.thorough), pytest.param(ADAM, marks=pytest.mark.slow)],
 )
 def test_is_with_one_device_after_a_hundred_steps(study, optimizer):
     one = train_on_one_device(study, optimizer, "steps=100")
     setup = server_setup(study, "{kind: sync}", optimizer, "steps=100", workers=4, shards=3)
     served = train_on_servers(setup)
     assert distance(served.state.params, one.state.params) <= 1e-4
+
+
+class Steps:
+    """Coordinator whose steps are done at once."""
+
+    plan: Any = types.SimpleNamespace(server=types.SimpleNamespace(snapshot_every=4), inner_steps=1)
+
+    def __init__(self):
+        self._done = 0
+
+    def advance(self, limit: int) -> list[StepResult]:
+        self._done += 1
+        loss = Mean(jnp.float32(self._done), jnp.float32(1))
+        return [StepResult(self._done, {"loss": loss})]
+
+    def close(self) -> int:
+        return self._done
+
+    def fetch(self, step: int) -> Any:
+        return {"step": step}
+
+
+class StopsAt(Hook):
+    def __init__(self, step: int, why: str, *, every: int = 1, last: bool = False):
+        self._step, self._why, self.every, self.last = step, why, every, last
+
+    def on_numbers(self, step, numbers):
+        return Stop(self._why, "failed") if step >= self._step else None
+
+
+class StopsByState(Hook):
+    every = 2
+
+    def on_state(self, step, state, metrics):
+        return Stop("by the state")
+
+
+def taken(*hooks: Hook) -> tuple[int, str]:
+    coordinator: Any = Steps()
+    ended = take_steps(coordinator, {}, start=0, stop=6, hooks=hooks)
+    assert ended.numbers == {"loss": ended.step}
+    return ended.step, ended.stop.why if ended.stop else ""
+
+
+def test_the_first_request_to_end_is_the_answer():
+    assert taken(StopsAt(2, "first"), StopsAt(2, "second")) == (2, "first")
+    assert taken(StopsAt(2, "first"), StopsByState()) == (2, "first")
+    assert taken(StopsByState()) == (2, "by the state")
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_hook_that_waits_for_the_last_step_can_fail_the_run(last: bool):
+    assert taken(StopsAt(6, "skipped", every=4, last=last)) == (6, "skipped" if last else "")

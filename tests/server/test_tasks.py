@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from comparison import distance
 from quick_study import config_of, write_study
-from test_server_processes import LONG, rows, start, state_of, wait_for_step
+from test_server_processes import LONG, start, state_of, wait_for_step
 
-from jtrain.distributed.cluster import Cluster, detect
+from jtrain.distributed.cluster import detect
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError
 from jtrain.parallel import Server
-from jtrain.parallel.strategies.server_modes import Async, StreamingDiLoCo
+from jtrain.parallel.strategies.server_modes import Async
 from jtrain.server.tasks import find_task, take_part
-from jtrain.train.multihost_checks import join_processes
 
 PS = {"chief": ["a:1"], "ps": ["b:1", "c:1"], "worker": ["d:1", "e:1"]}
 
@@ -39,7 +38,6 @@ def study(tmp_path_factory):
     [
         (("chief", 0), ("run", 0)),
         (("ps", 1), ("shard", 1)),
-        (("worker", 0), ("worker", 0)),
         (("worker", 1), ("worker", 1)),
     ],
 )
@@ -54,13 +52,7 @@ def test_another_number_of_servers_or_too_few_workers_are_refused():
         find_task(Server(engine="cluster", workers=2, shards=1), cluster)
     with pytest.raises(ConfigError, match=r"leave 2 workers, and 3 are needed\. Start 6 processes"):
         find_task(Server(engine="cluster", workers=3, shards=2), cluster)
-    streaming = StreamingDiLoCo()
-    with pytest.raises(ConfigError, match=r"3 are needed\. Start 6 processes"):
-        find_task(Server(engine="cluster", workers=3, shards=2, mode=streaming), cluster)
     find_task(Server(engine="cluster", workers=3, shards=2, mode=Async()), cluster)
-    few = Cluster(kind="Slurm", processes=2, index=1)
-    with pytest.raises(ConfigError, match=r"leave 0 workers, and 1 are needed\. Start 3"):
-        find_task(Server(engine="cluster", workers=2, mode=Async()), few)
 
 
 def test_the_engine_has_to_fit_the_launcher(study):
@@ -72,14 +64,6 @@ def test_the_engine_has_to_fit_the_launcher(study):
     with pytest.raises(ConfigError, match=r"Start 5 of them, or set parallel\.engine=local"):
         take_part(theirs, {}, print)
     assert take_part(theirs, tf_config("chief", 0), print) is None
-
-
-def test_tf_config_with_servers_is_for_one_strategy(monkeypatch):
-    for name, value in tf_config("chief", 0).items():
-        monkeypatch.setenv(name, value)
-    words = r"parallel\.kind=server parallel\.engine=cluster parallel\.shards=2 .*workers=2"
-    with pytest.raises(ConfigError, match=words):
-        join_processes()
 
 
 class Tasks:
@@ -133,24 +117,6 @@ def test_tasks_take_the_steps_of_processes_that_the_run_starts(home):
     tasks = Tasks("tasks", "{kind: sync}", *LONG)
     assert tasks.codes(250) == {0}, tasks.output.read_text()
     assert distance(state_of("tasks"), state_of("own")) <= 1e-6
-
-
-@pytest.mark.slow
-def test_no_task_is_left_of_a_killed_run_and_the_next_one_resumes(home):
-    del home
-    values = "steps=2000", "evaluate.every=0", "checkpoint.every=50", "log.every=1"
-    soon = "parallel.timeout=5", "parallel.start_timeout=60"
-    tasks = Tasks("run", "{kind: async}", *values, *soon, workers=3)
-    run = tasks.processes["chief", 0]
-    wait_for_step("run", 60, run)
-    tasks.processes["worker", 0].kill()
-    wait_for_step("run", rows("run")[-1]["step"] + 50, run)
-    run.send_signal(signal.SIGKILL)
-    assert tasks.codes(120) == {70, -9}, tasks.output.read_text()
-    again = Tasks("run", "{kind: async}", *values)
-    assert again.codes(250) == {0}, again.output.read_text()
-    steps = [row["step"] for row in rows("run") if "loss" in row]
-    assert steps == list(range(1, 2001))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.config.precision import F16
 from jtrain.core.precision.cast import compute_in
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import new_state
@@ -17,11 +16,6 @@ START = 2.0**15
 
 def scale(factor=START, growth=2000, minimum=1.0):
     return LossScale.start(factor, growth=growth, minimum=minimum)
-
-
-def test_it_starts_where_tensorflow_s_does_and_grows_as_late():
-    assert float(F16().scale().factor) == START
-    assert (F16().growth, F16().minimum) == (2000, 1.0)
 
 
 def test_it_doubles_after_so_many_good_steps_in_a_row():
