@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from comparison import distance
+from comparison import assert_close, distance
 
 import jtrain as jt
 from jtrain.core.state import new_state

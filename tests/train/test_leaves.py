@@ -95,6 +95,7 @@ def test_devices_send_no_gradient_of_frozen_leaves():
     assert not re.search(shape, sent(FREEZE))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("frozen_home")
 def test_the_others_train_as_where_the_gradients_are_computed_and_dropped():
     part = jt.load(trained(CONFIG, FREEZE).directory.path)

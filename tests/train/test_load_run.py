@@ -61,7 +61,8 @@ def params(place: Path) -> dict[str, np.ndarray]:
     with pytest.MonkeyPatch.context() as patch:
         at_home(place, patch, place / "compiled")
         outcome = trained(write_study(place, predicting()), *RUN)
-        trained("configs/quick.yaml", *RUN, "name=half", "precision.kind=bf16")
+        half = ("steps=1", "evaluate.every=0", "name=half", "precision.kind=bf16")
+        trained("configs/quick.yaml", *half)
         like = set_up(config_of(outcome.directory.config)).like
         with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
             return jax.device_get(checkpoints.restore(8, like).params)

@@ -81,18 +81,12 @@ def foreign(step: int, *, place: int) -> None:
     shutil.copytree(f"runs/foreign/checkpoints/{step}", CHECKPOINTS / f"{place}")
 
 
-def fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 HURTS: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
     "other types": lambda path: path.write_text(
         '{"status": [], "step": "x", "sets": 1, "data": {}, "readers": [1], "id": 3, '
         '"tokenizer": 4, "seconds_per_step": "NaN", "seconds_per_save": null}'
     ),
-    "a pipe": fifo,
 }
 
 
