@@ -210,19 +210,6 @@ def test_a_run_that_says_done_too_early_is_not_believed(cut_run: Path):
     assert said_why in outcome.directory.log.read_text()
 
 
-@pytest.mark.usefixtures("study_home")
-def test_an_error_leaves_its_word():
-    def fails():
-        raise KeyError("loss/typo")
-
-    with pytest.raises(KeyError):
-        trained(CONFIG, hooks=[At(2, fails)])
-    said = stands_of("runs/quick")
-    assert (said["status"], said["why"]) == ("crashed", "KeyError: 'loss/typo'")
-    last = Path("runs/quick/log.txt").read_text().splitlines()[-1]
-    assert last == "ended by an error: KeyError: 'loss/typo'"
-
-
 @pytest.mark.parametrize(
     ("number", "why", "settings"),
     [

@@ -47,8 +47,6 @@ def test_steps_are_timed_without_the_first_call():
     assert speed.pace is not None
     assert speed.pace.step == 10
     assert speed.pace.seconds_per_step == pytest.approx(0.5)
-    assert speed.pace.ms_per_step == pytest.approx(500)
-    assert speed.pace.steps_per_second == pytest.approx(2)
     assert speed.pace.rows_per_second == pytest.approx(16)
     assert speed.pace.tokens_per_second == pytest.approx(1024)
     assert speed.pace.left == pytest.approx(45)
