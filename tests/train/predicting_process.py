@@ -13,6 +13,7 @@ import numpy as np
 import jtrain as jt
 import jtrain.errors
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.train.hooks import on_state
 
 X = np.random.default_rng(0).normal(size=(45, 3)).astype(np.float32)
 W = {"w": np.array([1, -2, 3], np.float32), "offset": np.float32(0.5)}
@@ -44,8 +45,19 @@ def refused(label: int) -> str:
     return ""
 
 
+def hooked(index: int) -> np.ndarray:
+    """Train with a hook of the first process alone; return the steps at which it was called."""
+    seen, x = [], np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    loss = lambda params, batch, rng: jt.Mean.of((batch["x"] @ params["w"]) ** 2, batch["mask"])
+    hooks = [] if index else [on_state(lambda step, state: seen.append(step), every=7)]
+    params = {"w": np.ones(4, np.float32)}
+    result = jt.fit(loss, params, {"x": x}, steps=25, lr=1e-2, batch=16, hooks=hooks, quiet=True)
+    assert result.step == 25
+    return np.array(seen)
+
+
 def main(port: str, index: int, results: str) -> None:
-    """Predict, evaluate, and train for a time that the first process measures."""
+    """Predict, evaluate, and train with a hook of the first process."""
     where = f"127.0.0.1:{port}"
     jax.distributed.initialize(where, 2, index, coordinator_bind_address=where)
     out = {}
@@ -54,8 +66,7 @@ def main(port: str, index: int, results: str) -> None:
         out |= {f"{parallel}/{name}": array for name, array in found.items()}
     out["loss"] = np.float64(jt.evaluate(loss, W, X, batch=16)["loss"])
     out |= {"counted": np.array(refused(7)), "left_out": np.array(refused(-1))}
-    timed = jt.fit(loss, W, {"x": X}, steps="0.02 seconds", batch=16, lr=1e-3, quiet=True)
-    np.savez(results, steps=timed.step, **out)
+    np.savez(results, hooked=hooked(index), **out)
 
 
 if __name__ == "__main__":

@@ -1,119 +1,234 @@
-"""The work of a function is counted by its products, as often as they run."""
+"""The work of a step, by its products, what it keeps for the backward pass, and its sizes."""
+
+import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
+from quick_study import config_of
 
+from jtrain.models.cnn import CNN
+from jtrain.models.experts.experts import Capacity, Dropless
+from jtrain.models.transformer import Transformer
+from jtrain.train.auto_layout import remat_regions, saved_residuals
 from jtrain.train.flops import count_flops
+from jtrain.train.model_flops import count_model_flops
+from jtrain.train.setup import set_up
+from jtrain.train.summary import count_step_flops, summarize
 
-A, B = jnp.zeros((3, 4)), jnp.zeros((4, 5))
+LEFT, RIGHT = jnp.zeros((3, 4)), jnp.zeros((4, 5))
 IMAGE, KERNEL = jnp.zeros((2, 8, 8, 6)), jnp.zeros((3, 3, 3, 10))
 NHWC = ("NHWC", "HWIO", "NHWC")
 
 
-def convolve(x, kernel, stride=1):
+def convolve(x, primitive, stride=1):
     return lax.conv_general_dilated(
-        x, kernel, (stride, stride), "VALID", dimension_numbers=NHWC, feature_group_count=2
+        x, primitive, (stride, stride), "VALID", dimension_numbers=NHWC, feature_group_count=2
     )
 
 
-def layers(x, kernels, *, unroll):
-    body = lambda x, kernel: (jnp.tanh(x @ kernel), None)
+def stacked(x, kernels, *, unroll):
+    body = lambda x, primitive: (jnp.tanh(x @ primitive), None)
     return lax.scan(body, x, kernels, unroll=unroll)[0].sum()
 
 
 def test_a_matrix_product_is_two_operations_for_each_pair():
-    assert count_flops(jnp.matmul, A, B) == 2 * 3 * 4 * 5
+    assert count_flops(jnp.matmul, LEFT, RIGHT) == 2 * 3 * 4 * 5
     batched = lambda a, b: jnp.einsum("nij,njk->nik", a, b)
     assert count_flops(batched, jnp.zeros((7, 3, 4)), jnp.zeros((7, 4, 5))) == 7 * 2 * 3 * 4 * 5
-    assert count_flops(jnp.tanh, A) == 0
+    assert count_flops(jnp.tanh, LEFT) == 0
 
 
 def test_a_convolution_counts_the_taps_of_its_group():
     assert count_flops(convolve, IMAGE, KERNEL) == 2 * (2 * 6 * 6 * 10) * (3 * 3 * 3)
 
 
-def test_a_ragged_product_is_that_of_each_row_with_its_own_kernel():
-    rows, kernels, sizes = jnp.zeros((8, 4)), jnp.zeros((3, 4, 5)), jnp.array([1, 0, 7])
-    product = lambda rows, kernels: lax.ragged_dot(rows, kernels, sizes)
-    assert count_flops(product, rows, kernels) == 2 * 8 * 4 * 5
-    both = jax.grad(lambda *x: jnp.square(product(*x)).sum(), (0, 1))
-    assert count_flops(both, rows, kernels) == 3 * 2 * 8 * 4 * 5
-
-
-def test_zeros_of_a_strided_gradient_are_not_counted():
-    of = lambda stride: count_flops(
-        jax.grad(lambda x, k: convolve(x, k, stride).sum(), (0, 1)), IMAGE, KERNEL
-    )
-    assert of(2) < of(1) / 2
-
-
 @pytest.mark.parametrize("fn", [lambda f: f, jax.grad], ids=["value", "gradient"])
 def test_a_scan_counts_as_often_as_it_runs(fn):
     x, kernels = jnp.zeros((16, 32)), jnp.zeros((6, 32, 32))
-    looped = count_flops(fn(lambda k: layers(x, k, unroll=1)), kernels)
+    looped = count_flops(fn(lambda k: stacked(x, k, unroll=1)), kernels)
     # XLA counts the products of what is written out, and the few operations between them.
-    lowered = jax.jit(fn(lambda k: layers(x, k, unroll=True))).lower(kernels)
+    lowered = jax.jit(fn(lambda k: stacked(x, k, unroll=True))).lower(kernels)
     assert looped == pytest.approx(lowered.cost_analysis()["flops"], rel=0.1)
 
 
-def test_what_is_computed_again_counts_again():
-    loss = lambda f: lambda a: f(lambda a: jnp.tanh(jnp.tanh(a @ B) @ B.T))(a).sum()
-    once, twice = (count_flops(jax.grad(loss(f)), A) for f in (lambda g: g, jax.checkpoint))
-    assert once is not None
-    assert twice is not None
-    assert once < twice <= 1.5 * once
-
-
-def test_the_most_expensive_branch_counts():
-    choose = lambda p, a: lax.cond(p, lambda a: a @ B, lambda a: jnp.tanh(a[:, :1] @ B[:1]), a)
-    assert count_flops(choose, True, A) == 2 * 3 * 4 * 5
-
-
-def test_a_loop_without_a_count_is_not_known_unless_it_multiplies_nothing():
-    until = lambda f: lambda a: lax.while_loop(lambda a: a.sum() < 1, f, a)
-    assert count_flops(until(lambda a: a @ B @ B.T), A) is None
-    assert count_flops(until(lambda a: a + 1), A) == 0
-
-
-def test_a_lower_bound_counts_one_turn_of_such_a_loop():
-    until = lambda f: lambda a: lax.while_loop(lambda a: a.sum() < 1, f, a)
-    turn = 2 * 3 * 4 * 5 + 2 * 3 * 5 * 4
-    assert count_flops(until(lambda a: a @ B @ B.T), A, lower_bound=True) == turn
-    assert count_flops(lambda a: until(lambda a: a @ B @ B.T)(a) @ B, A, lower_bound=True) == (
-        turn + 2 * 3 * 4 * 5
-    )
-
-
-def test_shapes_are_enough():
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (A, B)]
-    assert count_flops(jnp.matmul, *shapes) == 2 * 3 * 4 * 5
-
-
-def test_parts_on_several_devices_add_up():
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("data")
-    split = jax.shard_map(lambda a: a @ B, mesh=mesh, in_specs=spec, out_specs=spec)
-    assert count_flops(split, jnp.zeros((8, 4))) == 2 * 8 * 4 * 5
-
-
-def kernel(name, count):
+def primitive(name, count):
     primitive = Primitive(name)
     primitive.def_abstract_eval(lambda x, *_, **params: x)
     return lambda *arrays, **params: primitive.bind(*arrays[:count], **params)
 
 
-def test_attention_by_cudnn_counts_each_query_and_key():  # a GPU is needed to trace cuDNN's own
-    q, kv = jnp.zeros((2, 6, 4, 8)), jnp.zeros((2, 5, 4, 8))  # b t h k
-    product = 2 * 2 * 4 * 6 * 5 * 8
-    for name, products in {"fwd": 2, "bwd": 5}.items():
-        attend = kernel(f"dot_product_attention_{name}_wrapper", 3)
-        assert count_flops(lambda *x, f=attend: f(*x, layout=0), q, kv, kv) == products * product
+B, T, VOCAB, WIDTH, LAYERS = 2, 16, 32, 16, 3
 
 
-@pytest.mark.parametrize("name", ["dot_product_attention_fp8_fwd", "ffi_call", "pallas_call"])
-def test_another_kernel_is_not_known(name):
-    run = kernel(name, 1)
-    assert count_flops(lambda x: run(x) @ B, A) is None
+def shapes(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def weights(model):
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def total(model, **options):
+    """A loss of a model: the sum of its outputs' squares."""
+
+    def loss(params, extra, *inputs):
+        outputs, _ = model.apply(params, extra, *inputs, **options)
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        return jnp.square(outputs).sum()
+
+    return loss
+
+
+def counted(model, *inputs):
+    params, extra = weights(model)
+    loss = total(model)
+    model_flops = count_model_flops(loss, params, extra, *inputs)
+    return model_flops, count_flops(jax.grad(loss), params, extra, *inputs)
+
+
+def test_convolutions():
+    model = CNN(image=(8, 8, 3), channels=(4, 6), classes=5).build()
+    # 3x3 kernels at 8x8 and 4x4 places, a map of 2x2x6 to the classes.
+    first, second = 2 * (8 * 8) * 9 * 3 * 4, 2 * (4 * 4) * 9 * 4 * 6
+    by_hand = 7 * (2 * first + 3 * second + 3 * 2 * (2 * 2 * 6) * 5)
+    assert counted(model, shapes(7, 8, 8, 3))[0] == by_hand
+
+
+def transformer(**changes):
+    sizes = {"vocab": VOCAB, "context": T, "layers": LAYERS, "heads": 4, "width": WIDTH}
+    return Transformer(**{**sizes, **changes}).build()
+
+
+def transformer_flops(*, hidden=4 * WIDTH, kernels=2, groups=4, head=4, tokens=B * T):
+    """Forward pass: maps of queries, keys, values and output, scores and their sums, the MLP."""
+    attention = 2 * tokens * WIDTH * head * (4 + 2 * groups + 4) + 2 * 2 * tokens * T * 4 * head
+    feed = 2 * tokens * WIDTH * hidden * kernels
+    return LAYERS * (attention + feed) + 2 * tokens * WIDTH * VOCAB
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"kv_heads": 2, "activation": "swiglu"}, {"groups": 2, "kernels": 3}),
+        ({"scan": True, "remat": "full"}, {}),
+        ({"remat": "names", "saved": ("qkv", "attention")}, {}),
+    ],
+    ids=lambda x: ",".join(x) if isinstance(x, dict) else None,
+)
+def test_a_transformer(changes, options):
+    tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
+    model_flops, hardware = counted(transformer(**changes), tokens)
+    # Every factor of every product depends on a parameter: three times the forward pass.
+    assert model_flops == 3 * transformer_flops(**options)
+    # Computed again: a block without its last product, or what is not saved of it.
+    wide = LAYERS * 2 * (B * T) * WIDTH * 4 * WIDTH
+    logits = 2 * (B * T) * WIDTH * VOCAB
+    scores, out = LAYERS * 2 * B * T * T * WIDTH, LAYERS * 2 * (B * T) * WIDTH * WIDTH
+    again = {"full": transformer_flops() - logits - wide, "names": scores + out + wide}
+    if (remat := changes.get("remat")) in again:
+        assert hardware == model_flops + again[remat]
+    else:
+        assert hardware < 1.1 * model_flops
+
+
+@pytest.mark.parametrize(
+    ("experts", "rows"),
+    [
+        (Dropless(count=4, top_k=2), 2 * B * T),
+        (Capacity(count=4, top_k=2, factor=1.25), 4 * B * 10),  # all places, also empty ones
+    ],
+    ids=["dropless", "capacity"],
+)
+def test_experts_count_for_the_rows_that_they_get(experts, rows):
+    model = transformer(experts=experts, layers=LAYERS)
+    tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
+    router = B * T * 4
+    routed = LAYERS * 2 * WIDTH * (rows * 2 * 4 * WIDTH + router)
+    dense = LAYERS * 2 * (B * T) * WIDTH * 2 * 4 * WIDTH
+    by_hand = 3 * (transformer_flops() - dense + routed)
+    assert counted(model, tokens)[0] == pytest.approx(by_hand, rel=0.01)
+
+
+def test_what_gets_no_gradient_is_counted_once():
+    first, second, x = shapes(8, 16), shapes(16, 4), shapes(32, 8)
+    one, two = 2 * 32 * 8 * 16, 2 * 32 * 16 * 4
+    frozen = lambda p, q, x: ((x @ q) @ p).sum()
+    behind_a_stop = lambda p, q, x: (jax.lax.stop_gradient(x @ q) @ p).sum()
+    assert count_model_flops(frozen, second, first, x) == one + 2 * two
+    assert count_model_flops(behind_a_stop, second, first, x) == one + 2 * two
+    teacher = lambda p, x: ((jax.lax.stop_gradient(x @ p[0]) @ p[1]) @ p[1].T).sum()
+    assert count_model_flops(teacher, (first, second), x) == 2 * one + (2 + 3) * two
+
+
+def test_a_loop_without_a_count_and_an_unknown_kernel_are_unknown():
+    kernel, x = shapes(8, 8), shapes(4, 8)
+    until = lambda p, x: jax.lax.while_loop(lambda y: y.sum() < 1, lambda y: y @ p, x).sum()
+    assert count_model_flops(until, kernel, x) is None
+    unknown = Primitive("pallas_call")
+    unknown.def_abstract_eval(lambda x, name: x)
+    with_kernel = lambda p, x: unknown.bind(x @ p, name="mine").sum()
+    assert count_model_flops(with_kernel, kernel, x) is None
+    product = 2 * 4 * 8 * 8
+    assert count_model_flops(until, kernel, x, lower_bound=True) == 3 * product  # by y and by p
+    assert count_model_flops(with_kernel, kernel, x, lower_bound=True) == 2 * product
+
+
+LAYERS_OF, ROWS = (
+    jax.ShapeDtypeStruct((3, 8, 8), jnp.float32),
+    jax.ShapeDtypeStruct((5, 8), jnp.float32),
+)
+
+LAYER = 5 * 8 * 4  # bytes of its output
+
+
+def layer(x, w):
+    return jnp.sin(x @ w), None
+
+
+def loop(each):
+    return lambda w, x: jnp.sum(jax.lax.scan(each, x, w)[0])
+
+
+def test_a_layer_keeps_its_input_and_what_its_slope_is_computed_from():
+    assert saved_residuals(loop(layer), LAYERS_OF, ROWS) == 2 * 3 * LAYER
+
+
+def test_a_layer_that_is_computed_again_keeps_its_input_alone():
+    again = loop(jax.checkpoint(layer))
+    assert saved_residuals(again, LAYERS_OF, ROWS) == 3 * LAYER
+    (part,) = remat_regions(again, LAYERS_OF, ROWS)
+    assert part.saved_bytes == LAYER
+    assert {of.shape for of in part.given} == {(5, 8), (8, 8)}
+
+
+FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"
+
+
+def test_sizes_are_those_of_the_arrays(study_home: Path):
+    parts = set_up(config_of(study_home, ["model.width=16", FSDP]))
+    sizes, state = summarize(parts.like), parts.fresh()
+    first = jax.devices()[0]
+
+    def held(tree):
+        shards = [s for leaf in jax.tree.leaves(tree) for s in leaf.addressable_shards]
+        return sum(s.data.nbytes for s in shards if s.device == first)
+
+    for part, tree in [(sizes.params, state.params), (sizes.optimizer, state.opt_state)]:
+        assert part.total == sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        assert part.device == held(tree)
+    assert sizes.params.device < sizes.params.total
+    assert sizes.numbers == 2 * 16 + 16 + 16 * 3
+    assert {leaf.name: leaf.shape for leaf in sizes.leaves}["up"] == (2, 16)
+    assert all(math.prod(leaf.shape) == leaf.numbers for leaf in sizes.leaves)
+
+
+def test_the_work_is_that_of_the_whole_batch_however_it_is_split(study_home: Path):
+    # x W, and its gradient by W alone; h V and its gradients by h and V.
+    by_hand = 2 * 16 * (2 * 2 * 8 + 3 * 8 * 3)
+    for settings in [], ["microbatches=4"], ["steps_per_call=2", "evaluate.every=4"], [FSDP]:
+        changes = [*settings, "checkpoint.every=0", "optimizer.kind=sgd"]
+        assert count_step_flops(set_up(config_of(study_home, changes))) == (by_hand, by_hand)

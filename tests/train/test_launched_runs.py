@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +18,6 @@ from listening import descendants, listening
 from plain_environ import plain_environ
 from quick_study import CODE, at_home, trained, write_study
 
-from jtrain.cli import main
-from jtrain.distributed.launcher.launch import worker_environment
-from jtrain.distributed.launcher.port import free_port
 from jtrain.train.hooks.metrics import read_metrics
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
@@ -98,7 +94,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
         process.wait()
 
 
-@pytest.mark.thorough
 def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     assert stopped.code == 75, stopped.said
     stands = json.loads((stopped.run / "run.json").read_text())
@@ -149,112 +144,3 @@ def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     assert [list(row) for row in rows] == [list(row) for row in unbroken]
     numbers = lambda rows: np.array([x for row in rows for x in row.values()])
     assert_close(numbers(rows), numbers(unbroken), 1e-5)
-
-
-@pytest.mark.slow
-def test_a_step_of_two_processes_taken_by_one_blames_no_device(
-    stopped: Stopped, monkeypatch: pytest.MonkeyPatch, compiled: Path, capfd
-):
-    at_home(stopped.home, monkeypatch, compiled)
-    main(["replay", "quick", "--step", "4", "--only-again"])
-    said = capfd.readouterr().out
-    assert "step 4, batch 3" in said
-    assert "a device computes wrongly" not in said
-    assert "DIFFERENT" not in said or "The likely cause: processes: 2 then, 1 now" in said
-    assert "jtrain launch --processes 2 replay quick --step 4" in said
-
-
-def begun(home: Path, compiled: Path, *words: str) -> list[subprocess.Popen[str]]:
-    """Start two processes as `srun` does."""
-    where = f"127.0.0.1:{free_port()}"
-    plain = plain_environ()
-    plain["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
-    return [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "jtrain", *words],
-            cwd=home,
-            env=worker_environment(plain, where, index, 2, 2),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-
-
-def alike(home: Path, compiled: Path, *words: str) -> list[tuple[int, str, str]]:
-    """Return exit code, stdout and stderr of two processes started as by `srun`."""
-    processes = begun(home, compiled, *words)
-    try:
-        said = [process.communicate(timeout=PATIENCE) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(each.returncode, *two) for each, two in zip(processes, said, strict=True)]
-
-
-@pytest.mark.thorough
-def test_one_process_says_what_all_have_measured(stopped: Stopped, compiled: Path):
-    ends = alike(stopped.home, compiled, "eval", "quick", *SPLIT, "--json")
-    assert [code for code, *_ in ends] == [0, 0], ends
-    (_, first, _), (_, second, _) = ends
-    assert json.loads(first)["valid"]["rows"] == 50
-    assert second == ""
-
-
-@pytest.mark.thorough
-def test_more_devices_than_rows_are_refused_by_all_processes(stopped: Stopped, compiled: Path):
-    words = ["run", "configs/quick.yaml", "name=few", "batch=2", *SPLIT]
-    for code, _, complaints in alike(stopped.home, compiled, *words):
-        assert code == 2
-        assert "batch: 2 rows do not divide into 4 devices x 1 microbatches" in complaints
-        assert "Nearest: 4 (batch=4)" in complaints
-        assert "Traceback" not in complaints
-    assert not (stopped.home / "runs" / "few").exists()
-
-
-def keep_asking(processes: list[subprocess.Popen[str]]) -> None:
-    """End the remaining processes when one has ended, as `srun --kill-on-bad-exit` does."""
-    deadline = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in processes):
-        assert time.monotonic() < deadline
-        if any(process.poll() for process in processes):
-            for process in processes:
-                process.send_signal(signal.SIGTERM)
-        time.sleep(0.01)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.thorough
-@pytest.mark.parametrize("twice", [(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGHUP, 0)])
-def test_signals_close_together_to_processes_of_a_cluster_are_one(
-    tmp_path: Path, compiled: Path, monkeypatch, twice: tuple[signal.Signals, int]
-):
-    write_study(tmp_path, STUDY)
-    monkeypatch.setenv("NAP", "0.05")
-    number, to = twice
-    words = ["run", "configs/quick.yaml", *VALUES, *SPLIT, "steps=100000"]
-    processes = begun(tmp_path, compiled, *words)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while len(read_metrics(tmp_path / "runs" / "quick" / "metrics.jsonl")) < 5:
-            assert time.monotonic() < deadline
-            assert [process.poll() for process in processes] == [None, None]
-            time.sleep(0.02)
-        for _ in range(2):
-            processes[to].send_signal(number)
-            time.sleep(0.02)
-        said = [threading.Thread(target=process.communicate) for process in processes]
-        for thread in said:  # reads what they say
-            thread.start()
-        keep_asking(processes)
-        for thread in said:
-            thread.join()
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [75, 75]
-    stands = json.loads((tmp_path / "runs" / "quick" / "run.json").read_text())
-    assert stands["status"] == "stopped"
-    folder = tmp_path / "runs" / "quick" / "checkpoints" / f"{stands['step']}"
-    assert (folder / "seal.json").exists()

@@ -1,5 +1,9 @@
-"""Each row of a data set counts once, in its order, under any layout."""
+"""Each row of a data set counts once, in its order, under any layout, on the available devices."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -7,23 +11,20 @@ import numpy as np
 import pytest
 from comparison import assert_close
 from predicting_process import W, X, apply
+from quick_study import config_of, trained
 from two_processes import in_two_processes
 
 import jtrain as jt
-from jtrain.data import Arrays, InOrder
 from jtrain.errors import ConfigError, LossError
-from jtrain.parallel import Mirrored
+from jtrain.parallel import FSDP, Mirrored, Single
+from jtrain.train.restore_run import fit_layout_to_devices
 
 SCRIPT = Path(__file__).with_name("predicting_process.py")
+pytestmark = pytest.mark.usefixtures("here")
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp()))
-
-
-@pytest.mark.parametrize("parallel", ["mirrored", "fsdp", "single"])
+@pytest.mark.parametrize("parallel", ["mirrored", "single"])
 def test_rows_come_in_the_order_of_the_data(parallel):
     found = jt.predict(apply, W, X, batch=16, parallel=parallel)  # 45 rows: the last are 13
     assert_close(found["height"], X @ W["w"] + 0.5, 1e-6)
@@ -61,16 +62,8 @@ def test_both_processes_refuse_a_label_that_one_of_them_reads(two):
 
 
 @pytest.mark.thorough
-def test_two_processes_count_a_time_by_the_first_ones_clock(two):
-    first, second = (int(found["steps"]) for found in two)
-    assert first == second >= 1
-
-
-def test_takes_more_batches_than_are_in_flight_and_batches_of_the_caller():
-    found = jt.predict(lambda p, b: b["x"][:, 0] * p, 2.0, InOrder(Arrays(x=X), size=8))
-    np.testing.assert_array_equal(found, X[:, 0] * 2)
-    many = np.arange(800, dtype=np.int32)
-    np.testing.assert_array_equal(jt.predict(lambda p, b: b["x"], (), many, batch=8), many)
+def test_a_hook_of_one_process_ends_the_calls_of_both(two):
+    assert [found["hooked"].tolist() for found in two] == [[7, 14, 21], []]
 
 
 def test_evaluate_is_the_mean_over_all_rows():
@@ -95,3 +88,47 @@ def test_refuses_outputs_without_a_row_for_each_row():
         jt.predict(apply, W, X, parallel=Mirrored(impl="shard_map"))
     with pytest.raises(ConfigError, match="12 rows do not divide into 8 devices"):
         jt.predict(apply, W, X, batch=12)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("study_home")
+def test_a_run_that_was_trained_on_eight_is_measured_on_one():
+    split = "parallel={kind: sharded, data: 2, fsdp: 4, min_size: 0}"
+    outcome = trained("configs/quick.yaml", split, "steps=4")
+    done = subprocess.run(
+        [sys.executable, "-m", "jtrain", "eval", "quick", "--json"],
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["valid"] == pytest.approx(dict(outcome.results[4]), rel=1e-6)
+    assert done.stderr.splitlines()[-1] == (
+        "runs/quick: trained under parallel.kind=sharded, which does not fit the 1 device here: "
+        "used as single over 1"
+    )
+
+
+@pytest.mark.usefixtures("study_home")
+@pytest.mark.parametrize(
+    ("parallel", "batch", "layout"),
+    [
+        ("{kind: sharded, fsdp: 2, tensor: 2}", 16, FSDP(devices=8)),
+        ("{kind: mirrored, devices: 16}", 16, Mirrored(devices=8)),
+        ("{kind: fsdp, devices: 16}", 12, FSDP(devices=6)),
+        ("{kind: sharded, fsdp: 3}", 1, Single()),
+    ],
+)
+def test_as_many_devices_as_divide_the_rows(parallel: str, batch: int, layout):
+    stored = config_of("configs/quick.yaml", [f"parallel={parallel}", f"batch={batch}"])
+    config, line = fit_layout_to_devices(stored, stored)
+    assert config.parallel == layout
+    assert line.endswith(f"used as {layout.kind} over {layout.devices or 1}")
+
+
+@pytest.mark.usefixtures("study_home")
+def test_a_layout_that_fits_is_kept():
+    stored = config_of("configs/quick.yaml", ["parallel={kind: mirrored, devices: 4}"])
+    assert fit_layout_to_devices(stored, stored) == (stored, "")

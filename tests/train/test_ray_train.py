@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from quick_study import at_home, write_study
+from quick_study import write_study
 
 import jtrain as jt
 from jtrain.errors import ConfigError
@@ -24,9 +24,7 @@ class WrappedError(Exception):
     ("config", "says"),
     [
         ({"confg": "configs/quick.yaml"}, "no key confg; its keys are config, overrides, direc"),
-        ({"overrides": []}, "config is the path of a YAML file, found None"),
         ({"config": "configs/quick.yaml", "overrides": "steps=3"}, "overrides is a list of texts"),
-        ({"config": "configs/quick.yaml", "directory": "/nowhere"}, "/nowhere does not exist"),
         ({"config": "configs/none.yaml"}, "configs/none.yaml was not found; the run is in runs/"),
     ],
 )
@@ -60,11 +58,7 @@ def _ray_train(workers: int, reports: list) -> ModuleType:
     return module
 
 
-def test_a_worker_trains_and_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
-):
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
+def test_a_worker_trains_and_reports(study_home, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     reports: list[dict] = []
     monkeypatch.setitem(sys.modules, "ray.train", _ray_train(1, reports))
@@ -75,29 +69,3 @@ def test_a_worker_trains_and_reports(
     assert evaluated[-1]["step"] == 4
     assert all(type(value) in {int, float} for report in reports for value in report.values())
     assert (tmp_path / "runs" / "quick" / "metrics.jsonl").exists()
-
-
-def test_a_run_that_was_stopped_is_an_error_that_ray_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
-):
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    reports: list[dict] = []
-    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(1, reports))
-    ends = SimpleNamespace(status="stopped", step=3, why="asked to end (SIGTERM)")
-    monkeypatch.setattr("jtrain.train.ray.run", lambda *_, **__: ends)
-    expected = r"stopped at step 3 \(exit code 75 of jtrain run\): asked to end"
-    with pytest.raises(jt.ray.RunEndedError, match=expected):
-        jt.ray.train_loop({"config": "configs/quick.yaml"})
-
-
-def test_several_workers_that_nobody_joined_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
-):
-    write_study(tmp_path)
-    at_home(tmp_path, monkeypatch, compiled)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "ray.train", _ray_train(2, []))
-    with pytest.raises(ConfigError, match=r"started 2 workers and did not join them.*use_gpu=True"):
-        jt.ray.train_loop({"config": "configs/quick.yaml"})

@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from permissions import permissions_hold
 from quick_study import at_home, config_of, kept, trained, write_study
 from unreachable_files import Disk
 
@@ -20,13 +20,11 @@ from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import FAULT, ConfigError, DamagedError, DataError
 from jtrain.io import transient
-from jtrain.train import run_dir
 from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_record import find_owner, read_record
+from jtrain.train.run_record import find_owner
 from jtrain.train.run_result import RunResult
 
-thorough = pytest.mark.thorough
 CONFIG = "configs/quick.yaml"
 RUN, CHECKPOINTS = Path("runs/quick"), Path("runs/quick/checkpoints")
 SHORT = "checkpoint.every=4", "evaluate.every=0", "log.every=4"
@@ -45,33 +43,28 @@ def cut_at(last: int):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> tuple[Path, dict[str, bytes]]:
-    """Return a folder with two runs cut off at step 10, and the result of quick if uninterrupted.
-
-    The runs are quick, and foreign with another seed.
-    """
-    place = tmp_path_factory.mktemp("runs")
-    write_study(place)
+def cut_runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
+    """Return a home with two runs cut off at step 10: quick, and foreign with another seed."""
+    home = tmp_path_factory.mktemp("runs")
+    write_study(home)
     with pytest.MonkeyPatch.context() as patch:
-        at_home(place, patch, compiled)
+        at_home(home, patch, compiled)
         for name, more in (("quick", ()), ("foreign", ("seed=1",))):
             with pytest.raises(PowerCutError):
                 trained(CONFIG, *SHORT, *more, f"name={name}", hooks=[cut_at(10)])
-        whole = kept(trained(CONFIG, *SHORT, "name=whole"))
-        shutil.rmtree(place / "runs" / "whole")
-    return place, whole
+    return home
 
 
 @pytest.fixture(autouse=True)
-def _home(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
-    shutil.copytree(runs[0], tmp_path / "home")
+def _home(cut_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
+    shutil.copytree(cut_runs, tmp_path / "home")
     at_home(tmp_path / "home", monkeypatch, compiled)
 
 
 @pytest.fixture
-def whole(runs) -> dict[str, bytes]:
+def whole(unbroken) -> dict[str, bytes]:
     """Return the result of the uninterrupted run."""
-    return runs[1]
+    return unbroken(*SHORT)
 
 
 def again(*settings: str) -> RunResult:
@@ -88,32 +81,12 @@ def foreign(step: int, *, place: int) -> None:
     shutil.copytree(f"runs/foreign/checkpoints/{step}", CHECKPOINTS / f"{place}")
 
 
-def fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def folder_of(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 HURTS: dict[str, Callable[[Path], object]] = {
-    "deleted": lambda path: path.unlink(),
-    "empty": lambda path: path.write_text(""),
-    "torn": lambda path: path.write_text("{"),
-    "no object": lambda path: path.write_text("{}"),
-    "list": lambda path: path.write_text("[1]"),
-    "null": lambda path: path.write_text("null"),
-    "not UTF-8": lambda path: path.write_bytes(b'{"status": "\xff"}'),
-    "nested": lambda path: path.write_text('{"status": ' + "[" * 100_000 + "]" * 100_000 + "}"),
-    "without a step": lambda path: path.write_text('{"status": "done"}'),
+    "deleted": Path.unlink,
     "other types": lambda path: path.write_text(
         '{"status": [], "step": "x", "sets": 1, "data": {}, "readers": [1], "id": 3, '
         '"tokenizer": 4, "seconds_per_step": "NaN", "seconds_per_save": null}'
     ),
-    "long": lambda path: os.truncate(path, 1 << 40),
-    "a pipe": fifo,
 }
 
 
@@ -121,30 +94,19 @@ def test_a_run_has_one_id_which_every_checkpoint_seals():
     run = said()["id"]
     assert [seal.sealed_run(path) for path in CHECKPOINTS.glob("[0-9]*")] == [run, run]
     assert said(Path("runs/foreign"))["id"] != run
-    there = again().directory
-    assert said()["id"] == run
-    assert {
-        seal.sealed_run(there.checkpoints / f"{n}") for n in layout.list_steps(CHECKPOINTS)
-    } == {run}
-    about = json.loads((CHECKPOINTS / "12/about.json").read_text())["about"]
+    about = json.loads((CHECKPOINTS / "8/about.json").read_text())["about"]
     assert about["identity"]["id"] == run
     assert about["identity"]["config"]["optimizer"]["lr"] == 0.03
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hurt", HURTS.values(), ids=HURTS)
 def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
     before, run = (RUN / "config.yaml").read_bytes(), said()["id"]
     hurt(RUN / "run.json")
-    for setting, told in (
-        ("seed=1", "seed: 0 there, 1 here"),
-        ("optimizer.lr=1", "optimizer.lr: 0.03 there, 1.0 here"),
-        ("batch=8", "batch: 16 there, 8 here"),
-    ):
-        with pytest.raises(ConfigError) as refusal:
-            again(setting)
-        assert told in str(refusal.value)
-        assert "jtrain run runs/quick/config.yaml name=quick" in str(refusal.value)
+    with pytest.raises(ConfigError) as refusal:
+        again("seed=1")
+    assert "seed: 0 there, 1 here" in str(refusal.value)
+    assert "jtrain run runs/quick/config.yaml name=quick" in str(refusal.value)
     assert (RUN / "config.yaml").read_bytes() == before
     owner = find_owner(RUN)
     assert owner is not None
@@ -152,7 +114,7 @@ def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
 
 
 @pytest.mark.parametrize(
-    "name", ["deleted", *(pytest.param(n, marks=thorough) for n in ("nested", "other types"))]
+    "name", ["deleted", pytest.param("other types", marks=pytest.mark.thorough)]
 )
 def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whole):
     facts = said()
@@ -169,9 +131,9 @@ def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whol
     assert config_of(RUN / "config.yaml") == config_of(CONFIG, SHORT)
 
 
-@pytest.mark.parametrize("name", ["run.json", "samples.txt", "log.txt", "metrics.jsonl.new"])
 @pytest.mark.parametrize(
-    ("make", "kind"), [(Path.mkdir, "a directory"), (os.mkfifo, "a named pipe")]
+    ("name", "make", "kind"),
+    [("metrics.jsonl.new", Path.mkdir, "a directory"), ("run.json", os.mkfifo, "a named pipe")],
 )
 def test_what_lies_in_the_place_of_a_file_is_told_before_anything_is_trained(
     name, make, kind, capfd
@@ -194,24 +156,9 @@ def test_other_data_is_refused_with_run_json_lost():
         again()
 
 
-EDITS = {  # of config.yaml
-    "a rate": ("lr: 0.03", "lr: 0.5"),
-    "another kind": ("kind: adamw\n  lr: 0.03", "kind: sgd\n  lr: 0.03\n  momentum: 0.5"),
-}
-
-
-@pytest.mark.parametrize(
-    "edit", [EDITS["a rate"], pytest.param(EDITS["another kind"], marks=thorough)]
-)
-def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_values(edit, whole):
+def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_values(whole):
     file = RUN / "config.yaml"
-    text = file.read_text()
-    if "sgd" in edit[1]:  # adamw has keys that sgd does not
-        head, _, tail = text.partition("optimizer:\n")
-        rest = tail[tail.index("\nprecision:") :]
-        file.write_text(f"{head}optimizer:\n  {edit[1]}{rest}")
-    else:
-        file.write_text(text.replace(*edit))
+    file.write_text(file.read_text().replace("lr: 0.03", "lr: 0.5"))
     assert config_of(file) != config_of(CONFIG, SHORT)
     with pytest.raises(ConfigError) as refusal:
         trained(file)
@@ -227,56 +174,22 @@ def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_value
     assert config_of(file) == config_of(CONFIG, SHORT), "and it is put right"
 
 
-@thorough
-def test_with_config_yaml_edited_the_first_command_resumes():
-    file = RUN / "config.yaml"
-    file.write_text(file.read_text().replace("lr: 0.03", "lr: 0.5"))
-    assert again().status == "done"
-    assert config_of(file) == config_of(CONFIG, SHORT)
-
-
-def test_a_config_yaml_that_no_typing_can_mend_is_passed_by():
-    (RUN / "config.yaml").write_text("steps: [")
-    with pytest.raises(ConfigError) as refusal:
-        again("seed=1")
-    assert str(refusal.value).rpartition("go on with that one: ")[2].endswith(" seed=0")
-    assert again().status == "done"
-
-
 @pytest.mark.parametrize(
-    ("step", "place"), [(8, 8), *(pytest.param(*at, marks=thorough) for at in ((8, 12), (4, 4)))]
+    ("step", "place"), [(8, 8), pytest.param(8, 12, marks=pytest.mark.thorough)]
 )
 def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed_from(step, place, whole):
     foreign(step, place=place)
     outcome = again()
     log = outcome.directory.log.read_text()
     run = said(Path("runs/foreign"))["id"]
+    aside = f"checkpoint {place} was set aside as"
     if place != step:
-        aside = f"checkpoint {place} was set aside as"
         assert f"seal.json: is of step {step} (and 1 more)" in log
     else:
-        aside = f"checkpoint {place} was set aside as"
         assert f"seal.json: is a checkpoint of another run ({run}), and this run is " in log
     assert f"{aside} {CHECKPOINTS.absolute() / f'{place}.foreign'}: " in log
     assert (CHECKPOINTS / f"{place}.foreign" / "seal.json").exists(), "nothing is deleted"
     assert kept(outcome) == whole
-
-
-@thorough
-def test_a_newer_checkpoint_of_another_run_is_not_resumed_from():
-    assert trained(CONFIG, *SHORT, "seed=1", "name=foreign").step == 12
-    foreign(12, place=12)
-    log = again().directory.log.read_text()
-    assert "checkpoint 12 was set aside as " in log
-    assert "resumes from step 8 of 12" in log
-
-
-def test_where_damage_is_to_stop_a_foreign_checkpoint_stops():
-    foreign(8, place=8)
-    before = sorted(CHECKPOINTS.iterdir())
-    with pytest.raises(DamagedError, match=r"is a checkpoint of another run .*=fall_back"):
-        again("checkpoint.on_damage=stop")
-    assert sorted(CHECKPOINTS.iterdir()) == before
 
 
 def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
@@ -304,7 +217,7 @@ def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     )
 
 
-def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole, capfd):
+def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(capfd):
     foreign(8, place=8)
     (RUN / "run.json").unlink()
     assert main(["run", CONFIG, *SHORT]) == 2
@@ -315,7 +228,8 @@ def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(whole
     assert main(["ckpt", "verify", "quick"]) == 70
     assert "does not say which run this is" in capfd.readouterr().out
     Path(advised[1]).rename(advised[2])
-    assert kept(again()) == whole
+    with pytest.raises(ConfigError, match="seed: 0 there, 1 here"):
+        again("seed=1")  # it knows again which run it is
 
 
 # Copies
@@ -346,21 +260,6 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     assert (owner.run, dict(owner.ancestors)) == (copy["id"], copy["ancestors"])
 
 
-@thorough
-def test_what_the_original_saves_after_the_copy_is_foreign_to_the_copy(whole):
-    shutil.copytree(RUN, "runs/copy")
-    settings = (*SHORT, "name=copy")
-    with pytest.raises(PowerCutError):
-        trained(CONFIG, *settings, hooks=[cut_at(10)])  # it has become a run of its own
-    again()
-    shutil.copytree(CHECKPOINTS / "12", "runs/copy/checkpoints/12")
-    outcome = trained(CONFIG, *settings)
-    log = outcome.directory.log.read_text()
-    assert f"is a checkpoint of another run ({said()['id']} after the copy), and this run" in log
-    assert "resumes from step 8 of 12" in log
-    assert kept(outcome) == whole
-
-
 def test_a_run_that_was_renamed_resumes_under_its_new_name(whole):
     RUN.rename("runs/other")
     outcome = trained(CONFIG, *SHORT, "name=other")
@@ -368,55 +267,8 @@ def test_a_run_that_was_renamed_resumes_under_its_new_name(whole):
     assert kept(outcome) == whole
 
 
-def test_a_copy_without_run_json_is_no_new_run_of_the_original(capfd):
-    shutil.copytree(RUN, "runs/copy")
-    Path("runs/copy/run.json").unlink()
-    assert main(["run", "runs/copy/config.yaml"]) == 2
-    assert "belongs to a run named quick" in capfd.readouterr().err
-
-
-def test_an_id_is_hidden_nowhere(tmp_path: Path):
-    """Check that an id is not taken for a secret, since random-looking text is redacted."""
-    assert "redacted" not in json.dumps(said())
-    assert read_record(RUN / "run.json").trouble == ""
-
-
-def test_jt_run_in_a_directory_of_its_own_is_refused_with_the_call():
-    config = config_of(CONFIG, SHORT)
-    with pytest.raises(PowerCutError):
-        jt.run(config, directory=Path("mine"), hooks=[cut_at(10)])
-    with pytest.raises(
-        ConfigError, match=r"the same call of jt\.run again, with the values of that"
-    ):
-        jt.run(config_of(CONFIG, (*SHORT, "seed=1")), directory=Path("mine"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "log.txt"])
-def test_a_file_that_may_not_be_read_or_written_is_told(name: str, capfd):
-    (RUN / name).chmod(0)
-    with permissions_hold():
-        assert main(["run", CONFIG, *SHORT]) == 2
-    err = capfd.readouterr().err
-    assert f"{RUN / name} is a file of the run, and you have no permission" in err
-    assert f"chmod u+rw {RUN / name}" in err
-
-
-def test_a_run_on_a_disk_mounted_read_only_is_not_to_be_moved(monkeypatch, capfd):
-    def refuse(path, mode):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(run_dir, "open_regular", refuse)
-    assert main(["run", CONFIG, *SHORT]) == 2
-    err = capfd.readouterr().err
-    assert "config.yaml cannot be written (Read-only file system). The file system is" in err
-    assert "Move it away" not in err
-
-
-@pytest.mark.parametrize("name", ["seal.json", "about.json", "checkpoints", "/8"])
-def test_a_checkpoint_that_cannot_be_read_now_is_resumed_from_later(
-    name, monkeypatch, capfd, whole
-):
+@pytest.mark.parametrize("name", ["seal.json", "/8"])
+def test_a_checkpoint_that_cannot_be_read_now_stays_where_it_is(name, monkeypatch, capfd):
     rows = (RUN / "metrics.jsonl").read_bytes()
     monkeypatch.setattr(transient, "sleep", lambda seconds: None)
     with monkeypatch.context() as patch:
@@ -425,68 +277,16 @@ def test_a_checkpoint_that_cannot_be_read_now_is_resumed_from_later(
     assert "mv " not in capfd.readouterr().err
     assert layout.list_named_steps(CHECKPOINTS) == [4, 8]
     assert (RUN / "metrics.jsonl").read_bytes() == rows
-    if name == "seal.json":
-        assert kept(again()) == whole
 
 
-def test_a_share_that_goes_away_while_a_run_starts_begins_no_new_run(monkeypatch):
-    away = lambda self: RUN.rename("share")
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDir, "check_files", away)
-        assert main(["run", CONFIG, *SHORT]) == FAULT
-    assert not RUN.exists()
-    Path("share").rename(RUN)
-    assert layout.list_named_steps(CHECKPOINTS) == [4, 8]
+# What else a run is known by.
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EIO])
-@pytest.mark.parametrize("name", ["run.json", "quick/config.yaml", "metrics.jsonl", "steps.jsonl"])
-def test_a_file_of_the_run_that_cannot_be_read_now_ends_it_with_a_fault(
-    name, number, monkeypatch, capfd
-):
-    shutil.rmtree(CHECKPOINTS)  # so that config.yaml is read
-    monkeypatch.setattr(transient, "sleep", lambda seconds: None)
-    with monkeypatch.context() as patch:
-        Disk(patch, name, number, times=math.inf)
-        assert main(["run", CONFIG, *SHORT]) == FAULT
-    err = capfd.readouterr().err
-    assert os.strerror(number) in err
-    assert "mv " not in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("hurt", "words"),
-    [
-        (lambda step: (shutil.rmtree(step), step.mkdir()), "is empty: all its files are missing"),
-        (
-            lambda step: step.rename(step.with_name("8.bak")),
-            "is in {home} under the name 8.bak",
-        ),
-        (shutil.rmtree, "checkpoint 8, which runs/quick/run.json names, is missing"),
-    ],
-    ids=["emptied", "renamed", "removed"],
-)
-def test_a_step_that_is_not_there_any_more_is_said_by_verify_and_by_the_run(hurt, words, capfd):
-    hurt(CHECKPOINTS / "8")
-    assert main(["ckpt", "verify", "quick"]) == 70
-    out = capfd.readouterr().out
-    assert "4  valid" in out
-    assert ("8  DAMAGED" in out) or ("8.bak holds checkpoint 8" in out) or ("8 is missing" in out)
-    log = again().directory.log.read_text()
-    assert words.format(home=CHECKPOINTS.absolute()) in log
-    assert "resumes from step 4 of 12" in log
-
-
-@thorough
-def test_a_sample_that_cannot_be_written_is_told_and_the_run_is_done():
-    study = Path("experiments/quick.py")
-    sample = "sample=lambda params, extra, key: 'a poem',\n            valid="
-    study.write_text(study.read_text().replace("valid=InOrder", f"{sample}InOrder"))
-    made = lambda step, state: Path("runs/other/samples.txt").mkdir() if step == 4 else None
-    outcome = trained(CONFIG, *SHORT, "name=other", "steps=8", hooks=[made])
-    assert (outcome.status, outcome.sample) == ("done", "a poem")
-    log = outcome.directory.log.read_text()
-    assert "the sample could not be written to runs/other/samples.txt (is a directory, and" in log
-    assert main(["report", "other"]) == 0
+def test_a_path_that_orbax_cannot_write_is_refused_before_training(tmp_path, monkeypatch):
+    folder = os.fsencode(tmp_path) + b"/h\xf6me"  # in Latin-1
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])
+    with pytest.raises(ConfigError, match=r"xf6me.* is not UTF-8.*: rename the folder"):
+        jt.fit(loss, {"w": 0.0}, {"x": np.ones(8)}, steps=2, name="mine", quiet=True)
+    assert not os.listdir()

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from quick_study import CODE, YAML, at_home, config_of, kept, trained, write_study
+from quick_study import CODE, YAML, at_home, trained, write_study
 
-import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.train.hooks.metrics import read_metrics, read_results
+from jtrain.train.hooks.metrics import read_results
 
 CONFIG = "configs/quick.yaml"
 ONE = "valid=InOrder(valid, size=self.evaluate.batch or self.batch),"
@@ -53,24 +52,6 @@ def test_each_set_has_its_cadence_and_all_are_measured_at_the_end(capsys):
 
 
 @pytest.mark.thorough
-def test_a_resumed_run_measures_what_an_uninterrupted_one_does():
-    whole = kept(trained(CONFIG, SETS, "name=whole"))
-    half = trained(CONFIG, SETS, hooks=[jt.EarlyStop("seen/loss", 9), _Stop(5)])
-    assert half.step == 5
-    assert kept(trained(CONFIG, SETS)) == whole
-
-
-class _Stop(jt.Hook):
-    """Stops a run where it can go on."""
-
-    def __init__(self, step: int):
-        self.every = step
-
-    def on_state(self, step, state, metrics):
-        return jt.Stop("enough") if step == self.every else None
-
-
-@pytest.mark.thorough
 def test_ends_when_nothing_improves_and_keeps_the_best():
     outcome = trained(CONFIG, *BEST)
     losses = {step: x["loss"] for step, x in outcome.results.items()}
@@ -82,36 +63,10 @@ def test_ends_when_nothing_improves_and_keeps_the_best():
     assert main(["eval", "quick", "--step", "best"]) == 0
 
 
-@pytest.mark.thorough
-def test_ends_at_the_same_step_if_it_was_killed_on_the_way():
-    whole = trained(CONFIG, *BEST, "name=whole")
-    with pytest.raises(KeyboardInterrupt):
-        trained(CONFIG, *BEST, hooks=[_Kill(whole.step)])
-    again = trained(CONFIG, *BEST)
-    assert (again.status, again.step, again.why) == (whole.status, whole.step, whole.why)
-    assert read_metrics(again.directory.metrics) == read_metrics(whole.directory.metrics)
-    # Killed once its last state was saved, and before that was written down.
-    again.directory.write_status("running", step=again.step)
-    assert trained(CONFIG, *BEST).step == whole.step
-    assert read_metrics(again.directory.metrics) == read_metrics(whole.directory.metrics)
-
-
-class _Kill(jt.Hook):
-    """Ends the process after the calls of a step: what `run` does after the loop is not done."""
-
-    def __init__(self, step: int):
-        self.step = step
-
-    def on_numbers(self, step, numbers):
-        if step == self.step:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (["evaluate.sets={sen: {every: 5}}"], "no set of .* has valid, seen; did you mean seen"),
-        (["checkpoint.best=sen/loss"], "no metric .* valid/loss, .*; did you mean seen/loss"),
         (["evaluate.patience=3", "evaluate.every=2"], "needs a metric; set checkpoint"),
         (["steps_per_call=3", "evaluate.sets={seen: {every: 5}}"], "sets.seen.every.*5 is no mult"),
     ],
@@ -125,15 +80,3 @@ def test_a_set_has_a_plain_name():
     write_study(Path("other"), CODE.replace(ONE, TWO.replace('"seen"', '"a/b"')))
     with pytest.raises(ConfigError, match=r"'a/b' has no plain name.*use a_b"):
         trained("other/configs/quick.yaml")
-
-
-def test_functions_are_hooks_of_a_run():
-    seen = []
-
-    def look(step, results):
-        seen.append((step, sorted(results)))
-
-    with open("screen.txt", "w") as screen:
-        jt.run(config_of(CONFIG, [SETS, "steps=6"]), hooks=[look], screen=screen)
-    rows = lambda name: [f"{name}/accuracy", f"{name}/loss", f"{name}/rows"]
-    assert seen == [(4, rows("valid")), (6, rows("seen")), (6, rows("valid"))]

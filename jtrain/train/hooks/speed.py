@@ -51,16 +51,6 @@ class SpeedReading:
     memory: MemoryUse | None = None
     """Memory of the devices or of the process; None where it is not measured."""
 
-    @property
-    def steps_per_second(self) -> float:
-        """Steps a second."""
-        return 1 / self.seconds_per_step
-
-    @property
-    def ms_per_step(self) -> float:
-        """Milliseconds a step."""
-        return 1e3 * self.seconds_per_step
-
 
 class Speed(Hook):
     """Hook that measures the speed of a run and writes it to speed.jsonl.

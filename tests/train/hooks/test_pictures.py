@@ -1,5 +1,8 @@
-"""Pictures are saved under their name and step, and a wrong array is named."""
+"""Pictures of a run: PNG files under their name and step, and curves in a terminal."""
 
+import math
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
+from jtrain.train.hooks import curve, smooth
 from jtrain.train.hooks.samples import Pictures, write_pictures
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
@@ -17,12 +21,6 @@ def test_each_name_has_its_grid(tmp_path: Path):
     assert [file.name for file in files] == ["digits-40.png", "more-40.png"]
     assert files[0].read_bytes() == encode_png(tile_images(IMAGES))
     assert not list(tmp_path.glob("pictures/*.new"))
-
-
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a\\b"])
-def test_a_name_that_is_no_file_is_refused(name: str, tmp_path: Path):
-    with pytest.raises(DataError, match="give it a valid file name"):
-        write_pictures(tmp_path, 1, {name: IMAGES})
 
 
 def test_an_array_that_is_no_image_is_named(tmp_path: Path):
@@ -44,3 +42,97 @@ def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
     assert seen == [5, 10]
     assert (tmp_path / "digits-5.png").read_bytes() == encode_png(tile_images(IMAGES + np.uint8(5)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits-10.png", "digits-5.png"]
+
+
+def chunks(data: bytes) -> dict[bytes, bytes]:
+    """Return the chunks of a PNG file, each with a valid checksum."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    found, at = {}, 8
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(
+            kind + body
+        )
+        found[kind], at = body, at + 12 + size
+    return found
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_pixels_are_those_that_were_given(channels: int):
+    image = np.random.default_rng(0).integers(256, size=(5, 7, channels), dtype=np.uint8)
+    found = chunks(encode_png(image))
+    assert list(found) == [b"IHDR", b"IDAT", b"IEND"]
+    wide, high, depth, colours, *rest = struct.unpack(">IIBBBBB", found[b"IHDR"])
+    assert (wide, high, depth, rest) == (7, 5, 8, [0, 0, 0])
+    assert colours == {1: 0, 3: 2, 4: 6}[channels]
+    rows = np.frombuffer(zlib.decompress(found[b"IDAT"]), np.uint8).reshape(5, 1 + 7 * channels)
+    assert not rows[:, 0].any()  # no filter
+    np.testing.assert_array_equal(rows[:, 1:].reshape(image.shape), image)
+
+
+def test_a_grid_has_each_image_in_its_place():
+    images = np.arange(1, 6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 3, 1), np.uint8)
+    picture = tile_images(images)
+    assert picture.shape == (2 * 3 - 1, 3 * 4 - 1, 1)
+    found = [[picture[y, x, 0] for x in (0, 4, 8)] for y in (0, 3)]
+    assert found == [[1, 2, 3], [4, 5, 64]]
+    assert (picture[2] == 64).all()
+    assert tile_images(images, columns=1).shape == (5 * 3 - 1, 3, 1)
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 4, 1)])
+def test_an_array_that_is_no_image_is_refused(shape):
+    with pytest.raises(DataError, match=r"h w c with 1, 3 or 4 channels"):
+        encode_png(np.zeros(shape, np.uint8))
+
+
+TRAINING = [(step, 1.5 + 2.5 * math.exp(-step / 150)) for step in range(10, 1001, 10)]
+VALIDATION = [(step, 1.75 + 2.25 * math.exp(-step / 150)) for step in range(0, 1001, 100)]
+BOTH = {"training loss": TRAINING, "validation loss": VALIDATION}
+
+BRAILLE = """\
+4.0 ┤●
+    │⠈⡆
+3.5 ┤ ⠸⡀
+    │  ⠣⡀
+    │   ⠱⡀
+3.0 ┤    ⠱●
+    │     ⠱⡀
+2.5 ┤      ⠘⢄
+    │        ⠑⢄ ●
+    │          ⠑⠤⡀
+2.0 ┤            ⠈⠒⢄⣀●     ●
+    │                ⠉⠒⠢⠤⣀⣀     ●    ●     ●    ●     ●    ●
+    │                      ⠉⠉⠑⠒⠒⠒⠒⠤⠤⠤⠤⠤⠤⠤⠤⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀
+    └┬─────────────┬────────────┬────────────┬─────────────┬
+     0            250          500          750         1000
+     ⠤⠤⠤ training loss   ● validation loss
+"""
+
+
+def test_a_picture_in_braille():
+    assert curve(BOTH, width=60, height=16) == BRAILLE
+
+
+def test_each_dot_lies_where_its_value_is():
+    x = np.linspace(0, 1, 39)
+    picture = curve({"line": list(zip(x, 1 - x, strict=True))}, width=43, height=42, ascii=True)
+    rows = [line.split("|")[-1].split("+")[-1] for line in picture.splitlines()[:39]]
+    drawn = [[j for j, c in enumerate(row) if c == "."] for row in rows]
+    assert [min(each) for each in drawn] == pytest.approx(list(range(39)), abs=1)
+
+
+def test_values_that_are_not_finite_are_omitted():
+    holes = [(0, math.nan), *TRAINING, (2000, math.inf)]
+    assert curve({"loss": holes}) == curve({"loss": TRAINING})
+    assert curve({"loss": [(1, math.nan)], "none": []}) == ""
+
+
+def test_smoothing_keeps_a_constant_and_a_line_and_averages_noise():
+    assert [y for _, y in smooth([(i, 3.0) for i in range(200)])] == pytest.approx([3.0] * 200)
+    noise = np.random.default_rng(0).normal(size=2000)
+    smoothed = [y for _, y in smooth(list(enumerate(noise.tolist())))]
+    assert smoothed[0] == noise[0]
+    # An exponential mean over n has 1 / (2 n - 1) of the variance: n is 2 % of 2000.
+    assert np.std(smoothed[200:]) == pytest.approx(1 / math.sqrt(2 * 40 - 1), rel=0.35)

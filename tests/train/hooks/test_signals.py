@@ -1,94 +1,21 @@
-import os
+"""Signals stop a run after its step; it saves and exits with 75, or warns that it could not."""
+
+import json
 import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import counting
 import pytest
 from plain_environ import plain_environ
+from quick_study import CODE, write_study
 
-from jtrain.distributed.heartbeat import shutdown_request
-from jtrain.train.hooks import Signals, on_state
-
-# Processes that get signals in their third step, and one more when they have stopped; each line
-# says how one ended. Their clock is `now`: a process that gets no processor is late for nothing.
-_SCRIPT = """
-import functools, itertools, os, signal, warnings
-from jtrain.train.hooks import Signals, signals as module
-from jtrain.core.loop import train_loop
-from jtrain.distributed.heartbeat import shutdown_request
-
-shutdown_request.REPEATS = 0.2
-now = 0.0
-module.ShutdownRequest = functools.partial(shutdown_request.ShutdownRequest, lambda: now)
-
-def life(number, pauses, late):
-    global now
-
-    def step(state, batch):
-        global now
-        for pause in pauses if state == 2 else ():
-            now += pause
-            os.kill(os.getpid(), number)
-        return state + 1, {}
-
-    with Signals() as signals:
-        ended = train_loop(step, 0, itertools.repeat({}), start=0, stop=10, hooks=[signals])
-    os.kill(os.getpid(), number)  # a repetition, after the block
-    print(ended.step, ended.stop.why, end=", ", flush=True)
-    if late:
-        now += 0.3
-        os.kill(os.getpid(), number)
-        print("survived", end=", ", flush=True)
-
-warnings.simplefilter("ignore")  # jax about fork; no thread of it runs yet
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` may have it ignored
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    for pauses, late in (((0, 0, 0.05), False), ((0,), True), ((0, 0.3), False)):
-        child = os.fork()
-        if child == 0:
-            try:
-                life(number, pauses, late)
-            except KeyboardInterrupt:
-                print("KeyboardInterrupt", end=", ", flush=True)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def lives():
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        warned = f"{name}: stopping after this step. From 0.2 s on a second signal stops at once"
-        assert done.stderr.count(warned) == 3, "once each"
-    return done.stdout.splitlines()
-
-
-@pytest.mark.thorough
-def test_signals_close_together_stop_the_loop_after_its_step(lives):
-    assert lives[0] == "3 interrupted (Ctrl-C), 0"
-    assert lives[3] == "3 asked to end (SIGTERM), 0"
-    assert lives[6] == "3 asked to end (SIGHUP), 0"
-
-
-@pytest.mark.thorough
-def test_a_repeated_signal_is_ignored_also_after_the_handlers_are_restored(lives):
-    assert lives[1] == "3 interrupted (Ctrl-C), KeyboardInterrupt, 0"
-    assert lives[4] == f"3 asked to end (SIGTERM), {-signal.SIGTERM}"
-    assert lives[7] == f"3 asked to end (SIGHUP), {-signal.SIGHUP}"
-
-
-def test_a_second_signal_acts_at_once(lives):
-    assert lives[2::3] == ["KeyboardInterrupt, 0", str(-signal.SIGTERM), str(-signal.SIGHUP)]
+from jtrain.distributed.heartbeat import read_beat, shutdown_request
+from jtrain.distributed.heartbeat.channel import Channel
+from jtrain.train.hooks import Signals
 
 
 def test_a_second_signal_counts_two_seconds_after_the_warning():
@@ -154,22 +81,89 @@ def test_in_another_thread_it_does_nothing():
     assert ended[1] == before
 
 
-def test_a_step_touches_no_handler(monkeypatch):
-    touched, looks = [], []
-    with Signals() as signals:
-        monkeypatch.setattr(signal, "signal", lambda *_: touched.append("set"))
-        ended = counting.run([signals, on_state(lambda step, state: looks.append(step))], stop=3)
-        monkeypatch.undo()
-    assert ended.stop is None
-    assert (looks, touched) == ([1, 2, 3], [])
+SLOW = CODE.replace(
+    "    return Arrays(",
+    """    class Slow(Arrays):
+        def __getitem__(self, indices):
+            import time
+
+            time.sleep(0.1)
+            return super().__getitem__(indices)
+
+    return Slow(""",
+)
 
 
 @pytest.mark.thorough
-def test_devices_can_still_be_chosen_after_it_began():
-    code = (
-        "import jax; from jtrain.train.hooks import Signals\n"
-        "with Signals(): jax.config.update('jax_num_cpu_devices', 3)\n"
-        "assert jax.device_count() == 3"
+def test_signals_close_together_are_one_and_the_checkpoint_is_kept(tmp_path: Path, compiled: Path):
+    """As `timeout` sends them: to its child, and then to the group of both."""
+    write_study(tmp_path, SLOW)
+    run = [*("timeout", "500"), *(sys.executable, "-W", "error", "-m", "jtrain", "run")]
+    with Channel() as channel:
+        process = subprocess.Popen(
+            [*run, "configs/quick.yaml", "evaluate.every=6", "checkpoint.every=0", "steps=90"],
+            cwd=tmp_path,
+            env=plain_environ() | channel.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
+            pass_fds=channel.files,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            while read_beat(channel.files.pulse).step < 7:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            said, _ = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 75, said
+    found = json.loads((tmp_path / "runs/quick/run.json").read_text())
+    assert found["status"] == "stopped"
+    assert (tmp_path / f"runs/quick/checkpoints/{found['step']}/seal.json").exists()
+    assert said.count("SIGTERM: stopping after this step. From 2 s on a second signal stops") == 1
+    assert f"stopped at step {found['step']}: " in said
+    assert "ended at once" not in said
+
+
+# A run that has steps to lose, and whose main thread is in C.
+STUCK = """
+import ctypes, signal, sys
+from jtrain.train.hooks import Signals
+from jtrain.distributed.heartbeat import HEARTBEAT, shutdown_request
+from jtrain.distributed.heartbeat.early_signals import exit_on_early_signals
+
+shutdown_request.REPEATS = float(sys.argv[1])
+exit_on_early_signals()
+HEARTBEAT.beat("step", 5)
+with Signals():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # other threads take it
+    print("now", flush=True)
+    ctypes.CDLL(None).sleep(60)
+"""
+
+
+@pytest.mark.thorough
+def test_a_second_signal_ends_at_once_what_is_stuck():
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, "3"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    env = plain_environ()
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=300)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == "\n"
+        assert "From 3 s on a second signal stops at once" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(3.1)
+        assert process.poll() is None, "that was the first one again"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=300) == 75
+        assert "received a second signal (SIGTERM): exited at once" in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

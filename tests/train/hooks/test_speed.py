@@ -1,3 +1,5 @@
+"""The speed of a run, its memory, and where its time went."""
+
 import itertools
 import json
 import statistics
@@ -7,12 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from jtrain.cli import main
 from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
 from jtrain.train.hooks import Speed
 from jtrain.train.hooks.speed import StepWork
 from jtrain.train.memory_use import MemoryUse, measure_memory
-from jtrain.train.speed_summary import format_speed, read_speed
+from jtrain.train.time_ledger import format_ledger, make_ledger, read_ledger
 
 
 class Clock:
@@ -44,8 +47,6 @@ def test_steps_are_timed_without_the_first_call():
     assert speed.pace is not None
     assert speed.pace.step == 10
     assert speed.pace.seconds_per_step == pytest.approx(0.5)
-    assert speed.pace.ms_per_step == pytest.approx(500)
-    assert speed.pace.steps_per_second == pytest.approx(2)
     assert speed.pace.rows_per_second == pytest.approx(16)
     assert speed.pace.tokens_per_second == pytest.approx(1024)
     assert speed.pace.left == pytest.approx(45)
@@ -66,76 +67,6 @@ def test_a_pause_is_no_time_of_a_step_but_counts_for_what_is_left():
     assert speed.pace.left == pytest.approx(80 * (0.5 + 30 / 19))
 
 
-def test_a_pause_that_fails_ends():
-    clock = Clock()
-    speed = speed_of(clock)
-    with pytest.raises(ZeroDivisionError), speed.pause():
-        clock.now += 5 / (clock.now - clock.now)
-    clock.now += 5
-    train(speed, clock, 1, 9, seconds=0.5)
-    assert speed.pace is not None
-    assert speed.pace.seconds_per_step == pytest.approx(0.5)
-
-
-def test_the_pace_is_that_of_the_last_seconds():
-    clock = Clock()
-    speed = speed_of(clock, window=10.0)
-    train(speed, clock, 1, 30, seconds=1.0)
-    train(speed, clock, 31, 60, seconds=0.5)
-    assert speed.pace is not None
-    assert speed.pace.seconds_per_step == pytest.approx(0.5)
-
-
-def test_the_share_of_time_that_waits_for_data_is_measured():
-    clock = Clock()
-    speed = speed_of(clock, waited=lambda: (clock.now - 100) / 4)
-    train(speed, clock, 1, 9, seconds=0.5)
-    assert speed.pace is not None
-    assert speed.pace.waiting == pytest.approx(0.25)
-
-
-def test_a_step_inside_a_call_is_done_when_its_call_is():
-    clock = Clock()
-    speed = speed_of(clock, every=25, steps_per_call=10)
-    told = []
-    for last in range(10, 101, 10):
-        clock.now += 1.0
-        for step in range(last - 9, last + 1):
-            if step % speed.every == 0:
-                speed.on_numbers(step, {})
-                told.append(step)
-    assert told == [10, 25, 50, 75, 100]
-    assert speed.pace is not None
-    assert speed.pace.seconds_per_step == pytest.approx(0.1)
-
-
-def test_a_clock_that_stands_still_breaks_nothing():
-    clock = Clock()
-    speed = speed_of(clock)
-    train(speed, clock, 1, 8, seconds=0.0)
-    assert speed.pace is None
-
-
-def test_rows_are_appended_and_those_past_a_resume_dropped(tmp_path):
-    path = tmp_path / "speed.jsonl"
-    for start in (None, 4):
-        clock = Clock()
-        speed = Speed(path, every=2, stop=8, rows=8, clock=clock, resumed_at=start)
-        train(speed, clock, (start or 0) + 1, 8, seconds=0.5)
-        speed.close()
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["step"] for row in found] == [2, 4, 6, 8]
-    assert found[-1] == {
-        "step": 8,
-        "seconds_per_step": 0.5,
-        "rows_per_second": 16.0,
-        "waiting": 0.0,
-        "left": 0.0,
-        "trained": 1.5,
-        "paused": 0.0,
-    }
-
-
 def test_utilization_is_work_by_time_and_peak(tmp_path):
     clock = Clock()
     work = StepWork(model=3e12, hardware=4e12, peak=1e13)
@@ -145,29 +76,6 @@ def test_utilization_is_work_by_time_and_peak(tmp_path):
     assert (speed.pace.mfu, speed.pace.hfu) == pytest.approx((0.6, 0.8))
     speed.close()
     assert json.loads((tmp_path / "s").read_text().splitlines()[-1])["mfu"] == pytest.approx(0.6)
-
-
-def test_work_that_is_unknown_gives_no_utilization():
-    clock = Clock()
-    speed = speed_of(clock, work=StepWork(model=None, hardware=None, peak=1e13))
-    train(speed, clock, 1, 11, seconds=0.5)
-    assert speed.pace is not None
-    assert speed.pace.mfu is None
-    assert speed.pace.hfu is None
-
-
-def test_quantiles_are_of_single_calls():
-    clock = Clock()
-    speed = speed_of(clock, every=10)
-    for step in range(1, 101):
-        clock.now += 0.5 if step % 5 else 2.0
-        speed.on_done(step)
-        if step % speed.every == 0:
-            speed.on_numbers(step, {})
-    assert speed.pace is not None
-    assert speed.pace.p50 == pytest.approx(0.5)
-    assert speed.pace.p90 == pytest.approx(2.0)
-    assert speed.pace.seconds_per_step == pytest.approx((4 * 0.5 + 2.0) / 5, rel=0.1)
 
 
 def test_quantiles_leave_out_pauses_and_the_first_call():
@@ -183,24 +91,6 @@ def test_quantiles_leave_out_pauses_and_the_first_call():
         speed.on_numbers(step, {})
     assert speed.pace is not None
     assert speed.pace.p50 == speed.pace.p90 == pytest.approx(0.5)
-
-
-def test_the_first_row_has_what_came_before(tmp_path):
-    clock = Clock()
-    memory = MemoryUse(7, 9, "device")
-    path = tmp_path / "speed.jsonl"
-    begins = {"began": lambda: {"compile": 3.0}, "memory": lambda: memory}
-    speed = Speed(path, every=1, stop=9, rows=8, clock=clock, **begins)
-    train(speed, clock, 1, 4, seconds=0.5)
-    speed.close()
-    first, *rest = map(json.loads, path.read_text().splitlines())
-    assert (first["compile"], first["first_call"]) == (3.0, 0.5)
-    assert all("compile" not in row for row in rest)
-    assert {(r["device_memory"], r["device_memory_peak"]) for r in rest} == {(7, 9)}
-    found = read_speed(path)
-    assert found is not None
-    assert (found.compile, found.memory_peak, found.seconds_per_step) == (3.0, 9, 0.5)
-    assert "of the device, at most so far" in format_speed(found)
 
 
 def test_a_step_is_timed_when_it_is_done():
@@ -240,3 +130,53 @@ def test_memory_is_the_fullest_device_or_the_process():
     assert 50e6 < process.in_use <= process.peak
     held = np.ones(25_000_000)  # 200 MB
     assert measure_memory(jax.devices("cpu")).in_use > process.in_use + held.nbytes / 2
+
+
+def test_a_run_has_its_speed(finished, capsys):
+    assert main(["show", "quick", "--speed"]) == 0
+    table = capsys.readouterr().out
+    assert "mean, without pauses" in table
+    assert "of the process, at most so far" in table
+    assert main(["show", "quick", "--speed", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["compile"] > 0
+    assert found["first_call"] > 0
+    assert found["memory"] <= found["memory_peak"]
+
+
+def row(step, seconds, /, *, began=100.0, resumed=False, **phases):
+    assert sum(phases.values()) == pytest.approx(seconds)
+    made = {"step": step, "began": began, "seconds": seconds, "phases": phases}
+    return made | ({"resumed": True} if resumed else {})
+
+
+def test_a_killed_attempt_lost_its_steps_after_the_checkpoint():
+    ledger = make_ledger(
+        [
+            row(0, 5.0, resumed=True, start=5.0),
+            row(10, 15.0, start=5.0, step=10.0),
+            row(20, 25.0, start=5.0, step=20.0),  # killed at 130 s, with a checkpoint of step 15
+            row(15, 6.0, began=132.0, resumed=True, start=6.0),
+            row(30, 21.0, began=132.0, start=6.0, step=15.0),
+        ]
+    )
+    # Steps 16 .. 20 took 5 s; 13 s passed from the last row, at 125 s, until the next training.
+    assert ledger.seconds["lost"] == pytest.approx(5.0)
+    assert ledger.seconds["restarts"] == pytest.approx(7.0 + 6.0)
+    assert ledger.seconds["training"] == pytest.approx(15.0 + 15.0)
+    assert ledger.total == pytest.approx(132.0 + 21.0 - 100.0)
+    assert ledger.attempts == 2
+
+
+def test_a_run_has_a_ledger_and_the_verb_shows_it(finished, capsys):
+    assert main(["show", "quick", "--ledger"]) == 0
+    table = capsys.readouterr().out
+    assert "training" in table
+    assert "started once" in table
+    assert main(["show", "runs/quick/config.yaml", "--ledger", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["total"] == pytest.approx(sum(found["seconds"].values()), abs=0.01)
+    assert found["seconds"]["evaluation"] > 0
+    ledger = read_ledger(finished.directory.path / "time.jsonl")
+    assert ledger is not None
+    assert format_ledger(ledger) == table.rstrip("\n")

@@ -38,10 +38,6 @@ def einsum(p, x):
     return jnp.einsum("oi,bi->bo", p["kernel"].astype(jnp.float32).T, x)  # the weight on the left
 
 
-def jitted(p, x):
-    return jax.jit(lambda w: x @ w)(p["kernel"])
-
-
 def rematted(p, x):
     return jax.checkpoint(lambda w, x: jnp.sin(x) @ w)(p["kernel"], x)
 
@@ -50,13 +46,7 @@ def conditional(p, x):
     return jax.lax.cond(x[0, 0] > 10, lambda w: x[:, :2] @ w[:2], lambda w: x @ w, p["kernel"])
 
 
-def sliced(p, x):
-    left, right = jnp.split(p["kernel"], [2], axis=1)
-    return jnp.concatenate([x @ left, x @ right], 1)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("function", [plain, einsum, jitted, rematted, conditional, sliced])
+@pytest.mark.parametrize("function", [plain, einsum, rematted, conditional])
 def test_finds_the_product_wherever_it_is(function):
     assert_close(quantized(function, "kernel")(PARAMS, X), 2 * function(PARAMS, X), 1e-6)
     frozen = lambda p, x: function(jax.lax.stop_gradient(p), x)
@@ -109,7 +99,6 @@ def everything(p, x):
 @pytest.mark.parametrize(
     ("products", "exclude", "message"),
     [
-        (["kernl"], [], r"products\[0\] is 'kernl': it matches none of the 5.*that do: kernel"),
         (
             ["kernel", "scale"],
             [],
@@ -117,7 +106,6 @@ def everything(p, x):
         ),
         (["image"], [], r"plain matrix product \(a convolution\).*Nearest that do: .*kernel"),
         (["kernel"], ["ker*"], r"precision.exclude leaves out all that it matches \(kernel\)"),
-        (["kernel"], ["heads"], r"precision.exclude\[0\] is 'heads', which matches none"),
     ],
 )
 def test_a_pattern_without_effect_is_refused_with_the_near_ones(products, exclude, message):

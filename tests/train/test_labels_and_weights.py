@@ -1,6 +1,7 @@
-"""`weight` counts a row so many times in every ready-made loss; unread arrays are named."""
+"""Weights of rows count in every loss; labels that are no probabilities are named."""
 
 import logging
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from comparison import assert_close, distance
 
 import jtrain as jt
 from jtrain.core.state import new_state
-from jtrain.errors import LossError
+from jtrain.errors import DataError
 from jtrain.losses import chunked_next_token, next_token
 
 DRAW = np.random.default_rng(0)
@@ -31,7 +32,6 @@ def logits(params, tokens):
 
 LOSSES = {
     "classes": (jt.classifier(three), {"x": X, "y": np.arange(6, dtype=np.int32) % 3}),
-    "chances": (jt.classifier(three), {"x": X, "y": DRAW.dirichlet([1] * 3, 6).astype("f4")}),
     "binary": (jt.binary_classifier(three), {"x": X, "y": DRAW.uniform(size=(6, 3)).astype("f4")}),
     "regression": (jt.regression(three), {"x": X, "y": DRAW.normal(size=(6, 3)).astype("f4")}),
     "language": (jt.language_model(logits), {"tokens": TOKENS}),
@@ -83,15 +83,6 @@ def test_chunks_weigh_tokens_as_the_whole_does():
             assert_close(got, want, 1e-5)
 
 
-def test_a_weight_that_is_an_input_or_a_target_is_none():
-    data = {"weight": X, "y": LOSSES["classes"][1]["y"]}
-    loss = jt.classifier(three, inputs="weight")
-    assert jt.evaluate(loss, PARAMS, data)["rows"] == 6
-    wrong = jt.regression(three)
-    with pytest.raises(LossError, match=r"one weight a row.*reshape\(-1\)"):
-        jt.evaluate(wrong, PARAMS, {**LOSSES["regression"][1], "weight": np.ones((6, 1, 1))})
-
-
 def test_arrays_that_no_part_of_the_loss_reads_are_named_once(caplog):
     loss, rows = LOSSES["regression"]
     data = {**rows, "importance": WEIGHT, "weight": WEIGHT}
@@ -111,3 +102,76 @@ def test_arrays_that_no_part_of_the_loss_reads_are_named_once(caplog):
     with caplog.at_level(logging.WARNING, "jtrain"):
         jt.check_batch(reads_in_a_metric, PARAMS, data)
     assert not caplog.records
+
+
+POINTS = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+ZEROS = {"w": np.zeros((4, 3), np.float32)}
+SIGNS = np.array([1, -1, 1, 1, -1, 1, -1, -1])
+COUNTS = np.array([[2, 1, 1], [0, 4, 0], [1, 0, 0], [3, 3, 3]] * 2)
+
+
+def logits_of_one(params, x):
+    return (x @ params["w"])[:, 0]
+
+
+def logits_of_three(params, x):
+    return x @ params["w"]
+
+
+def by_loss(params, batch, rng):
+    del rng
+    return jt.losses.binary_cross_entropy(
+        logits_of_one(params, batch["x"]), batch["y"], batch["mask"]
+    )
+
+
+def soft(params, batch, rng):
+    del rng
+    return jt.losses.soft_cross_entropy(
+        logits_of_three(params, batch["x"]), batch["y"], batch["mask"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (jt.binary_classifier(logits_of_one), SIGNS),
+        (by_loss, 255 * (SIGNS > 0).astype(np.float32)),
+        (jt.classifier(logits_of_three), COUNTS.astype(np.float32)),
+    ],
+)
+def test_the_advice_makes_them_probabilities(loss, y):
+    with pytest.raises(DataError) as caught:
+        jt.check_batch(loss, ZEROS, {"x": POINTS, "y": y})
+    assert re.search(r"row [0-7] of the batch holds", str(caught.value))
+    advice = re.search(r"Give `(.*?)`", str(caught.value))[1].removesuffix(" of logits")
+    given = eval(advice, {"y": y, "jax": jax})
+    jt.check_batch(loss, ZEROS, {"x": POINTS, "y": np.asarray(given)})
+
+
+def test_rows_without_a_label_get_no_weight():
+    loss, y = jt.binary_classifier(logits_of_one), np.where(SIGNS > 0, 1, np.nan)
+    with pytest.raises(DataError) as caught:
+        jt.check_batch(loss, ZEROS, {"x": POINTS, "y": y})
+    weight = eval(re.search(r"Give `weight=(.*?)`", str(caught.value))[1], {"y": y})
+    assert weight.tolist() == (SIGNS > 0).tolist()
+    jt.check_batch(loss, ZEROS, {"x": POINTS, "y": y, "weight": weight})
+
+
+def test_what_is_hidden_and_what_is_right_is_accepted():
+    mask = SIGNS > 0
+    hidden = {"x": POINTS, "y": np.where(mask, 1, np.nan), "row": np.arange(8), "mask": mask}
+    for loss in (jt.binary_classifier(logits_of_one), by_loss):
+        jt.check_batch(loss, ZEROS, hidden)
+        jt.check_batch(loss, ZEROS, {"x": POINTS, "y": np.float32(mask) * 0.9})
+    chances = np.float32(COUNTS / COUNTS.sum(-1, keepdims=True))
+    jt.check_batch(
+        jt.classifier(logits_of_three), ZEROS, {"x": POINTS, "y": chances.astype(jnp.bfloat16)}
+    )
+    jt.check_batch(soft, ZEROS, {"x": POINTS, "y": np.float32(COUNTS)})  # need not add up to 1
+
+    def ignoring(params, batch, rng):
+        real = batch["mask"] & (batch["y"] >= 0)
+        return jt.losses.binary_cross_entropy(logits_of_one(params, batch["x"]), batch["y"], real)
+
+    jt.check_batch(ignoring, ZEROS, {"x": POINTS, "y": np.float32(SIGNS)})

@@ -1,11 +1,13 @@
-"""Early stopping depends on all results, and on nothing else."""
+"""Evaluations and saves at their cadence, and the early stop, which depends on all results."""
+
+import math
 
 import counting
 import pytest
 
-from jtrain.core.loop import Hook, Stop
-from jtrain.errors import ConfigError, LossError
-from jtrain.train.hooks import EarlyStop, EvaluateEvery
+from jtrain.core.loop import Hook
+from jtrain.errors import ConfigError
+from jtrain.train.hooks import EarlyStop, EvaluateEvery, EvaluationResult, on_numbers
 from jtrain.train.hooks.evaluation import add_listeners
 
 
@@ -27,9 +29,7 @@ def stops_at(losses, stop, name="valid", metric="loss", start=0):
         ([3, 2, 1, 1.5, 1.6], 2, 5),
         ([3, 2, 1, 1.5, 0.9, 1, 1], 2, 7),  # a better one begins the count anew
         ([3, 3], 1, 2),  # as good is not better
-        ([3, 2, 1, 0], 1, None),
         ([1, float("nan"), float("nan")], 2, 3),
-        ([float("nan"), float("nan")], 2, 2),
     ],
 )
 def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, end):
@@ -44,8 +44,6 @@ def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, e
     [
         ([], 3),
         ([30], 5),  # it had ended there, and has its patience again
-        ([30, 50], 7),
-        ([35], 5),  # of the same evaluations
         ([20], 3),  # its patience was not over there: as if it had been so long from the start
     ],
 )
@@ -53,11 +51,6 @@ def test_an_extended_run_has_its_patience_anew(extended, end):
     losses = [1, 2, 2, 2, 2, 2, 2, 2]
     said = stops_at(losses, EarlyStop(patience=2).extended(extended), start=max([*extended, 0]))
     assert (said and said[0]) == end
-
-
-def test_says_which_step_was_best():
-    _, said = stops_at([3, 1, 2], EarlyStop("lowest loss", 1)) or (0, Stop(""))
-    assert said.why == "valid/loss was no better in 1 evaluations than at step 20"
 
 
 def test_highest_least_and_after():
@@ -93,13 +86,6 @@ class Everyone(Hook):
         del step, name, results
 
 
-def test_refuses_impossible_arguments():
-    with pytest.raises(ConfigError, match="waits for nothing"):
-        EarlyStop(patience=0)
-    with pytest.raises(LossError, match=r"waits for los, .* has loss, rows; did you mean loss"):
-        EarlyStop("los").on_results(1, "valid", {1: {"loss": 1.0, "rows": 3}})
-
-
 def test_ends_a_loop():
     falling = lambda state: {"loss": max(0.0, 4.0 - float(state))}
     evaluation = EvaluateEvery(every=2, measure=falling, log=lambda *_: None)
@@ -108,3 +94,52 @@ def test_ends_a_loop():
     assert ended.step == 8
     assert ended.stop.kind == "finished"
     assert list(evaluation.results) == [2, 4, 6, 8]
+
+
+def test_the_state_is_measured_at_its_cadence_after_the_numbers_of_its_step():
+    order = []
+    measure = lambda state: {"loss": abs(float(state) - 6)}
+    evaluate = EvaluateEvery(every=3, measure=measure, log=lambda step, x: order.append((step, x)))
+    counting.run([on_numbers(lambda step, x: order.append(step)), evaluate], stop=9)
+    assert order == [
+        1,
+        2,
+        3,
+        (3, {"loss": 3}),
+        4,
+        5,
+        6,
+        (6, {"loss": 0}),
+        7,
+        8,
+        9,
+        (9, {"loss": 3}),
+    ]
+    assert evaluate.newest == EvaluationResult(9, {"loss": 3.0})
+    assert evaluate.best == EvaluationResult(6, {"loss": 0.0})
+    assert evaluate.latest() == 3.0
+
+
+def test_the_best_may_be_the_highest_and_is_never_nan():
+    numbers = {1: {"accuracy": 0.5}, 2: {"accuracy": math.nan}, 3: {"accuracy": 0.7}, 4: {}}
+    evaluate = EvaluateEvery(
+        every=1, measure=numbers.__getitem__, log=lambda step, x: None, best="highest accuracy"
+    )
+    for step in numbers:
+        evaluate.at(step, step)
+    assert evaluate.best == EvaluationResult(3, {"accuracy": 0.7})
+
+
+def test_a_step_is_measured_once_and_a_resumed_run_knows_the_results_before():
+    measured = []
+    evaluate = EvaluateEvery(
+        every=2,
+        measure=lambda state: {"loss": measured.append(float(state)) or 2.0},
+        log=lambda step, x: None,
+        results={2: {"loss": 3.0}, 4: {"loss": 1.0}},
+    )
+    assert evaluate.newest == EvaluationResult(4, {"loss": 1.0})
+    ended = counting.run([evaluate], start=4, stop=8)
+    evaluate.at(ended.step, ended.state)
+    assert measured == [6.0, 8.0]
+    assert evaluate.best == EvaluationResult(4, {"loss": 1.0})

@@ -1,15 +1,19 @@
-"""A tracker that fails, sleeps or is missing costs a run nothing but a line in its log."""
+"""Trackers get each row once, whatever fails; a failing one costs a line in the log."""
 
 import dataclasses
+import importlib
 import threading
-import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from quick_study import config_of
 
 from jtrain.errors import ConfigError
 from jtrain.train.hooks.tracking import Tracking
-from jtrain.train.trackers import TrackedRun, check_installed
+from jtrain.train.trackers import MLflow, TensorBoard, TrackedRun
 
 
 @dataclasses.dataclass
@@ -110,24 +114,6 @@ def test_one_that_waits_holds_up_neither_a_step_nor_the_end(where: str, about: T
     assert "of 33 rows lost (it is slow, and more than 10 rows waited)" in told[0]
 
 
-def test_one_that_does_not_end_is_left_behind(about: TrackedRun):
-    told: list[str] = []
-    fake = Fake(closes=threading.Event())
-    tracking = Tracking([fake], about, log=told.append, patience=0.5)
-    tracking.on_numbers(1, {"loss": 1.0})
-    (tracker,) = tracking._trackers
-    until = time.monotonic() + 300
-    while not tracker._written and time.monotonic() < until:
-        time.sleep(0.002)
-    tracking.close("done")
-    assert fake.closes is not None
-    fake.closes.set()
-    assert told == [
-        "tracker fake: 0 of 1 rows lost (it did not end within 0.5 s). "
-        "metrics.jsonl has all of them."
-    ]
-
-
 def test_a_copy_of_a_run_is_tracked_as_a_run_of_its_own(about: TrackedRun):
     first, copy = (dataclasses.replace(about, run=run) for run in ("first", "copy"))
     tracked(Fake(), first, steps=range(1, 21))
@@ -150,43 +136,88 @@ def test_a_run_that_goes_on_adds_to_the_same_one_and_doubles_no_step(about: Trac
     assert valid == [10, 20, 30]
 
 
-def test_a_run_that_begins_anew_tracks_all_of_it_in_a_new_one(about: TrackedRun):
-    tracked(Fake(), about, steps=range(1, 13), end="stopped")
-    anew = Fake()
-    tracked(anew, about, steps=range(1, 31))
-    assert anew.opened[0].id == ""
-    assert len(anew.rows) == 33
+def test_trackers_are_a_list_of_choices_in_a_config(study_home):
+    path = study_home
+    config = config_of(path, ["trackers=[{kind: tensorboard, directory: logs}, {kind: mlflow}]"])
+    assert config.trackers[0] == TensorBoard(directory="logs")
+    assert [tracker.kind for tracker in config.trackers] == ["tensorboard", "mlflow"]
+    with pytest.raises(ConfigError, match=r"trackers.*wandb"):
+        config_of(path, ["trackers=[{kind: wandbb}]"])
+    with path.open("a") as file:
+        file.write("trackers:\n  - kind: wandb\n    mode: offline\n")
+    assert config_of(path).trackers[0].mode == "offline"
 
 
-@pytest.mark.parametrize(
-    "note",
-    [
-        *("", "{", "[1]", "null", "[" * 10**5),
-        *('{"id": 3}', '{"id": "x", "last": 5}', '{"id": 1, "last": {"": "x"}}'),
-    ],
-)
-def test_a_note_that_cannot_be_read_is_none(note: str, about: TrackedRun):
-    (about.directory / "trackers").mkdir()
-    (about.directory / "trackers" / "fake.json").write_text(note)
-    fake = Fake()
-    told = tracked(fake, about, resumed_at=0)
-    assert (told, fake.opened) == ([], [about])
-    assert len(fake.rows) == 33
+LOSSES = {step: 1.0 / step for step in range(1, 21)}
 
 
-def test_two_of_a_kind_have_notes_of_their_own(about: TrackedRun):
-    fakes = [Fake(id="a"), Fake(id="b")]
-    tracking = Tracking(fakes, about, log=print)
-    tracking.on_numbers(1, {"loss": 1.0})
-    tracking.close("done")
-    assert [fake.rows for fake in fakes] == [[(1, {"loss": 1.0})]] * 2
-    assert len(list((about.directory / "trackers").glob("*.json"))) == 2
+def quietly(module: str) -> Any:
+    """Import a package without the warnings of its import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(module)
 
 
-def test_a_package_that_is_missing_is_reported_with_what_to_type():
-    class Missing(Fake):
-        package = "a_package_that_nobody_has"
+def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, list[str]]:
+    """Track a run of 20 steps, killed at step 12 with a checkpoint of step 5; return the log."""
+    about = TrackedRun(name="try", directory=directory, config={"optimizer.lr": 0.1, "name": "try"})
+    told: list[str] = []
+    for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
+        tracking = Tracking([tracker], about, log=told.append, resumed_at=resumed_at, patience=60.0)
+        for step in steps:
+            tracking.on_numbers(step, {"loss": LOSSES[step]})
+            if step % 10 == 0:
+                tracking.row(step, "valid", {"loss": 2 * LOSSES[step]})
+        tracking.close(end)
+    return about, told
 
-    check_installed([Fake()])
-    with pytest.raises(ConfigError, match=r"pip install 'jtrain\[fake\]', or run without it"):
-        check_installed([Missing()])
+
+def read_tensorboard(directory: Path) -> Callable[[str], list[tuple[int, float]]]:
+    quietly("tensorboard")
+    module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = module.EventAccumulator(str(directory))
+    events.Reload()
+    return lambda tag: [(each.step, each.value) for each in events.Scalars(tag)]
+
+
+def alike(found: list[tuple[int, float]], expected: dict[int, float]) -> None:
+    assert [step for step, _ in found] == list(expected)
+    for step, value in found:
+        assert value == pytest.approx(expected[step], rel=1e-6)  # some keep float32
+
+
+VALID = {10: 0.2, 20: 0.1}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages, about themselves
+@pytest.mark.slow
+def test_tensorboard_has_each_step_once(tmp_path: Path):
+    quietly("tensorboardX")
+    quietly("tensorboard")
+    _, told = killed_and_gone_on_with(TensorBoard(), tmp_path)
+    assert told == []
+    read = read_tensorboard(tmp_path / "tensorboard")
+    alike(read("loss"), LOSSES)
+    alike(read("valid/loss"), VALID)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_mlflow_has_each_step_once(tmp_path: Path, monkeypatch):
+    quietly("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # put back afterwards
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    from mlflow.tracking import MlflowClient
+
+    uri = (tmp_path / "mlruns").as_uri()
+    _, told = killed_and_gone_on_with(MLflow(uri=uri), tmp_path)
+    assert told == []
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("jtrain")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "try"
+    assert run.data.params == {"optimizer.lr": "0.1", "name": "try"}
+    of = lambda name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+    alike(of("loss"), LOSSES)
+    alike(of("valid/loss"), VALID)

@@ -18,10 +18,11 @@ from jtrain.train.eight_bits import check_hardware
 from jtrain.train.setup import set_up
 
 SMALL = [
-    *("data.context=16", "model.context=16", "model.layers=2", "model.heads=2", "model.width=32"),
+    *("data.context=16", "model.context=16", "model.layers=1", "model.heads=2", "model.width=32"),
     *("batch=8", "steps=4", "steps_per_call=1", "evaluate.batch=8"),
     "optimizer={kind: sgd, lr: 0.1}",
 ]
+
 ONE, FOUR = ("parallel.kind=single",), ("parallel.devices=4",)
 FP8_STEPS = ("precision.kind=fp8",)
 
@@ -74,16 +75,10 @@ def test_the_products_of_linear_layers_are_fp8_and_the_head_is_not():
     made = setup(*ONE, *FP8_STEPS)
     terms = made._terms(made.first.repeated)
     found = product_types(lambda p: sum(m.total for m in terms(p).terms.means), made.like.params)
-    layers = 2 * 4  # of qkv, out, up and down
+    layers = 4  # of qkv, out, up and down
     assert sum(kind.itemsize == 1 for kind in found) == layers
-    assert len(found) > layers + 2 * 2  # two products of each attention, and the head
+    assert len(found) > layers + 2  # two products of the attention, and the head
     assert distance(moved(*ONE, *FP8_STEPS), moved(*ONE, "precision.kind=bf16")) > 1e-3
-
-
-def test_the_state_is_that_of_bfloat16_in_float32():
-    fp8, bf16 = (setup(*ONE, f"precision.kind={kind}").like for kind in ("fp8", "bf16"))
-    assert jax.tree.structure(fp8) == jax.tree.structure(bf16)
-    assert {leaf.dtype for leaf in jax.tree.leaves(fp8.params)} == {np.dtype(np.float32)}
 
 
 def replaced(params, leaf: str, value: float):
@@ -95,6 +90,7 @@ def replaced(params, leaf: str, value: float):
     return jax.tree_util.tree_map_with_path(change, params)
 
 
+@pytest.mark.thorough
 def test_a_step_that_is_not_finite_changes_nothing():
     made = setup(*ONE, *FP8_STEPS)
     step, state = made.compile_step(), made.fresh()
@@ -113,50 +109,14 @@ def test_scales_of_whole_arrays_refuse_what_they_would_change():
         setup(*ONE, *whole, "microbatches=2")
     with pytest.raises(LossError, match=r"parallel.impl=jit.*precision.scaling=rows"):
         setup(*SPLITS["shard_map"], *whole).compile_step()
-    setup(*ONE, *FP8_STEPS, "microbatches=2")
-
-
-@pytest.mark.thorough
-def test_scales_of_whole_arrays_are_those_of_the_whole_batch_on_every_device():
-    whole = (*FP8_STEPS, "precision.scaling=tensor", "evaluate.couples=slice")
-    one, other = trained(*ONE, *whole), trained(*SPLITS["fsdp"], *whole)
-    assert distance(moved(*SPLITS["fsdp"], *whole), moved(*ONE, *whole)) < 2**-6
-    assert abs(other[1] - one[1]) < 2**-8 * one[1]
 
 
 def gpu(kind: str, capability: str):
     return types.SimpleNamespace(platform="gpu", device_kind=kind, compute_capability=capability)
 
 
-@pytest.mark.parametrize(
-    ("device", "found"),
-    [(gpu("NVIDIA A100-SXM4-80GB", "8.0"), "8.0"), (gpu("Tesla V100", "7.0"), "7.0")],
-)
-def test_an_older_gpu_is_refused(device, found):
-    with pytest.raises(ConfigError, match=rf"of {found}\. Set precision.kind=bf16"):
-        check_hardware(FP8(), [device])
-
-
-@pytest.mark.parametrize(
-    "device",
-    [
-        *(gpu("NVIDIA L4", "8.9"), gpu("NVIDIA H100 80GB HBM3", "9.0"), gpu("NVIDIA B200", "10.0")),
-        *(gpu("AMD Instinct MI300X", "gfx942"), jax.devices()[0]),
-    ],
-)
-def test_other_devices_are_not(device):
-    check_hardware(FP8(), [device])
-
-
-@pytest.mark.thorough
-def test_an_evaluation_in_int8_is_near_the_run_and_not_the_same():
-    plain = setup(*ONE)
-    state = plain.fresh()
-    params = jax.tree.map(lambda p: 3 * p, state.params)  # as trained ones: logits matter
-    state = dataclasses.replace(state, params=params)
-    loss = plain.measure(state)["loss"]
-    found = setup(*ONE, 'evaluate.int8=["*/kernel"]').measure(state)["loss"]
-    assert found != loss
-    assert abs(found - loss) < 0.02 * loss
-    with pytest.raises(ConfigError, match=r"evaluate.int8.*Nearest that do: .*kernel"):
-        setup(*ONE, 'evaluate.int8=["*/kernl"]').measure(state)
+def test_an_older_gpu_is_refused():
+    with pytest.raises(ConfigError, match=r"of 8\.0\. Set precision.kind=bf16"):
+        check_hardware(FP8(), [gpu("NVIDIA A100-SXM4-80GB", "8.0")])
+    for kind, capability in (("NVIDIA B200", "10.0"), ("AMD Instinct MI300X", "gfx942")):
+        check_hardware(FP8(), [gpu(kind, capability)])

@@ -1,11 +1,17 @@
+"""Functions as hooks, and the heartbeat of each step."""
+
+import itertools
+
 import counting
 import pytest
 
-from jtrain.core.loop import Hook, Stop
+from jtrain.core.loop import Hook, Stop, train_loop
+from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.errors import ConfigError
-from jtrain.train.hooks import EarlyStop, EvaluateEvery, on_numbers, on_state
+from jtrain.train.hooks import EarlyStop, EvaluateEvery, on_numbers
 from jtrain.train.hooks.evaluation import add_listeners
-from jtrain.train.hooks.function_hooks import to_hook
+from jtrain.train.hooks.function_hooks import HeartbeatHook, to_hook
+from jtrain.train.hooks.signals import Signals
 
 
 class Worst(Hook):
@@ -25,37 +31,6 @@ def test_hooks_of_five_lines_see_the_numbers_and_stop_the_loop():
     ended = counting.run([worst, Until()], stop=20)
     assert worst.worst == 1.0
     assert (ended.step, ended.stop) == (6, Stop("far enough", kind="finished"))
-
-
-def test_a_function_sees_the_numbers_of_its_steps_once_each_in_order():
-    seen = []
-    counting.run([on_numbers(lambda step, x: seen.append((step, x["loss"])), every=4)], stop=20)
-    assert seen == [(4, 0.25), (8, 0.125), (12, seen[2][1]), (16, 0.0625), (20, seen[4][1])]
-
-
-def test_a_function_sees_the_state_of_its_steps_and_may_stop():
-    seen = []
-
-    def look(step, state):
-        seen.append((step, float(state)))
-        return Stop("seen") if step == 6 else None
-
-    assert counting.run([on_state(look, every=3)], stop=20).step == 6
-    assert seen == [(3, 3.0), (6, 6.0)]
-
-
-def test_a_hook_is_called_at_its_cadence_only():
-    calls = {"numbers": 0, "state": 0}
-
-    def count(name):
-        calls[name] += 1
-
-    hooks = [
-        on_numbers(lambda step, x: count("numbers"), every=50),
-        on_state(lambda step, x: count("state"), every=100),
-    ]
-    counting.run(hooks, stop=1000)
-    assert calls == {"numbers": 20, "state": 10}
 
 
 def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
@@ -85,10 +60,6 @@ def test_a_function_is_a_hook_by_the_names_of_what_it_takes():
     ]
 
 
-def test_a_function_of_states_sees_whole_calls():
-    assert to_hook(lambda step, state: None, steps_per_call=5).every == 5
-
-
 def test_a_hook_is_unchanged_and_other_values_are_refused():
     hook = EarlyStop()
     assert to_hook(hook) is hook
@@ -110,14 +81,31 @@ def test_a_method_that_is_never_called_is_refused():
         assert to_hook(hook) is hook
 
 
-@pytest.mark.parametrize("hook", [on_numbers(lambda *_: True), on_state(lambda *_: 0.5)])
-def test_an_answer_that_is_no_stop_is_refused(hook: Hook):
+def test_an_answer_that_is_no_stop_is_refused():
     with pytest.raises(ConfigError, match=r'return jt\.Stop\("why"\), and otherwise None'):
-        counting.run([hook], stop=3)
+        counting.run([on_numbers(lambda *_: True)], stop=3)
 
 
-def test_early_stop_says_that_the_metric_is_nan():
-    results = {step: {"loss": 1.0 if step < 3 else float("nan")} for step in range(1, 8)}
-    stop = EarlyStop("loss", patience=4).on_results(7, "valid", results)
-    assert stop is not None
-    assert "; it was NaN in 5 of them: lower the learning rate" in stop.why
+def test_each_step_is_reported_after_it_started():
+    pulse, seen = Heartbeat(), []
+
+    def step(state, batch):
+        seen.append((pulse.now().phase, pulse.now().step))
+        return state + 1, {}
+
+    train_loop(step, 0, itertools.repeat({}), start=4, stop=7, hooks=[HeartbeatHook(pulse=pulse)])
+    assert seen == [("start", 0), ("hooks", 5), ("hooks", 6)]
+    assert (pulse.now().phase, pulse.now().step) == ("hooks", 7)
+
+
+def test_a_wait_for_data_is_reported_and_the_phase_after_it():
+    waited = []
+
+    def batches():
+        for _ in range(3):
+            waited.append(HEARTBEAT.now().phase)
+            yield {}
+
+    went_on = [HEARTBEAT.now().phase for _ in Signals().through(batches(), "eval")]
+    assert waited == ["data"] * 3
+    assert went_on == ["eval"] * 3

@@ -1,0 +1,193 @@
+"""What a run writes as it trains: metrics, log lines and samples, whole after a kill."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+
+import counting
+import numpy as np
+import pytest
+
+from jtrain.errors import CheckpointError, LossError
+from jtrain.io.formatting import format_count, format_duration, format_number, signal_name
+from jtrain.optim import Cosine
+from jtrain.train.hooks import LogHook, LogLines, Samples, Speed, metrics
+from jtrain.train.hooks.metrics import MetricsFile
+
+
+def written(path, *, resumed_at=None, stop=6):
+    """Write rows up to `stop`, as a run that evaluates every second step."""
+    file = MetricsFile(path, every=1, resumed_at=resumed_at)
+    for step in range((resumed_at or 0) + 1, stop + 1):
+        file.on_numbers(step, {"loss": 1 / step, "grad_norm": step / 7})
+        if step % 2 == 0:
+            file.row(step, "valid", {"loss": 2 / step, "rows": 5})
+    file.close()
+    return path.read_bytes()
+
+
+def test_rows_are_json_and_come_back(tmp_path):
+    lines = written(tmp_path / "m.jsonl", stop=2).decode().splitlines()
+    assert lines == [
+        '{"step": 1, "loss": 1.0, "grad_norm": 0.14285714285714285}',
+        '{"step": 2, "loss": 0.5, "grad_norm": 0.2857142857142857}',
+        '{"step": 2, "valid/loss": 1.0, "valid/rows": 5}',
+    ]
+    assert metrics.read_metrics(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
+    assert metrics.read_results(tmp_path / "m.jsonl", "valid") == {2: {"loss": 1.0, "rows": 5}}
+    assert metrics.read_results(tmp_path / "m.jsonl", "")[1] == {"loss": 1.0, "grad_norm": 1 / 7}
+    assert metrics.read_metrics(tmp_path / "none.jsonl") == []
+
+
+def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file.on_numbers(1, {"loss": math.nan, "up": math.inf, "each": np.array([-np.inf, 1.5])})
+    file.close()
+    refuse = lambda name: pytest.fail(f"{name} is no JSON")
+    row = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
+    assert row == {"step": 1, "loss": "NaN", "up": "Infinity", "each": ["-Infinity", 1.5]}
+    (row,) = metrics.read_metrics(tmp_path / "m.jsonl")
+    assert math.isnan(row["loss"])
+    assert (row["up"], row["each"]) == (math.inf, [-math.inf, 1.5])
+
+
+def test_floats_keep_all_their_bits(tmp_path):
+    values = np.random.default_rng(0).normal(size=1000).astype(np.float32).tolist()
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    for step, value in enumerate(values, 1):
+        file.on_numbers(step, {"loss": value})
+    file.close()
+    assert [row["loss"] for row in metrics.read_metrics(tmp_path / "m.jsonl")] == values
+
+
+def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    whole = written(tmp_path / "whole.jsonl", stop=4)
+    kept = whole.index(b'{"step": 3')  # the rows up to the checkpoint of step 2
+    for cut in range(kept, len(whole) + 1, 7):
+        (tmp_path / "cut.jsonl").write_bytes(whole[:cut])
+        assert written(tmp_path / "cut.jsonl", resumed_at=2, stop=4) == whole
+    assert len(whole) - kept > 100
+    assert {path.name for path in tmp_path.iterdir()} == {"whole.jsonl", "cut.jsonl"}
+
+
+def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    file.on_numbers(1, {"loss": 1.0})
+    file.sync()
+    file.close()
+    assert synced == [len('{"step": 1, "loss": 1.0}\n')]
+
+
+def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
+    path = tmp_path / "m.jsonl"
+    lines = written(path).splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"{oops}\n", *lines[3:]]))
+    with pytest.raises(CheckpointError, match=r"row 3 of .*oops.*sed -i 3d") as error:
+        metrics.read_metrics(path)
+    subprocess.run(str(error.value).rpartition("remove it: ")[2], shell=True, check=True)
+    assert len(metrics.read_metrics(path)) == len(lines) - 1
+
+
+def test_a_metric_called_step_is_refused(tmp_path):
+    file = MetricsFile(tmp_path / "m.jsonl", every=1)
+    with pytest.raises(LossError, match=r'called "step".*another name'):
+        file.on_numbers(1, {"step": 3.0})
+    file.close()
+
+
+# Written down in two halves, as the lines are longer than ours.
+LEFT = """\
+step   50/1000  loss   4.1234  valid        -  lr 1.00e-03
+step  100/1000  loss   2.5000  valid   2.7500  lr 9.02e-04
+step  150/1000  loss      nan  valid   2.7500  lr 8.08e-04
+"""
+
+RIGHT = """\
+     - tokens/s         - left  waiting      -
+ 10.2k tokens/s      0:45 left  waiting  25.0%
+ 10.2k tokens/s      0:42 left  waiting  25.0%  skipped 3
+"""
+
+
+def test_the_lines_are_in_columns():
+    now, said, losses = [0.0], [], []
+    clock = lambda: now[0]
+    waited = lambda: now[0] / 4
+    speed = Speed(None, every=50, stop=1000, rows=8, tokens=512, clock=clock, waited=waited)
+    log = LogHook(
+        every=50,
+        stop=1000,
+        log=said.append,
+        speed=speed,
+        valid=lambda: losses[-1] if losses else None,
+        learning_rate=lambda updates: 1.1e-3 - 2e-6 * updates,
+    )
+    for step, loss, skipped in ((50, 4.1234, 0), (100, 2.5, 0), (150, float("nan"), 3)):
+        now[0] += 2.5
+        speed.on_numbers(step, {})
+        log.on_numbers(step, {"loss": loss, "skipped": float(skipped)})
+        losses.append(2.75)
+    halves = zip(LEFT.splitlines(), RIGHT.splitlines(), strict=True)
+    assert said == [f"{left}  {right}" for left, right in halves]
+
+
+def test_the_rate_of_a_line_is_that_of_its_update():
+    said = []
+    rate = Cosine(warmup=3).build(1.0, 10)
+    log = LogHook(every=1, stop=10, log=said.append, learning_rate=rate)
+    for step, skipped in ((1, 0), (2, 0), (3, 1), (4, 1)):  # the third is skipped
+        log.on_numbers(step, {"loss": 1.0, "skipped": float(skipped)})
+    rates = [line.partition("lr ")[2].split()[0] for line in said]
+    assert [rates[i] for i in (0, 1, 3)] == ["2.50e-01", "5.00e-01", "7.50e-01"]
+
+
+def test_lines_go_to_the_file_and_to_plain_stdout(tmp_path, capsys):
+    lines = LogLines(tmp_path / "log.txt")
+    lines.note("step 1")
+    lines.print("careful")
+    assert (tmp_path / "log.txt").read_text() == "step 1\ncareful\n"
+    assert capsys.readouterr().out == "step 1\ncareful\n"
+
+
+def test_samples_are_written_each_under_its_step(tmp_path):
+    told = []
+    samples = Samples(
+        tmp_path / "samples.txt",
+        every=2,
+        sample=lambda state: f"at {float(state)}\nÆ",
+        log=lambda step, text: told.append((step, text)),
+    )
+    counting.run([samples], stop=5)
+    assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == (
+        "=== step 2 ===\nat 2.0\nÆ\n\n=== step 4 ===\nat 4.0\nÆ\n\n"
+    )
+    assert told == [(2, "at 2.0\nÆ"), (4, "at 4.0\nÆ")]
+
+
+def test_a_killed_run_has_after_its_resume_the_samples_of_one_never_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    path = tmp_path / "samples.txt"
+    text = lambda state: f"=== step 1 ===\nwhat a model says: {float(state)}"  # it may say anything
+    counting.run([Samples(path, every=2, sample=text)], stop=8)
+    whole = path.read_bytes()
+    for cut in range(whole.index(b"=== step 6 ==="), len(whole) + 1, 7):
+        path.write_bytes(whole[:cut])
+        counting.run([Samples(path, every=2, sample=text, resumed_at=4)], start=4, stop=8)
+        assert path.read_bytes() == whole
+    counting.run([Samples(path, every=2, sample=text)], stop=8)
+    assert path.read_bytes() == whole
+
+
+def test_numbers_counts_durations_and_signals_are_short():
+    numbers = [format_number(x) for x in (2.14321, -10.5, 1.31e-5, 2.5e6, float("nan"))]
+    assert numbers == ["2.1432", "-10.5000", "1.310e-05", "2.500e+06", "nan"]
+    counts = [format_count(x) for x in (0, 9.996, 99.96, 999.7, 1_250_000, 3e15)]
+    assert counts == ["0.00", "10.0", "100", "1.00k", "1.25M", "3000T"]
+    durations = [format_duration(seconds) for seconds in (0.2, 59.6, 11525, 184_320)]
+    assert durations == ["0:00", "1:00", "3:12:05", "2d 03:12"]
+    assert signal_name(signal.SIGRTMIN + 6) == f"signal {signal.SIGRTMIN + 6}"

@@ -1,0 +1,219 @@
+"""The data of a run: read by any workers, from a stream, or into one buffer, to the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from quick_study import CODE, YAML, at_home, kept, trained, write_study
+
+import jtrain as jt
+from jtrain.checkpoint import CheckpointManager
+from jtrain.config.top import CheckpointConfig
+from jtrain.core.loop import train_loop
+from jtrain.data.batches.aligned import aligned_copy
+from jtrain.optim.adam import AdamW
+from jtrain.parallel import Single
+from jtrain.train.setup import set_up
+
+CONFIG = "configs/quick.yaml"
+
+OWN = '''
+
+class Own:
+    """A source of the experiment's own, as a worker process has to find it."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, indices):
+        return self.source[indices]
+'''
+
+THREADS = ("workers.count=3", "workers.ahead=1")
+PROCESSES = ("workers.count=2", "workers.kind=processes")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
+    code = CODE.replace("Shuffled(train,", "Shuffled(Own(train),") + OWN
+    write_study(tmp_path / "home", code, YAML)
+    at_home(tmp_path / "home", monkeypatch, compiled)
+
+
+class StopAt(jt.Hook):
+    every = 1
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_state(self, step, state, metrics):
+        return jt.Stop("as it was told") if step == self.step else None
+
+
+@pytest.mark.thorough
+def test_the_same_bits_by_any_workers_and_resumed_by_others(home):
+    plain = kept(trained(CONFIG, "name=plain"))
+    for name, settings in {"threads": THREADS, "processes": PROCESSES}.items():
+        assert kept(trained(CONFIG, f"name={name}", *settings)) == plain
+    stopped = trained(CONFIG, "name=both", *PROCESSES, hooks=[StopAt(7)])
+    assert stopped.step == 7
+    on = trained(CONFIG, "name=both", *THREADS)
+    assert "resumes from step 7 of 12" in on.directory.log.read_text()
+    assert kept(on) == plain
+
+
+STREAMED = "train=Streamed(Points, lambda point: point, size=self.batch, every=10)"
+
+STREAM = '''
+import os
+import time
+
+from jtrain.data import Streamed
+
+COUNT = os.open("drawn", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+class Points:
+    """Points without an end, which take their time; a byte in a file for each.
+
+    They are held while the path HELD_BY exists, so that a kill finds the run there.
+    """
+
+    def __init__(self):
+        self.draw = np.random.Generator(np.random.PCG64(7))
+
+    def next(self):
+        os.write(COUNT, b".")
+        time.sleep(2e-4)
+        while os.path.exists(os.environ.get("HELD_BY", "")):
+            time.sleep(0.01)
+        x = self.draw.normal(size=2).astype(np.float32)
+        return {"x": x, "label": np.int32(x[0] > x[1])}
+
+    def state(self):
+        return self.draw.bit_generator.state
+
+    def restore(self, state):
+        self.draw.bit_generator.state = state
+'''
+
+
+def drawn() -> int:
+    return os.stat("drawn").st_size
+
+
+@pytest.mark.thorough
+def test_killed_over_a_stream_it_resumes_to_the_same_bits(study_home: Path):
+    code = CODE.replace("train=Shuffled(train, size=self.batch, seed=self.seed)", STREAMED)
+    assert STREAMED in code
+    Path("experiments/quick.py").write_text(code + STREAM)
+    settings = ("steps=120", "checkpoint.every=20", "evaluate.every=60", "steps_per_call=4")
+    whole = trained(CONFIG, *settings, "name=whole")
+    before = drawn()
+    assert before > 120 * 16
+    checkpoints = Path("runs/killed/checkpoints")
+    command = [sys.executable, "-m", "jtrain", "run", CONFIG, *settings, "name=killed"]
+    held = {**os.environ, "HELD_BY": str(checkpoints / "60")}
+    run = subprocess.Popen(command, env=held, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 300
+        while run.poll() is None and not (checkpoints / "60").exists():
+            assert time.monotonic() < end, "step 60 was never saved"
+            time.sleep(0.002)
+        run.kill()
+        told = run.communicate(timeout=300)[1].decode()
+    finally:
+        run.kill()
+    assert run.returncode == -9, told
+
+    saved = CheckpointManager(checkpoints).newest()
+    assert saved is not None
+    assert 60 <= saved < 120
+    place = json.loads((checkpoints / str(saved) / "about.json").read_text())
+    assert saved - 10 < place["about"]["batches"]["step"] <= saved, "of the step, not beyond it"
+    before = drawn()
+    again = trained(CONFIG, *settings, "name=killed")
+    assert again.status == "done"
+    # What is left, the places between two that are kept, and a batch for each look at the shapes.
+    assert drawn() - before <= (120 - saved + 10 + 5 * 8) * 16 < 120 * 16
+    assert kept(again) == kept(whole)
+
+
+STEPS, ROWS, WIDTH = 12, 512, 128  # 256 KB a batch, which another thread would copy
+
+
+class Refilled:
+    """Batches in new arrays, or all in one buffer."""
+
+    size, ragged = ROWS, False
+    buffer: np.ndarray | None = None
+
+    def __getitem__(self, step):
+        values = np.random.default_rng(step).normal(size=(ROWS, WIDTH)).astype(np.float32)
+        if self.buffer is not None:
+            self.buffer[:] = values
+            values = self.buffer
+        row = np.arange(ROWS, dtype=np.int32)
+        return {"x": values, "row": row, "mask": np.ones(ROWS, bool)}
+
+    def shard(self, index, count):
+        return self
+
+
+def buffer(offset: int) -> np.ndarray:
+    """Return memory that begins so many bytes behind a multiple of 64."""
+    memory = aligned_copy(np.zeros(ROWS * WIDTH * 4 + 64, np.uint8))
+    return memory[offset : offset + ROWS * WIDTH * 4].view(np.float32).reshape(ROWS, WIDTH)
+
+
+@jt.configclass
+class Config(jt.RunConfig):
+    """A layer whose loss reads its rows late: after products that take longer than reading."""
+
+    def build(self, place):
+        def loss(params, batch, rng):
+            body = lambda wide, _: (jax.numpy.tanh(wide @ params), None)
+            wide, _ = jax.lax.scan(body, params, length=40)
+            values = ((batch["x"] @ wide) ** 2).mean(1)
+            return jt.Mean.of(values, batch["mask"])
+
+        init = lambda key: (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5, ())
+        return jt.Experiment(init=init, loss=loss, train=Refilled(), optimizer=optax.sgd(0.1))
+
+
+def test_a_reader_may_fill_one_buffer_again():
+    """XLA:CPU computes with memory that begins at a multiple of 64, and copies other memory."""
+    config = Config(
+        experiment="refilled",
+        name="refilled",
+        steps=STEPS,
+        batch=ROWS,
+        optimizer=AdamW(lr=1e-3),
+        parallel=Single(),
+        checkpoint=CheckpointConfig(every=0),
+        steps_per_call=1,
+    )
+    setup = set_up(config)
+    step, batches = setup.compile_step(), setup.experiment.train
+    assert isinstance(batches, Refilled)
+
+    def train(memory: np.ndarray | None) -> np.ndarray:
+        batches.buffer = memory
+        with setup.read_ahead(0) as feed:
+            return np.asarray(
+                train_loop(step, setup.fresh(), feed, start=0, stop=STEPS).state.params
+            )
+
+    expected = train(None)
+    for offset in (0, 16):
+        assert np.array_equal(train(buffer(offset)), expected), f"offset {offset}"
