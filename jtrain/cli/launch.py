@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from jtrain.cli import VERBS, manifests
 from jtrain.cli.arguments import Arguments
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import KINDS, Fault, parse_faults
 from jtrain.distributed.launcher import launch
 from jtrain.errors import UserError
 from jtrain.errors.spelling import did_you_mean
@@ -32,7 +31,7 @@ class Engine(NamedTuple):
     """Whether --processes may be a range."""
 
 
-_STARTS = frozenset({"devices", "port", "restarts", "chaos", "patience"})
+_STARTS = frozenset({"devices", "port", "restarts", "patience"})
 ENGINES = {
     "local": Engine("jtrain.cli.launch", "launch_local", _STARTS),
     "ray": Engine(
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"jtrain launch: --{typed} is at least {least}; type --{typed} 2")
     engine = _engine(args, parser)
     manifests.check_no_options(argv[:index], args.engine)
-    args.program = _without_chaos(argv[:index])
+    args.program = shlex.join(["jtrain", "launch", *argv[:index]])
     function = getattr(importlib.import_module(engine.module), engine.function)
     return function(args, ["-m", "jtrain", args.verb, *rest])
 
@@ -79,7 +78,6 @@ def common_options(args: argparse.Namespace) -> dict[str, Any]:
         "restarts": args.restarts,
         "patience": Patience.parse(args.patience),
         "beats": args.verb == "run",
-        "faults": _faults(args.chaos, args.processes, args.verb),
         "program": args.program,
     }
 
@@ -127,16 +125,6 @@ def _processes(text: str) -> tuple[int, int]:
     return found
 
 
-def _without_chaos(words: Sequence[str]) -> str:
-    """Return the words before the verb without --chaos: a resumed run needs no faults."""
-    words_to_keep, skip = [], False
-    for word in words:
-        if not skip and word.partition("=")[0] != "--chaos":
-            words_to_keep.append(word)
-        skip = word == "--chaos"
-    return shlex.join(["jtrain", "launch", *words_to_keep])
-
-
 def _no_verb(word: str, processes: int) -> str:
     verbs = [name for name in VERBS if name != "launch"]
     config = word.endswith((".yaml", ".yml"))
@@ -146,15 +134,6 @@ def _no_verb(word: str, processes: int) -> str:
         f"jtrain launch: the verb to run in {processes} processes is missing.{found} Write a verb "
         f"({', '.join(verbs)}): jtrain launch --processes 2 run configs/shakespeare.yaml"
     )
-
-
-def _faults(text: str, processes: int, verb: str) -> tuple[Fault, ...]:
-    if text and verb != "run":
-        raise UserError(
-            f"jtrain launch: --chaos works only with the verb run, found {verb}: "
-            f"jtrain launch --processes {processes} --chaos {text} run CONFIG"
-        )
-    return parse_faults(text, processes)
 
 
 def _arguments() -> Arguments:
@@ -169,7 +148,6 @@ def _arguments() -> Arguments:
         "--processes 2 --devices 4 run configs/shakespeare.yaml",
         "--processes 4 run configs/shakespeare.yaml parallel.kind=fsdp",
         "--processes 1 --restarts 3 run configs/shakespeare.yaml",
-        "--chaos kill:1@step20,stall:0@step30 --patience 10 run configs/shakespeare.yaml",
         "--engine ray --processes 2:4 --restarts 3 run configs/shakespeare.yaml",
         "--engine k8s --topology v5e:4x4 --image IMAGE --claim shared run configs/llama2_7b.yaml",
     )
@@ -183,8 +161,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
     words = "restarts of all after one failed or was stuck; never after exit code 2"
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=words)
-    words = "faults to inject: " + ", ".join(KINDS) + "; each happens once"
-    parser.add_argument("--chaos", default="", metavar="FAULTS", help=words)
     words = "seconds after which a process is stuck: 60 for all phases, or step=60,compile=600"
     parser.add_argument("--patience", default="", metavar="SECONDS", help=words)
     words = "ray: HOST:PORT of the cluster, auto or local; default RAY_ADDRESS, or local"

@@ -37,7 +37,7 @@ ENGINES: Mapping[str, ManifestEngine] = {
     "skypilot": ManifestEngine("SkyPilot task", sky_task, "sky jobs launch {name}.yaml"),
 }
 # Options of engines that start the processes.
-_STARTS = ("processes", "devices", "port", "chaos", "patience")
+_STARTS = ("processes", "devices", "port", "patience")
 _STARTS += ("address", "resources", "env", "wait")
 _RESTARTS = 10
 

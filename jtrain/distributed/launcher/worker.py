@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from jtrain.distributed.heartbeat import Beat, heartbeat, read_beat
+from jtrain.distributed.heartbeat import Beat, read_beat
 from jtrain.distributed.heartbeat.channel import STACKS, Channel
 from jtrain.io.formatting import signal_name
 
@@ -75,14 +75,6 @@ class Worker(abc.ABC):
     @abc.abstractmethod
     def stacks(self) -> bytes:
         """Return the stacks that it has written; empty before."""
-
-    @abc.abstractmethod
-    def fault_time(self, index: int) -> float:
-        """Return when the fault with this index was injected; 0 before."""
-
-    @abc.abstractmethod
-    def note_fault(self, index: int) -> None:
-        """Record in its memory that the fault with this index was injected."""
 
     @abc.abstractmethod
     def signal(self, number: int) -> None:
@@ -190,14 +182,6 @@ class WorkerProcess(Worker):
     def stacks(self) -> bytes:
         """Return the stacks that it has written; empty before."""
         return self._channel.stacks()
-
-    def fault_time(self, index: int) -> float:
-        """Return when the fault with this index was injected; 0 before."""
-        return heartbeat.rehearsal_time(self._channel.files.pulse, index)
-
-    def note_fault(self, index: int) -> None:
-        """Record in its memory that the fault with this index was injected."""
-        heartbeat.note_rehearsed(self._channel.files.pulse, index)
 
     def signal(self, number: int) -> None:
         """Forward a signal, if it still runs."""

@@ -66,7 +66,7 @@ class RayProcess:
         try:
             host = ray.get(self._actor.host.remote())
             # Number 1: the output of process 0 would be shown at once.
-            error = ray.get(self._actor.start.remote(1, words, dict(environ), directory, 0))
+            error = ray.get(self._actor.start.remote(1, words, dict(environ), directory))
         except Exception as found:  # Ray raises many; the actor is dead or was killed
             self._error = f"its Ray actor died: {first_sentence(str(found))}"
             return

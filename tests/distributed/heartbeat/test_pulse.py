@@ -11,7 +11,6 @@ import pytest
 
 from jtrain.distributed.heartbeat import Heartbeat, read_beat
 from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
-from jtrain.distributed.heartbeat.heartbeat import FAULTS, note_rehearsed, rehearsal_time
 
 
 @pytest.fixture
@@ -50,20 +49,6 @@ def test_a_channel_that_is_closed_again_closes_no_file_of_another(monkeypatch):
     channel.close()
     channel.close()
     assert sorted(file for file in closed if file in channel.files) == sorted(channel.files)
-
-
-def test_either_side_records_a_fault(tmp_path: Path, channel: Channel):
-    file = channel.files.pulse
-    pulse = Heartbeat()
-    pulse.share(file)
-    pulse.begin_run(tmp_path, grace=1.0)
-    pulse.note_fault(0)
-    note_rehearsed(file, FAULTS - 1)
-    came = [place for place in range(FAULTS) if rehearsal_time(file, place)]
-    assert came == [place for place in range(FAULTS) if pulse.has_fault(place)]
-    assert came == [0, FAULTS - 1]
-    assert abs(rehearsal_time(file, 0) - time.monotonic()) < 60
-    assert read_beat(file).run == str(tmp_path)
 
 
 def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):

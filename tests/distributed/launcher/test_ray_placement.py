@@ -178,7 +178,6 @@ def report(now: float, **facts) -> Report:
         "ended": 0.0,
         "stopped": False,
         "stacks": b"",
-        "faults": (),
         "output": (),
     }
     return Report(now=now, beat=beat, **{**known, **facts})
@@ -189,7 +188,6 @@ def test_times_of_a_node_become_times_of_the_driver():
     worker = RayWorker(1, None, Host("a", "10.0.0.1", "", 0))
     worker.update(report(100.0), 1000.5)
     worker.update(report(101.0, faults=(100.5,)), 1001.2)
-    assert worker.fault_time(0) == pytest.approx(1000.7)
     assert worker.beat().failed == 0.0
     worker.update(report(102.0, code=70, ended=101.5, failed=101.0, output=((True, "x\n"),)), 1003)
     assert (worker.code, worker.exit_reason) == (70, "exit code 70")

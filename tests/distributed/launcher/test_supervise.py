@@ -14,7 +14,6 @@ from cases import by_name
 from test_launch import gone, of, when_written
 
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import parse_faults
 from jtrain.distributed.launcher import launch, process_group
 
 # Each attempt appends a letter to the file of its process: the size is the number of attempts.
@@ -121,14 +120,6 @@ def test_the_reported_fault_of_a_run_is_in_the_diagnosis(here: Path, capfd):
     assert "fails in     step 4, batch 6 of the training data" in said
     assert "why          so bad" in said
     assert "to resume" not in said
-
-
-def test_a_full_disk_that_a_run_survives_is_reported(here: Path, capfd):
-    full = parse_faults("full-disk@save1", processes=1)
-    assert launch(watched("HEARTBEAT.note_fault(0)"), processes=1, faults=full) == 0
-    assert attempts(here) == [1]
-    row = capfd.readouterr().err.splitlines()[1]
-    assert " ".join(row.split()) == "full-disk@save1 - - - survived, exit code 0"
 
 
 def test_a_run_that_makes_progress_is_restarted(here: Path):

@@ -76,14 +76,6 @@ class RayWorker(Worker):
         """Return the stacks that it has written; empty before."""
         return self._report.stacks if self._report else b""
 
-    def fault_time(self, index: int) -> float:
-        """Return when the fault with this index was injected; 0 before."""
-        return self._local(self._report.faults[index]) if self._report else 0.0
-
-    def note_fault(self, index: int) -> None:
-        """Record in its memory that the fault with this index was injected."""
-        self.requests.append(lambda: self.actor.note_fault.remote(index))
-
     def signal(self, number: int) -> None:
         """Forward a signal, if it still runs."""
         if self.code is None:
@@ -227,7 +219,7 @@ class Gang:
         return LOOPBACK if alone else host.address, number
 
     def starts(
-        self, words: Sequence[str], environs: Sequence[Mapping[str, str]], faults: int
+        self, words: Sequence[str], environs: Sequence[Mapping[str, str]]
     ) -> list[Callable[[], RayWorker]]:
         """Return a function for each process that starts it; the last one starts the watch of all.
 
@@ -236,20 +228,15 @@ class Gang:
         Args:
             words: the command after the interpreter.
             environs: variables of each process beside those of its node.
-            faults: number of faults of a rehearsal.
         """
         return [
-            functools.partial(self._start, index, words, environ, faults)
+            functools.partial(self._start, index, words, environ)
             for index, environ in enumerate(environs)
         ]
 
-    def _start(
-        self, index: int, words: Sequence[str], environ: Mapping[str, str], faults: int
-    ) -> RayWorker:
+    def _start(self, index: int, words: Sequence[str], environ: Mapping[str, str]) -> RayWorker:
         actor, host = self._actors[index]
-        (error,) = self._ask(
-            [actor.start.remote(index, list(words), dict(environ), os.getcwd(), faults)]
-        )
+        (error,) = self._ask([actor.start.remote(index, list(words), dict(environ), os.getcwd())])
         if error:
             raise UserError(
                 f"jtrain launch: {error}, on the node {host.address} of the Ray cluster. Run in a "

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from jtrain.distributed.cluster.cluster import CoordinatorAddress
 from jtrain.distributed.cluster.variables import LAUNCHER
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import Fault
 from jtrain.distributed.launcher.launch import cluster_variables, warn_about_hostname
 from jtrain.distributed.launcher.process_group import ProcessGroup
 from jtrain.distributed.launcher.ray.cluster import (
@@ -27,7 +26,6 @@ from jtrain.distributed.launcher.ray.placement import (
     parse_resources,
     room,
 )
-from jtrain.distributed.launcher.rehearsal import FaultRehearsal
 from jtrain.distributed.launcher.supervise import ReceivedSignals, supervise
 from jtrain.errors import UserError
 
@@ -53,7 +51,6 @@ def launch_on_ray(
     restarts: int = 0,
     patience: Patience | None = None,
     beats: bool = False,
-    faults: Sequence[Fault] = (),
     program: str = "",
 ) -> int:
     """Run a Python command in several processes; return the exit code of the first that failed.
@@ -73,7 +70,6 @@ def launch_on_ray(
         restarts: number of restarts after a process failed or was stuck.
         patience: seconds in each phase after which a process counts as stuck.
         beats: whether the command reports its phases from its start, as `jtrain run` does.
-        faults: faults to inject.
         program: the words before the verb that start the same processes again.
 
     Raises:
@@ -97,23 +93,22 @@ def launch_on_ray(
             warn_about_hostname()
         if _on_cpu(needed):  # whatever JAX finds on a node
             chosen = {"JAX_PLATFORMS": "cpu", **chosen}
-        rehearsal = FaultRehearsal(faults)
 
         @contextlib.contextmanager
         def begin(signals: ReceivedSignals) -> Iterator[ProcessGroup]:
             stopped = lambda: signals.time > 0
-            shared = rehearsal.environment() | ({LAUNCHER: program} if program else {})
+            shared = {LAUNCHER: program} if program else {}
             with Gang(least, most, needed, wait=wait, stopped=stopped) as gang:
                 coordinator = str(CoordinatorAddress(*gang.coordinator(port)))
                 environs = [
                     chosen | cluster_variables(coordinator, index, gang.size, devices) | shared
                     for index in range(gang.size)
                 ]
-                starts = gang.starts(words, environs, len(faults))
+                starts = gang.starts(words, environs)
                 with ProcessGroup(starts, patience=patience or Patience(), beats=beats) as group:
                     yield group
 
-        return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
+        return supervise(begin, restarts=restarts, program=program)
 
 
 def forwarded(environ: Mapping[str, str], names: str = "") -> dict[str, str]:

@@ -30,8 +30,6 @@ class Report(NamedTuple):
     ended: float
     stopped: bool
     stacks: bytes
-    faults: tuple[float, ...]
-    """The times of the injected faults; 0: not yet."""
     output: tuple[tuple[bool, str], ...]
     """New lines of its output; True: from its error stream."""
 
@@ -48,7 +46,6 @@ class NodeWorker:
         self._output: list[tuple[bool, str]] = []
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
-        self._faults = 0
 
     def host(self) -> Host:
         """Return the place of the actor."""
@@ -70,7 +67,6 @@ class NodeWorker:
         words: Sequence[str],
         environ: Mapping[str, str],
         directory: str,
-        faults: int,
     ) -> str:
         """Start the process; return an error if the node does not have the directory.
 
@@ -78,7 +74,6 @@ class NodeWorker:
             words: the words after the interpreter.
             environ: variables beside those of the actor.
             directory: the working directory.
-            faults: number of faults of a rehearsal.
         """
         if not Path(directory).is_dir():
             return f"{directory} does not exist there"
@@ -97,7 +92,6 @@ class NodeWorker:
             )
         finally:
             os.close(writing)
-        self._faults = faults
         self._stack.enter_context(self._process)
         return ""
 
@@ -122,7 +116,6 @@ class NodeWorker:
             ended,
             process.stopped,
             process.stacks(),
-            tuple(process.fault_time(index) for index in range(self._faults)),
             output,
         )
 
@@ -130,11 +123,6 @@ class NodeWorker:
         """Forward a signal to the process."""
         if self._process is not None:
             self._process.signal(number)
-
-    def note_fault(self, index: int) -> None:
-        """Record in the memory of the process that a fault was injected."""
-        if self._process is not None:
-            self._process.note_fault(index)
 
     def kill(self) -> None:
         """Kill the process with all its children."""
