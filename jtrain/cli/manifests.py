@@ -38,7 +38,7 @@ ENGINES: Mapping[str, ManifestEngine] = {
 }
 # Options of engines that start the processes.
 _STARTS = ("processes", "devices", "port", "patience")
-_STARTS += ("address", "resources", "env", "wait")
+_STARTS += ("address", "resources", "env")
 _RESTARTS = 10
 
 

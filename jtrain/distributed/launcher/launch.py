@@ -16,7 +16,7 @@ from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.launcher.certificate import throwaway_certificate
 from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
 from jtrain.distributed.launcher.process_group import ProcessGroup
-from jtrain.distributed.launcher.supervise import ReceivedSignals, supervise
+from jtrain.distributed.launcher.supervise import supervise
 from jtrain.distributed.launcher.worker import WorkerProcess
 
 
@@ -56,8 +56,7 @@ def launch(
     added: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def begin(signals: ReceivedSignals) -> Iterator[ProcessGroup]:
-        del signals  # the processes start at once
+    def begin() -> Iterator[ProcessGroup]:
         shared = added | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
@@ -89,13 +88,6 @@ def worker_environment(
     return {
         **({"JAX_PLATFORMS": "cpu"} if processes > 1 else {}),
         **environ,
-        **cluster_variables(coordinator, index, processes, devices),
-    }
-
-
-def cluster_variables(coordinator: str, index: int, processes: int, devices: int) -> dict[str, str]:
-    """Return the variables by which a process finds its cluster."""
-    return {
         "JTRAIN_COORDINATOR": coordinator,
         "JTRAIN_PROCESSES": f"{processes}",
         "JTRAIN_PROCESS": f"{index}",

@@ -13,15 +13,11 @@ from types import FrameType
 from jtrain.distributed.heartbeat.shutdown_request import REPEATS, ShutdownRequest, shutdown_signals
 from jtrain.distributed.launcher.attempts import Attempt, AttemptHistory
 from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGroup
-from jtrain.errors import DONE, MISTAKE, STOPPED, PeerError, UserError
+from jtrain.errors import DONE, MISTAKE, STOPPED
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first restart, and at most before a later one
 LATE = 5.0  # seconds beyond the grace period after which a signalled group is killed
 QUIT = 128 + signal.SIGQUIT  # the exit code that a shell gives to a process ended by SIGQUIT
-
-
-class StoppedBeforeStartError(Exception):
-    """A signal came while a group was about to start, and nothing was started."""
 
 
 class ReceivedSignals:
@@ -70,7 +66,7 @@ class ReceivedSignals:
 
 
 def supervise(
-    begin: Callable[[ReceivedSignals], AbstractContextManager[ProcessGroup]],
+    begin: Callable[[], AbstractContextManager[ProcessGroup]],
     *,
     restarts: int = 0,
     program: str = "",
@@ -81,23 +77,17 @@ def supervise(
     stops at, or the third failure at the same place.
 
     Args:
-        begin: starts a group, which exists in a `with` block. If that takes a while, it looks at
-            the signals meanwhile, and raises `StoppedBeforeStartError` once one came.
+        begin: starts a group, which exists in a `with` block.
         program: the words before the verb that start the same processes again.
     """
     history, spent = AttemptHistory(program), 0
     with forward_signals() as signals:
         while True:
             try:
-                with begin(signals) as group:
+                with begin() as group:
                     signals.forward_to(group)
                     exit = watch(group, signals)
                     attempt = Attempt.from_exit(exit, group.beats())
-            except StoppedBeforeStartError:
-                return QUIT if signals.quit else STOPPED
-            except (PeerError, UserError):  # no group can be started any more
-                write_error(_exit_note(history.last.exit) if history.last else "")
-                raise
             finally:
                 signals.forward_to(None)
             if not exit.failed or signals.time:
