@@ -1,4 +1,4 @@
-"""Restarts after a failure: how many, when not, and the final report."""
+"""Restarts after a failure: how many, when not, and the final report; stopped processes are named."""
 
 import os
 import re
@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cases import by_name
+from plain_environ import plain_environ
+from quick_study import CODE, write_study
 from test_launch import gone, of, when_written
 
 from jtrain.distributed.heartbeat import Patience
@@ -54,21 +55,6 @@ def test_all_are_restarted_when_one_fails(here: Path, capfd):
     assert len(set((here / "port").read_text().split())) == 3, "a new port for each attempt"
 
 
-@pytest.mark.thorough
-def test_without_restarts_left_the_output_of_the_failed_process_comes_last(here: Path, capfd):
-    code = "HEARTBEAT.beat('hooks', 10 * life)\n"
-    code += f"other = '{here}/0'\n"
-    code += (
-        "while not (os.path.exists(other) and os.path.getsize(other) == life): time.sleep(0.01)\n"
-    )
-    code += "me == 1 and 1 / 0; time.sleep(600)"
-    assert launch(watched(code), processes=2, restarts=1) == 1
-    assert attempts(here) == [2, 2]
-    *_, error, last = capfd.readouterr().err.splitlines()
-    assert error == "ZeroDivisionError: division by zero"
-    assert last == "process 1 failed (exit code 1), and all were ended"
-
-
 @pytest.mark.parametrize("code", [0, 2, 75])
 def test_a_done_mistaken_or_stopped_run_is_not_restarted(here: Path, code: int):
     assert launch(of(LIFE + f"sys.exit({code})"), processes=1, restarts=3) == code
@@ -110,16 +96,6 @@ def test_a_run_that_its_guard_stopped_is_not_restarted(here: Path, capfd):
     said = capfd.readouterr().err
     assert "the guard stopped the run at step 4, where a restart would stop again" in said
     assert "Restarted" not in said
-
-
-def test_the_reported_fault_of_a_run_is_in_the_diagnosis(here: Path, capfd):
-    assert launch(failed_run_command(here / "try", done="skipped"), processes=1, restarts=9) == 70
-    assert attempts(here) == [3]
-    said = capfd.readouterr().err
-    assert "Restarted (2 of 9) from checkpoint 2." in said
-    assert "fails in     step 4, batch 6 of the training data" in said
-    assert "why          so bad" in said
-    assert "to resume" not in said
 
 
 def test_a_run_that_makes_progress_is_restarted(here: Path):
@@ -202,48 +178,6 @@ def test_the_first_failure_is_reported_though_another_process_exited_before(
     assert launch(watched(begins + other), processes=2) == code
 
 
-class SlowWriter:
-    """A process that is held up for some looks while it writes its stacks."""
-
-    def __init__(self):
-        self.looks = 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def dump(self):
-        self.looks = 0
-
-    def stacks(self) -> bytes:
-        self.looks += 1
-        return b"Thread 1\nThread 2\n"[: 9 * (self.looks // 4)]
-
-
-def test_stacks_whose_writer_is_held_up_are_waited_for(monkeypatch):
-    monkeypatch.setattr(process_group, "DUMP", 60.0)
-    writer: Any = SlowWriter()
-    with process_group.ProcessGroup([lambda: writer], patience=Patience()) as group:
-        group._dump(group.workers)
-        assert writer.stacks() == b"Thread 1\nThread 2\n"
-
-
-def test_the_output_of_a_stuck_process_is_shown(here: Path, capfd):
-    run = here / "runs"
-    run.mkdir()
-    code = f"from pathlib import Path; HEARTBEAT.begin_run(Path('{run}'), 25.0)\n"
-    code += "print(f'said by {me}', flush=True); HEARTBEAT.beat('save', 20 - me)\n"
-    code += f"while not me and not os.path.exists('{here}/1'):\n"
-    code += "    time.sleep(0.01); HEARTBEAT.phase('save')"
-    code += f"\nif me: open('{here}/1', 'w')\ntime.sleep(600)"
-    assert launch(watched(code), processes=2, patience=Patience.parse("save=1")) == 124
-    out, err = capfd.readouterr()
-    assert out == "said by 0\n"
-    assert "said by 1\nprocess 1 has been in the phase save, step 19, for " in err
-
-
 @pytest.mark.thorough
 def test_a_process_without_beats_is_watched_only_if_it_promised_them(here: Path):
     patience = Patience.parse("0.3")
@@ -279,3 +213,87 @@ def gone_all(here: Path) -> bool:
     pids = here / "all"
     pids.write_text(" ".join(path.name[4:] for path in here.glob("pid-*")))
     return gone(pids)
+
+
+# Stops the process with that index once it is in that phase at that step or later.
+STOPS = """
+import os
+import signal
+import threading
+import time
+
+from jtrain.distributed.heartbeat import HEARTBEAT
+
+
+def stops(process, phase, step):
+    while HEARTBEAT.now().phase != phase or HEARTBEAT.now().step < int(step):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+told = os.environ["STOP"].split()
+if told[0] == os.environ["JTRAIN_PROCESS"]:
+    threading.Thread(target=stops, args=told, daemon=True).start()
+"""
+VALUES = ("steps=100000", "checkpoint.every=20", "evaluate.every=20", "parallel.kind=mirrored")
+
+
+def launch_and_stop(
+    home: Path, compiled: Path, where: str, *options: str, devices: int = 1, limit: float = 240
+) -> tuple[int, str, float]:
+    """Launch three processes, one of which stops; return the code, the output and the seconds."""
+    write_study(home, f"{STOPS}\n{CODE}")
+    env = plain_environ()
+    words = ["launch", "--processes", "3", "--devices", f"{devices}", *options]
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "jtrain", *words, "run", "configs/quick.yaml", "batch=18", *VALUES],
+        cwd=home,
+        env=env | {"STOP": where, "JAX_COMPILATION_CACHE_DIR": str(compiled)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit,
+    )
+    return done.returncode, done.stdout, time.monotonic() - began
+
+
+def check(home: Path, end: tuple[int, str, float], process: int, limit: float) -> None:
+    """Check that the stopped process is named, after its limit, and that all wrote their stacks."""
+    code, said, seconds = end
+    assert code == 124, said
+    *_, last = said.splitlines()
+    stopped = re.match(rf"process {process} has been .*?, stopped by a signal for (\S+) s", last)
+    assert stopped, said
+    assert limit - 2 <= float(stopped[1]) < limit + 15, (
+        "another process may have waited a little longer"
+    )
+    assert seconds > limit - 2
+    run, failed = home / "runs" / "quick", re.findall(r"process (\d) waited for it", last)
+    for index in {0, 1, 2} - {int(each) for each in failed}:  # a failed one has shown its traceback
+        if f"{run.absolute()}/stacks-*.txt" in last:
+            assert "File " in (run / f"stacks-{index}.txt").read_text()
+        else:  # no process had created the directory
+            assert re.search(rf"^process {index}:\n(Current t|T)hread 0x", said, re.MULTILINE)
+
+
+@pytest.mark.thorough
+def test_a_stopped_process_is_named_with_the_stacks_of_all(tmp_path: Path, compiled: Path):
+    end = launch_and_stop(tmp_path, compiled, "1 step 5", "--patience", "step=6")
+    check(tmp_path, end, process=1, limit=6.0)
+    assert (tmp_path / "runs" / "quick" / "stacks-1.txt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [("start", 0), ("compile", 0), ("restore", 0), ("data", 3), ("eval", 20), ("save", 20)],
+)
+def test_a_stopped_process_is_named_in_every_phase(
+    tmp_path: Path, compiled: Path, phase: str, step: int
+):
+    """Name it also if another fails first: in the rendezvous, in gloo or by its heartbeat."""
+    process = 2 * (step % 2)
+    end = launch_and_stop(tmp_path, compiled, f"{process} {phase} {step}", "--patience", "step=40")
+    early = phase in {"compile", "restore"}  # gloo's first meeting has a limit of 30 s
+    check(tmp_path, end, process=process, limit=30.0 if early else 40.0)

@@ -1,5 +1,7 @@
-"""The heartbeat of a process is read by another, whatever the first is doing."""
+"""The heartbeat of a process is read by another; a stuck process is late, and a slow one is not."""
 
+import functools
+import importlib
 import os
 import signal
 import subprocess
@@ -7,10 +9,21 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jtrain.distributed.heartbeat import Heartbeat, read_beat
+import jtrain as jt
+from jtrain.distributed.heartbeat import (
+    Beat,
+    Heartbeat,
+    Patience,
+    WatchedProcess,
+    read_beat,
+)
 from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
+from jtrain.distributed.heartbeat.patience import FLOORS
+from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
+from jtrain.errors import UserError
 
 
 @pytest.fixture
@@ -39,16 +52,6 @@ def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
     assert beat.run == str(tmp_path / "runs" / "möwe")
     assert abs(beat.seconds - time.monotonic()) < 60
     assert pulse.now() == beat
-
-
-def test_a_channel_that_is_closed_again_closes_no_file_of_another(monkeypatch):
-    """The kernel gives its numbers to the next files that are opened."""
-    close, closed = os.close, []
-    monkeypatch.setattr(os, "close", lambda file: (closed.append(file), close(file)))
-    channel = Channel()
-    channel.close()
-    channel.close()
-    assert sorted(file for file in closed if file in channel.files) == sorted(channel.files)
 
 
 def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):
@@ -134,3 +137,99 @@ def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Cha
         os.close(theirs)
     assert read_beat(channel.files.pulse).number == 0
     assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def beat(number: int, phase: str = "step", step: int = 0, seconds: float = 0.0) -> Beat:
+    return Beat(number, phase, step, seconds, 0, 0.0, "")
+
+
+def test_a_process_is_late_when_its_phase_lasts_too_long():
+    watched = WatchedProcess(Patience.parse("10"))
+    assert not watched.update(beat(1, "data"), 1.0)
+    assert not watched.update(beat(1, "data"), 9.0)
+    assert watched.update(beat(1, "data"), 1.5)
+    assert not watched.update(beat(2, "step"), 1.0), "a new beat"
+
+
+def test_a_step_may_take_five_of_its_kind():
+    watched = WatchedProcess(Patience.parse("10"))
+    for number in range(1, 20):  # 4 s each
+        watched.update(beat(number, "step", number, 4.0 * number), 4.0)
+    assert watched.step_seconds == 4.0
+    assert not watched.update(beat(19, "step", 19, 76.0), 19.0)
+    assert watched.update(beat(19, "step", 19, 76.0), 2.0)
+
+
+def test_the_first_step_may_take_as_long_as_its_compilation():
+    assert Patience.parse("step=5,compile=300").seconds("step", None) == 300
+
+
+def test_a_jump_of_the_clock_is_not_late(monkeypatch):
+    """Time between observations counts; the time in a beat serves the median step only."""
+    watched = WatchedProcess(Patience.parse("10"))
+    watched.update(beat(1, "data", 1, seconds=0.0), 0.02)
+    assert not watched.update(beat(1, "data", 1, seconds=0.0), 0.02)
+    assert not watched.update(beat(2, "data", 2, seconds=7200.0), 0.02)
+    assert not watched.update(beat(3, "data", 3, seconds=3600.0), 0.02)
+
+
+def test_patience_is_typed_for_all_phases_or_for_some():
+    assert set(Patience.parse("60").floors.values()) == {60.0}
+    some = Patience.parse("step=30, eval=600").floors
+    assert (some["step"], some["eval"], some["save"]) == (30.0, 600.0, FLOORS["save"])
+    assert Patience.parse("10").times(3.0).floors["data"] == 30.0
+
+
+@pytest.mark.parametrize("text", ["stp=30", "step=", "-3"])
+def test_an_invalid_patience_is_refused_with_advice(text: str):
+    with pytest.raises(UserError, match=r"the phases are start, compile.*Type --patience 60"):
+        Patience.parse(text)
+
+
+def until(said: list[str], lines: int) -> None:
+    end = time.monotonic() + 200
+    while len(said) < lines:
+        assert time.monotonic() < end, said
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("phase", ["compile"])
+def test_a_long_phase_is_reported_ever_less_often(phase: str):
+    said, times, pulse = [], [], Heartbeat()
+    tell = lambda line: (said.append(line), times.append(time.monotonic()))
+    with StartupProgress(tell, pulse=pulse, first=0.1, tick=0.01):
+        began = time.monotonic()
+        pulse.phase(phase)
+        until(times, 3)
+    assert all(line.startswith(f"{DOING[phase]}: ") for line in said)
+    assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
+
+
+def test_closed_output_does_not_end_the_run():
+    told, pulse = [], Heartbeat()
+
+    def closed(line: str):
+        told.append(line)
+        raise BrokenPipeError
+
+    with StartupProgress(closed, pulse=pulse, first=0.05, tick=0.01):
+        pulse.phase("start")
+        until(told, 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd, quiet: bool):
+    from jtrain.train.setup import TrainSetup
+
+    compiled = TrainSetup.compile_step
+    slowly = lambda setup, **options: time.sleep(1.0) or compiled(setup, **options)
+    monkeypatch.setattr(TrainSetup, "compile_step", slowly)
+    soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
+    monkeypatch.setattr(
+        importlib.import_module("jtrain.train.train_to_end"), "StartupProgress", soon
+    )
+    loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
+    rows = {"x": np.arange(8, dtype=np.float32)}
+    jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1, quiet=quiet)
+    assert ("compiling the step: " in capfd.readouterr().out) != quiet
