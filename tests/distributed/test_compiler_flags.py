@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import jax
@@ -12,7 +11,6 @@ import pytest
 from quick_study import write_study
 
 from jtrain.cli import main
-from jtrain.config.xla import XlaConfig, misfitting_flags
 from jtrain.distributed import compiler_flags
 from jtrain.distributed.compiler_flags import (
     FLAGS,
@@ -27,10 +25,6 @@ from jtrain.distributed.compiler_flags import (
 from jtrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_config_has_each_preset():
-    assert list(typing.get_args(typing.get_type_hints(XlaConfig)["preset"])) == list(PRESETS)
 
 
 def test_the_compiler_knows_each_flag_of_the_presets():
@@ -101,19 +95,6 @@ def test_known_flags_of_the_environment_are_read_once(monkeypatch):
     check_environment()
     check_environment()
     assert checked == [{FLAGS: "--xla_read_once=1"}]
-
-
-@pytest.mark.parametrize(
-    ("given", "key", "words"),
-    [
-        ({"flags": ("--xla_a=1 --xla_b=2",)}, "xla.flags", "without spaces"),
-        ({"flags": ("--xla_tpu_a=1",)}, "xla.flags", "write xla.tpu_flags=[--xla_tpu_a=1]"),
-    ],
-)
-def test_flags_of_another_form(given, key, words):
-    ((found, said),) = misfitting_flags(XlaConfig(**given))
-    assert found == key
-    assert words in said
 
 
 def test_too_late_once_jax_has_devices(monkeypatch):

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import errno
 import json
 import os
 import re
@@ -20,8 +19,6 @@ import pytest
 from jtrain.distributed.cluster import detect, greetings, rendezvous
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import HELLO, TOKEN, bind_host, meet
-from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.channel import Channel
 from jtrain.distributed.launcher.port import free_port
 from jtrain.errors import ConfigError, PeerError
 
@@ -125,15 +122,6 @@ def test_a_port_in_use_is_refused_with_its_holder_and_another_port():
         other = detect(slurm | {told[1]: told[2]}).coordinator
         assert other is not None
         assert ends([(member(i, 2, other.port), SAME) for i in range(2)]) == [None, None]
-
-
-def test_an_address_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_, **__) -> socket.socket:
-        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-
-    monkeypatch.setattr(socket, "create_server", refuse)  # tests may not bind to any other address
-    with pytest.raises(ConfigError, match=r"Give it an address of this machine .* JTRAIN_COORD"):
-        meet(member(0, 2, 8476), SAME, timeout=1.0)
 
 
 def test_another_program_at_the_port_is_not_taken_for_process_0():
@@ -294,63 +282,38 @@ def test_a_process_that_was_let_go_greets_again(monkeypatch):
 
 CROWD = """
 import resource, socket, sys
-port, count, line = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-peers = []
-for index in range(1, count + 1):
-    peers.append(socket.create_connection(("127.0.0.1", port)))
-    if line:
-        peers[-1].sendall((line % index).encode() + b"\\n")
+peers = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(2000)]
 print("all", flush=True)
-if line:
-    lines = [peer.makefile("rb").readline() for peer in peers]
-    print(lines.count(b'{"jtrain": "", "error": ""}\\n'))
-else:
-    sys.stdin.read()
+sys.stdin.read()
 """
 
 
-def crowd(port: int, count: int, line: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", CROWD, str(port), str(count), line]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
 @pytest.fixture
-def limit() -> Iterator[Callable[[int], None]]:
-    """Return a function that sets the limit of open files; skip where it may not be raised."""
+def few_files() -> Iterator[None]:
+    """Allow 256 open files; skip where a crowd may not have more."""
     before, change = resource.getrlimit(resource.RLIMIT_NOFILE), resource.setrlimit
     if 0 <= before[1] < 4096:
         pytest.skip(f"at most {before[1]} open files are allowed here")
-    yield lambda soft: change(resource.RLIMIT_NOFILE, (soft, before[1]))
-    change(resource.RLIMIT_NOFILE, before)  # a test puts a function in its place
+    change(resource.RLIMIT_NOFILE, (256, before[1]))
+    yield
+    change(resource.RLIMIT_NOFILE, before)  # the test puts a function in its place
 
 
-def test_2000_connections_at_256_open_files(monkeypatch, limit):
-    limit(256)
+def test_2000_connections_at_256_open_files(few_files, monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda *args: None)  # as where 256 is the most
     with listening_port(monkeypatch) as (port, ready):
         processes = []
 
         def connect() -> None:
-            processes.append(crowd(port, 2000, ""))
+            command = [sys.executable, "-c", CROWD, str(port)]
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
             assert processes[0].stdout.readline() == "all\n"
 
         assert start_with(port, ready, connect, token="secret") == [None, None]
         processes[0].communicate()
-
-
-@pytest.mark.thorough
-def test_1024_processes_meet_at_1024_open_files(monkeypatch, limit):
-    limit(1024)
-    with listening_port(monkeypatch) as (port, ready):
-        line = json.dumps({"index": "%d", "processes": 1024, "facts": SAME})
-        others = []
-        threading.Thread(
-            target=lambda: (ready.wait(60), others.append(crowd(port, 1023, line)))
-        ).start()
-        meet(member(0, 1024, port), SAME, timeout=100.0)
-        assert others[0].communicate()[0].split() == ["all", "1023"]
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_told_with_a_higher_one(monkeypatch):
@@ -381,33 +344,3 @@ def test_every_call_sets_the_listening_address():
                     said = {word.arg for word in node.keywords}
                     assert "coordinator_bind_address" in said, f"{file}:{node.lineno}"
     assert found >= 4
-
-
-# Prints the heartbeat timeout that `start` passes to JAX in one of two processes.
-HEARTBEAT = """
-import sys
-import jax
-from jtrain.distributed.cluster import Cluster, start
-from jtrain.distributed.cluster.cluster import CoordinatorAddress
-
-sys.modules["jtrain.distributed.cluster.start"].meet = lambda *_, **__: None
-jax.distributed.initialize = lambda *_, **told: print(told["heartbeat_timeout_seconds"])
-start(Cluster(processes=2, coordinator=CoordinatorAddress("127.0.0.1", 1)), {}, timeout=1)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("watched", [False, True])
-def test_the_heartbeat_is_patient_under_a_launcher(watched: bool):
-    with Channel() as channel:
-        done = subprocess.run(
-            [sys.executable, "-c", HEARTBEAT],
-            env={**os.environ, **(channel.environ if watched else {})},
-            pass_fds=channel.files,
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-    assert done.returncode == 0, done.stderr
-    longest = max(Patience().floors.values())
-    assert (int(done.stdout) > 10 * longest) == watched

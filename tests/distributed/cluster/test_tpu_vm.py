@@ -19,7 +19,6 @@ SLICE = {
     "accelerator-type": "v5litepod-16",
     "tpu-env": "ACCELERATOR_TYPE: 'v5litepod-16'\nTYPE: 'V5LITE_POD'\nWORKER_ID: '2'\n",
 }
-OLD_FORM = "unknown:unknown:10.0.0.1,unknown:unknown:10.0.0.2"
 SLICES = {
     **SLICE,
     "tpu-env": (
@@ -117,14 +116,6 @@ def test_a_host_of_several_slices(chips: Path):
         found = detect({"GCE_METADATA_IP": server.host}, root=chips)
     assert (found.kind, found.index, found.processes) == ("2 TPU slices", 6, 8)
     assert str(found.coordinator) == "10.9.9.9:8476"
-
-
-def test_the_older_form_of_the_hosts(chips: Path):
-    with answering(
-        SLICE | {"worker-network-endpoints": OLD_FORM, "agent-worker-number": "1"}
-    ) as server:
-        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
-    assert (found.index, found.processes, str(found.coordinator)) == (1, 2, "10.0.0.1:8476")
 
 
 def test_a_machine_that_is_no_host_of_a_slice_is_one_process(chips: Path):

@@ -21,7 +21,6 @@ from jtrain.distributed.heartbeat import (
     read_beat,
 )
 from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
-from jtrain.distributed.heartbeat.patience import FLOORS
 from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
 from jtrain.errors import UserError
 
@@ -105,19 +104,6 @@ def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: C
         process.wait()
 
 
-def test_a_child_process_does_not_beat_for_its_parent(channel: Channel):
-    code = (
-        "import os, subprocess, sys\n"
-        "from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat\n"
-        "connect_heartbeat()\n"
-        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT as h, connect_heartbeat; '\n"
-        "child += 'connect_heartbeat(); h.beat(\"save\", 99)'\n"
-        "HEARTBEAT.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
-    )
-    assert started(code, channel).wait(timeout=300) == 0
-    assert read_beat(channel.files.pulse).step == 4
-
-
 def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Channel):
     """Check a child of a script under `jtrain launch`: it inherits the environment, but no file."""
     (tmp_path / "theirs").write_text("kept")
@@ -160,10 +146,6 @@ def test_a_step_may_take_five_of_its_kind():
     assert watched.update(beat(19, "step", 19, 76.0), 2.0)
 
 
-def test_the_first_step_may_take_as_long_as_its_compilation():
-    assert Patience.parse("step=5,compile=300").seconds("step", None) == 300
-
-
 def test_a_jump_of_the_clock_is_not_late(monkeypatch):
     """Time between observations counts; the time in a beat serves the median step only."""
     watched = WatchedProcess(Patience.parse("10"))
@@ -171,13 +153,6 @@ def test_a_jump_of_the_clock_is_not_late(monkeypatch):
     assert not watched.update(beat(1, "data", 1, seconds=0.0), 0.02)
     assert not watched.update(beat(2, "data", 2, seconds=7200.0), 0.02)
     assert not watched.update(beat(3, "data", 3, seconds=3600.0), 0.02)
-
-
-def test_patience_is_typed_for_all_phases_or_for_some():
-    assert set(Patience.parse("60").floors.values()) == {60.0}
-    some = Patience.parse("step=30, eval=600").floors
-    assert (some["step"], some["eval"], some["save"]) == (30.0, 600.0, FLOORS["save"])
-    assert Patience.parse("10").times(3.0).floors["data"] == 30.0
 
 
 @pytest.mark.parametrize("text", ["stp=30", "step=", "-3"])
@@ -203,18 +178,6 @@ def test_a_long_phase_is_reported_ever_less_often(phase: str):
         until(times, 3)
     assert all(line.startswith(f"{DOING[phase]}: ") for line in said)
     assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
-
-
-def test_closed_output_does_not_end_the_run():
-    told, pulse = [], Heartbeat()
-
-    def closed(line: str):
-        told.append(line)
-        raise BrokenPipeError
-
-    with StartupProgress(closed, pulse=pulse, first=0.05, tick=0.01):
-        pulse.phase("start")
-        until(told, 2)
 
 
 @pytest.mark.thorough

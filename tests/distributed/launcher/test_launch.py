@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -198,15 +197,6 @@ def test_a_port_in_use_is_refused_with_one_that_is_free():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port} is not available.*Leave --port out"):
             launch(of("pass"), processes=2, port=port)
-
-
-def test_it_works_outside_of_the_main_thread():
-    codes = []
-    thread = threading.Thread(target=lambda: codes.append(launch(of("pass"), processes=2)))
-    thread.start()
-    thread.join(timeout=60)
-    assert codes == [0]
-    assert os.getpid()
 
 
 def test_a_free_port_is_none_that_the_kernel_gives_to_other_sockets(monkeypatch):

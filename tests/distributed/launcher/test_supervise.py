@@ -55,7 +55,7 @@ def test_all_are_restarted_when_one_fails(here: Path, capfd):
     assert len(set((here / "port").read_text().split())) == 3, "a new port for each attempt"
 
 
-@pytest.mark.parametrize("code", [0, 2, 75])
+@pytest.mark.parametrize("code", [2, 75])
 def test_a_done_mistaken_or_stopped_run_is_not_restarted(here: Path, code: int):
     assert launch(of(LIFE + f"sys.exit({code})"), processes=1, restarts=3) == code
     assert attempts(here) == [1]
@@ -178,14 +178,6 @@ def test_the_first_failure_is_reported_though_another_process_exited_before(
     assert launch(watched(begins + other), processes=2) == code
 
 
-@pytest.mark.thorough
-def test_a_process_without_beats_is_watched_only_if_it_promised_them(here: Path):
-    patience = Patience.parse("0.3")
-    assert launch(of(LIFE + "time.sleep(1)"), processes=1, patience=patience) == 0
-    command = of(LIFE + "time.sleep(60)")
-    assert launch(command, processes=1, patience=patience, beats=True) == 124
-
-
 def test_a_signalled_launch_is_not_restarted(here: Path):
     code = LIFE + f"open(f'{here}/pid-{{os.getpid()}}', 'w'); time.sleep(60)"
     starts = (
@@ -198,15 +190,6 @@ def test_a_signalled_launch_is_not_restarted(here: Path):
     assert process.wait(timeout=200) == 75, "nothing was lost: no step had begun"
     assert attempts(here) == [1, 1]
     assert gone_all(here)
-
-
-def test_a_process_that_waits_for_an_ended_one_is_ended(here: Path, monkeypatch):
-    monkeypatch.setattr(process_group, "OTHERS", 0.2)
-    monkeypatch.setattr(process_group, "QUIT", 0.6)
-    code = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    code += MEET + "sys.exit(75) if me else time.sleep(600)"
-    assert launch(of(LIFE + code), processes=2, restarts=5) == 75
-    assert attempts(here) == [1, 1]
 
 
 def gone_all(here: Path) -> bool:

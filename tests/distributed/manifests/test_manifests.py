@@ -13,7 +13,6 @@ from manifest_jobs import (
     CASES,
     TOPOLOGIES,
     documents,
-    gke_tpu_pods,
     job,
     job_set_pods,
     train_job_pods,
@@ -102,15 +101,6 @@ def test_each_pod_of_a_job_set_finds_its_place(topology, hosts):
     pods = list(job_set_pods(manifest))
     assert {detect(pod).kind for pod in pods} == {"Kubernetes JobSet"}
     assert places(pods) == [(i, hosts, "gpt2-workers-0-0.gpt2:8476") for i in range(hosts)]
-
-
-@pytest.mark.parametrize("topology", ["2*v6e:4x4"])
-def test_the_variables_of_gke_name_the_same_places(topology):
-    (manifest,) = documents("k8s", job("k8s", topology))
-    pods, tpus = list(job_set_pods(manifest)), list(gke_tpu_pods(manifest))
-    both = [pod | tpu for pod, tpu in zip(pods, tpus, strict=True)]
-    assert all("TPU slice" in detect(pod).kind for pod in both)
-    assert places(both) == places(pods)
 
 
 @pytest.mark.parametrize("topology", ["v5e:4x4", "2*h100:8"])

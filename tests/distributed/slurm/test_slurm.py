@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from chaos.launched import CODE, home_of
 from chaos.slurm.cluster import PATIENCE, SlurmCluster, running_cluster
@@ -118,21 +117,6 @@ def test_every_task_of_a_step_finds_its_index_and_the_first_node(
     assert {each["coordinator"] for each in found} == {f"{first}:{61440 + int(job[1])}"}
 
 
-@pytest.mark.thorough
-def test_an_order_of_nodes_that_slurm_does_not_tell_is_named_by_the_user(script: Script):
-    step = f"srun -n1 -w node2 {DETECT} : -n2 -w node1 {DETECT}"
-    nodes = ["--nodes=2", "--ntasks-per-node=2"]
-    code, said = script(step, *nodes)
-    assert code == 1
-    assert said.count("not in the order of its tasks") == 3
-    advice = re.search(r"(JTRAIN_COORDINATOR=NODE:\d+) srun \.\.\.", said)
-    assert advice, said
-    address = advice[1].replace("NODE", "node2")
-    code, said = script(f"{address} {step}", *nodes)
-    assert code == 0, said
-    assert [f"JTRAIN_COORDINATOR={x['coordinator']}" for x in detected(said)] == [address] * 3
-
-
 CODES = {
     ("exit 70", "exit 2", ""): 70,
     ("exit 75", "exit 124", ""): 124,
@@ -214,26 +198,6 @@ def test_two_tasks_train_as_one_run_and_save_when_they_are_asked_to_end(
     assert codes(said) == BOTH_75, said
     assert "code 75\n" in said
     assert is_sealed(home)
-
-
-@pytest.mark.slow
-def test_each_job_of_an_array_is_a_run_of_its_own(slurm: SlurmCluster, home: Path):
-    (text,) = [block for block in blocks() if "--array" in block]
-    text = text.replace("configs/shakespeare.yaml", "configs/hurt.yaml steps=3")
-    number = submit(slurm, home, text)
-    for index in range(3):
-        assert slurm.wait(number + index).code == 0
-    rates = {}
-    for path in (home / "runs").iterdir():
-        found = YAML(typ="safe").load((path / "config.yaml").read_text())
-        rates[path.name] = found["optimizer"]["lr"]
-    assert rates == {"lr-0": 1e-4, "lr-1": 3e-4, "lr-2": 1e-3}
-
-
-def blocks() -> list[str]:
-    """Return the scripts of the page."""
-    page = Path(__file__).parents[3] / "docs" / "clusters" / "slurm.md"
-    return re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```$", page.read_text(), re.M | re.S)
 
 
 @pytest.mark.slow
