@@ -19,6 +19,10 @@ def env(text: str) -> dict[str, str]:
     return {name: value for name, value in pairs}
 
 
+def without(environ: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if key != name}
+
+
 def slurm(procid: int, **other: str) -> dict[str, str]:
     """Return the environment of one task of `srun` on four nodes, one task on each."""
     text = f"""
@@ -138,16 +142,6 @@ HET_JOB = env("""
 """)
 ROWS = {
     "jtrain launch": (OWN, "jtrain: 1 of 2 at 127.0.0.1:40001"),
-    "slurm, one node": (
-        slurm(
-            0,
-            SLURM_STEP_NODELIST="node07",
-            SLURM_STEP_NUM_TASKS="1",
-            SLURM_NTASKS="1",
-            SLURM_STEP_TASKS_PER_NODE="1",
-        ),
-        "Slurm: 0 of 1 at node07:62055",
-    ),
     "slurm, four nodes": (slurm(3), "Slurm: 3 of 4 at node01:62055"),
     "slurm, tasks that share GPUs": (
         several_a_node(6, CUDA_VISIBLE_DEVICES=EIGHT),
@@ -200,12 +194,8 @@ ROWS = {
     ),
     "aws batch": (AWS, "AWS Batch: 2 of 4 at 10.0.0.11:8476"),
     "aws batch, the main node": (
-        {
-            name: value
-            for name, value in AWS.items()
-            if name != "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-        }
-        | {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "1", "AWS_BATCH_JOB_NODE_INDEX": "1"},
+        without(AWS, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
+        | {"AWS_BATCH_JOB_NODE_INDEX": "0"},
         f"AWS Batch: 0 of 4 at {socket.gethostname()}:8476",
     ),
     "slurm, another address": (
@@ -253,10 +243,6 @@ def test_notes_other_clusters_in_the_environment():
     assert "Slurm is set too" in detect(slurm(3, JTRAIN_PROCESSES="1")).note
     assert detect(MPI_5 | {"JTRAIN_COORDINATOR": "n1:1"}).note == "", "its own PMIx is no other"
     assert "Kubernetes JobSet is set too" in detect(TPU | job_set(2)).note
-
-
-def without(environ: dict[str, str], name: str) -> dict[str, str]:
-    return {key: value for key, value in environ.items() if key != name}
 
 
 WRONG = {
@@ -358,6 +344,17 @@ def test_the_advice_ends_the_warning(pbs: dict[str, str]):
         assert detect(environ | by_hand).processes == 2
         alone = detect(environ | {"JTRAIN_PROCESSES": "1"})
         assert (alone.processes, alone.describe()) == (1, [])
+
+
+def test_one_process_is_not_warned_of():
+    for environ in (
+        {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"},
+        {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "web-6b7f8c9d4-x2x7k"},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"COORDINATOR_ADDRESS": "http://broker:1234"},
+    ):
+        found = detect(environ)
+        assert (found.kind, found.processes, found.describe()) == ("one process", 1, [])
 
 
 def test_compact_lists_of_slurm():

@@ -95,15 +95,6 @@ def test_reports_certificates_that_cannot_be_used(
         PeerTls.read(variables | change, supported=supported)
 
 
-def test_only_a_jax_with_mtls_gets_certificates(monkeypatch: pytest.MonkeyPatch):
-    versions = {"0.10.2": False, "0.11.1": False, "0.11.2": True, "0.12.0.1": True, "1.0": True}
-    assert {version: takes_certificates(version) for version in versions} == versions
-    monkeypatch.setattr(certificate, "takes_certificates", lambda _: True)
-    monkeypatch.setenv("PATH", "/nowhere")  # no openssl
-    with throwaway_certificate({}) as found:
-        assert found == {}
-
-
 def test_a_launch_leaves_no_key_behind(variables: dict[str, str]):
     key = Path(variables[tls.KEY])
     assert key.read_text().startswith("-----BEGIN PRIVATE KEY-----")

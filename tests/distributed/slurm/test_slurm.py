@@ -228,18 +228,6 @@ def command() -> str:
 
 
 @pytest.mark.slow
-def test_tasks_are_the_run_its_servers_and_its_workers(script: Script, home: Path):
-    code, said = script(f"{command()} {SHORT}", *FOUR)
-    assert code == 0, said
-    run = home / "runs" / "hurt"
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 61))
-    came = [json.loads(line) for line in (run / "workers.jsonl").read_text().splitlines()]
-    assert {row["worker"] for row in came} == {0, 1}
-    assert json.loads((run / "run.json").read_text())["status"] == "done"
-
-
-@pytest.mark.slow
 def test_the_job_ends_with_the_task_of_the_run_and_another_job_resumes_it(
     slurm: SlurmCluster, home: Path
 ):
