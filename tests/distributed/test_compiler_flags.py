@@ -17,7 +17,6 @@ from jtrain.distributed.compiler_flags import (
     LIBTPU_FLAGS,
     PRESETS,
     apply_flags,
-    check_environment,
     check_known,
     flag_name,
     merge_flags,
@@ -80,21 +79,6 @@ def test_an_unknown_flag_of_the_environment_is_an_error_and_no_crash(monkeypatch
     monkeypatch.setenv(FLAGS, "--xla_force_host_platform_device_count=8 --xla_gpu_nonsense=1")
     assert main(["eval", "digits"]) == 2
     assert "refuses --xla_gpu_nonsense" in capsys.readouterr().err
-
-
-def test_known_flags_of_the_environment_are_read_once(monkeypatch):
-    checked = []
-    monkeypatch.setattr(compiler_flags, "has_devices", lambda: False)
-    monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: False)
-    monkeypatch.setattr(compiler_flags, "check_known", checked.append)
-    monkeypatch.setenv(LIBTPU_FLAGS, "--xla_tpu_a=1")  # nobody reads it without libtpu
-    monkeypatch.setenv(FLAGS, "--xla_force_host_platform_device_count=8")
-    check_environment()
-    assert checked == []
-    monkeypatch.setenv(FLAGS, "--xla_read_once=1")
-    check_environment()
-    check_environment()
-    assert checked == [{FLAGS: "--xla_read_once=1"}]
 
 
 def test_too_late_once_jax_has_devices(monkeypatch):

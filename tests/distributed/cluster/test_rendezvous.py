@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,19 @@ def member(index: int, processes: int, port: int) -> Cluster:
     return Cluster(kind="x", processes=processes, index=index, coordinator=where, by=by)
 
 
-def ends(members: list[tuple[Cluster, dict]], timeout: float = 5.0) -> list[Exception | None]:
-    """Return the error of each process, None without one."""
+def ends(
+    members: list[tuple[Cluster, dict]],
+    timeout: float = 5.0,
+    options: Sequence[dict] = ({},) * 5,
+    before: Callable[[int], object] = lambda index: None,
+) -> list[Exception | None]:
+    """Return the error of each process, None without one; each does something before it meets."""
     found: list[Exception | None] = [None] * len(members)
 
     def one(place: int, cluster: Cluster, facts: dict) -> None:
         try:
-            meet(cluster, facts, timeout=timeout)
+            before(place)
+            meet(cluster, facts, timeout=timeout, **options[place])
         except (ConfigError, PeerError) as error:
             found[place] = error
 
@@ -113,12 +119,8 @@ def test_a_port_in_use_is_refused_with_its_holder_and_another_port():
         # The advice, under a launcher that chose the port itself.
         told = re.search(r"Set (\w+)=(\S+) for all", said)
         assert told is not None
-        slurm = {
-            "SLURM_JOB_ID": "1",
-            "SLURM_STEP_NODELIST": "node1",
-            "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_PROCID": "0",
-        }
+        names = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+        slurm = dict(zip(names, ("1", "node1", "2", "0"), strict=True))
         other = detect(slurm | {told[1]: told[2]}).coordinator
         assert other is not None
         assert ends([(member(i, 2, other.port), SAME) for i in range(2)]) == [None, None]
@@ -163,9 +165,6 @@ def test_an_address_of_the_internet_gives_a_warning():
         assert len(describe(host)) == 1
 
 
-HTTP = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
 def hello(**change) -> bytes:
     return json.dumps({"index": 1, "processes": 2, "facts": SAME, **change}).encode() + b"\n"
 
@@ -173,7 +172,7 @@ def hello(**change) -> bytes:
 STRANGERS = {
     "silence": b"",
     "half a greeting": hello()[:-5],
-    "another protocol": HTTP,
+    "another protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "a line without end": b"x" * (1 << 20),
     "deep": b"[" * 100_000 + b"\n",
     "a number of 5,000 digits": b'{"index": ' + b"1" * 5000 + b', "processes": 2}\n',
@@ -201,24 +200,9 @@ def listening_port(patch: pytest.MonkeyPatch) -> Iterator[tuple[int, threading.E
 
 def start_with(port: int, ready: threading.Event, before: Callable[[], object], token: str):
     """Return the errors of two processes of a run, whose process 1 comes after `before`."""
-    found: list[Exception | None] = [None, None]
-
-    def one(index: int) -> None:
-        try:
-            if index:
-                assert ready.wait(60)
-                before()
-            meet(member(index, 2, port), SAME, timeout=60.0, token=token)
-        except (ConfigError, PeerError) as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=100)
-        assert not thread.is_alive()
-    return found
+    late = lambda index: index and (ready.wait(60), before())
+    both = [(member(index, 2, port), SAME) for index in range(2)]
+    return ends(both, 60.0, ({"token": token},) * 2, late)
 
 
 def test_a_stranger_neither_holds_up_a_start_nor_ends_it(monkeypatch):
@@ -249,18 +233,8 @@ def test_a_forged_greeting_does_not_take_the_place_of_a_process_without_a_token(
 
 def test_a_process_with_another_token_is_told_what_to_set():
     port = free_port()
-    found: list[Exception] = []
-
-    def one(index: int, token: str) -> None:
-        with pytest.raises((ConfigError, PeerError)) as error:
-            meet(member(index, 2, port), SAME, timeout=1.0, token=token)
-        found.append(error.value)
-
-    threads = [threading.Thread(target=one, args=each) for each in ((0, "a"), (1, "b"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=100)
+    both = [(member(index, 2, port), SAME) for index in range(2)]
+    found = ends(both, 1.0, ({"token": "a"}, {"token": "b"}))
     assert sorted(type(error).__name__ for error in found) == ["ConfigError", "PeerError"]
     assert all(f"{TOKEN} of a process" in str(error) for error in found)
 

@@ -4,21 +4,19 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from plain_environ import plain_environ
-from test_rendezvous import SAME, member
+from test_rendezvous import SAME, ends, member
 
 from jtrain.distributed.cluster import tls
-from jtrain.distributed.cluster.rendezvous import meet
 from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.distributed.launcher import certificate
 from jtrain.distributed.launcher.certificate import takes_certificates, throwaway_certificate
 from jtrain.distributed.launcher.port import free_port
-from jtrain.errors import ConfigError, PeerError
+from jtrain.errors import ConfigError
 
 SHORT = 1.5  # seconds within which two that do not meet connect
 HAS_TLS = takes_certificates(metadata.version("jax"))
@@ -44,21 +42,9 @@ def peer_of(variables: dict[str, str]) -> PeerTls:
 
 def pair(one: PeerTls | None, other: PeerTls | None, timeout: float = 5.0) -> list[Exception]:
     """Return the errors of two processes that meet, each with its certificate."""
-    port, found = free_port(), []
-
-    def run(index: int, mine: PeerTls | None) -> None:
-        try:
-            meet(member(index, 2, port), SAME, timeout=timeout, tls=mine)
-        except (ConfigError, PeerError) as error:
-            found.append(error)
-
-    threads = [threading.Thread(target=run, args=each) for each in ((0, one), (1, other))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=100)
-        assert not thread.is_alive()
-    return found
+    port = free_port()
+    both = [(member(index, 2, port), SAME) for index in range(2)]
+    return list(filter(None, ends(both, timeout, ({"tls": one}, {"tls": other}))))
 
 
 def test_processes_of_one_launch_meet(variables: dict[str, str]):

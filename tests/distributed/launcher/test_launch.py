@@ -208,27 +208,6 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_other_sockets(monkeypatch)
         pass
 
 
-LISTENER = """
-import socket, sys
-with socket.create_server(("127.0.0.1", 0)) as one:
-    print(one.getsockname()[1], flush=True)
-    sys.stdin.readline()
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="no /proc of Linux")
-def test_names_the_process_that_listens():
-    command = [sys.executable, "-c", LISTENER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        found = find_port_holder(port)
-        process.kill()
-    assert found.startswith(f"process {process.pid} (python")
-    assert stop_advice(found) == f"kill {process.pid}"
-    assert find_port_holder(port) == ""
-
-
 def test_a_process_of_another_user_is_known_to_be_one(tmp_path: Path):
     tables = tmp_path / "self/net"
     tables.mkdir(parents=True)
