@@ -107,10 +107,6 @@ def test_a_run_prints_and_records_its_flags_and_a_resume_says_what_changed(tmp_p
             timeout=200,
         )
 
-    refused = run("xla.flags=[--xla_cpu_nonsense=1]")
-    assert refused.returncode == 2
-    assert "refuses --xla_cpu_nonsense" in refused.stderr
-    assert not (tmp_path / "runs").exists()
     level = "--xla_backend_optimization_level=0"
     first = run("xla.preset=fast_compile", "steps=4")
     assert first.returncode == 0, first.stderr

@@ -199,13 +199,6 @@ def test_ray_train_restarts_the_workers_but_not_after_a_mistake(fake_ray: type[F
         callback.after_exception(None, {0: WrappedError(ConfigError("no key stepz"))})
 
 
-def test_several_hosts_of_tpus_need_their_topology(fake_ray: type[FakeTrainer], capsys):
-    del fake_ray
-    words = ["--processes", "2", "--resources", "TPU=4"]
-    assert main(["launch", "--engine", "ray", *words, *RUN]) == 2
-    assert "ScalingConfig(use_tpu=True, topology=" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_killed_worker_is_restarted_to_the_same_bits(tmp_path: Path):
     if importlib.util.find_spec("ray") is None:

@@ -239,21 +239,6 @@ def test_a_process_with_another_token_is_told_what_to_set():
     assert all(f"{TOKEN} of a process" in str(error) for error in found)
 
 
-def test_a_process_that_was_let_go_greets_again(monkeypatch):
-    true, lost = rendezvous._send, []
-
-    def send(peer, message):
-        if "facts" in message and not lost:
-            lost.append(peer)
-            peer.shutdown(socket.SHUT_RDWR)
-        true(peer, message)
-
-    monkeypatch.setattr(rendezvous, "_send", send)
-    port = free_port()
-    assert ends([(member(i, 2, port), SAME) for i in range(2)]) == [None, None]
-    assert lost
-
-
 CROWD = """
 import resource, socket, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -288,18 +273,6 @@ def test_2000_connections_at_256_open_files(few_files, monkeypatch):
 
         assert start_with(port, ready, connect, token="secret") == [None, None]
         processes[0].communicate()
-
-
-def test_a_limit_of_open_files_that_is_too_low_is_told_with_a_higher_one(monkeypatch):
-    limits = [256, 256]
-    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
-    monkeypatch.setattr(resource, "setrlimit", lambda *args: None)
-    cluster = member(0, 1024, free_port())
-    with pytest.raises(ConfigError) as error:
-        meet(cluster, SAME, timeout=0.0)
-    limits[:] = [int(str(error.value).partition("ulimit -n ")[2].split()[0])] * 2
-    with pytest.raises(PeerError, match=r"process 1, 2, 3.*, \.\.\. did not"):
-        meet(cluster, SAME, timeout=0.0)
 
 
 ROOT = Path(__file__).parents[3]

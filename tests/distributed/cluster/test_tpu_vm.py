@@ -33,14 +33,11 @@ class Answers(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, attributes: Mapping[str, str], *, late: bool = False, faults: int = 0):
+    def __init__(self, attributes: Mapping[str, str], late: bool, faults: int):
         super().__init__(("127.0.0.1", 0), Handler)
         self.attributes, self.late, self.faults = attributes, late, faults
         self.flavor, self.asked, self.over = "Google", [], threading.Event()
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
+        self.host = f"127.0.0.1:{self.server_port}"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,12 +50,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if server.late:
             server.over.wait(60)
         text = server.attributes.get(name)
-        if self.headers["Metadata-Flavor"] != "Google":
-            status = 403
-        elif len(server.asked) <= server.faults:
-            status = 503
-        else:
-            status = 404 if text is None else 200
+        status = 404 if text is None else 200
+        status = 503 if len(server.asked) <= server.faults else status
+        status = status if self.headers["Metadata-Flavor"] == "Google" else 403
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.send_response(status)
             self.send_header("Metadata-Flavor", server.flavor)
@@ -73,15 +67,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def answering(
     attributes: Mapping[str, str], *, late: bool = False, faults: int = 0
 ) -> Iterator[Answers]:
-    with Answers(attributes, late=late, faults=faults) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    with Answers(attributes, late, faults) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        try:
-            yield server
-        finally:
-            server.over.set()
-            server.shutdown()
-            thread.join(timeout=100)
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join(timeout=100)
 
 
 @pytest.fixture

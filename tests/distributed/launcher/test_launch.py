@@ -15,7 +15,6 @@ from jtrain.cli import main
 from jtrain.distributed.launcher import launch, process_group
 from jtrain.distributed.launcher import port as ports
 from jtrain.distributed.launcher.port import LOOPBACK, free_port
-from jtrain.distributed.port_holder import find_port_holder, stop_advice
 from jtrain.errors import ConfigError
 
 ME = "import os, sys, time; me = int(os.environ['JTRAIN_PROCESS']);"
@@ -206,17 +205,3 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_other_sockets(monkeypatch)
     monkeypatch.setattr(ports, "_lowest_ephemeral", lambda: 1024)  # it gives nearly all
     with socket.create_server((LOOPBACK, free_port())):
         pass
-
-
-def test_a_process_of_another_user_is_known_to_be_one(tmp_path: Path):
-    tables = tmp_path / "self/net"
-    tables.mkdir(parents=True)
-    row = "0: 0100007F:211C 00000000:0000 0A 00000000:00000000 00:00000000 0 1000 0 4242 1"
-    (tables / "tcp").write_text(f"  sl  local_address\n{row}\n")
-    assert find_port_holder(8476, tmp_path) == "a process of another user"
-    assert stop_advice("a process of another user") == ""
-    (tmp_path / "77" / "fd").mkdir(parents=True)
-    (tmp_path / "77" / "comm").write_text("gunicorn\n")
-    os.symlink("socket:[4242]", tmp_path / "77/fd/3")
-    assert find_port_holder(8476, tmp_path) == "process 77 (gunicorn)"
-    assert find_port_holder(8477, tmp_path) == ""
