@@ -201,8 +201,7 @@ def test_ray_train_restarts_the_workers_but_not_after_a_mistake(fake_ray: type[F
 
 @pytest.mark.slow
 def test_a_killed_worker_is_restarted_to_the_same_bits(tmp_path: Path):
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("NOT TESTED: Ray is not installed; pip install 'jtrain[ray]'")
+    pytest.importorskip("ray", reason="NOT TESTED: pip install 'jtrain[ray]'")
     calm, hurt = home_of(tmp_path, "calm"), home_of(tmp_path, "hurt")
     with start_run(calm, 2) as run:
         assert run.wait() == 0, run.words(40)
@@ -216,8 +215,7 @@ def test_a_killed_worker_is_restarted_to_the_same_bits(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_mistake_is_not_retried(tmp_path: Path):
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("NOT TESTED: Ray is not installed; pip install 'jtrain[ray]'")
+    pytest.importorskip("ray", reason="NOT TESTED: pip install 'jtrain[ray]'")
     home = home_of(tmp_path, "mistake")
     (home / "configs" / "hurt.yaml").write_text("experiment: hurt\nstepz: 3\n")
     with start_run(home, 2, "--engine", "ray", "--restarts", "2") as run:

@@ -66,9 +66,7 @@ SLICES = env("""
     MEGASCALE_COORDINATOR_ADDRESS=multi-slice-0-0.multi:8080 MEGASCALE_NUM_SLICES=2
     MEGASCALE_SLICE_ID=1
 """)
-OWN = env("""
-    JTRAIN_COORDINATOR=127.0.0.1:40001 JTRAIN_PROCESSES=2 JTRAIN_PROCESS=1
-""")
+OWN = env("JTRAIN_COORDINATOR=127.0.0.1:40001 JTRAIN_PROCESSES=2 JTRAIN_PROCESS=1")
 TORCHRUN = env("""
     MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 WORLD_SIZE=16 RANK=9 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8
     TORCHELASTIC_RUN_ID=none
@@ -107,9 +105,7 @@ JAX_JOB = env("""
     PYTHONUNBUFFERED=1
 """)
 # https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
-INDEXED_JOB = env("""
-    KUBERNETES_SERVICE_HOST=10.96.0.1 HOSTNAME=train-3 JOB_COMPLETION_INDEX=3
-""")
+INDEXED_JOB = env("KUBERNETES_SERVICE_HOST=10.96.0.1 HOSTNAME=train-3 JOB_COMPLETION_INDEX=3")
 # https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 AWS = env("""
     AWS_BATCH_JOB_ID=106e00f2-4c5b-4c8f-9d6c-1d1f8b9a2f10#2 AWS_BATCH_JOB_MAIN_NODE_INDEX=0
@@ -123,9 +119,7 @@ JSRUN = env("""
 """) | {"LSB_MCPU_HOSTS": "batch5 1 h36n09 42 h36n10 42"}
 # Cray's mpiexec, as docs/source/supported/polaris.rst of radical.pilot and
 # https://gist.github.com/chengscott/f82735756d831643633f4453631f9980 use its variables.
-PALS = env("""
-    PMI_RANK=1 PMI_SIZE=2 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2
-""")
+PALS = env("PMI_RANK=1 PMI_SIZE=2 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2")
 # MPICH 5.0 of PyPI: mpiexec -n 2
 HYDRA = env("""
     PMI_RANK=1 PMI_SIZE=2 PMI_FD=11 PMI_HOSTNAME=head HYDI_CONTROL_FD=7 MPI_LOCALRANKID=1
@@ -289,12 +283,8 @@ def test_reports_an_invalid_environment(message: str):
     assert any(word in str(error.value) for word in ("Set ", "Unset", "Leave"))
 
 
-BATCH = env("""
-    SLURM_JOB_ID=4711 SLURM_PROCID=0 SLURM_JOB_NUM_NODES=2
-""")
-LSF = env("""
-    LSB_JOBID=4711 LSB_DJOB_NUMPROC=16
-""") | {"LSB_MCPU_HOSTS": "node1 8 node2 8"}
+BATCH = env("SLURM_JOB_ID=4711 SLURM_PROCID=0 SLURM_JOB_NUM_NODES=2")
+LSF = env("LSB_JOBID=4711 LSB_DJOB_NUMPROC=16") | {"LSB_MCPU_HOSTS": "node1 8 node2 8"}
 
 
 @pytest.fixture

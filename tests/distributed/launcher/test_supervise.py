@@ -157,7 +157,6 @@ def test_a_hang_without_a_restart_exits_with_124(here: Path, monkeypatch, capfd)
 @pytest.mark.parametrize(
     ("mark", "end", "other", "code"),
     [
-        ("HEARTBEAT.note_failure();", "sys.exit(5)", "HEARTBEAT.note_failure(); sys.exit(6)", 5),
         (
             "HEARTBEAT.note_failure();",
             "sys.exit(5)",

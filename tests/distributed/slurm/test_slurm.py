@@ -215,7 +215,6 @@ def test_a_mistake_in_one_task_is_requeued_three_times_at_most(slurm: SlurmClust
 
 
 FOUR = ("--nodes=2", "--ntasks-per-node=2")
-SHORT = "steps=60 evaluate.every=0 checkpoint.every=20"
 
 
 def command() -> str:
@@ -246,15 +245,3 @@ def test_the_job_ends_with_the_task_of_the_run_and_another_job_resumes_it(
     number = submit(slurm, home, lines.replace("steps=100000", "steps=2000"), *FOUR)
     assert slurm.wait(number).code == 0, output(home, number)
     assert "resumes from step" in output(home, number)
-
-
-@pytest.mark.slow
-def test_without_srun_one_run_trains_and_says_so_and_others_are_refused(script: Script, home: Path):
-    alone = RUN.replace("mirrored", "single") + " steps=60"
-    lines = f"for i in 0 1; do ({alone}; echo code $?) & done; wait"
-    _, said = script(lines, *TWO)
-    assert sorted(re.findall(r"^code (\d+)$", said, re.MULTILINE)) == ["0", "2"], said
-    assert "a Slurm job of 2 tasks, and srun did not start this process: type srun" in said
-    assert re.search(r"process \d+.* (is writing|writes|trains)", said), said
-    rows = (home / "runs" / "hurt" / "metrics.jsonl").read_text().splitlines()
-    assert len([row for row in rows if '"loss"' in row]) == 60, "each row once"
