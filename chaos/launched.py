@@ -67,7 +67,11 @@ def stopped(mark):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-FAULTS = {f.__name__: f for f in (raises, sleeps, deadlocks, reads, stopped)}
+def killed(mark):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS = {f.__name__: f for f in (raises, sleeps, deadlocks, reads, stopped, killed)}
 
 
 compiling = [float(os.environ["COMPILE"])]

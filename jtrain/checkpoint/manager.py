@@ -60,7 +60,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
         fall_back: bool = True,
         lost: Callable[[str], object] = lambda line: None,
         owner: RunIdentity | None = None,
-        create_folder: Callable[[Path, int], Path] = layout.create_saving_path,
     ):
         """Configure the manager; the disk is not touched.
 
@@ -73,7 +72,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
             lost: takes a line when others have removed a checkpoint, or the directory.
             owner: the run of the checkpoints: its id is sealed into each save, and a checkpoint of
                 another run counts as damaged. None accepts those of any run.
-            create_folder: makes the folder of a step; a rehearsal injects its faults here.
         """
         self.directory = Path(directory).absolute()
         self._keep, self._metric, self._first = keep, retention.BestMetric.parse(best), first
@@ -87,7 +85,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
             self._steps_to_delete,
             self.messages,
             run=owner.run if owner else "",
-            create_folder=create_folder,
         )
         self._lock: WriteLock | None = None
         self._lost = lost

@@ -27,7 +27,6 @@ class CheckpointWriter:
         log: Callable[[str], object],
         *,
         run: str = "",
-        create_folder: Callable[[Path, int], Path] = layout.create_saving_path,
     ):
         """Configure the writer.
 
@@ -36,10 +35,9 @@ class CheckpointWriter:
             steps_to_delete: returns the steps that may be deleted after a save.
             log: takes a line.
             run: the id that is sealed into each checkpoint.
-            create_folder: makes the folder that a step is saved in.
         """
         self._directory, self._steps_to_delete, self._log = directory, steps_to_delete, log
-        self._run, self._create_folder = run, create_folder
+        self._run = run
         self._logged: set[str] = set()
         self._writer: storage.ArrayWriter | None = None
         self._open_lock = threading.Lock()
@@ -85,7 +83,7 @@ class CheckpointWriter:
             writer = self.open()
             self._clear()
             if jax.process_index() == 0:
-                folder = OpenFolder(self._create_folder(self._directory, step))
+                folder = OpenFolder(layout.create_saving_path(self._directory, step))
             writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
             replicas = replica_check.local_prints(sums)

@@ -5,12 +5,11 @@ import importlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jtrain.cli import VERBS, manifests
 from jtrain.cli.arguments import Arguments
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import KINDS, Fault, parse_faults
 from jtrain.distributed.launcher import launch
 from jtrain.errors import UserError
 from jtrain.errors.spelling import did_you_mean
@@ -23,23 +22,22 @@ class Engine(NamedTuple):
     function: str
     """Called with the parsed arguments and the command: the words after the interpreter.
 
-    `args.processes` is the number of processes, or the greatest one of a range, and `args.least`
-    the least one; `args.verb` is the verb, and `args.program` the words before it.
+    `args.verb` is the verb, and `args.program` the words before it.
     """
     options: frozenset[str]
     """The options that it takes beside --engine and --processes."""
-    ranges: bool = False
-    """Whether --processes may be a range."""
 
 
-_STARTS = frozenset({"devices", "port", "restarts", "chaos", "patience"})
 ENGINES = {
-    "local": Engine("jtrain.cli.launch", "launch_local", _STARTS),
+    "local": Engine(
+        "jtrain.cli.launch",
+        "launch_local",
+        frozenset({"devices", "port", "restarts", "patience"}),
+    ),
     "ray": Engine(
         "jtrain.cli.launch_ray",
         "launch_ray",
-        _STARTS | {"address", "env", "resources", "wait"},
-        True,
+        frozenset({"devices", "restarts", "address", "env", "resources"}),
     ),
 }
 
@@ -49,39 +47,33 @@ def main(argv: Sequence[str]) -> int:
     index = next((i for i, word in enumerate(argv) if word in VERBS), len(argv))
     parser = _arguments()
     args = parser.parse(argv[:index])
-    args.least, args.processes = args.processes
     args.verb, *rest = argv[index:] or [""]
     if args.command or args.verb in {"", "launch"}:
         raise UserError(_no_verb(next(iter(args.command), args.verb), args.processes))
     if args.engine in manifests.ENGINES:
         return manifests.print_manifest(args, argv[:index], [args.verb, *rest])
-    for name, least in (("least", 1), ("devices", 0), ("port", 0), ("restarts", 0), ("wait", 0)):
+    for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
         if getattr(args, name) < least:
-            typed = "processes" if name == "least" else name
-            raise UserError(f"jtrain launch: --{typed} is at least {least}; type --{typed} 2")
+            raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2")
     engine = _engine(args, parser)
     manifests.check_no_options(argv[:index], args.engine)
-    args.program = _without_chaos(argv[:index])
+    args.program = shlex.join(["jtrain", "launch", *argv[:index]])
     function = getattr(importlib.import_module(engine.module), engine.function)
     return function(args, ["-m", "jtrain", args.verb, *rest])
 
 
 def launch_local(args: argparse.Namespace, command: Sequence[str]) -> int:
     """Run the verb in processes on this machine."""
-    return launch([sys.executable, *command], processes=args.processes, **common_options(args))
-
-
-def common_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what every engine that runs the processes takes, from the parsed arguments."""
-    return {
-        "devices": args.devices,
-        "port": args.port,
-        "restarts": args.restarts,
-        "patience": Patience.parse(args.patience),
-        "beats": args.verb == "run",
-        "faults": _faults(args.chaos, args.processes, args.verb),
-        "program": args.program,
-    }
+    return launch(
+        [sys.executable, *command],
+        processes=args.processes,
+        devices=args.devices,
+        port=args.port,
+        restarts=args.restarts,
+        patience=Patience.parse(args.patience),
+        beats=args.verb == "run",
+        program=args.program,
+    )
 
 
 def _engine(args: argparse.Namespace, parser: Arguments) -> Engine:
@@ -105,36 +97,7 @@ def _engine(args: argparse.Namespace, parser: Arguments) -> Engine:
                 f"jtrain launch: the engine {args.engine} takes no --{name}; leave it out, or type "
                 f"--engine {takers[0]}"
             )
-    if args.least < args.processes and not engine.ranges:
-        takers = [key for key, other in ENGINES.items() if other.ranges]
-        raise UserError(
-            f"jtrain launch: the engine {args.engine} starts a fixed number of processes, found "
-            f"--processes {args.least}:{args.processes}; type --processes {args.processes}, or "
-            f"--engine {takers[0]}"
-        )
     return engine
-
-
-def _processes(text: str) -> tuple[int, int]:
-    """Parse a number of processes, or a range such as `2:4`, into the least and the greatest."""
-    least, _, most = text.partition(":")
-    try:
-        found = int(least), int(most or least)
-    except ValueError:
-        found = (0, -1)
-    if found[1] < found[0]:
-        raise argparse.ArgumentTypeError(f"invalid number {text!r}: type 2, or 2:4 for 2 to 4")
-    return found
-
-
-def _without_chaos(words: Sequence[str]) -> str:
-    """Return the words before the verb without --chaos: a resumed run needs no faults."""
-    words_to_keep, skip = [], False
-    for word in words:
-        if not skip and word.partition("=")[0] != "--chaos":
-            words_to_keep.append(word)
-        skip = word == "--chaos"
-    return shlex.join(["jtrain", "launch", *words_to_keep])
 
 
 def _no_verb(word: str, processes: int) -> str:
@@ -148,53 +111,39 @@ def _no_verb(word: str, processes: int) -> str:
     )
 
 
-def _faults(text: str, processes: int, verb: str) -> tuple[Fault, ...]:
-    if text and verb != "run":
-        raise UserError(
-            f"jtrain launch: --chaos works only with the verb run, found {verb}: "
-            f"jtrain launch --processes {processes} --chaos {text} run CONFIG"
-        )
-    return parse_faults(text, processes)
-
-
 def _arguments() -> Arguments:
     parser = Arguments(
         "launch",
         "Run a verb in several processes on this machine, as several machines would run it: a\n"
         "rehearsal on CPU devices. The processes connect on the loopback only. When one fails or\n"
         "is stuck all are ended, and its output is printed last. With --restarts all are\n"
-        "restarted, and a run resumes from its newest valid checkpoint. --engine ray does the\n"
-        "same on the nodes of a Ray cluster; --engine k8s and others print a manifest, by which\n"
+        "restarted, and a run resumes from its newest valid checkpoint. --engine ray trains\n"
+        "by Ray Train on a Ray cluster; --engine k8s and others print a manifest, by which\n"
         "another program starts the processes elsewhere.",
         "--processes 2 --devices 4 run configs/shakespeare.yaml",
         "--processes 4 run configs/shakespeare.yaml parallel.kind=fsdp",
         "--processes 1 --restarts 3 run configs/shakespeare.yaml",
-        "--chaos kill:1@step20,stall:0@step30 --patience 10 run configs/shakespeare.yaml",
-        "--engine ray --processes 2:4 --restarts 3 run configs/shakespeare.yaml",
+        "--engine ray --processes 4 --restarts 3 run configs/shakespeare.yaml",
         "--engine k8s --topology v5e:4x4 --image IMAGE --claim shared run configs/llama2_7b.yaml",
     )
     words = f"what starts the processes: {', '.join([*ENGINES, *manifests.ENGINES])}; default local"
     parser.add_argument("--engine", default="local", metavar="NAME", help=words)
-    words = "number of processes; with ray also 2:4, as many as have room"
-    parser.add_argument("--processes", type=_processes, default=(2, 2), metavar="N", help=words)
+    words = "number of processes; default 2"
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
     words = "CPU devices of each; default one, or the number in the config"
     parser.add_argument("--devices", type=int, default=0, metavar="N", help=words)
     words = "port of the first process on the loopback; default a free port"
     parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
     words = "restarts of all after one failed or was stuck; never after exit code 2"
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help=words)
-    words = "faults to inject: " + ", ".join(KINDS) + "; each happens once"
-    parser.add_argument("--chaos", default="", metavar="FAULTS", help=words)
     words = "seconds after which a process is stuck: 60 for all phases, or step=60,compile=600"
     parser.add_argument("--patience", default="", metavar="SECONDS", help=words)
     words = "ray: HOST:PORT of the cluster, auto or local; default RAY_ADDRESS, or local"
     parser.add_argument("--address", default="", metavar="ADDRESS", help=words)
-    words = "ray: of each process, such as CPU=4,GPU=1; default a CPU, and a GPU or a host's TPUs"
+    words = "ray: of each process, such as CPU=4,GPU=1; default a CPU, and a GPU if there are any"
     parser.add_argument("--resources", default="", metavar="NAME=N", help=words)
     words = "ray: names of further variables that the processes get from here"
     parser.add_argument("--env", default="", metavar="NAME,NAME", help=words)
-    words = "ray: seconds to wait for the room of all processes; default 60"
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=words)
     manifests.add_options(parser)
     words = "the verb to run in each, with its arguments"
     parser.add_argument("command", metavar="VERB ...", nargs="*", help=words)

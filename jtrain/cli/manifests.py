@@ -37,8 +37,8 @@ ENGINES: Mapping[str, ManifestEngine] = {
     "skypilot": ManifestEngine("SkyPilot task", sky_task, "sky jobs launch {name}.yaml"),
 }
 # Options of engines that start the processes.
-_STARTS = ("processes", "devices", "port", "chaos", "patience")
-_STARTS += ("address", "resources", "env", "wait")
+_STARTS = ("processes", "devices", "port", "patience")
+_STARTS += ("address", "resources", "env")
 _RESTARTS = 10
 
 

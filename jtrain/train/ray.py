@@ -25,7 +25,7 @@ import jax
 from jtrain.config.resolve import resolve
 from jtrain.config.top import RUNS
 from jtrain.core.loop import Hook
-from jtrain.errors import STOPPED, ConfigError, UserError
+from jtrain.errors import FAULT, STOPPED, ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.function_hooks import on_numbers, on_results
 from jtrain.train.multihost_checks import check_joined
@@ -37,6 +37,9 @@ _EXAMPLE = '{"config": "configs/shakespeare.yaml", "overrides": ["steps=100"]}'
 
 class RunEndedError(RuntimeError):
     """A run that ended before its last step: Ray Train restarts its workers, and it resumes."""
+
+    code = FAULT
+    """Exit code of `jtrain run`."""
 
 
 def train_loop(config: Mapping[str, Any]) -> None:
@@ -66,7 +69,9 @@ def train_loop(config: Mapping[str, Any]) -> None:
     if outcome.status != "done":
         why = f": {outcome.why}" if outcome.why else ""
         code = f" (exit code {STOPPED} of jtrain run)" if outcome.status == "stopped" else ""
-        raise RunEndedError(f"the run {outcome.status} at step {outcome.step}{code}{why}")
+        error = RunEndedError(f"the run {outcome.status} at step {outcome.step}{code}{why}")
+        error.code = STOPPED if outcome.status == "stopped" else FAULT
+        raise error
 
 
 def stop_on_mistake() -> Any:
@@ -88,9 +93,14 @@ def stop_on_mistake() -> Any:
 def raise_mistake(errors: Mapping[int, Any]) -> None:
     """Raise the first user error among those of the workers, if there is one."""
     for _, error in sorted(errors.items()):
-        cause = getattr(error, "_base_exc", error)  # Ray wraps it with its traceback
+        cause = worker_error(error)
         if isinstance(cause, UserError):
             raise cause
+
+
+def worker_error(error: Any) -> Any:
+    """Return the error that a worker raised: Ray wraps it with its traceback."""
+    return getattr(error, "_base_exc", error)
 
 
 def _parse(config: Mapping[str, Any]) -> tuple[str, Sequence[str], str]:

@@ -18,7 +18,6 @@ from jtrain.errors.user_code import api_boundary
 from jtrain.train.allocator import reuse_memory
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.fault_injection import folder_maker
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
@@ -113,7 +112,6 @@ def run(
             fall_back=config.checkpoint.on_damage == "fall_back",
             lost=run_dir.lost,
             owner=owner,
-            create_folder=folder_maker(),
         ) as checkpoints,
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read

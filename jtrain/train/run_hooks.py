@@ -15,7 +15,6 @@ from jtrain.distributed.multihost import barrier
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.early_stop import EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
-from jtrain.train.hooks.fault_injection import fault_hooks
 from jtrain.train.hooks.function_hooks import HeartbeatHook
 from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.profile_window import ProfileWindow
@@ -117,7 +116,6 @@ def open_hooks(
             signals,
             HeartbeatHook(),
             time_rows,
-            *fault_hooks(),
             *(measures.speed, measures.log, measures.curve, measures.progress, measures.metrics),
             *(checks.record, checks.recompute, measures.tracking, grace),
             *guards,

@@ -58,7 +58,7 @@ def test_the_name_follows_from_the_run(capsys):
     ("words", "said"),
     [
         (["--processes", "2"], "--processes is for processes that jtrain starts.*v5e:4x4"),
-        (["--chaos=kill:0@step2"], "leave --chaos out"),
+        (["--port", "1234"], "leave --port out"),
         (["--topology="], "the machines are missing. Write --topology v5e:4x4"),
         (["--restarts", "-1"], "--restarts is at least 0"),
         (["--spot"], "--select cloud.google.com/gke-spot=true"),

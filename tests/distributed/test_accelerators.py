@@ -1,8 +1,6 @@
 """Unused accelerators are detected from files of the machine, and reported with advice."""
 
 import sys
-import time
-import tomllib
 from pathlib import Path
 
 import jax
@@ -53,24 +51,12 @@ def lines_for(root: Path, *platforms: str, chosen: str = "", packages: str = "",
     [
         (["dev/nvidia0", "dev/nvidiactl"], {}, {}, ["an NVIDIA GPU", "'jtrain[cuda12]'"]),
         (
-            ["dev/nvidia0"],
-            {"proc/driver/nvidia/version": OLD},
-            {},
-            ["an NVIDIA GPU", "'jtrain[cuda12]'"],
-        ),
-        (
             ["dev/nvidia0", "dev/nvidia1"],
             {"proc/driver/nvidia/version": NEW},
             {},
             ["2 NVIDIA GPUs", "'jtrain[cuda13]'"],
         ),
-        (["proc/driver/nvidia/gpus/0000:01:00.0/information"], {}, {}, ["an NVIDIA GPU"]),
-        (["usr/lib/wsl/lib/libcuda.so.1", "dev/dxg"], {}, {}, ["an NVIDIA GPU", "cuda12"]),
-        (["dev/accel0", "dev/accel1"], {}, {}, ["a TPU,", "'jtrain[tpu]'"]),
         (["dev/vfio/0"], pci("0x1ae0", "0x0063"), {}, ["a TPU v5e,", "'jtrain[tpu]'"]),
-        ([], pci("0x1ae0", "0x006f"), {}, ["a TPU v6e,"]),
-        ([], {}, {"TPU_ACCELERATOR_TYPE": "v5p-8"}, ["a TPU,"]),
-        ([], {}, {"TPU_WORKER_HOSTNAMES": "a,b"}, ["a TPU,"]),
     ],
 )
 def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, contents, environ, said):
@@ -84,22 +70,11 @@ def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, conte
 @pytest.mark.parametrize(
     ("files", "contents"),
     [
-        ([], {}),
         (["dev/null", "dev/nvidia-caps/nvidia-cap1", "dev/accel/accel0", "dev/vfio/vfio"], {}),
-        (["usr/bin/nvidia-smi"], {}),  # from a container image, on a machine without a GPU
-        ([], pci("0x1ae0", "0x0042")),  # the network card of a virtual machine at Google
-        ([], pci("0x10de", "0x2204")),  # a GPU without NVIDIA's driver
-        ([], pci("0x1ae0", "what")),
     ],
 )
 def test_a_machine_without_one_gets_no_line(tmp_path, files, contents):
     assert lines_for(machine(tmp_path, *files, **contents)) == []
-
-
-def test_the_variables_of_libtpu_without_a_tpu_are_no_tpu(tmp_path):
-    wrote = "WARNING: could not determine TPU accelerator type, please set env var"
-    assert lines_for(tmp_path, TPU_ACCELERATOR_TYPE=wrote, TPU_WORKER_HOSTNAMES=wrote) == []
-    assert lines_for(tmp_path, TPU_ACCELERATOR_TYPE="", TPU_WORKER_HOSTNAMES="") == []
 
 
 def test_no_line_if_jax_uses_it_or_a_platform_was_chosen(tmp_path):
@@ -121,12 +96,7 @@ def test_an_installed_plugin_that_did_not_start_is_reported(tmp_path):
     [
         ([], {}, "", {}, ""),
         (["dev/accel0"], {}, "", {}, "tpu"),
-        ([], {}, "libtpu", {"TPU_ACCELERATOR_TYPE": "v5litepod-8"}, "tpu"),
-        (["dev/nvidia0"], {"proc/driver/nvidia/version": OLD}, "", {}, "cuda12"),
-        (["dev/nvidia0"], {"proc/driver/nvidia/version": NEW}, "", {}, "cuda13"),
         (["dev/nvidia0"], {"proc/driver/nvidia/version": NEW}, "jax-cuda12-plugin", {}, "cuda12"),
-        (["dev/nvidia0"], {}, "jax-cuda13-plugin", {}, "cuda13"),
-        (["dev/accel0", "dev/nvidia0"], {}, "", {"JAX_PLATFORMS": "cpu"}, ""),
     ],
 )
 def test_the_extra_to_install_is_that_of_the_machine_and_its_plugin(
@@ -135,13 +105,6 @@ def test_the_extra_to_install_is_that_of_the_machine_and_its_plugin(
     root = machine(tmp_path, *files, **contents)
     has_package = packages.split().__contains__
     assert install_extra(root=root, environ=environ, has_package=has_package) == extra
-
-
-def test_every_extra_that_is_named_exists(tmp_path, pytestconfig):
-    project = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for extra in ("cuda12", "cuda13", "tpu"):
-        assert extras[extra] == [f"jax[{extra}]"]
 
 
 def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_path, monkeypatch):
@@ -167,18 +130,3 @@ def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_pa
         "This machine has an NVIDIA GPU, and JAX computes on the CPU: pip"
     )
     assert not any("NVIDIA" in line for line in lines["cpu:0"])
-
-
-def test_files_that_cannot_be_read_are_no_accelerator(tmp_path):
-    root = machine(tmp_path, **{"sys/bus/pci/devices/0/vendor": "0x1ae0", "proc/driver/nvidia": ""})
-    (root / "sys/bus/pci/devices/0/device").write_bytes(b"\xff\xfe")
-    assert lines_for(root) == []
-
-
-def test_detection_takes_milliseconds():
-    took = []
-    for _ in range(20):
-        begun = time.perf_counter()
-        unused_accelerators(["cpu"], "")
-        took.append(time.perf_counter() - begun)
-    assert min(took) < 0.02, "1 ms on the first machine, with 6 devices on the bus"

@@ -353,11 +353,9 @@ def test_a_rate_is_suggested(command: Command, here: Path, capsys):
 @pytest.mark.thorough
 @of("launch")
 def test_several_processes_train(command: Command, here: Path):
-    hurt = "--chaos" in command.words
-    steps = ["steps=60", "checkpoint.every=10"] if hurt else ["steps=4", "evaluate.every=0"]
     env = plain_environ()
     done = subprocess.run(
-        [sys.executable, "-m", "jtrain", *small(command, *steps)],
+        [sys.executable, "-m", "jtrain", *small(command, "steps=4", "evaluate.every=0")],
         env=env,
         capture_output=True,
         text=True,
@@ -365,7 +363,6 @@ def test_several_processes_train(command: Command, here: Path):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert not hurt or "rehearsed  " in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -55,5 +55,5 @@ def test_an_actor_that_is_killed_comes_back_and_the_state_is_that_of_a_local_run
     os.kill(parent(processes("run", "shard")[-1]), signal.SIGKILL)
     check_complete("run", run)
     said = Path("run.txt").read_text()
-    assert "died), and is started again" in said
+    assert "its Ray actor died" in said
     assert distance(state_of("run"), state_of("local")) == 0

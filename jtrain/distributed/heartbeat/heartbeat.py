@@ -27,9 +27,7 @@ _NUMBER = {name: number for number, name in enumerate(PHASES)}
 _BEAT = struct.Struct("<QqqdQ")  # number, phase, step, seconds, and a sum of the first three
 _LENGTH, _ALL = _BEAT.size, 2**64 - 1
 # Offsets of the fields (`_RUN` follows the length of the path), and the size of the memory.
-_FAILED, _CHECKPOINT, _GRACE, _RUN, _FAULTS, _SIZE = 48, 64, 72, 82, 3584, 4096
-FAULTS = (_SIZE - _FAULTS) // 8
-"""Number of faults in a rehearsal whose times fit into the memory."""
+_FAILED, _CHECKPOINT, _GRACE, _RUN, _SIZE = 48, 64, 72, 82, 4096
 
 
 class Beat(NamedTuple):
@@ -121,14 +119,6 @@ class Heartbeat:
         if not self.now().failed:
             struct.pack_into("<d", self._memory, _FAILED, time.monotonic())
 
-    def note_fault(self, index: int) -> None:
-        """Record that this process injected the fault with this index into itself."""
-        struct.pack_into("<d", self._memory, _FAULTS + 8 * index, time.monotonic())
-
-    def has_fault(self, index: int) -> bool:
-        """Return whether the fault with this index was injected into this process."""
-        return struct.unpack_from("<d", self._memory, _FAULTS + 8 * index)[0] > 0
-
     def begin_run(self, run: Path, grace: float) -> None:
         """Record the run's directory and its grace period in seconds.
 
@@ -137,7 +127,7 @@ class Heartbeat:
         if not self._counts_process:
             self._count_from(time.monotonic())
         self._counts_process = False
-        text = str(run.absolute()).encode()[: _FAULTS - _RUN]
+        text = str(run.absolute()).encode()[: _SIZE - _RUN]
         self._memory[_RUN : _RUN + len(text)] = text
         struct.pack_into("<dH", self._memory, _GRACE, grace, len(text))
         self.beat("start", 0)
@@ -172,17 +162,6 @@ def read_beat(file: int) -> Beat:
         if check == _check(number, phase, step):  # otherwise it was read in the middle of a write
             break
     return _parse(memory)
-
-
-def rehearsal_time(file: int, index: int) -> float:
-    """Return when the fault with this index was injected into a process; 0 before."""
-    (seconds,) = struct.unpack("<d", os.pread(file, 8, _FAULTS + 8 * index).ljust(8, b"\0"))
-    return seconds
-
-
-def note_rehearsed(file: int, index: int) -> None:
-    """Record in a process's memory that the fault with this index was injected into it."""
-    os.pwrite(file, struct.pack("<d", time.monotonic()), _FAULTS + 8 * index)
 
 
 def _process_age() -> float:

@@ -13,12 +13,10 @@ from jtrain.distributed.cluster import variables
 from jtrain.distributed.cluster.rendezvous import TOKEN
 from jtrain.distributed.cluster.variables import LAUNCHER
 from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.heartbeat.fault import Fault
 from jtrain.distributed.launcher.certificate import throwaway_certificate
 from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
 from jtrain.distributed.launcher.process_group import ProcessGroup
-from jtrain.distributed.launcher.rehearsal import FaultRehearsal
-from jtrain.distributed.launcher.supervise import ReceivedSignals, supervise
+from jtrain.distributed.launcher.supervise import supervise
 from jtrain.distributed.launcher.worker import WorkerProcess
 
 
@@ -31,7 +29,6 @@ def launch(
     restarts: int = 0,
     patience: Patience | None = None,
     beats: bool = False,
-    faults: Sequence[Fault] = (),
     program: str = "",
 ) -> int:
     """Run `command` in several processes; return the exit code of the first that failed.
@@ -47,7 +44,6 @@ def launch(
         port: port of the coordinator; 0: a free port, a new one for each attempt.
         restarts: number of restarts after a process failed or was stuck.
         patience: seconds in each phase after which a process counts as stuck.
-        faults: faults to inject.
         beats: whether the command reports its phases from its start, as `jtrain run` does.
         program: the words before the verb that start the same processes again.
 
@@ -57,13 +53,11 @@ def launch(
     if processes > 1:
         warn_about_hostname()
 
-    rehearsal = FaultRehearsal(faults)
     added: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def begin(signals: ReceivedSignals) -> Iterator[ProcessGroup]:
-        del signals  # the processes start at once
-        shared = rehearsal.environment() | added | ({LAUNCHER: program} if program else {})
+    def begin() -> Iterator[ProcessGroup]:
+        shared = added | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
             starts = [
@@ -84,7 +78,7 @@ def launch(
         if processes > 1:
             added |= stack.enter_context(throwaway_certificate(os.environ))
             added.setdefault(TOKEN, os.environ.get(TOKEN) or secrets.token_hex(16))
-        return supervise(begin, restarts=restarts, rehearsal=rehearsal, program=program)
+        return supervise(begin, restarts=restarts, program=program)
 
 
 def worker_environment(
@@ -94,13 +88,6 @@ def worker_environment(
     return {
         **({"JAX_PLATFORMS": "cpu"} if processes > 1 else {}),
         **environ,
-        **cluster_variables(coordinator, index, processes, devices),
-    }
-
-
-def cluster_variables(coordinator: str, index: int, processes: int, devices: int) -> dict[str, str]:
-    """Return the variables by which a process finds its cluster."""
-    return {
         "JTRAIN_COORDINATOR": coordinator,
         "JTRAIN_PROCESSES": f"{processes}",
         "JTRAIN_PROCESS": f"{index}",

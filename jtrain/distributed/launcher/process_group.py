@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jtrain.distributed.heartbeat import Beat, Patience, WatchedProcess
 from jtrain.distributed.heartbeat.heartbeat import ALONE, PHASES
 from jtrain.distributed.heartbeat.shutdown_request import ASKS
-from jtrain.distributed.launcher.worker import Worker
+from jtrain.distributed.launcher.worker import WorkerProcess
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.atomic_write import create_new
 
@@ -19,11 +19,11 @@ from jtrain.io.atomic_write import create_new
 class Culprit(NamedTuple):
     """The culprit, and the status of all processes as evidence."""
 
-    worker: Worker
+    worker: WorkerProcess
     text: str
 
 
-def find_culprit(workers: Sequence[Worker], watched: Sequence[WatchedProcess]) -> Culprit:
+def find_culprit(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
     """Return the process that is stopped; else furthest behind; else in a phase without peers.
 
     Args:
@@ -41,7 +41,7 @@ def find_culprit(workers: Sequence[Worker], watched: Sequence[WatchedProcess]) -
     return Culprit(workers[first], text)
 
 
-def _status(worker: Worker, watched: WatchedProcess) -> str:
+def _status(worker: WorkerProcess, watched: WatchedProcess) -> str:
     beat = watched.beat
     assert beat is not None, "the process was observed"
     activity = {
@@ -76,7 +76,7 @@ class GroupExit:
     code: int
     time: float
     """The time at which the end was noticed, by the monotonic clock."""
-    worker: Worker | None = None
+    worker: WorkerProcess | None = None
     """The process that failed first, or is stuck."""
     hang: str = ""
     """The status of the stuck processes; empty if none was stuck."""
@@ -105,7 +105,7 @@ class ProcessGroup:
 
     def __init__(
         self,
-        starts: Sequence[Callable[[], Worker]],
+        starts: Sequence[Callable[[], WorkerProcess]],
         *,
         patience: Patience,
         beats: bool = False,
@@ -113,7 +113,7 @@ class ProcessGroup:
         self._beats = beats
         self._stack = contextlib.ExitStack()
         self.began = time.monotonic()
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
         self._watched: list[WatchedProcess] = []
         self._polled = self.began
         self.signalled = False
@@ -188,13 +188,15 @@ class ProcessGroup:
         run = next((Path(run) for run in (worker.beat().run for worker in running) if run), None)
         return GroupExit(code, now, found.worker, found.text, _write_stacks(running, run))
 
-    def _late(self, worker: Worker, seconds: float) -> bool:
+    def _late(self, worker: WorkerProcess, seconds: float) -> bool:
         beat, watched = worker.beat(), self._watched[worker.index]
         stopped = watched.still > BEATS_WITHIN and worker.stopped
         late = watched.update(beat, seconds, stopped=stopped)
         return late and (beat.number > 0 or self._beats or watched.stopped_too_long)
 
-    def _waited_for_stopped(self, failed: Worker, running: Sequence[Worker]) -> GroupExit | None:
+    def _waited_for_stopped(
+        self, failed: WorkerProcess, running: Sequence[WorkerProcess]
+    ) -> GroupExit | None:
         """Return a hang if a process failed only because another one was stopped by a signal.
 
         JAX, gloo and the rendezvous have limits of their own, which may expire before `patience`;
@@ -207,12 +209,12 @@ class ProcessGroup:
         waited = f"; process {failed.index} waited for it, and failed ({failed.exit_reason})"
         return dataclasses.replace(exit, hang=exit.hang + waited)
 
-    def _code(self, worker: Worker) -> int:
+    def _code(self, worker: WorkerProcess) -> int:
         """Return its exit code; `STOPPED` too if a signal came before anything could be lost."""
         by_signal = worker.code is not None and -worker.code in ASKS
         return STOPPED if self.signalled and by_signal else worker.exit_code
 
-    def _first_failed(self) -> Worker | None:
+    def _first_failed(self) -> WorkerProcess | None:
         ended = [worker for worker in self.workers if worker.code is not None]
         failed = [worker for worker in ended if self._code(worker) not in {DONE, STOPPED}]
         if not failed:
@@ -222,12 +224,12 @@ class ProcessGroup:
         # its own failure.
         failures = {worker.index: worker.beat().failed for worker in ended}
 
-        def when(worker: Worker) -> tuple[bool, float]:
+        def when(worker: WorkerProcess) -> tuple[bool, float]:
             return worker.code not in KILLED, failures[worker.index] or worker.ended
 
         return min(failed, key=when)
 
-    def _dump(self, workers: Sequence[Worker]) -> None:
+    def _dump(self, workers: Sequence[WorkerProcess]) -> None:
         for worker in workers:
             worker.dump()
         deadline, before, settled = time.monotonic() + DUMP, [], 0
@@ -238,7 +240,7 @@ class ProcessGroup:
             time.sleep(POLL)
 
 
-def _write_stacks(workers: Sequence[Worker], run: Path | None) -> str:
+def _write_stacks(workers: Sequence[WorkerProcess], run: Path | None) -> str:
     """Write the stacks into a run's directory and return the path; else return the stacks."""
     stacks = {worker.index: text for worker in workers if (text := worker.stacks())}
     if run is None or not run.is_dir():

@@ -13,16 +13,11 @@ from types import FrameType
 from jtrain.distributed.heartbeat.shutdown_request import REPEATS, ShutdownRequest, shutdown_signals
 from jtrain.distributed.launcher.attempts import Attempt, AttemptHistory
 from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGroup
-from jtrain.distributed.launcher.rehearsal import FaultRehearsal
-from jtrain.errors import DONE, MISTAKE, STOPPED, PeerError, UserError
+from jtrain.errors import DONE, MISTAKE, STOPPED
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first restart, and at most before a later one
 LATE = 5.0  # seconds beyond the grace period after which a signalled group is killed
 QUIT = 128 + signal.SIGQUIT  # the exit code that a shell gives to a process ended by SIGQUIT
-
-
-class StoppedBeforeStartError(Exception):
-    """A signal came while a group was about to start, and nothing was started."""
 
 
 class ReceivedSignals:
@@ -71,10 +66,9 @@ class ReceivedSignals:
 
 
 def supervise(
-    begin: Callable[[ReceivedSignals], AbstractContextManager[ProcessGroup]],
+    begin: Callable[[], AbstractContextManager[ProcessGroup]],
     *,
     restarts: int = 0,
-    rehearsal: FaultRehearsal | None = None,
     program: str = "",
 ) -> int:
     """Run a group with at most `restarts` restarts; return the exit code of the last attempt.
@@ -83,31 +77,19 @@ def supervise(
     stops at, or the third failure at the same place.
 
     Args:
-        begin: starts a group, which exists in a `with` block. If that takes a while, it looks at
-            the signals meanwhile, and raises `StoppedBeforeStartError` once one came.
-        rehearsal: faults to inject; an attempt that an injected fault ended is always restarted.
+        begin: starts a group, which exists in a `with` block.
         program: the words before the verb that start the same processes again.
     """
     history, spent = AttemptHistory(program), 0
-    rehearsal = rehearsal or FaultRehearsal()
     with forward_signals() as signals:
         while True:
             try:
-                with begin(signals) as group:
+                with begin() as group:
                     signals.forward_to(group)
-                    exit = watch(group, signals, rehearsal)
+                    exit = watch(group, signals)
                     attempt = Attempt.from_exit(exit, group.beats())
-                    rehearsed = rehearsal.finish(group, exit)
-            except StoppedBeforeStartError:
-                return QUIT if signals.quit else STOPPED
-            except (PeerError, UserError):  # no group can be started any more
-                write_error(_exit_note(history.last.exit) if history.last else "")
-                raise
             finally:
                 signals.forward_to(None)
-            if rehearsed and not signals.time:
-                write_error(_restart_note(attempt, "The fault was injected. Restarted"))
-                continue
             if not exit.failed or signals.time:
                 break
             history.add(attempt)
@@ -119,17 +101,15 @@ def supervise(
             _rest(min(FIRST * 2 ** (history.repeats - 1), MOST), signals)
             if signals.time:
                 return QUIT if signals.quit else STOPPED
-    write_error(rehearsal.report())
     if exit.failed and restarts and history.last:
         write_error(history.diagnosis() if history.stuck else _guard_note(history.last))
     write_error(_exit_note(exit))
     return exit.code
 
 
-def watch(group: ProcessGroup, signals: ReceivedSignals, rehearsal: FaultRehearsal) -> GroupExit:
+def watch(group: ProcessGroup, signals: ReceivedSignals) -> GroupExit:
     """Watch a group until it ends; kill its last processes, and return its exit."""
     while (exit := group.poll()) is None:
-        rehearsal.update(group)
         if signals.quit:
             exit = group.hang_exit(QUIT)
             break

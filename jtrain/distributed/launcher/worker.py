@@ -1,6 +1,5 @@
 """Worker process: one of several processes of a command."""
 
-import abc
 import collections
 import contextlib
 import os
@@ -11,9 +10,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
-from jtrain.distributed.heartbeat import Beat, heartbeat, read_beat
+from jtrain.distributed.heartbeat import Beat, read_beat
 from jtrain.distributed.heartbeat.channel import STACKS, Channel
 from jtrain.io.formatting import signal_name
 
@@ -31,137 +30,40 @@ os.execvp(sys.argv[1], sys.argv[1:])
 _TIED = (sys.executable, "-I", "-S", "-c", _TIE)
 
 
-class SupportsWrite(Protocol):
-    """A text stream: what is needed to echo lines."""
-
-    def write(self, text: str, /) -> object:
-        """Write a line."""
-
-    def flush(self) -> object:
-        """Write what was buffered."""
-
-
-class Worker(abc.ABC):
-    """A process of a group, in a `with` block, wherever it runs; nothing is left after the block.
-
-    Times are those of this machine's monotonic clock.
-    """
-
-    def __init__(self, index: int):
-        self.index, self.ended = index, 0.0  # time of its end; 0: it runs
-        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL)
-        """The last lines of its output; of process 0, whose output is shown, perhaps none."""
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    @property
-    @abc.abstractmethod
-    def code(self) -> int | None:
-        """Exit code, the negative number of a signal; None while it runs."""
-
-    @property
-    @abc.abstractmethod
-    def stopped(self) -> bool:
-        """True if a signal such as SIGSTOP has stopped it."""
-
-    @abc.abstractmethod
-    def beat(self) -> Beat:
-        """Return its last beat; number 0 without a heartbeat."""
-
-    @abc.abstractmethod
-    def stacks(self) -> bytes:
-        """Return the stacks that it has written; empty before."""
-
-    @abc.abstractmethod
-    def fault_time(self, index: int) -> float:
-        """Return when the fault with this index was injected; 0 before."""
-
-    @abc.abstractmethod
-    def note_fault(self, index: int) -> None:
-        """Record in its memory that the fault with this index was injected."""
-
-    @abc.abstractmethod
-    def signal(self, number: int) -> None:
-        """Forward a signal, if it still runs."""
-
-    @abc.abstractmethod
-    def kill(self) -> None:
-        """Kill it with all its children; nothing if it has ended."""
-
-    def dump(self) -> None:
-        """Make it write the stacks of its threads; a stopped process is resumed for this."""
-        self.signal(STACKS)
-        self.signal(signal.SIGCONT)
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code as a shell reports it: 128 plus the number of a signal."""
-        code = self.code or 0
-        return code if code >= 0 else 128 - code
-
-    @property
-    def exit_reason(self) -> str:
-        """Reason of its end: `exit code 70`, `SIGKILL`."""
-        code = self.code or 0
-        return f"exit code {code}" if code >= 0 else signal_name(-code)
-
-    @property
-    def hidden_output(self) -> str:
-        """Its last output; empty for process 0, whose output was shown at once."""
-        return "" if self.index == 0 else "".join(self.tail)
-
-    def failure_output(self) -> str:
-        """Return its last output, and the reason of its failure."""
-        failure = f"process {self.index} failed ({self.exit_reason}), and all were ended\n"
-        return self.hidden_output + failure
-
-
-class WorkerProcess(Worker):
-    """A process on this machine; its children end with it.
+class WorkerProcess:
+    """A process on this machine, in a `with` block; its children end with it.
 
     The output of process 0 goes to the output of this process. The output of the others is kept in
     case they fail.
-
-    Args:
-        stdout: open file that gets the standard output of the process, whatever its index.
-        stderr: stream that gets its errors then.
     """
 
-    def __init__(
-        self,
-        index: int,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        stdout: int | None = None,
-        stderr: SupportsWrite | None = None,
-    ):
-        super().__init__(index)
-        shown = index == 0 or stdout is not None
+    def __init__(self, index: int, command: Sequence[str], environ: Mapping[str, str]):
+        self.index, self.ended = index, 0.0  # time of its end, by the monotonic clock; 0: it runs
+        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL)
+        """The last lines of its output; of process 0, whose output is shown, perhaps none."""
+        shown = index == 0
         self._channel = Channel()
         self._process = subprocess.Popen(
             [*_TIED, *command],
             env={**environ, **self._channel.environ},
             pass_fds=self._channel.files,
             stdin=subprocess.DEVNULL,
-            stdout=stdout if shown else subprocess.PIPE,
+            stdout=None if shown else subprocess.PIPE,
             stderr=subprocess.PIPE if shown else subprocess.STDOUT,  # in the order of the output
             start_new_session=True,  # Ctrl-C reaches it once, through the launcher
         )
-        pipe, echo = self._process.stdout, None
-        if shown:
-            pipe, echo = self._process.stderr, stderr or sys.stderr
+        pipe = self._process.stderr if shown else self._process.stdout
+        echo = sys.stderr if shown else None
         self._reader = threading.Thread(target=self._read, args=(pipe, echo), daemon=True)
         self._waiter = threading.Thread(target=self._wait, daemon=True)  # records the end
         self._reader.start()
         self._waiter.start()
 
+    def __enter__(self) -> "WorkerProcess":
+        return self
+
     def __exit__(self, *_: object) -> None:
-        super().__exit__()
+        self.kill()
         self._channel.close()
 
     @property
@@ -191,18 +93,37 @@ class WorkerProcess(Worker):
         """Return the stacks that it has written; empty before."""
         return self._channel.stacks()
 
-    def fault_time(self, index: int) -> float:
-        """Return when the fault with this index was injected; 0 before."""
-        return heartbeat.rehearsal_time(self._channel.files.pulse, index)
-
-    def note_fault(self, index: int) -> None:
-        """Record in its memory that the fault with this index was injected."""
-        heartbeat.note_rehearsed(self._channel.files.pulse, index)
-
     def signal(self, number: int) -> None:
         """Forward a signal, if it still runs."""
         if self.code is None:
             self._process.send_signal(number)
+
+    def dump(self) -> None:
+        """Make it write the stacks of its threads; a stopped process is resumed for this."""
+        self.signal(STACKS)
+        self.signal(signal.SIGCONT)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code as a shell reports it: 128 plus the number of a signal."""
+        code = self.code or 0
+        return code if code >= 0 else 128 - code
+
+    @property
+    def exit_reason(self) -> str:
+        """Reason of its end: `exit code 70`, `SIGKILL`."""
+        code = self.code or 0
+        return f"exit code {code}" if code >= 0 else signal_name(-code)
+
+    @property
+    def hidden_output(self) -> str:
+        """Its last output; empty for process 0, whose output was shown at once."""
+        return "" if self.index == 0 else "".join(self.tail)
+
+    def failure_output(self) -> str:
+        """Return its last output, and the reason of its failure."""
+        failure = f"process {self.index} failed ({self.exit_reason}), and all were ended\n"
+        return self.hidden_output + failure
 
     def kill(self) -> None:
         """Kill it with all its children; nothing if it has ended."""
@@ -224,7 +145,7 @@ class WorkerProcess(Worker):
         self._process.wait()
         self.ended = time.monotonic()
 
-    def _read(self, pipe: IO[bytes], echo: SupportsWrite | None) -> None:
+    def _read(self, pipe: IO[bytes], echo: IO[str] | None) -> None:
         with pipe:
             for line in pipe:
                 text = line.decode(errors="replace")

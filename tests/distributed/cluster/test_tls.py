@@ -1,25 +1,22 @@
 """With certificates, only a process that has one meets the others; `jtrain launch` makes them."""
 
 import os
-import socket
 import stat
 import subprocess
 import sys
-import threading
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from plain_environ import plain_environ
-from test_meet import SAME, member
+from test_rendezvous import SAME, ends, member
 
 from jtrain.distributed.cluster import tls
-from jtrain.distributed.cluster.rendezvous import meet
 from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.distributed.launcher import certificate
 from jtrain.distributed.launcher.certificate import takes_certificates, throwaway_certificate
 from jtrain.distributed.launcher.port import free_port
-from jtrain.errors import ConfigError, PeerError
+from jtrain.errors import ConfigError
 
 SHORT = 1.5  # seconds within which two that do not meet connect
 HAS_TLS = takes_certificates(metadata.version("jax"))
@@ -45,21 +42,9 @@ def peer_of(variables: dict[str, str]) -> PeerTls:
 
 def pair(one: PeerTls | None, other: PeerTls | None, timeout: float = 5.0) -> list[Exception]:
     """Return the errors of two processes that meet, each with its certificate."""
-    port, found = free_port(), []
-
-    def run(index: int, mine: PeerTls | None) -> None:
-        try:
-            meet(member(index, 2, port), SAME, timeout=timeout, tls=mine)
-        except (ConfigError, PeerError) as error:
-            found.append(error)
-
-    threads = [threading.Thread(target=run, args=each) for each in ((0, one), (1, other))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=100)
-        assert not thread.is_alive()
-    return found
+    port = free_port()
+    both = [(member(index, 2, port), SAME) for index in range(2)]
+    return list(filter(None, ends(both, timeout, ({"tls": one}, {"tls": other}))))
 
 
 def test_processes_of_one_launch_meet(variables: dict[str, str]):
@@ -73,6 +58,7 @@ def test_a_process_without_a_certificate_is_turned_away(variables: dict[str, str
     assert "Turned away: 127.0.0.1 without a valid certificate (" in said
 
 
+@pytest.mark.thorough
 def test_a_certificate_of_another_launch_is_turned_away(variables: dict[str, str]):
     with throwaway_certificate({}) as others:
         said = "\n".join(map(str, pair(peer_of(variables), peer_of(others), timeout=SHORT)))
@@ -80,32 +66,11 @@ def test_a_certificate_of_another_launch_is_turned_away(variables: dict[str, str
     assert "Turned away: 127.0.0.1 without a valid certificate (" in said
 
 
-def test_a_process_0_without_tls_is_named(variables: dict[str, str]):
-    said = "\n".join(map(str, pair(None, peer_of(variables), timeout=SHORT)))
-    assert "process 1 of 2 connected to 127.0.0.1" in said
-    assert "got no valid answer" in said
-
-
-def test_a_peer_is_known_by_the_uri_of_its_certificate(tmp_path: Path):
-    command = list(certificate.COMMAND)
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command[command.index("-keyout") + 1], command[command.index("-out") + 1] = str(key), str(cert)
-    command[-1] = "subjectAltName=URI:spiffe://example.org/jtrain"
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    for prefix, met in (("spiffe://example.org/", True), ("spiffe://example.com/", False)):
-        mine = PeerTls(cert, key, cert, prefix)
-        assert (pair(mine, mine, timeout=5.0 if met else SHORT) == []) == met
-    by_host_name = PeerTls(cert, key, cert)
-    said = "\n".join(map(str, pair(by_host_name, by_host_name, timeout=SHORT)))
-    assert "the certificates do not fit" in said, "127.0.0.1 is not named in it"
-
-
 @pytest.mark.parametrize(
     ("change", "supported", "message"),
     [
         ({tls.KEY: ""}, True, "half set: JAX_MTLS_KEY_FILE is missing. Set JAX_MTLS_CERT_FILE"),
         ({}, False, r"this JAX takes none. Install jax>=0.11.2 .*or unset JAX_MTLS_CERT_FILE"),
-        ({tls.CERTIFICATE: "/no/such.pem"}, True, "/no/such.pem .* cannot be used .No such file"),
         ({tls.AUTHORITY: os.devnull}, True, "the authority /dev/null cannot be used"),
     ],
 )
@@ -114,21 +79,6 @@ def test_reports_certificates_that_cannot_be_used(
 ):
     with pytest.raises(ConfigError, match=message):
         PeerTls.read(variables | change, supported=supported)
-
-
-def test_without_the_variables_there_is_no_tls():
-    assert PeerTls.read({}, supported=False) is None
-    with throwaway_certificate({tls.CERTIFICATE: "mine.pem"}) as found:
-        assert found == {}, "the certificates of a person are taken as they are"
-
-
-def test_only_a_jax_with_mtls_gets_certificates(monkeypatch: pytest.MonkeyPatch):
-    versions = {"0.10.2": False, "0.11.1": False, "0.11.2": True, "0.12.0.1": True, "1.0": True}
-    assert {version: takes_certificates(version) for version in versions} == versions
-    monkeypatch.setattr(certificate, "takes_certificates", lambda _: True)
-    monkeypatch.setenv("PATH", "/nowhere")  # no openssl
-    with throwaway_certificate({}) as found:
-        assert found == {}
 
 
 def test_a_launch_leaves_no_key_behind(variables: dict[str, str]):
@@ -140,18 +90,6 @@ def test_a_launch_leaves_no_key_behind(variables: dict[str, str]):
     assert "memfd" in os.readlink(key), "it is in memory alone"
 
 
-# JAX itself: process argv[1] of two at the port argv[2].
-PROCESS = """
-import sys
-import jax
-from jtrain.distributed.cluster import Cluster, start
-from jtrain.distributed.cluster.cluster import CoordinatorAddress
-
-index, port = map(int, sys.argv[1:])
-where = CoordinatorAddress("127.0.0.1", port)
-start(Cluster(processes=2, index=index, coordinator=where), {}, timeout=60)
-print(f"{jax.process_count()} processes", flush=True)
-"""
 # Joins the coordination service of JAX without jtrain, as a stranger would.
 STRANGER = """
 import sys
@@ -198,16 +136,3 @@ def test_jax_takes_only_processes_with_a_certificate():
             for process in (first, stranger):
                 process.kill()
                 process.communicate()
-
-
-@needs_tls
-@pytest.mark.thorough
-def test_processes_with_certificates_start_jax():
-    port = free_port()
-    with throwaway_certificate({}) as given:
-        both = [start_python(PROCESS, f"{i}", f"{port}", **given) for i in range(2)]
-        said = [process.communicate(timeout=400)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert all("2 processes" in text for text in said)
-    with socket.create_server(("127.0.0.1", port)):
-        pass  # and the port is free again

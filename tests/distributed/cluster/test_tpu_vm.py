@@ -2,13 +2,7 @@
 
 import contextlib
 import http.server
-import json
-import os
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,7 +19,6 @@ SLICE = {
     "accelerator-type": "v5litepod-16",
     "tpu-env": "ACCELERATOR_TYPE: 'v5litepod-16'\nTYPE: 'V5LITE_POD'\nWORKER_ID: '2'\n",
 }
-OLD_FORM = "unknown:unknown:10.0.0.1,unknown:unknown:10.0.0.2"
 SLICES = {
     **SLICE,
     "tpu-env": (
@@ -40,14 +33,11 @@ class Answers(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, attributes: Mapping[str, str], *, late: bool = False, faults: int = 0):
+    def __init__(self, attributes: Mapping[str, str], late: bool, faults: int):
         super().__init__(("127.0.0.1", 0), Handler)
         self.attributes, self.late, self.faults = attributes, late, faults
         self.flavor, self.asked, self.over = "Google", [], threading.Event()
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
+        self.host = f"127.0.0.1:{self.server_port}"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -60,12 +50,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if server.late:
             server.over.wait(60)
         text = server.attributes.get(name)
-        if self.headers["Metadata-Flavor"] != "Google":
-            status = 403
-        elif len(server.asked) <= server.faults:
-            status = 503
-        else:
-            status = 404 if text is None else 200
+        status = 404 if text is None else 200
+        status = 503 if len(server.asked) <= server.faults else status
+        status = status if self.headers["Metadata-Flavor"] == "Google" else 403
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.send_response(status)
             self.send_header("Metadata-Flavor", server.flavor)
@@ -80,15 +67,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def answering(
     attributes: Mapping[str, str], *, late: bool = False, faults: int = 0
 ) -> Iterator[Answers]:
-    with Answers(attributes, late=late, faults=faults) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    with Answers(attributes, late, faults) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        try:
-            yield server
-        finally:
-            server.over.set()
-            server.shutdown()
-            thread.join(timeout=100)
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join(timeout=100)
 
 
 @pytest.fixture
@@ -114,11 +99,6 @@ def test_a_host_finds_its_slice(chips: Path):
     assert str(found.coordinator) == "10.0.0.1:8476"
     assert found.note == f"by the metadata server at {server.host}: v5litepod-16"
     assert "TPU_WORKER_ID=2" in found.variables
-
-
-def test_the_variables_that_the_metadata_gives_define_the_same_cluster(chips: Path):
-    with answering(SLICE) as server:
-        found = detect({"GCE_METADATA_HOST": server.host}, root=chips)
     same = detect(dict(found.by))
     assert (same.index, same.processes, same.coordinator) == (2, 4, found.coordinator)
 
@@ -128,28 +108,6 @@ def test_a_host_of_several_slices(chips: Path):
         found = detect({"GCE_METADATA_IP": server.host}, root=chips)
     assert (found.kind, found.index, found.processes) == ("2 TPU slices", 6, 8)
     assert str(found.coordinator) == "10.9.9.9:8476"
-
-
-def test_variables_of_the_slices_count_before_the_metadata(chips: Path):
-    with answering(SLICES) as server:
-        environ = {"GCE_METADATA_IP": server.host, "MEGASCALE_SLICE_ID": "0"}
-        assert detect(environ, root=chips).index == 2
-
-
-def test_the_older_form_of_the_hosts(chips: Path):
-    with answering(
-        SLICE | {"worker-network-endpoints": OLD_FORM, "agent-worker-number": "1"}
-    ) as server:
-        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
-    assert (found.index, found.processes, str(found.coordinator)) == (1, 2, "10.0.0.1:8476")
-
-
-def test_one_host_is_one_process(chips: Path):
-    one = {"agent-worker-number": "0", "worker-network-endpoints": "10.0.0.1"}
-    with answering(SLICE | one) as server:
-        found = detect({"GCE_METADATA_IP": server.host}, root=chips)
-    assert (found.index, found.processes) == (0, 1)
-    assert found.describe() == []
 
 
 def test_a_machine_that_is_no_host_of_a_slice_is_one_process(chips: Path):
@@ -175,14 +133,6 @@ def test_a_late_answer_is_not_waited_for_and_warned_of(chips: Path, monkeypatch)
     assert "set TPU_WORKER_HOSTNAMES (all hosts, with commas between) and TPU_WORKER_ID" in warning
 
 
-def test_no_answer_is_warned_of(chips: Path):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
-        host = f"127.0.0.1:{closed.getsockname()[1]}"
-        found = detect({"GCE_METADATA_IP": host}, root=chips)
-    assert f"at {host} does not answer ([Errno 111] Connection refused)" in found.warning
-
-
 def test_another_program_in_its_place_is_not_believed(chips: Path):
     with answering(SLICE) as server:
         server.flavor = "Other"
@@ -195,15 +145,11 @@ def test_another_program_in_its_place_is_not_believed(chips: Path):
     ("wrong", "message"),
     [
         ({"agent-worker-number": "two"}, "TPU_WORKER_ID should be a number .* and is 'two'"),
-        ({"agent-worker-number": "4"}, "TPU_WORKER_ID=4, and .* has only 4 hosts"),
         ({"worker-network-endpoints": "a:b"}, "says worker-network-endpoints='a:b', which is no"),
-        ({"worker-network-endpoints": "a,,b"}, "Set TPU_WORKER_HOSTNAMES .* and TPU_WORKER_ID ins"),
-        ({"worker-network-endpoints": ""}, "says worker-network-endpoints='', which is no list"),
         (
             {"tpu-env": "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '0'"},
             "MEGASCALE_COORDINATOR_ADDRESS is missing",
         ),
-        ({"tpu-env": "MEGASCALE_NUM_SLICES: 'x'"}, "MEGASCALE_NUM_SLICES should be a number"),
     ],
 )
 def test_a_malformed_answer_is_an_error(chips: Path, wrong: dict[str, str], message: str):
@@ -223,45 +169,3 @@ def test_the_server_is_asked_only_on_a_tpu_vm(chips: Path, tmp_path: Path):
         ):
             assert detect(environ, root=root).processes == 1
         assert server.asked == []
-
-
-def test_detection_elsewhere_takes_no_time():
-    """Median of detections on a machine without TPU chips: a fraction of a millisecond."""
-    times = []
-    for _ in range(50):
-        began = time.perf_counter()
-        detect({"PATH": "/bin"})
-        times.append(time.perf_counter() - began)
-    assert sorted(times)[25] < 0.01  # 0.0003 alone on two cores
-
-
-# `jtrain show CONFIG --cluster` on a machine whose file system begins at argv[1].
-SHOW = """
-import os, pathlib, sys
-import jax
-from jtrain.distributed.cluster import tpu
-from jtrain.cli import main
-
-has, root = tpu.has_tpu_chips, pathlib.Path(sys.argv[1])
-tpu.has_tpu_chips = lambda _: has(root)
-os.environ.pop("TPU_SKIP_MDS_QUERY", None)  # JAX sets it on a machine without TPU chips
-sys.exit(main(["show", "digits", "--cluster", "--json"]))
-"""
-
-
-@pytest.mark.thorough
-def test_show_asks_the_server_as_a_run_does(chips: Path):
-    environ = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
-    environ.pop("TPU_SKIP_MDS_QUERY", None)
-    with answering(SLICE) as server:
-        shown = subprocess.run(
-            [sys.executable, "-c", SHOW, str(chips)],
-            env=environ | {"GCE_METADATA_IP": server.host},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert shown.returncode == 0, shown.stderr
-    found = json.loads(shown.stdout)
-    assert (found["index"], found["processes"], found["coordinator"]) == (2, 4, "10.0.0.1:8476")
-    assert server.host in found["note"]

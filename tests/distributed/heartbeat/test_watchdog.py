@@ -1,4 +1,4 @@
-"""The watchdog ends a stuck run without a launcher, and no other run."""
+"""A stuck or failing process ends, and the others of its run with it."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 
 from jtrain.distributed.heartbeat import Heartbeat, Patience
 from jtrain.distributed.heartbeat.watchdog import Watchdog
+from jtrain.distributed.launcher import launch
 
 
 def until(condition, seconds: float = 200.0) -> None:
@@ -54,10 +55,7 @@ def test_a_beating_run_is_not_stuck(tmp_path: Path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "moment",
-    ["stopped", pytest.param("debugged", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("moment", ["stopped", "debugged"])
 def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     code = (
         "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"
@@ -90,10 +88,36 @@ def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     assert said.endswith("done\n")
 
 
-def test_other_limits_are_taken_from_the_environment(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("JTRAIN_PATIENCE", "data=0.1")
-    codes, pulse = [], Heartbeat()
-    pulse.beat("data", 1)
-    with Watchdog(tmp_path, 0, pulse=pulse, tick=0.02, leave=codes.append):
-        until(lambda: codes)
-    assert codes == [124]
+# Two processes join and wait in a collective, and the second fails.
+SCRIPT = """
+import os, sys
+from jax.experimental import multihost_utils
+from jtrain.distributed.cluster import detect, start
+from jtrain.distributed.heartbeat.exit_alone import exit_alone
+from jtrain.errors import DataError
+
+start(detect(os.environ), {}, timeout=60.0)
+multihost_utils.sync_global_devices("both are here")
+if os.environ["JTRAIN_PROCESS"] == "1":
+    if sys.argv[1] == "code":
+        exit_alone(7)
+    error = DataError if sys.argv[1] == "jtrain" else RuntimeError
+    raise error("nobody catches it")
+multihost_utils.sync_global_devices("only one is here")
+"""
+HOW = {
+    "python": (1, "RuntimeError: nobody catches it"),
+    "jtrain": (2, "jtrain.errors.DataError: nobody catches it"),
+    "code": (7, ""),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", HOW)
+def test_an_error_in_one_ends_all(how: str, capfd: pytest.CaptureFixture[str]):
+    began, (code, words) = time.monotonic(), HOW[how]
+    assert launch([sys.executable, "-c", SCRIPT, how], processes=2, devices=1) == code
+    assert time.monotonic() - began < 250, "JAX waits 300 s for the others at the end of Python"
+    *said, last = capfd.readouterr().err.splitlines()
+    assert last == f"process 1 failed (exit code {code}), and all were ended"
+    assert words in said or not words

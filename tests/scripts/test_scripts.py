@@ -1,4 +1,4 @@
-"""The benchmark for a GPU, rehearsed at toy size on the CPU."""
+"""scripts/tpu_vm.sh by its dry run, and the benchmark for a GPU at toy size on the CPU."""
 
 import json
 import re
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import jax
 import pytest
+
+from jtrain.distributed.manifests.machines import TPUS
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "gpu"
@@ -45,6 +47,7 @@ def test_the_requirements_are_what_an_image_lacks():
     assert {named(line) for line in listed - ours} == {"torch"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "millions"), [("gpt2", 124), ("llama", 1100)])
 def test_the_models_have_the_sizes_that_they_say(modules, kind, millions):
     from jtrain.config.resolve import resolve
@@ -93,3 +96,39 @@ def test_all_parts_are_rehearsed(tmp_path):
     assert code == 0, page
     kill = found["parts"]["kill"]["rows"]
     assert [row["value"] for row in kill] == [6, "True"]
+
+
+def tpu_vm(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(ROOT / "scripts" / "tpu_vm.sh"), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("kind", ["v5e", "v6e"])
+def test_a_dry_run_prints_what_makes_uses_and_deletes_a_slice(kind):
+    slice = ("--zone", "europe-west4-b", "--type", f"{TPUS[kind].vm}-16", "--spot")
+    words = ("run", "configs/gpt2.yaml", "name=a b")
+    done = tpu_vm("one", *slice, "--nfs", "10.0.0.2:/share", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    verbs = re.findall(r"^\+ gcloud compute tpus \S+ (\w+)", done.stderr, re.MULTILINE)
+    assert verbs == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "scp", "delete"]
+    assert f"--runtime-version={TPUS[kind].runtime} --spot" in done.stderr
+    assert "sudo mount -t nfs '10.0.0.2:/share' runs" in done.stderr
+    assert "jtrain-env/bin/jtrain run configs/gpt2.yaml name=a\\ b" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run c.yaml", "the zone is missing: --zone europe-west4-b"),
+        ("--zone z --type v6e-16 run c.yaml", "share runs/: write --nfs HOST:/PATH"),
+        ("--zone z --type v6e-8 --spot run c.yaml", "add checkpoint.store=gs://BUCKET/runs"),
+    ],
+)
+def test_what_a_slice_lacks_is_said_before_it_is_asked_for(words, says):
+    done = tpu_vm("one", *words.split())
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr

@@ -1,5 +1,7 @@
-"""The heartbeat of a process is read by another, whatever the first is doing."""
+"""The heartbeat of a process is read by another; a stuck process is late, and a slow one is not."""
 
+import functools
+import importlib
 import os
 import signal
 import subprocess
@@ -7,11 +9,20 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jtrain.distributed.heartbeat import Heartbeat, read_beat
+import jtrain as jt
+from jtrain.distributed.heartbeat import (
+    Beat,
+    Heartbeat,
+    Patience,
+    WatchedProcess,
+    read_beat,
+)
 from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
-from jtrain.distributed.heartbeat.heartbeat import FAULTS, note_rehearsed, rehearsal_time
+from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
+from jtrain.errors import UserError
 
 
 @pytest.fixture
@@ -42,30 +53,6 @@ def test_another_process_reads_the_last_beat(tmp_path: Path, channel: Channel):
     assert pulse.now() == beat
 
 
-def test_a_channel_that_is_closed_again_closes_no_file_of_another(monkeypatch):
-    """The kernel gives its numbers to the next files that are opened."""
-    close, closed = os.close, []
-    monkeypatch.setattr(os, "close", lambda file: (closed.append(file), close(file)))
-    channel = Channel()
-    channel.close()
-    channel.close()
-    assert sorted(file for file in closed if file in channel.files) == sorted(channel.files)
-
-
-def test_either_side_records_a_fault(tmp_path: Path, channel: Channel):
-    file = channel.files.pulse
-    pulse = Heartbeat()
-    pulse.share(file)
-    pulse.begin_run(tmp_path, grace=1.0)
-    pulse.note_fault(0)
-    note_rehearsed(file, FAULTS - 1)
-    came = [place for place in range(FAULTS) if rehearsal_time(file, place)]
-    assert came == [place for place in range(FAULTS) if pulse.has_fault(place)]
-    assert came == [0, FAULTS - 1]
-    assert abs(rehearsal_time(file, 0) - time.monotonic()) < 60
-    assert read_beat(file).run == str(tmp_path)
-
-
 def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):
     pulse = Heartbeat()
     pulse.beat("step", 3)
@@ -73,24 +60,6 @@ def test_an_inner_phase_returns_to_the_outer_phase(tmp_path: Path):
         assert pulse.now().phase == "save"
     assert (pulse.now().phase, pulse.now().step) == ("step", 3)
     assert pulse.now().number == 5
-
-
-def test_beats_are_never_torn(channel: Channel):
-    code = (
-        "import time\n"
-        "from jtrain.distributed.heartbeat import HEARTBEAT as pulse, connect_heartbeat\n"
-        "connect_heartbeat()\n"
-        "step, end = 0, time.monotonic() + 1.0\n"
-        "while time.monotonic() < end:\n"
-        "    step += 1; pulse.beat('hooks' if step % 2 else 'data', step)"
-    )
-    writer, seen = started(code, channel), []
-    while writer.poll() is None:
-        seen.append(read_beat(channel.files.pulse))
-    assert writer.returncode == 0
-    assert len({beat.number for beat in seen}) > 10
-    assert all(beat.number == beat.step for beat in seen)
-    assert all(beat.phase == ("hooks" if beat.step % 2 else "data") for beat in seen if beat.step)
 
 
 def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: Channel):
@@ -117,19 +86,6 @@ def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: C
         process.wait()
 
 
-def test_a_child_process_does_not_beat_for_its_parent(channel: Channel):
-    code = (
-        "import os, subprocess, sys\n"
-        "from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat\n"
-        "connect_heartbeat()\n"
-        "child = 'from jtrain.distributed.heartbeat import HEARTBEAT as h, connect_heartbeat; '\n"
-        "child += 'connect_heartbeat(); h.beat(\"save\", 99)'\n"
-        "HEARTBEAT.beat('data', 4); subprocess.run([sys.executable, '-c', child], check=True)"
-    )
-    assert started(code, channel).wait(timeout=300) == 0
-    assert read_beat(channel.files.pulse).step == 4
-
-
 def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Channel):
     """Check a child of a script under `jtrain launch`: it inherits the environment, but no file."""
     (tmp_path / "theirs").write_text("kept")
@@ -149,3 +105,65 @@ def test_a_process_without_the_files_is_not_watched(tmp_path: Path, channel: Cha
         os.close(theirs)
     assert read_beat(channel.files.pulse).number == 0
     assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def beat(number: int, phase: str = "step", step: int = 0, seconds: float = 0.0) -> Beat:
+    return Beat(number, phase, step, seconds, 0, 0.0, "")
+
+
+def test_a_process_is_late_when_its_phase_lasts_too_long():
+    watched = WatchedProcess(Patience.parse("10"))
+    assert not watched.update(beat(1, "data"), 1.0)
+    assert not watched.update(beat(1, "data"), 9.0)
+    assert watched.update(beat(1, "data"), 1.5)
+    assert not watched.update(beat(2, "step"), 1.0), "a new beat"
+
+
+def test_a_step_may_take_five_of_its_kind():
+    watched = WatchedProcess(Patience.parse("10"))
+    for number in range(1, 20):  # 4 s each
+        watched.update(beat(number, "step", number, 4.0 * number), 4.0)
+    assert watched.step_seconds == 4.0
+    assert not watched.update(beat(19, "step", 19, 76.0), 19.0)
+    assert watched.update(beat(19, "step", 19, 76.0), 2.0)
+
+
+@pytest.mark.parametrize("text", ["stp=30", "step=", "-3"])
+def test_an_invalid_patience_is_refused_with_advice(text: str):
+    with pytest.raises(UserError, match=r"the phases are start, compile.*Type --patience 60"):
+        Patience.parse(text)
+
+
+def until(said: list[str], lines: int) -> None:
+    end = time.monotonic() + 200
+    while len(said) < lines:
+        assert time.monotonic() < end, said
+        time.sleep(0.01)
+
+
+def test_a_long_phase_is_reported_ever_less_often():
+    said, times, pulse = [], [], Heartbeat()
+    tell = lambda line: (said.append(line), times.append(time.monotonic()))
+    with StartupProgress(tell, pulse=pulse, first=0.1, tick=0.01):
+        began = time.monotonic()
+        pulse.phase("compile")
+        until(times, 3)
+    assert all(line.startswith(f"{DOING['compile']}: ") for line in said)
+    assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
+
+
+@pytest.mark.thorough
+def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd):
+    from jtrain.train.setup import TrainSetup
+
+    compiled = TrainSetup.compile_step
+    slowly = lambda setup, **options: time.sleep(1.0) or compiled(setup, **options)
+    monkeypatch.setattr(TrainSetup, "compile_step", slowly)
+    soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
+    monkeypatch.setattr(
+        importlib.import_module("jtrain.train.train_to_end"), "StartupProgress", soon
+    )
+    loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
+    rows = {"x": np.arange(8, dtype=np.float32)}
+    jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1)
+    assert "compiling the step: " in capfd.readouterr().out

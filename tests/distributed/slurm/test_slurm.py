@@ -1,0 +1,247 @@
+"""A real Slurm of two nodes on this machine: steps, exit codes, runs, servers, and a mistake."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.launched import CODE, home_of
+from chaos.slurm.cluster import PATIENCE, SlurmCluster, running_cluster
+from chaos.slurm.packages import PACKAGES_FOLDER, NoSlurmError
+from chaos.slurm.recipe import recipe
+
+Script = Callable[..., tuple[int, str]]
+"""Function that runs lines of bash as a job, and returns its exit code and its output."""
+
+
+def submit(slurm: SlurmCluster, home: Path, text: str, *options: str, **environ: str) -> int:
+    """Submit a batch script, and return the number of its job."""
+    (home / "job.sh").write_text(text)
+    compiled = slurm.folder / "compiled"  # shared by all tests
+    usual = {"JAX_COMPILATION_CACHE_DIR": f"{compiled}", "READ": "0.02 0.02", "COMPILE": "0"}
+    environ = usual | {"PYTHONWARNINGS": "error"} | environ
+    return slurm.submit(home / "job.sh", *options, cwd=home, environ=environ)
+
+
+def output(home: Path, number: int) -> str:
+    """Return what a job has written so far."""
+    file = home / f"slurm-{number}.out"
+    return file.read_text() if file.exists() else ""
+
+
+def write_code(home: Path, before: str, after: str) -> None:
+    """Change a place in the study's code."""
+    assert CODE.count(before) == 1
+    (home / "experiments" / "hurt.py").write_text(CODE.replace(before, after))
+
+
+@pytest.fixture(scope="module")
+def slurm(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
+    """A controller and two nodes; the packages stay in pytest's cache, or in PACKAGES_FOLDER."""
+    assert pytestconfig.cache is not None
+    cached = os.environ.get(PACKAGES_FOLDER) or pytestconfig.cache.mkdir("slurm")
+    try:
+        with running_cluster(Path(cached), tmp_path_factory.mktemp("slurm") / "it") as cluster:
+            yield cluster
+    except NoSlurmError as reason:
+        pytest.skip(f"nothing of Slurm is tested: {reason}")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with a study of 60 short steps, `configs/hurt.yaml`."""
+    return home_of(tmp_path, "home")
+
+
+@pytest.fixture
+def script(slurm: SlurmCluster, home: Path) -> Script:
+    """Run lines of bash as a job in `home`, and return its exit code and its output."""
+
+    def run(lines: str, *options: str, **environ: str) -> tuple[int, str]:
+        number = submit(slurm, home, f"#!/bin/bash\n{lines}\n", *options, **environ)
+        job = slurm.wait(number)
+        return job.code, output(home, number)
+
+    return run
+
+
+DETECT = (
+    "python -c 'import json, os; from jtrain.distributed.cluster import detect; "
+    "print(json.dumps(detect(os.environ).plain()))'"
+)
+
+
+def detected(said: str) -> list[dict]:
+    """Return the clusters that the tasks have found, by their index."""
+    found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return sorted(found, key=lambda each: each["index"])
+
+
+STEPS = {
+    "two nodes": (["--nodes=2", "--ntasks-per-node=1"], f"srun {DETECT}", 2, "node1"),
+    "components of a step": (
+        ["--nodes=2", "--ntasks-per-node=2"],
+        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}",
+        3,
+        "node1",
+    ),
+    "components of a job, the first on the second node": (
+        ["--ntasks=1", "-w", "node2", ":", "--ntasks=2", "-w", "node1"],
+        f"srun --het-group=0,1 {DETECT}",
+        3,
+        "node2",
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
+def test_every_task_of_a_step_finds_its_index_and_the_first_node(
+    script: Script, case: tuple[list[str], str, int, str]
+):
+    options, step, processes, first = case
+    code, said = script(f"echo job $SLURM_JOB_ID\n{step}", *options)
+    assert code == 0, said
+    found = detected(said)
+    assert [each["index"] for each in found] == list(range(processes))
+    assert {each["processes"] for each in found} == {processes}
+    job = re.search(r"^job (\d+)$", said, re.MULTILINE)
+    assert job, said
+    assert {each["coordinator"] for each in found} == {f"{first}:{61440 + int(job[1])}"}
+
+
+CODES = {
+    ("exit 70", "exit 2", ""): 70,
+    ("exit 75", "exit 124", ""): 124,
+    ("exit 75", "exit 75", "--kill-on-bad-exit=1"): 75,
+    ("exit 0", "exit 75", "--kill-on-bad-exit=1"): 75,
+    ("kill -KILL $$", "exit 0", ""): 137,
+    ("kill -ABRT $$", "exit 70", ""): 134,
+    ("sleep 1; kill -KILL $$", "exec sleep 9", "--kill-on-bad-exit=1"): 143,
+    ("sleep 1; exit 2", "exec sleep 9", "--kill-on-bad-exit=1"): 143,
+    ("sleep 1; exit 2", "trap 'exit 75' TERM; sleep 9 & wait", "--kill-on-bad-exit=1"): 75,
+    ("sleep 1; kill -KILL $$", "trap 'exit 70' TERM; sleep 9 & wait", "--kill-on-bad-exit=1"): 137,
+}
+
+
+@pytest.mark.thorough
+def test_srun_returns_the_largest_code_of_its_tasks(script: Script):
+    lines = [
+        f"srun {option} bash -c 'if [ $SLURM_PROCID = 0 ]; then {first}; else {second}; fi'\n"
+        f"echo code $?"
+        for first, second, option in [
+            (first, second.replace("'", '"'), option) for first, second, option in CODES
+        ]
+    ]
+    _, said = script("\n".join(lines), "--nodes=1", "--ntasks=2")
+    assert [int(code) for code in re.findall(r"^code (\d+)$", said, re.MULTILINE)] == list(
+        CODES.values()
+    ), said
+
+
+RUN = "jtrain run configs/hurt.yaml parallel.kind=mirrored"
+TWO = ("--nodes=2", "--ntasks-per-node=1")
+BOTH_75 = [("node1", "0", "75"), ("node2", "1", "75")]
+
+
+def codes(said: str) -> list[tuple[str, ...]]:
+    """Return node, number and exit code of the tasks that ended by a code other than 0."""
+    return sorted(re.findall(r"srun: error: (\w+): task (\d): Exited with exit code (\d+)", said))
+
+
+def facts(home: Path) -> dict:
+    """Return the contents of run.json; {} before there is one."""
+    file = home / "runs" / "hurt" / "run.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def is_sealed(home: Path) -> bool:
+    """Return whether the step that the run stopped at has a checkpoint."""
+    found = facts(home)
+    folder = home / "runs" / "hurt" / "checkpoints" / f"{found['step']}"
+    return found["status"] == "stopped" and (folder / "seal.json").exists()
+
+
+def until(slurm: SlurmCluster, number: int, condition: Callable[[], bool]) -> None:
+    """Wait for a condition while a job runs."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert slurm.job(number).state in {"PENDING", "RUNNING"}, "the job has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def has_steps(home: Path) -> bool:
+    file = home / "runs" / "hurt" / "metrics.jsonl"
+    return file.exists() and file.read_text().count("\n") > 3
+
+
+@pytest.mark.thorough
+def test_two_tasks_train_as_one_run_and_save_when_they_are_asked_to_end(
+    slurm: SlurmCluster, home: Path
+):
+    lines = f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {RUN} steps=100000\necho code $?"
+    number = submit(slurm, home, lines, *TWO)
+    until(slurm, number, lambda: has_steps(home))
+    slurm.command("scancel", "--signal=TERM", f"{number}")
+    slurm.wait(number)
+    said = output(home, number)
+    assert f"process 0 of 2 (Slurm) at node1:{61440 + number}" in said
+    assert said.count("resumes from step") == 1, "one process prints"
+    assert codes(said) == BOTH_75, said
+    assert "code 75\n" in said
+    assert is_sealed(home)
+
+
+@pytest.mark.slow
+def test_a_mistake_in_one_task_is_requeued_three_times_at_most(slurm: SlurmCluster, home: Path):
+    mistake = (
+        'if os.environ["SLURM_PROCID"] == "1":\n            raise jt.ConfigError("on purpose")'
+    )
+    write_code(home, "        def loss(", f"        {mistake}\n\n        def loss(")
+    text = recipe("configs/hurt.yaml parallel.kind=mirrored", "hurt", nodes="2", gpus_per_node="")
+    number = submit(slurm, home, text, "--time=00:20:00")
+    job = slurm.wait(number, 3 * PATIENCE)
+    assert job.state == "FAILED"
+    assert job.restarts == 3
+    assert output(home, number).count("on purpose") >= 4
+
+
+FOUR = ("--nodes=2", "--ntasks-per-node=2")
+
+
+def command() -> str:
+    """Return the line of the page that starts the tasks, for the tests' study."""
+    page = Path(__file__).parents[3] / "docs" / "clusters" / "slurm.md"
+    (line,) = re.findall(r"^srun .*parallel\.engine=cluster.*$", page.read_text(), re.M)
+    line = line.replace("configs/digits.yaml name=served", "configs/hurt.yaml")
+    workers = line.replace("parallel.workers=6", "parallel.workers=2")
+    return workers.replace("parallel.shards=2", "parallel.shards=1")
+
+
+@pytest.mark.slow
+def test_the_job_ends_with_the_task_of_the_run_and_another_job_resumes_it(
+    slurm: SlurmCluster, home: Path
+):
+    lines = f"#!/bin/bash\n{command()} steps=100000 evaluate.every=0 checkpoint.every=20"
+    number = submit(slurm, home, lines, *FOUR)
+    checkpoints = home / "runs" / "hurt" / "checkpoints"
+    until(slurm, number, lambda: any(checkpoints.glob("*/seal.json")))
+    tasks = slurm.tasks("jtrain run", number)
+    assert sorted(tasks) == [0, 1, 2, 3]
+    os.kill(tasks[0], signal.SIGKILL)
+    assert slurm.wait(number).state == "FAILED"
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in tasks.values()):
+        assert time.monotonic() < deadline, "no task is left"
+        time.sleep(0.1)
+    number = submit(slurm, home, lines.replace("steps=100000", "steps=2000"), *FOUR)
+    assert slurm.wait(number).code == 0, output(home, number)
+    assert "resumes from step" in output(home, number)
