@@ -111,7 +111,6 @@ def run(
             best=config.checkpoint.best,
             first=run_dir.first,
             fall_back=config.checkpoint.on_damage == "fall_back",
-            lost=run_dir.lost,
             owner=owner,
             create_folder=folder_maker(),
         ) as checkpoints,
@@ -142,7 +141,6 @@ def run(
         trained.results,
         trained.sample,
         trained.ended.numbers,
-        tuple(run_dir.lost.found),
     )
 
 

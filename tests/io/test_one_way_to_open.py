@@ -26,7 +26,7 @@ EXEMPT = {
     "io/regular_files.py": "the one way",
     "io/atomic_write.py": "creates files; opens a directory to flush it",
     "config/read.py": "a pipe that a shell gives, as in `jtrain run <(sed ...)`, read up to a cap",
-    "checkpoint/lock.py": "the lock, whose other end is the same program; /proc/locks",
+    "checkpoint/lock.py": "the lock, whose other end is the same program",
     "checkpoint/seal.py": "flushes what was written, without waiting",
     "cli/init.py": OWN,
     "cli/completion.py": OWN,
