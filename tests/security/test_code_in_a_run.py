@@ -23,7 +23,7 @@ from jtrain.train.run_dir import get_environment
 MODULES = ["__init__", "__main__", "sitecustomize", "usercustomize", "conftest", "setup", "numpy", "jax", "jaxlib", "typing", "difflib", "yaml", "orbax", "optax", "experiments/__init__", "experiments/quick", "experiments/fit", "checkpoints/__init__"]  # fmt: skip # noqa: E501
 RUN, CONFIG = "runs/quick", "runs/quick/config.yaml"
 WORDS: dict[str, list[str]] = {
-    "doctor": [CONFIG, "--only", "python"],
+    "doctor": ["--only", "packages"],
     "init": ["another"],
     "run": [CONFIG],
     "eval": [RUN],
