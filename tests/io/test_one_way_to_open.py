@@ -29,7 +29,6 @@ EXEMPT = {
     "checkpoint/lock.py": "the lock, whose other end is the same program",
     "checkpoint/seal.py": "flushes what was written, without waiting",
     "cli/init.py": OWN,
-    "cli/completion.py": OWN,
     "inspect/report/page.py": OWN,
     "inspect/report/document.py": OWN,
     "inspect/explain/page.py": OWN,

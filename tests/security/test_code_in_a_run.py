@@ -43,7 +43,6 @@ WORDS: dict[str, list[str]] = {
     "work": [RUN],
     "launch": ["--processes", "0", "run", CONFIG],
     "report": [RUN],
-    "completion": ["bash"],
 }
 
 
