@@ -5,8 +5,6 @@ advises; following it must work.
 """
 # ruff: noqa: E501  (a case reads best on a line)
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -288,15 +286,3 @@ def test_a_config_without_experiments_beside_or_above_it_is_told_where_they_go(
     write_study(tmp_path / "inner")
     (tmp_path / "inner" / "experiments").rename(tmp_path / "experiments")
     assert main(["show", str(path)]) == 0
-
-
-@pytest.mark.thorough
-def test_mistakes_of_the_first_stage_are_told_before_jax_is_imported(path: Path):
-    code = "import json, sys; from jtrain.cli import main; code = main(sys.argv[1:]); print(json.dumps([code, 'jax' in sys.modules, 'numpy' in sys.modules]))"
-    for case in CASES:
-        if case.name in {"a misspelt top key", "a tab", "an empty file"}:
-            write(path, case.file)
-            command = [sys.executable, "-c", code, "show", str(path), *case.typed]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            assert json.loads(done.stdout) == [2, False, False], case.name
-            assert all(words in done.stderr for words in case.says)

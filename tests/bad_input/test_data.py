@@ -60,7 +60,7 @@ ELEMENTS = grain.MapDataset.range(4)
 
 FLAT = np.zeros((8, 16), np.float32)
 SQUARE = FLAT.reshape(8, 4, 4)
-TEN = np.arange(8) + 3
+EIGHT = np.arange(8) + 3
 
 
 def augmented(augment: Augment, classes: int = 10, **arrays: np.ndarray) -> Any:
@@ -191,8 +191,8 @@ CASES = [
     Case("a folder without a file", lambda folder: IdxImages(folder=str(folder),
         classes=10).build(), ("lacks train-images-idx3-ubyte", "holds nothing", "set data.folder="),
         lambda folder: IdxImages(folder=str(write_fashion_mnist(folder)), classes=10).build()),
-    Case("a row of a subset that is not there", lambda _: Subset(Arrays(x=TEN), np.arange(9)),
-        ("row 8 of 8", "counted from 0", "indices[indices < 8]"), lambda _: Subset(Arrays(x=TEN),
+    Case("a row of a subset that is not there", lambda _: Subset(Arrays(x=EIGHT), np.arange(9)),
+        ("row 8 of 8", "counted from 0", "indices[indices < 8]"), lambda _: Subset(Arrays(x=EIGHT),
         (indices := np.arange(9))[indices < 8])),
     Case("augmentation of rows that are no images", lambda _: augmented(Augment(flip=0.5),
         image=FLAT), ("takes images b h w", "shape (8, 16)", "Reshape its rows"),

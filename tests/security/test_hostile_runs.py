@@ -140,8 +140,6 @@ CHILD = ["-P", "-c", "from jtrain.distributed.compiler_flags import check_known 
     ("where", "words"),
     [
         ("", ["-m", "jtrain", "show", "config.yaml"]),
-        ("sub", ["-m", "jtrain", "doctor", "--only", "packages"]),
-        ("..", ["-m", "jtrain", "--version"]),
         ("", CHILD),  # as the installed command, whose search path has its own folder
     ],
 )
