@@ -15,10 +15,10 @@ class RefuseOtherPythons(MetadataHookInterface):
     def update(self, metadata: dict) -> None:
         """Leave `metadata` as it is, or exit."""
         del metadata
-        if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        if sys.version_info < (3, 11):
             found = ".".join(map(str, sys.version_info[:3]))
             sys.exit(
-                f"jtrain needs Python 3.11, 3.12 or 3.13, and this is Python {found}. "
-                f"Make an environment with one of them: python3.12 -m venv .venv && "
+                f"jtrain needs Python 3.11 or newer, and this is Python {found}. "
+                f"Make an environment with one: python3.12 -m venv .venv && "
                 f"source .venv/bin/activate"
             )

@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # typing may lie in the current directory, see below
 
 if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTHONPATH does not
     _OLD = (
-        "jtrain needs Python 3.11 to 3.13, and this is {}.{}.{} at {}. Make an environment with a "
+        "jtrain needs Python 3.11 or newer, and this is {}.{}.{} at {}. Make an environment with a "
         "newer one: pip install uv && uv venv --python 3.12 && source .venv/bin/activate && "
         "uv pip install jtrain".format(*sys.version_info[:3], sys.executable)
     )

@@ -1,5 +1,8 @@
 """`jtrain` and `python -m jtrain`."""
+# PYTHON_ARGCOMPLETE_OK
 
+import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -13,6 +16,8 @@ from jtrain.io.run_folders import distrust_current_directory
 def begin() -> NoReturn:
     """Run the command line and exit."""
     distrust_current_directory()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for the words that may follow
+        importlib.import_module("jtrain.cli.completion").complete()
     fill_closed_streams()
     connect_heartbeat()
     verb = "".join(sys.argv[1:2])

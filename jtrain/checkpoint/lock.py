@@ -1,10 +1,9 @@
 """Write lock: one writer for each directory of checkpoints, released when its process dies.
 
-The kernel holds the lock (flock) as long as the process lives, however the process ends. The lock
-is on the directory itself, so that removing a file of it admits no second writer, and on the file
-that names the writer, for file systems that lock only files (NFS). A file system of several
-machines may grant the lock on each of them; there the writer counts in its file, and a process of
-another machine watches that before it writes (`writer_beat`).
+The kernel holds the lock (flock) as long as the process lives, however the process ends. It is on
+the file that names the writer. A file system of several machines may grant the lock on each of
+them; there the writer counts in its file, and a process of another machine watches that before it
+writes (`writer_beat`).
 """
 
 import contextlib
@@ -22,27 +21,19 @@ from jtrain.checkpoint import layout, writer_beat
 from jtrain.checkpoint.writer_beat import WriterBeat
 from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import CheckpointError
-from jtrain.io.lost_files import OpenFolder, file_identity
 from jtrain.io.regular_files import read_json
 from jtrain.io.transient import attempt
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds, for a writer that is just closing
 _MOST = 1 << 16  # bytes of the record of the writer
-# EBADF: NFS locks a file only if it is open for writing, which no directory can be.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 class WriteLock:
-    """Write lock of a directory, held until `release` or until nothing refers to it.
-
-    A Ctrl-C may come between any two steps: open descriptors are closed then, since a lock that a
-    notebook cannot release would refuse the notebook for ever.
-    """
+    """Write lock of a directory, held until `release` or until nothing refers to it."""
 
     _file: io.FileIO | None = None
-    _folder: OpenFolder | None = None
-    _parent: OpenFolder | None = None
     _beat: WriterBeat | None = None
     _record: dict[str, Any] | None = None
 
@@ -69,45 +60,22 @@ class WriteLock:
 
     @property
     def is_in_place(self) -> bool:
-        """True while the directory is the folder that was locked."""
-        return self._folder is not None and self._folder.is_in_place
+        """True while the file in the directory is the one that was locked."""
+        return self._file is not None and _is_named(self._path, self._file)
 
-    @property
-    def is_parent_in_place(self) -> bool:
-        """True while the parent of the directory is the same folder."""
-        return self._parent is None or self._parent.is_in_place
-
-    def renew(self) -> str:
-        """Hold the directory again, whatever others have removed.
-
-        Returns:
-            What was missing and is restored; empty if nothing was.
+    def renew(self) -> None:
+        """Check the lock before a save, and take it again if the directory was removed.
 
         Raises:
             CheckpointError: if another process now writes to the directory.
-            FileNotFoundError: if the parent folder was moved or removed too.
+            FileNotFoundError: if the parent of the directory was moved or removed too.
         """
+        if self.is_in_place:
+            return self.check()
         directory = self._path.parent
-        if not self.is_parent_in_place:
+        if not directory.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{directory}")
-        same = self.is_in_place
-        if same and self._file is not None and _is_named(self._path, self._file):
-            self.check()
-            return ""
         self._take()
-        if same:
-            return f"{self._path} was removed while this process wrote there"
-        return f"{directory} was moved or removed, and the checkpoints in it"
-
-    def remove_recreated(self) -> None:
-        """Remove empty folders under our names, if the real ones were moved during a save.
-
-        Orbax and TensorStore create the parents of each file that they write.
-        """
-        if not self.is_parent_in_place:
-            for path in (self._path.parent, self._path.parent.parent):
-                with contextlib.suppress(OSError):
-                    path.rmdir()
 
     def check(self) -> None:
         """Raise CheckpointError if a process of another machine has taken the directory.
@@ -118,20 +86,6 @@ class WriteLock:
         record = read_holder(self._path.parent)
         if self._record and record and record["host"] != self._record["host"]:
             raise _held_error(self._path.parent, record)
-
-    def _take(self) -> None:
-        directory, end = self._path.parent, time.monotonic() + _PATIENCE
-        self._unlock()
-        try:
-            while not attempt(self._path, self._try):
-                if time.monotonic() > end:
-                    raise _held_error(directory, read_holder(directory))
-                time.sleep(0.02)
-        except BaseException as error:
-            self._unlock()
-            if isinstance(error, OSError):
-                raise _unwritable_error(self._path, error) from None
-            raise
 
     def release(self) -> None:
         """Release the lock, and remove folders that were created for it and are still empty."""
@@ -144,52 +98,44 @@ class WriteLock:
             self.forget()
 
     def forget(self) -> None:
-        """Close the descriptors; in a forked child the lock stays with the parent."""
-        self._unlock()
-        # Cleared before it is closed: a Ctrl-C between the two would leave a closed folder, which
-        # looks like a moved one, and the next save would refuse to write there.
-        parent, self._parent = self._parent, None
-        if parent is not None:
-            parent.close()
-
-    def _unlock(self) -> None:
+        """Close the file; in a forked child the lock stays with the parent."""
         beat, self._beat = self._beat, None
         if beat is not None:
             beat.stop()
-        try:
-            self._close()
-        except BaseException:  # a Ctrl-C between the two closes
-            self._close()
-            raise
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _close(self) -> None:
-        for opened in (self._file, self._folder):
-            if opened is not None:
-                opened.close()
-        self._file = self._folder = None
+    def _take(self) -> None:
+        directory, end = self._path.parent, time.monotonic() + _PATIENCE
+        self.forget()
+        try:
+            while not attempt(self._path, self._try):
+                if time.monotonic() > end:
+                    raise _held_error(directory, read_holder(directory))
+                time.sleep(0.02)
+        except OSError as error:
+            raise _unwritable_error(self._path, error) from None
 
     def _try(self) -> bool:
-        """Return whether directory and file are open and locked by this process."""
+        """Return whether the file is open and locked by this process."""
         layout.make_directory(self._path.parent)
         try:
-            self._folder = OpenFolder(self._path.parent)
-            self._parent = self._parent or OpenFolder(self._path.parent.parent)
             self._file = io.FileIO(str(self._path), "r+", opener=_open)
         except FileNotFoundError:  # another process has just removed the folder
             return False
-        # Both must still have their names: a releasing process may have removed them meanwhile.
-        locked = _try_flock(self._folder.fileno()) and self._folder.is_in_place
-        locked = locked and _try_flock(self._file.fileno()) and _is_named(self._path, self._file)
-        shared = locked and writer_beat.is_shared(self._path.parent)
-        if shared and self._is_taken_elsewhere():
-            raise _held_error(self._path.parent, read_holder(self._path.parent))
-        if locked and _is_named(self._path, self._file):
-            self._record = _this_process()
-            self._file.truncate(0)
-            self._file.write(writer_beat.encode(self._record))
-            self._beat = WriterBeat(self._path, self._record) if shared else None
-            return True
-        self._unlock()
+        # It must still have its name: a releasing process may have removed it meanwhile.
+        if _try_flock(self._file.fileno()) and _is_named(self._path, self._file):
+            shared = writer_beat.is_shared(self._path.parent)
+            if shared and self._is_taken_elsewhere():
+                raise _held_error(self._path.parent, read_holder(self._path.parent))
+            if _is_named(self._path, self._file):
+                self._record = _this_process()
+                self._file.truncate(0)
+                self._file.write(writer_beat.encode(self._record))
+                self._beat = WriterBeat(self._path, self._record) if shared else None
+                return True
+        self.forget()
         return False
 
     def _is_taken_elsewhere(self) -> bool:
@@ -201,7 +147,10 @@ class WriteLock:
 
 
 def _is_named(path: Path, file: io.FileIO) -> bool:
-    return file_identity(path) == file_identity(file.fileno())
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 def _open(path: str, flags: int) -> int:
@@ -251,12 +200,11 @@ def _this_process() -> dict[str, Any]:
 
 
 def _held_error(directory: Path, who: dict[str, Any]) -> CheckpointError:
-    who = who or _kernel_holder(directory)
     name = f"process {who['pid']} on {who['host']}" if who else "another process"
     age = ""
-    if since := who.get("since"):
-        age = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(since))
-        age += f" ({max(0, time.time() - since):.0f} s)"
+    if who:
+        age = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(who["since"]))
+        age += f" ({max(0, time.time() - who['since']):.0f} s)"
     return CheckpointError(
         f"{directory} can have one writer, and {name} writes there{age}. "
         f"{_advice(who)}, or start a run of another name (name=...).{_join_advice(who)}"
@@ -279,17 +227,6 @@ def _join_advice(who: dict[str, Any]) -> str:
         f"JTRAIN_PROCESS=0 on {host} and JTRAIN_PROCESS=1 here, and start both again. "
         f"`jtrain show CONFIG --cluster` prints what a process finds."
     )
-
-
-def _kernel_holder(directory: Path) -> dict[str, Any]:
-    """Return the holder by /proc/locks, for a removed lock file; empty if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        inode = str(directory.stat().st_ino)
-        for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, *_, process, place, _, _ = line.split()
-            if kind == "FLOCK" and place.rpartition(":")[2] == inode and int(process) > 0:
-                return {"host": socket.gethostname(), "pid": int(process)}
-    return {}
 
 
 def _unwritable_error(path: Path, error: OSError) -> CheckpointError:

@@ -1,5 +1,6 @@
 """Checkpoint manager: saves the states of a run beside training, finds and restores them."""
 
+import collections
 import contextlib
 import errno
 import os
@@ -29,12 +30,37 @@ from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import CheckpointError, DamagedError, UnreachableError
-from jtrain.io.lost_files import MessageBacklog
 from jtrain.io.transient import attempt
 
 
 class SetAsideError(DamagedError):
     """A requested checkpoint is damaged and was set aside: resume from another."""
+
+
+class MessageBacklog:
+    """Queue of log lines, filled on any thread and sent in order once a log is set."""
+
+    def __init__(self):
+        self._waiting: collections.deque[str] = collections.deque()
+        self._log: Callable[[str], object] | None = None
+
+    def __call__(self, line: str) -> None:
+        """Log a line, or queue it until `send_to` sets the log."""
+        self._waiting.append(line)
+        self._send_all()
+
+    def send_to(self, log: Callable[[str], object]) -> None:
+        """Send all lines to `log` from now on, the queued ones first."""
+        self._log = log
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while self._log is not None:
+            try:
+                line = self._waiting.popleft()
+            except IndexError:  # also where another thread has taken the last one
+                return
+            self._log(line)
 
 
 class CheckpointManager(contextlib.AbstractContextManager):
@@ -58,7 +84,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
         best: str = "",
         first: bool | None = None,
         fall_back: bool = True,
-        lost: Callable[[str], object] = lambda line: None,
         owner: RunIdentity | None = None,
     ):
         """Configure the manager; the disk is not touched.
@@ -69,7 +94,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
             best: `loss`, `lowest loss` or `highest accuracy`, or empty.
             first: whether this process is the first; None asks JAX, which starts the devices.
             fall_back: set a damaged checkpoint aside and use the one before it.
-            lost: takes a line when others have removed a checkpoint, or the directory.
             owner: the run of the checkpoints: its id is sealed into each save, and a checkpoint of
                 another run counts as damaged. None accepts those of any run.
         """
@@ -87,8 +111,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
             run=owner.run if owner else "",
         )
         self._lock: WriteLock | None = None
-        self._lost = lost
-        self._sealed: set[int] = set()  # sealed and not deleted by this process
         self._fall_back = fall_back
         self._valid: set[int] = set()
         self._named: set[int] = set()  # names when the directory was locked, until `resume`
@@ -141,15 +163,9 @@ class CheckpointManager(contextlib.AbstractContextManager):
         self._valid.discard(step)
         write = self._writer.write
 
-        def on_sealed(step: int) -> None:
-            self._sealed.add(step)
-            sealed(step)
-
         # A daemon: exit_barrier waits for it. After a failure, threads of Orbax wait 10 minutes
         # for one another.
-        self._saving = ThreadTask(
-            lambda: write(step, arrays, record, copied, on_sealed), daemon=True
-        )
+        self._saving = ThreadTask(lambda: write(step, arrays, record, copied, sealed), daemon=True)
         exit_barrier.expect_close(self)
         self._saving.start()
         copied.wait()
@@ -171,8 +187,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
         error = self._saving.wait()
         self._saving = None
         if error is not None:
-            if self._lock is not None:
-                self._lock.remove_recreated()
             raise error
 
     def close(self) -> None:
@@ -185,7 +199,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
                 self._preparing.wait()
             self._writer.close()
             if self._lock is not None:
-                self._lock.remove_recreated()
                 self._lock.release()
                 self._lock = None
 
@@ -229,7 +242,6 @@ class CheckpointManager(contextlib.AbstractContextManager):
         """Delete a checkpoint that the run no longer resumes from; in the writing process."""
         self.wait()
         self.acquire()
-        self._sealed.discard(step)
         self._named.discard(step)
         layout.delete_checkpoint(self.directory, step)
 
@@ -329,30 +341,19 @@ class CheckpointManager(contextlib.AbstractContextManager):
 
     def make_room(self) -> list[int]:
         """Delete all checkpoints but the newest and the best; return their steps."""
-        deleted = make_room(self.directory, self.best()) if self._is_first() else []
-        self._sealed -= set(deleted)
-        return deleted
+        return make_room(self.directory, self.best()) if self._is_first() else []
 
     def _renew_lock(self, step: int, arrays: Mapping[str, Leaf]) -> None:
-        """Report what others removed since the last save, and lock the directory again."""
+        """Check that this process may still write, and lock a removed directory again."""
         if self._lock is None:  # only the first process has one
             return
         try:
-            missing = self._lock.renew()
-            steps = self.steps()
+            self._lock.renew()
         except (OSError, UnreachableError) as error:
             raise write_error(self.directory, step, arrays, error) from None
         except CheckpointError as error:  # another process has locked the new directory
             what = f"checkpoint {step} could not be written: {str(error).rstrip('.')}"
             raise SaveError(what, "", room=False) from None
-        if missing:
-            self._lost(missing)
-            if not steps:
-                self._sealed.clear()  # removed with their directory
-        removed = self._sealed - set(steps)
-        self._sealed -= removed
-        for other in sorted(removed):
-            self._lost(f"checkpoint {other} was removed or damaged after it was sealed")
 
     def _list_in_place(self, some: Collection[int] = ()) -> list[int]:
         """Return the named steps; wait while the locked directory is away, or some are all gone."""
@@ -370,9 +371,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         return jax.process_index() == 0 if self._first is None else self._first
 
     def _steps_to_delete(self) -> list[int]:
-        steps = retention.steps_to_delete(self.steps(), self._keep, self.best())
-        self._sealed -= set(steps)
-        return steps
+        return retention.steps_to_delete(self.steps(), self._keep, self.best())
 
     def _check_fingerprints(
         self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]

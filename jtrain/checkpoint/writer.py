@@ -14,7 +14,6 @@ from jtrain.checkpoint import exit_barrier, fingerprint, layout, replica_check, 
 from jtrain.checkpoint.save_errors import TakenError, announce_error, unsealed_error, write_error
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DeviceError, UnreachableError
-from jtrain.io.lost_files import OpenFolder
 
 
 class CheckpointWriter:
@@ -76,14 +75,16 @@ class CheckpointWriter:
             SaveError: if it could not be written, by this process or by the one that seals.
             DeviceError: if the replicas of a leaf differ between devices.
         """
-        folder: OpenFolder | None = None
+        folder: Path | None = None
+        opened = -1
         is_lost = committed = False
         try:
             sums = fingerprint.start(arrays)
             writer = self.open()
             self._clear()
             if jax.process_index() == 0:
-                folder = OpenFolder(layout.create_saving_path(self._directory, step))
+                folder = layout.create_saving_path(self._directory, step)
+                opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # to notice that it was moved
             writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
             replicas = replica_check.local_prints(sums)
@@ -93,7 +94,7 @@ class CheckpointWriter:
                 writer.barrier(f"{step} copies")
             try:
                 if folder is not None:
-                    self._commit(folder, step, record, replicas)
+                    self._commit(folder, opened, step, record, replicas)
                     committed = True
                     sealed(step)
                     self._delete_older(step)
@@ -112,8 +113,8 @@ class CheckpointWriter:
             raise
         finally:
             copied.set()
-            if folder is not None:
-                folder.close()
+            if opened >= 0:
+                os.close(opened)
         if is_lost:
             raise unsealed_error(self._directory, step)
 
@@ -135,26 +136,26 @@ class CheckpointWriter:
 
     def _commit(
         self,
-        folder: OpenFolder,
+        folder: Path,
+        opened: int,
         step: int,
         record: dict[str, Any],
         replicas: replica_check.ReplicaPrints,
     ) -> None:
         """Seal and commit what was written, unless devices disagree or the folder was moved."""
-        replicas = (
-            replica_check.read_all_prints(folder.path) if jax.process_count() > 1 else replicas
-        )
+        replicas = replica_check.read_all_prints(folder) if jax.process_count() > 1 else replicas
         record["fingerprints"] = replica_check.check_replicas(replicas, step)
-        if not folder.is_in_place:  # moved; Orbax recreates the parents of each file
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder.path}")
-        layout.commit(folder.path, record, self._run)
+        if not os.path.samestat(os.fstat(opened), os.stat(folder)):
+            # Moved, and created again: Orbax creates the parents of each file that it writes.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{folder}")
+        layout.commit(folder, record, self._run)
 
-    def _clear(self, failed: OpenFolder | None = None) -> None:
+    def _clear(self, failed: Path | None = None) -> None:
         """Remove what failed saves left, including `failed`, and once more at the next call.
 
         A thread of Orbax may still write there, and create the folder again.
         """
-        new = {failed.path} if failed is not None else set()
+        new = {failed} if failed is not None else set()
         for path in self._left | new:
             layout.try_remove(path)
         self._left = {path for path in self._left if path.exists()} | new

@@ -43,7 +43,6 @@ VERBS = {
     "work": "join a running run on parameter servers as one worker more",
     "launch": "run any of these in several processes on this machine",
     "report": "write one HTML page about some runs: curves, differences, speed, samples",
-    "completion": "print what makes bash, zsh or fish complete these commands",
 }
 # They compute with JAX and leave the flags of the compiler as they are; run, plan and explain set
 # flags, and check them then.

@@ -1,164 +1,101 @@
-"""`jtrain completion SHELL`: print a script by which a shell completes jtrain's commands."""
+"""Completion of commands in shells, by argcomplete."""
 
+import argparse
 import importlib
-from argparse import Action
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.output import print_text as print
 from jtrain.config.dump import flatten, plain_values
 from jtrain.config.explain import find_schemas
 from jtrain.config.lookup import YAML, shipped_configs
-from jtrain.config.node import Plain
 from jtrain.config.resolve import resolve
-from jtrain.config.schema import FieldSchema, literal_choices
-from jtrain.config.wording import format_value
+from jtrain.config.schema import literal_choices
 from jtrain.errors import UserError
 
-SCRIPTS = {"bash": "bash.sh", "zsh": "zsh.zsh", "fish": "fish.fish"}
 
-
-def main(argv: Sequence[str]) -> int:
-    """Print the script of a shell, or the completions of a line; return the exit code."""
-    args = _arguments().parse(argv)
-    if args.line is not None:
-        print("\n".join(complete(args.line)))
-    elif args.shell is None:
-        raise UserError(f"jtrain completion: name a shell: {', '.join(SCRIPTS)}; {_INSTALL}")
-    else:
-        print((Path(__file__).parent / "completion_scripts" / SCRIPTS[args.shell]).read_text())
-    return 0
-
-
-def complete(line: str) -> list[str]:
-    """Return the words that may stand in the place of the last word of a command line.
-
-    A word that ends in `=`, `.` or `/` is a beginning, after which more is typed. The list is empty
-    where the shell completes names of files, and where nothing fits.
-    """
-    *typed, word = f"{line}|".split()
-    word = word[:-1]
+def complete() -> None:
+    """Write the words that may follow the command line of the shell, and end the process."""
     try:
-        found = _candidates(typed[1:], word) if typed else []
-    except UserError:  # a config that is still being written
-        return []
-    return sorted(_up_to_next_part(word, [one for one in found if one.startswith(word)]))
+        argcomplete = importlib.import_module("argcomplete")
+    except ImportError:  # it is installed for another Python
+        return
+    words = os.environ.get("COMP_LINE", "").split()
+    parser = argparse.ArgumentParser(prog="jtrain")
+    parser.add_argument("--version", action="store_true")
+    verbs = parser.add_subparsers()
+    for verb in VERBS:
+        if words[1:2] == [verb]:
+            _add_verb(verbs, verb)
+        else:
+            verbs.add_parser(verb)
+    argcomplete.autocomplete(parser)
 
 
-def _candidates(typed: Sequence[str], word: str) -> Sequence[str]:
-    """Return what may follow the words `typed`, among it what begins otherwise than `word`."""
-    from jtrain.cli import VERBS
-
-    if not typed:
-        return [*VERBS, "--help", "--version"]
-    verb, *words = typed
-    if verb not in VERBS:
-        return []
+def _add_verb(verbs: Any, verb: str) -> None:
     module = importlib.import_module(f"jtrain.cli.{verb}")
     if hasattr(module, "arguments_of"):  # it has subcommands
-        if not words:
-            return list(module.DOES)
-        action, *words = words
-        return _of_parser(module.arguments_of(action), words, word) if action in module.DOES else []
-    return _of_parser(module._arguments(), words, word)
+        actions = verbs.add_parser(verb).add_subparsers()
+        for action in module.DOES:
+            _add_arguments(actions, action, module.arguments_of(action))
+    else:
+        _add_arguments(verbs, verb, module._arguments())
 
 
-def _of_parser(parser: Arguments, words: Sequence[str], word: str) -> Sequence[str]:
-    """Return what may follow the words of a verb."""
-    options = {name: action for action in parser._actions for name in action.option_strings}
-    places = [action for action in parser._actions if not action.option_strings]
-    positional, awaited = _split(words, options)
-    if awaited is not None:
-        return list(awaited.choices or ())
-    nests = places and places[0].metavar == "VERB ..."  # `jtrain launch OPTIONS VERB ...`
-    if nests and (positional or not word.startswith("-")):
-        return _candidates(words[words.index(positional[0]) :] if positional else [], word)
-    if word.startswith("-"):
-        return list(options)
-    if not places:
-        return []
-    place = places[min(len(positional), len(places) - 1)]
-    if str(place.metavar) == "RUN":
-        return _runs()
-    if not str(places[0].metavar).startswith("CONFIG"):
-        return list(place.choices or ())
-    return _settings(positional[0], positional[1:], word) if positional else _configs(word)
+def _add_arguments(verbs: Any, verb: str, arguments: Arguments) -> None:
+    for action in arguments._actions:
+        kind = str(action.metavar).partition(" ")[0]
+        if kind in _COMPLETERS and not action.option_strings:
+            action.completer = _COMPLETERS[kind]  # pyright: ignore[reportAttributeAccessIssue]
+    verbs.add_parser(verb, parents=[arguments], add_help=False)
 
 
-def _split(
-    words: Sequence[str], options: Mapping[str, Action]
-) -> tuple[Sequence[str], Action | None]:
-    """Return the words that are no option, and the option whose value comes next."""
-    positional, awaited = [], None
-    for word in words:
-        if awaited is not None:
-            awaited = None
-        elif word in options and options[word].nargs != 0:
-            awaited = options[word]
-        elif not word.startswith("-"):
-            positional.append(word)
-    return positional, awaited
+def _config_and_settings(prefix: str, **_: Any) -> Sequence[str]:
+    """Return the configs, or the settings of the config that was typed."""
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    words = [word for word in line.removesuffix(prefix).split()[2:] if not word.startswith("-")]
+    return _settings(words[0], prefix) if words else _configs(prefix)
 
 
-def _configs(word: str) -> Sequence[str]:
+def _configs(prefix: str) -> Sequence[str]:
     """Return the configs that come with jtrain, and the folders and YAML files of a path."""
-    folder = Path(word.rpartition("/")[0] or ("/" if word.startswith("/") else "."))
-    found = [] if "/" in word else list(shipped_configs())
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.name.startswith("."):
-            if path.is_dir():
-                found.append(f"{path}/")
-            elif path.suffix in YAML:
-                found.append(str(path))
+    folder = prefix.rpartition("/")[0] + "/" * ("/" in prefix)
+    found = [] if folder else list(shipped_configs())
+    for path in Path(folder or ".").iterdir() if Path(folder or ".").is_dir() else ():
+        if path.is_dir() and not path.name.startswith("."):
+            found.append(f"{folder}{path.name}/")
+        elif path.suffix in YAML:
+            found.append(f"{folder}{path.name}")
     return found
 
 
-def _runs() -> Sequence[str]:
+def _settings(config: str, prefix: str) -> Sequence[str]:
+    """Return the keys of a config as `key=`, or the values that a key may have."""
+    try:
+        resolved = resolve(config)
+    except UserError:  # a config that is still being written
+        return []
+    key, equals, _ = prefix.partition("=")
+    if not equals:
+        return [f"{name}=" for name in flatten(plain_values(resolved.config))]
+    members = [x for schema in find_schemas(resolved.schema, key) for x in schema.members()]
+    values = [str(value) for member in members for value in literal_choices(member.annotation)]
+    return [f"{key}={value}" for value in dict.fromkeys(values)]
+
+
+def _runs(**_: Any) -> Sequence[str]:
     """Return the names of the runs in runs/."""
     paths = Path("runs").rglob("config.yaml") if Path("runs").is_dir() else ()
     return [str(path.parent.relative_to("runs")) for path in paths]
 
 
-def _settings(config: str, settings: Sequence[str], word: str) -> Sequence[str]:
-    """Return the keys of a config as `key=`, or the values that a key may have."""
-    resolved = resolve(config, [one for one in settings if "=" in one])
-    key, equals, _ = word.partition("=")
-    if not equals:
-        return [f"{name}=" for name in flatten(plain_values(resolved.config))]
-    schemas = find_schemas(resolved.schema, key)
-    values = [value for schema in schemas for value in _named_values(schema)]
-    return [f"{key}={format_value(value)}" for value in dict.fromkeys(values)]
-
-
-def _named_values(schema: FieldSchema) -> Iterator[Plain]:
-    """Yield the values of a key that has names for them: those of a Literal, true and false."""
-    for member in schema.members():
-        yield from (False, True) if member.annotation is bool else ()
-        yield from literal_choices(member.annotation)
-
-
-def _up_to_next_part(word: str, found: Sequence[str]) -> set[str]:
-    """Return the keys of the next table only: for `o` `optimizer.`, and not all that is in it."""
-    if not all(one.endswith("=") for one in found):
-        return set(found)
-    ends = {one: one.find(".", len(word)) for one in found}
-    return {one[: end + 1] if end >= 0 else one for one, end in ends.items()}
-
-
-_INSTALL = 'for example, in ~/.bashrc: eval "$(jtrain completion bash)"'
-
-
-def _arguments() -> Arguments:
-    parser = Arguments(
-        "completion",
-        "Print a script that completes verbs, options, configs, runs, keys and their values.\n\n"
-        'bash: eval "$(jtrain completion bash)" in ~/.bashrc\n'
-        'zsh:  eval "$(jtrain completion zsh)" in ~/.zshrc\n'
-        "fish: jtrain completion fish > ~/.config/fish/completions/jtrain.fish",
-        "bash",
-    )
-    parser.add_argument("shell", metavar="SHELL", nargs="?", choices=[*SCRIPTS], help="the shell")
-    words = "print the completions of a command line, one a line; what the scripts call"
-    parser.add_argument("--line", metavar="LINE", help=words)
-    return parser
+_COMPLETERS = {
+    "CONFIG": _config_and_settings,
+    "KEY=VALUE": _config_and_settings,
+    "KEY=VALUES": _config_and_settings,
+    "RUN": _runs,
+    "VERB": lambda **_: list(VERBS),
+}

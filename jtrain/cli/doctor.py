@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments().parse(argv)
     if args.timeout <= 0:
         raise UserError("jtrain doctor: --timeout is a number of seconds; write --timeout 60")
-    found = examine(_directory(args), only=_checks(args.only), timeout=args.timeout)
+    found = examine(Path(args.directory), only=_checks(args.only), timeout=args.timeout)
     if args.json:
         print(json.dumps(found.plain()))
     elif found.process == 0:
@@ -50,39 +50,17 @@ def _checks(text: str) -> Sequence[str]:
     return names
 
 
-def _directory(args) -> Path:
-    """Return the directory to examine: that of the runs, or of the run that is named."""
-    if not args.run:
-        return Path(args.directory)
-    path = Path(args.run)
-    if path.suffix in {".yaml", ".yml"}:
-        if not path.is_file():
-            raise UserError(f"jtrain doctor: {path} is no file; write jtrain doctor")
-        name = path.parent.name if path.name == "config.yaml" else path.stem
-        return Path(args.directory) / name
-    for run in (path, Path(args.directory) / path):
-        if (run / "config.yaml").is_file():
-            return run
-    raise UserError(
-        f"jtrain doctor: {path} is no config and no run; write jtrain doctor, or jtrain doctor RUN "
-        f"with a directory in {args.directory}/"
-    )
-
-
 def _arguments() -> Arguments:
     parser = Arguments(
         "doctor",
         "Examine this machine before anything is trained: packages that do not fit together,\n"
-        "devices and why a GPU or a TPU is not used, memory, the disk of the runs, the cluster.\n"
-        "Each error or warning ends with a line to type. It needs no network, and leaves nothing\n"
-        "behind.",
+        "devices and why a GPU or a TPU is not used, the disk of the runs, the variables of the\n"
+        "cluster. Each error or warning ends with a line to type. It needs no network, and leaves\n"
+        "nothing behind.",
         "",
-        "shakespeare                            also compares the disk with a run's checkpoints",
         "--directory /data/runs",
         "--only packages,devices --json",
     )
-    words = "a config or a run, whose directory is examined"
-    parser.add_argument("run", metavar="CONFIG | RUN", nargs="?", default="", help=words)
     words = "the directory of the runs (runs)"
     parser.add_argument("--directory", metavar="DIR", default="runs", help=words)
     words = f"checks to make, with commas between them: {', '.join(CHECKS)}"

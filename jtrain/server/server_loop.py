@@ -69,7 +69,7 @@ def server_loop(
     registry = Registry(plan.server.shards)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(_open_engine(plan.server, directory, registry))
-        rows = JsonlWriter(directory / FILE, retain=lambda row: True, lost=log)
+        rows = JsonlWriter(directory / FILE, retain=lambda row: True)
         stack.callback(rows.close)
         coordinator, supervisor = stack.enter_context(
             open_cluster(

@@ -16,7 +16,6 @@ from jtrain.config.top import RUNS
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.formatting import signal_name
-from jtrain.io.lost_files import OpenFolder
 from jtrain.io.regular_files import TooLargeError, open_regular, read_bytes
 from jtrain.sweep.machine import MachineShare
 from jtrain.sweep.members import SweepMember
@@ -50,10 +49,10 @@ class MemberPool:
     Args:
         config: the config file of all members.
         shares: shares of the machine.
-        lock: the files of `lock_sweep`; members hold the lock too.
+        lock: the file of `lock_sweep`; members hold the lock too.
     """
 
-    def __init__(self, config: Path, shares: Sequence[MachineShare], lock: Sequence[int]):
+    def __init__(self, config: Path, shares: Sequence[MachineShare], lock: int):
         self._config, self._free, self._lock = config, list(shares), lock
         self._running: list[_Running] = []
 
@@ -103,7 +102,7 @@ class MemberPool:
                 stderr=errors,
                 env={**os.environ, **share.environment()},
                 start_new_session=True,  # Ctrl-C reaches it once, through the sweep
-                pass_fds=self._lock,
+                pass_fds=[self._lock],
             )
         return _Running(member, share, process, time.monotonic())
 
@@ -114,35 +113,26 @@ def member_command(config: Path, member: SweepMember) -> list[str]:
 
 
 @contextlib.contextmanager
-def lock_sweep(name: str) -> Iterator[Sequence[int]]:
+def lock_sweep(name: str) -> Iterator[int]:
     """Lock the sweep of this name, so that two processes never train the same run.
 
-    The members hold the lock too: after a kill of the sweep a member keeps it until it ends. The
-    lock is on the directory and on a file in it, so that removing the file does not release it.
+    The members hold the lock too: after a kill of the sweep a member keeps it until it ends.
 
     Raises:
         ConfigError: if the sweep, or a member of it, is running, or nothing can be written there.
     """
     path = RUNS / name / ".lock"
-    file = _open_output(path, "wb", "marks a running sweep")
-    with file as lock, contextlib.closing(OpenFolder(path.parent)) as folder:
-        if not all(_lock(number) for number in (lock.fileno(), folder.fileno())):
+    with _open_output(path, "wb", "marks a running sweep") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             raise ConfigError(
                 f"a sweep of runs/{name} is running, or members of a killed sweep still are. "
                 f"Wait for it, or end it; or choose another name: name={name}-2"
-            )
-        yield lock.fileno(), folder.fileno()
-
-
-def _lock(file: int) -> bool:
-    """Lock an open file if the file system can; return False if another process holds the lock."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # NFS cannot lock directories, and some file systems lock nothing
-        pass
-    return True
+            ) from None
+        except OSError:  # some file systems lock nothing
+            pass
+        yield lock.fileno()
 
 
 def _open_output(

@@ -121,7 +121,6 @@ class BadStepPolicy:
         self.events = BadStepLog(
             directory.events if directory and writes else None,
             resumed_at=start,
-            lost=directory.lost if directory else lambda line: None,
         )
         """Log of bad steps."""
         scaled = isinstance(setup.like.scale, LossScale) and not isinstance(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -263,10 +262,8 @@ def _fit_in_directory(
     """Train in a directory, or resume the run there."""
     again = "the same call of jt.fit again"
     outcome = run(config, hooks=hooks, screen=screen, directory=directory, again=again)
-    if outcome.status == "failed" and not outcome.lost:
+    if outcome.status == "failed":
         raise LossError(outcome.why)
-    if outcome.lost:
-        warnings.warn(f"jt.fit: {outcome.why}", stacklevel=3)
     goal = BestMetric.parse(config.checkpoint.best)
     of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"

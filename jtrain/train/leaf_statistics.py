@@ -55,7 +55,6 @@ def build_leaf_log(
     path: Path | None,
     pause: Callable[[str], AbstractContextManager[None]],
     start: int | None,
-    lost: Callable[[str], object],
 ) -> LeafLog:
     """Return the hook that writes the statistics of a run; close it at the end.
 
@@ -63,7 +62,6 @@ def build_leaf_log(
         path: the file; None to compute and write nothing, as all processes but the first do.
         pause: context manager for work beside training.
         start: the step that the run resumes from, if it does.
-        lost: as `JsonlWriter` takes it.
     """
     measure = LeafStatistics(setup)
 
@@ -78,7 +76,6 @@ def build_leaf_log(
         stop=config.steps,
         look=look,
         resumed_at=start,
-        lost=lost,
     )
 
 

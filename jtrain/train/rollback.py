@@ -36,8 +36,6 @@ class ResumePoint:
     """Bad steps after which the run rolled back."""
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """State of its guard at the checkpoint."""
-    rows: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """Sizes and digests of its files at the checkpoint."""
     extended: Sequence[LengthChange] = ()
     """Changes of its length so far, the one at this step last."""
 
@@ -60,9 +58,7 @@ def resume_point(
     setup = setup.without(windows)
     setup.calls.restore(about.get("batches", {}))
     extended = [] if start is None else find_length_changes(setup.config, start, about)
-    return ResumePoint(
-        start, setup, found["steps"], about.get("guard", {}), about.get("rows", {}), extended
-    )
+    return ResumePoint(start, setup, found["steps"], about.get("guard", {}), extended)
 
 
 def decide_rollback(setup: TrainSetup, policy: BadStepPolicy, why: Rollback) -> str:

@@ -110,7 +110,6 @@ def run(
             best=config.checkpoint.best,
             first=run_dir.first,
             fall_back=config.checkpoint.on_damage == "fall_back",
-            lost=run_dir.lost,
             owner=owner,
         ) as checkpoints,
     ):
@@ -140,7 +139,6 @@ def run(
         trained.results,
         trained.sample,
         trained.ended.numbers,
-        tuple(run_dir.lost.found),
     )
 
 

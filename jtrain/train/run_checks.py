@@ -38,7 +38,6 @@ def guard(resume: ResumePoint, run_dir: RunDir | None, stack: contextlib.ExitSta
         record = StepRecorder(
             run_dir.steps if run_dir.first else None,
             resumed_at=start,
-            lost=run_dir.lost,
         )
         stack.callback(record.close)
     recompute = RecomputeCheck.build(

@@ -16,20 +16,17 @@ from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster.variables import program
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError, DataError
-from jtrain.io import jsonl
 from jtrain.io.atomic_write import NEW, atomic_write, check_no_links
 from jtrain.io.disk_errors import disk_advice as disk_advice
-from jtrain.io.lost_files import LostFiles, OpenFolder
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import FACTS, open_regular
 from jtrain.io.run_folders import in_runs
 from jtrain.io.transient import attempt
 from jtrain.io.version import installed_version, jtrain_version
 from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
-from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner, read_record
+from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner
 
 C = TypeVar("C", bound=BaseConfig)
-ENDED = ("done", "failed")  # statuses of a run that has reported its lost files
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 
 
@@ -57,11 +54,6 @@ class RunDir:
         self.leaves, self.pictures = path / "leaves.jsonl", path / "pictures"
         self.events, self.compiles = path / "events.jsonl", path / "compiles.jsonl"
         self.resume_command = again or f"{program()} run {self.config}"
-        self.lost = LostFiles()
-        """Files that others have removed or truncated."""
-        self._folder: OpenFolder | None = None  # while a run writes in it
-        self._config_text = b""  # content of config.yaml
-        self._written: dict[str, Any] = {}  # content of run.json
         self._identity: dict[str, Any] = {}
         self._values: Any = None
 
@@ -76,18 +68,12 @@ class RunDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             heading = f"Every value of this run; to resume: {self.resume_command}"
-            self._config_text = dump(to_plain(config), heading).encode()
-            atomic_write(self.config, self._config_text)
-            self._folder = OpenFolder(self.path)
+            atomic_write(self.config, dump(to_plain(config), heading).encode())
         except OSError as error:
             raise ConfigError(
                 f"{self.path}: the run's directory, runs/NAME below where you are, cannot be "
                 f"written ({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
-        self._written = self._in_file()
-        if self._written.get("status") not in ENDED:  # an ended run has reported them
-            for line in self._written.get("lost", []):
-                self.lost(line)
 
     def check_files(self) -> None:
         """Raise unless the files of the run, as far as they exist, are writable files.
@@ -212,52 +198,11 @@ class RunDir:
     def write_status(self, status: str, **facts: Any) -> None:
         """Write run.json: running, done, stopped, failed or crashed, and facts about the run.
 
-        Files that others have removed are written again and reported. Nothing is written if the
-        directory itself was moved or removed.
+        Nothing is written in a directory that was moved or removed.
         """
-        if not self.first or not self._repair():
-            return
-        lost = {"lost": list(self.lost.found)} if self.lost.found or "lost" in self._written else {}
-        known = self._in_file() or self._written or self.facts()
-        record = {**known, **self._identity, **lost, "status": status, **facts}
-        self._written = redact_values(record)
-        atomic_write(self.status, json.dumps(self._written, indent=2).encode() + b"\n")
-
-    def check_rows(self, marks: Mapping[str, Mapping[str, Any]], step: int) -> None:
-        """Report rows that existed when the checkpoint of a step was sealed, and are missing now.
-
-        Args:
-            marks: content of the files at that time, by file name.
-        """
-        if not self.first:
-            return
-        for file in (self.metrics, self.steps, self.leaves, self.events):
-            mark = marks.get(file.name)
-            if mark and (what := jsonl.find_truncation(file, mark)):
-                self.lost(f"{what} (as checkpoint {step} knows it)")
-
-    @property
-    def is_in_place(self) -> bool:
-        """True if the directory in which the run started is still at its path."""
-        return self._folder is None or self._folder.is_in_place
-
-    def _in_file(self) -> dict[str, Any]:
-        """Return the content of run.json; {} if it was removed or damaged."""
-        return read_record(self.status).facts
-
-    def _repair(self) -> bool:
-        """Return whether the directory is in place; missing files are rewritten and reported."""
-        if self._folder is None:  # no run writes in it
-            return True
-        if not self.is_in_place:
-            self.lost(f"{self.path} was moved or removed while the run wrote in it")
-            return False
-        if not self.config.exists():
-            atomic_write(self.config, self._config_text)
-            self.lost(f"{self.config} was removed during the run. It was written again")
-        if self._written and not self._in_file():
-            self.lost(f"{self.status} was removed or damaged during the run. It was written again")
-        return True
+        if self.first and self.path.is_dir():
+            record = {**self.facts(), **self._identity, "status": status, **facts}
+            atomic_write(self.status, json.dumps(redact_values(record), indent=2).encode() + b"\n")
 
 
 def check_name(path: Path) -> None:

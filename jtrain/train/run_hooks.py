@@ -110,8 +110,6 @@ def open_hooks(
         guards = checks.policy.hooks(state, every=measures.log.every, log=measures.lines.print)
         time_rows = _record_time(resume, run_dir, stack)
         stack.enter_context(measures.progress)
-        if run_dir is not None:
-            run_dir.lost.send_to(measures.lines.print)
         ordered = [
             signals,
             HeartbeatHook(),
@@ -176,7 +174,7 @@ def _record_time(
     """Return the hook that records where the time goes, of the first process."""
     if run_dir is None or not run_dir.first:
         return None
-    rows = TimeRows(run_dir.times, start=resume.start or 0, lost=run_dir.lost)
+    rows = TimeRows(run_dir.times, start=resume.start or 0)
     stack.callback(rows.close)
     return rows
 
@@ -188,7 +186,7 @@ def _log_leaves(
     if run_dir is None or not resume.setup.config.log.leaves:
         return None
     path = run_dir.leaves if run_dir.first else None
-    log = build_leaf_log(resume.setup, path, measures.pause, resume.start, run_dir.lost)
+    log = build_leaf_log(resume.setup, path, measures.pause, resume.start)
     stack.callback(log.close)
     return log
 

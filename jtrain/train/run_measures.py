@@ -13,7 +13,6 @@ import jax
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.io.lost_files import LostFiles
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
 from jtrain.train.hooks.live_cell import LiveCell, LossCurve
@@ -79,7 +78,6 @@ def measure(
     """
     config, x, start = resume.setup.config, resume.setup.experiment, resume.start
     writes = run_dir if run_dir is not None and run_dir.first else None
-    lost = run_dir.lost if run_dir is not None else LostFiles()
     every = log_cadence(config)
     validation_loss = functools.partial(latest_number, next(iter(results.values()), {}))
     speed = Speed(
@@ -94,12 +92,11 @@ def measure(
         began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
         resumed_at=start,
         steps_per_call=resume.setup.schedule.most,
-        lost=lost,
     )
     stack.callback(speed.close)
     metrics = history = MetricHistory(every=every)
     if writes is not None:
-        metrics = MetricsFile(writes.metrics, every=every, resumed_at=start, lost=lost)
+        metrics = MetricsFile(writes.metrics, every=every, resumed_at=start)
         stack.callback(metrics.close)
     shown = screen or sys.stdout  # None if it was closed
     shown = shown if shown and (run_dir is None or run_dir.first) else io.StringIO()

@@ -1,7 +1,7 @@
 """Result of `jt.run`, of this run or of a finished one."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from jtrain.checkpoint import CheckpointManager
@@ -32,8 +32,6 @@ class RunResult:
     sample: str = ""
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Metrics of the last step; empty where this call took no step."""
-    lost: Sequence[str] = ()
-    """Files of the run that were removed or truncated by others; a complete run fails for it."""
 
     @property
     def results(self) -> Results:
@@ -61,8 +59,7 @@ def find_finished(
             return {"fault": f"of {steps}, and nothing explains why it should have ended there"}
         if step is None or not checkpoints.is_valid(step):
             return {"fault": "of which the checkpoint is damaged or missing"}
-        run_dir.check_rows(checkpoints.about(step).get("rows", {}), step)
-        return {"fault": "and has lost rows since" if run_dir.lost.found else ""}
+        return {"fault": ""}
 
     # A single process does not start the devices for it.
     found = broadcast_from_first(find_fault) if processes > 1 else find_fault()

@@ -135,7 +135,6 @@ class DirectoryStore:
         if self._remote is not None and self.run_dir.first:
             notices = self.checkpoints.notices
             self._uploader = self._remote.start_uploader(self.checkpoints, notices.append)
-        self.run_dir.check_rows(resume.rows, resume.start or 0)
 
     def restart(self, setup: TrainSetup) -> tuple[ResumePoint, TrainState, list[str]]:
         """Return where a run resumes after a rollback, its state, and lines for the log."""
@@ -144,7 +143,6 @@ class DirectoryStore:
         with HEARTBEAT.during("restore"):
             resume = resume_point(setup, self.run_dir, self.checkpoints)
             state = self._state(resume)
-        self.run_dir.check_rows(resume.rows, resume.start or 0)
         return resume, state, self.checkpoints.notices[known:]  # of those that were passed over
 
     def write_running(self, resume: ResumePoint, facts: Mapping[str, Any]) -> None:

@@ -91,15 +91,11 @@ class CheckpointSaver:
             self._retries.save(step, state, about, number, self._sealed, before=before)
 
     def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
-        """Flush all numbers up to a step to the disk, and compare the processes of the run.
-
-        The checkpoint records the sizes of the files, so that a resumed run finds what is missing.
-        """
+        """Flush all numbers up to a step to the disk, and compare the processes of the run."""
         if self._record:
             self._record.sync()
         for file in self._files:
             file.sync()
-        about["rows"] = {file.path.name: file.mark() for file in self._files}
         if self._record:
             self._check_processes_equal(step, state, self._record.newest)
 

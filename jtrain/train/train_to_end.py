@@ -137,7 +137,7 @@ def _record_crash(store: RunStore, screen: TextIO | None) -> Iterator[None]:
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         show = functools.partial(print, file=screen, flush=True)
-        lines = LogLines(run_dir.log if run_dir.is_in_place else None, screen=show)
+        lines = LogLines(run_dir.log if run_dir.path.is_dir() else None, screen=show)
         lines.write(f"ended by an error: {why}")
         if run_dir.first:
             try:
@@ -173,9 +173,6 @@ def _finish(
         hooks.saving.settle(ended.step, ended.state)  # whatever was announced is on the disk
     status, why, checkpoint = _STATUS[stop.kind], stop.why, None
     if isinstance(store, DirectoryStore):
-        lost = store.run_dir.lost
-        if status == "done" and lost.found:
-            status, why = "failed", lost.why
         store.run_dir.write_status(status, step=ended.step, why=why)
     hooks.end_tracking(status)
     # One process that exits may end all, and the first has more to do. A missing one is ignored.

@@ -59,14 +59,21 @@ def test_close_releases_the_lock(tmp_path: Path):
     assert lock.read_holder(tmp_path) == {}
 
 
-def test_renew_restores_the_lock_file(tmp_path: Path):
-    held = lock.WriteLock(tmp_path)
-    assert held.renew() == ""
-    (tmp_path / lock.NAME).unlink()
-    assert held.renew() == f"{tmp_path / lock.NAME} was removed while this process wrote there"
-    assert lock.read_holder(tmp_path)["pid"] == os.getpid()
-    assert held.renew() == ""
-    held.release()
+def test_a_removed_directory_is_locked_again_unless_another_holds_it(tmp_path: Path):
+    place = tmp_path / "run" / "checkpoints"
+    held = lock.WriteLock(place)
+    place.rename(tmp_path / "elsewhere")
+    other = lock.WriteLock(place)
+    with pytest.raises(CheckpointError, match="this process itself"):
+        held.renew()
+    other.release()
+    held.renew()
+    assert lock.read_holder(place)["pid"] == os.getpid()
+    place.parent.rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        held.renew()
+    assert not place.parent.exists()
+    held.forget()
 
 
 @pytest.mark.thorough

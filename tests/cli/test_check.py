@@ -7,7 +7,6 @@ import pytest
 from quick_study import at_home, write_study
 
 from jtrain.cli import main
-from jtrain.cli.check import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -62,30 +61,6 @@ def changed(tmp_path: Path, old: str, new: str) -> str:
     return str(config)
 
 
-@pytest.mark.slow
-def test_a_draw_that_depends_on_the_layout_ends_with_70_and_the_rest_can_be_compared(
-    tmp_path: Path, capfd
-):
-    foreign = "jax.random.bernoulli(jt.row_keys(rng, batch)[0], 0.75, x.shape)"
-    config = changed(tmp_path, "jax.vmap(keep)(jt.row_keys(rng, batch))", foreign)
-    words = ["check", config, "--rows", "4", "--devices", "2"]
-    assert main(words) == 70
-    *_, last = capfd.readouterr().out.splitlines()
-    assert last.startswith("NOT one result: random draws depend on the layout")
-    assert main([*words, "--without-draws"]) == 0
-    assert capfd.readouterr().out.splitlines()[-1].startswith("one result")
-
-
-@pytest.mark.thorough
-def test_labels_are_checked_beyond_the_compared_rows(tmp_path: Path, capfd):
-    wrong = "train.arrays['label'][150] = 7"
-    config = changed(tmp_path, "check_labels(train, self.data.classes)", wrong)
-    assert main(["check", config, "--rows", "4", "--devices", "2"]) == 70
-    out = capfd.readouterr().out
-    assert "batch['label'] holds 7 in row" in out
-    assert "index 3 entries, 0 .. 2, of an array of shape" in out
-
-
 def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, capfd):
     asks = "if float(params['bias'].sum()) >= 0 or rng is not None:"
     config = changed(tmp_path, "if rng is not None:", asks)
@@ -99,11 +74,7 @@ def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "write jtrain check configs/NAME.yaml"),
-        (["batch=4"], "the first word is a config file, found batch=4"),
         (["CONFIG", "--rows", "1"], "--rows 1 is too few to split; write --rows 8"),
-        (["CONFIG", "--devices", "0"], "--devices 0 is too few to split; write --devices 8"),
-        (["CONFIG", "--row", "4"], "no option --row; the options are"),
         (["CONFIG", "batch=1"], "this batch has 1. Give at least 2"),
     ],
 )
@@ -111,19 +82,3 @@ def test_errors_are_reported_with_a_command(words, said, tmp_path: Path, capfd):
     config = str(write_study(tmp_path))
     assert main(["check", *[config if word == "CONFIG" else word for word in words]]) == 2
     assert said in capfd.readouterr().err
-
-
-def test_progress_is_shown_at_once_and_then_each_few_seconds_by_the_work_that_is_done():
-    now, lines = [100.0], []
-    progress = Progress(lines.append, lambda: now[0])
-    progress.begin("called twice")
-    assert len(lines) == 1
-    for _ in range(60):
-        now[0] += 1
-        progress.event()
-    progress.begin("padded")
-    assert len(lines) == 13, "one each 5 s"
-    assert "padded" not in lines[-1]
-    now[0] += 5
-    progress.begin("eager")
-    assert "comparing: eager (65 s, 60 programs)" in lines[-1]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jtrain.cli import main
-from jtrain.cli.data_show import decode_rows, render_blocks, render_shades, to_bytes
+from jtrain.cli.data_show import decode_rows
 from jtrain.data.text.packed import Packed
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.tokenizer import ByteTokenizer
@@ -79,6 +79,7 @@ def test_text_is_prepared_and_reported(folder: Path, capsys):
     assert (found["tokens"], found["documents"], found["kind"]) == (55, 1, "bytes")
 
 
+@pytest.mark.thorough
 def test_a_terminal_sees_the_progress(folder: Path):
     (folder / "a.txt").write_text("to be or not " * 100_000, encoding="utf-8")
     ours, theirs = pty.openpty()
@@ -119,13 +120,6 @@ def test_invalid_arguments_of_prepare_are_refused(
     assert main(["data", "prepare", *words]) == 2
     assert says in capsys.readouterr().err
     assert not (folder / "x").exists()
-
-
-def test_an_unknown_subcommand_is_refused(capsys):
-    assert main(["data", "shwo"]) == 2
-    assert "did you mean show" in capsys.readouterr().err
-    assert main(["data"]) == 0
-    assert "jtrain data prepare" in capsys.readouterr().out
 
 
 def test_rows_of_text_are_shown_with_their_ends(folder: Path, capsys):
@@ -174,28 +168,6 @@ def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytes
     assert struct.unpack(">II", data[16:24]) == (9, 4)
     body = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
     assert len(zlib.decompress(body)) == 4 * (1 + 9)
-
-
-def test_numbers_are_scaled_to_all_shades():
-    shown = to_bytes(np.array([[[-1.0, 0.0], [1.0, np.nan]]]))
-    assert shown.shape == (1, 2, 2, 1)
-    assert shown[0, ..., 0].tolist() == [[0, 128], [255, 0]]
-    assert to_bytes(np.zeros((2, 9))).shape == (2, 3, 3, 1)
-    assert to_bytes(np.zeros((2, 10))).shape == (2, 1, 10, 1)
-    assert to_bytes(np.full((1, 2, 2, 4), 7, np.uint8)).tolist() == [[[[7] * 3] * 2] * 2]
-
-
-def test_a_character_has_two_pixels():
-    picture = np.array([[[255], [0]], [[10], [20]], [[1], [2]]], np.uint8)
-    upper, lower = render_blocks(picture).splitlines()
-    assert upper.startswith("\x1b[38;2;255;255;255;48;2;10;10;10m▀\x1b[38;2;0;0;0;48;2;20;20;20m▀")
-    assert lower.startswith("\x1b[38;2;1;1;1;48;2;0;0;0m▀")
-
-
-def test_a_pixel_is_a_shade_in_plain_text():
-    picture = np.array([[[0], [255]], [[140], [0]]], np.uint8)
-    assert render_shades(picture).splitlines() == ["  @@", "++"]
-    assert render_shades(np.repeat(picture, 3, -1)) == render_shades(picture)
 
 
 def test_rows_that_cannot_be_shown_are_refused(folder: Path, capsys):

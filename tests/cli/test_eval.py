@@ -41,10 +41,9 @@ def evaluated(capfd, *words: str) -> dict:
     return json.loads(capfd.readouterr().out)
 
 
-@pytest.mark.parametrize("run", ["quick", "runs/quick", "./runs/quick/"])
-def test_a_run_is_found_by_its_name_and_by_its_directory(run: str, outcome: RunResult, capfd):
-    found = evaluated(capfd, run)
-    assert found == {"run": run, "step": 12, "valid": dict(outcome.results[12])}
+def test_a_run_is_found_by_its_name_and_by_its_directory(outcome: RunResult, capfd):
+    found = evaluated(capfd, "./runs/quick/")
+    assert found == {"run": "./runs/quick/", "step": 12, "valid": dict(outcome.results[12])}
 
 
 def test_the_text_output_is_one_line(capfd):
@@ -63,13 +62,13 @@ def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd)
         assert (found["step"], found["valid"]) == (step, dict(outcome.results[step]))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [
-        ("parallel={kind: mirrored, devices: 8}",),
-        ("parallel={kind: mirrored, devices: 4, impl: shard_map}", "evaluate.batch=12"),
-        ("parallel={kind: mirrored, devices: 2, impl: pmap}", "evaluate.batch=6"),
+        pytest.param(
+            ("parallel={kind: mirrored, devices: 4, impl: shard_map}", "evaluate.batch=12"),
+            marks=pytest.mark.thorough,
+        ),
         ("parallel={kind: fsdp, devices: 8, min_size: 0}", "evaluate.batch=64"),
         ("evaluate.batch=7",),
     ],
@@ -91,14 +90,10 @@ def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
     [
         (["quik"], "there is quick; did you mean quick?", ["quick"]),
         (["quick", "--step", "5"], "there is no checkpoint of step 5 in", ["quick", "--step", "12"]),
-        (["quick", "--step", "last"], "--step last is not a step; write newest, best or a number", ["quick", "--step", "newest"]),
-        (["quick", "seed=1"], "seed: 0 there, 1 here", ["quick", "seed=0"]),
         (["quick", "model.width=9"], "model.width: 8 there, 9 here\nLeave them as they are; parallel, ", ["quick"]),
-        (["quick", "model.widht=9"], "did you mean model.width?", ["quick", "model.width=8"]),
         (["quick", "checkpoint.best=lowest accuracy", "--step", "best"], "has no best checkpoint; it has steps", ["quick", "--step", "best"]),
         (["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=50"], "Nearest: 48 or 56 (evaluate.batch=48)",
          ["quick", "parallel={kind: mirrored, devices: 8}", "evaluate.batch=48"]),
-        ([], "the following arguments are required: RUN", ["quick"]),
     ],
 )  # fmt: skip
 def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
@@ -119,12 +114,6 @@ def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(place, tmp_path, m
     assert "checkpoint 12 is damaged: " in error_text
     advised = error_text.rpartition("jtrain eval takes ")[2].rstrip(".\n").split()
     assert main(["eval", "quick", *advised]) == 0
-
-
-def test_without_any_run_it_says_how_to_make_one(tmp_path: Path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    assert main(["eval", "quick"]) == 2
-    assert "in runs/ there is none: train one by jtrain run CONFIG" in capfd.readouterr().err
 
 
 def test_the_json_of_a_loss_that_is_nan_is_json(capsys: pytest.CaptureFixture):

@@ -2,14 +2,17 @@
 
 import json
 import os
+import pkgutil
 import pty
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from plain_environ import plain_environ
@@ -151,7 +154,7 @@ sys.exit(0 if file > 2 else 1)
 """
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path, closed: str):
     (tmp_path / "streams.py").write_text(STREAMS)
     typed = f'exec "$0" streams.py {closed}'
@@ -165,3 +168,27 @@ def test_fit_trains_where_nothing_can_be_printed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stdout", None)
     loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])
     assert jt.fit(loss, {"w": 0.0}, {"x": np.ones(8)}, steps=2, batch=8).step == 2
+
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+class AloneError(Exception):
+    """Raised in place of an exit without the others."""
+
+
+def ends_alone(code: int) -> None:
+    raise AloneError(code)
+
+
+@pytest.mark.parametrize(("several", "how"), [(True, AloneError), (False, SystemExit)])
+def test_the_installed_command_ends_by_itself_where_it_is_one_of_several(
+    several: bool, how: type[BaseException], monkeypatch: pytest.MonkeyPatch
+):
+    script = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["jtrain"]
+    monkeypatch.setattr(sys, "argv", ["jtrain", "rum"])
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)
+    monkeypatch.setattr("jtrain.cli.exit_alone", ends_alone)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(how, match="2"):
+        pkgutil.resolve_name(script)()

@@ -106,13 +106,6 @@ def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch
     assert "step 40/40" in Path("runs/quick/log.txt").read_text()
 
 
-@pytest.mark.thorough
-def test_values_that_a_new_kind_drops_are_reported_before_training(capfd):
-    Path(CONFIG).write_text(Path(CONFIG).read_text().replace("lr: 3e-2", "lr: 3e-2\n  b1: 0.8"))
-    assert main(["run", CONFIG, "optimizer.kind=sgd"]) == 0
-    assert "optimizer.b1 (configs/quick.yaml:8) is left out" in capfd.readouterr().err
-
-
 def advised(err: str, what: str) -> list[str]:
     return shlex.split(err.partition(what)[2].splitlines()[0])[1:]
 
@@ -170,16 +163,3 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
     err = capfd.readouterr().err
     assert f"To resume that run: {command.format(home=home)}\n" in err
     assert not Path("runs/quick").exists()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["sweep/lr=1", "quick"])
-def test_the_config_of_a_run_in_its_place_is_no_copy(name: str, capfd):
-    assert main(["run", CONFIG, f"name={name}"]) == 0
-    assert main(["run", f"runs/{name}/config.yaml"]) == 0
-    assert "the run had already finished; nothing was trained" in capfd.readouterr().out
-
-
-def test_help_has_examples(capfd):
-    assert main(["run", "--help"]) == 0
-    assert "jtrain run configs/shakespeare.yaml steps=400 name=try" in capfd.readouterr().out

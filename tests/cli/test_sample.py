@@ -62,11 +62,6 @@ def test_continues_the_prompt_by_the_seed(capfd):
     assert sampled(capfd, *words, "--seed", "1")["text"] != first["text"]
 
 
-def test_the_text_output_is_the_text_alone(capfd):
-    assert main(["sample", "tiny", "--prompt", "not", "--tokens", "0"]) == 0
-    assert capfd.readouterr().out == "not\n"
-
-
 def test_top_k_of_one_is_the_likeliest(capfd):
     words = ("tiny", "--prompt", "be", "--tokens", "12")
     likeliest = sampled(capfd, *words, "--temperature", "0")
@@ -78,11 +73,7 @@ def test_top_k_of_one_is_the_likeliest(capfd):
     ("words", "says", "mend"),
     [
         (["tiny", "--prompt", "bÆ"], "Character 'Æ' at line 1, column 2 is not among the", ["tiny", "--prompt", "b"]),
-        (["tinny"], "jtrain sample: tinny is no directory of a run; in runs/ there is tiny", ["tiny"]),
-        (["tiny", "--step", "last"], "--step last is not a step; write newest, best or a number", ["tiny", "--step", "newest"]),
-        (["tiny", "--step", "7"], "there is no checkpoint of step 7", ["tiny", "--step", "2"]),
         (["tiny", "--top-p", "2"], "--top-p=2: top_p: must be a number above 0 and at most 1, found 2", ["tiny", "--top-p", "1"]),
-        (["tiny", "--tokens", "ten"], '--tokens=ten: tokens: must be a whole number at least 0, found the text "ten"', ["tiny"]),
         (["tiny", "model.width=10"], "model.width: 8 there, 10 here", ["tiny", "model.width=8"]),
     ],
 )  # fmt: skip
@@ -92,16 +83,6 @@ def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert says in error_text
     assert "Traceback" not in error_text
     assert main(["sample", *mend, "--tokens", "0"]) == 0
-
-
-def test_a_run_without_a_checkpoint_is_reported_with_a_command(capfd):
-    shutil.copytree("runs/tiny", "runs/bare", ignore=shutil.ignore_patterns("checkpoints"))
-    assert main(["sample", "bare", "name=tiny"]) == 2
-    error_text = capfd.readouterr().err
-    assert (
-        "has no checkpoint: no state of this run was saved. Train it: jtrain run runs" in error_text
-    )
-    shutil.rmtree("runs/bare")
 
 
 def test_an_experiment_without_a_text_is_refused_and_one_with_its_own_takes_no_prompt(

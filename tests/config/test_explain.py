@@ -32,31 +32,12 @@ def test_help_goes_through_kinds(schema: type):
     assert "sgd: Plain steps downhill." in explain(schema, "optimizer")
 
 
-def test_what_all_kinds_share_is_explained_once(schema: type):
-    lines = explain(schema, "optimizer.schedule").splitlines()
-    assert lines == [
-        "optimizer.schedule (adamw): a mapping with a kind, one of constant, cosine; "
-        "default {kind: cosine, warmup: 7}",
-        "  How the rate changes.",
-        "  constant: The same rate throughout.",
-        "  cosine: Down to zero along a half cosine.",
-        "    warmup: a whole number at least 0. Steps on the way up.",
-    ]
-    text = explain(schema, "optimizer")
-    assert text.count("lr: a number above 0. Learning rate.") == 1
-    assert text.index("all of them:") < text.index("lr: a number")
-
-
 @pytest.mark.parametrize(
     ("key", "words"),
     [
         ("model.size", "a whole number or auto; default auto"),
-        ("model.dropout", "a number or null; default null"),
-        ("model.bias", "true or false; default true"),
         ("model.layers", "a list, of each a whole number; default []"),
-        ("model.activation", "one of gelu, relu; default gelu"),
         ("steps", "a whole number above 0; required"),
-        ("seed", "a whole number at least 0 and below 4294967296; default 0"),
     ],
 )
 def test_what_is_allowed_is_said_in_words(schema: type, key: str, words: str):

@@ -7,7 +7,6 @@ from toy_study import write_study
 
 from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
-from jtrain.errors import ConfigError
 
 CODE = """
 from collections.abc import Mapping
@@ -73,10 +72,6 @@ def test_values_said_with_it_win_and_the_others_are_its_own(path: Path):
     assert found.notes == ()
 
 
-def test_a_value_that_is_the_default_wins_over_it_too(path: Path):
-    assert resolved(path, "{preset: small, depth: 8}").config.model.depth == 8
-
-
 def test_one_that_is_typed_goes_over_the_file_and_says_so(path: Path):
     found = resolved(path, "{width: 7, depth: 3}", "model.preset=small", "model.how.base=2")
     model = found.config.model
@@ -96,16 +91,3 @@ def test_what_was_resolved_resolves_to_itself_and_to_another_preset(path: Path):
     assert resolve(path).config == config
     other = resolve(path, ["model.preset=large"]).config.model
     assert (other.width, other.depth, other.how.kind) == (200, 30, "plain")
-
-
-def test_an_unknown_one_is_told_with_the_nearest(path: Path):
-    words = r"toy\.yaml:5: model\.preset: must be one of none, small, large.*did you mean small\?"
-    with pytest.raises(ConfigError, match=words):
-        resolved(path, "{preset: smal}")
-    assert resolved(path, "{preset: small}").config.model.width == 2
-
-
-def test_the_limit_of_a_number_is_not_that_of_null(path: Path):
-    with pytest.raises(ConfigError, match=r"must be a whole number above 0 or null, found 0"):
-        resolved(path, "{limit: 0}")
-    assert resolved(path, "{limit: null}").config.model.limit is None

@@ -205,7 +205,9 @@ def imported(code: str, **environment: str) -> list:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mistake", ["a:\n\tb: 1\n", "stesp: 3\n", "experiment: nothing\n"])
+@pytest.mark.parametrize(
+    "mistake", ["stesp: 3\n", pytest.param("experiment: nothing\n", marks=pytest.mark.thorough)]
+)
 def test_a_mistake_of_the_first_stage_is_told_without_jax(path: Path, mistake: str):
     path.write_text(mistake)
     seen = imported(
@@ -225,6 +227,7 @@ def test_help_needs_neither_jax_nor_pydantic():
     assert seen == [0, []]
 
 
+@pytest.mark.thorough
 def test_show_starts_no_backend_and_imports_nothing_heavy(path: Path):
     study = path.parent.parent / "experiments" / "toy.py"
     study.write_text("import jax\nimport jtrain.train.experiment\n" + study.read_text())

@@ -219,7 +219,7 @@ def typed(words: list[str], devices: int = ON_PROCESS) -> None:
 LOOKS = {"--fast", "--overfit", "--eager", "--find-nan"}
 
 
-@of("init", "completion")
+@of("init")
 def test_what_is_written_once_is_written(command: Command, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(list(command.words)) == 0

@@ -45,8 +45,6 @@ CASES = [
          ("eval",)),
     Case("a word too many", "jtrain ckpt diff: 3 is one word too many", "write jtrain ckpt diff shakespeare shakespeare-2",
          ("ckpt", "diff", "quick", "2", "3")),
-    Case("no such choice", "completion: argument SHELL: invalid choice: 'tcsh' (choose from", "jtrain completion --help",
-         ("completion", "tcsh")),
     Case("two mistakes at once", "steps=many: must be a whole number above 0", "did you mean adam?",
          ("run", CONFIG, "steps=many", "optimizer.kind=adm")),
     Case("a config that is nearly there", "no such file", "did you mean configs/quick.yaml?",

@@ -1,5 +1,7 @@
 """Audit of Python code: recorded side effects, by Python's own audit hook."""
 
+# ruff: noqa: E501  (a list reads best on a line)
+
 import contextlib
 import os
 import socket
@@ -20,40 +22,11 @@ class Event(NamedTuple):
 
 # Events that reading a config, a checkpoint or a run must never cause.
 NEVER = (
-    "subprocess.",
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.startfile",
-    "os.putenv",
-    "os.kill",
-    "pty.spawn",
-    "socket.",
-    "urllib.",
-    "http.",
-    "ftplib.",
-    "smtplib.",
-    "webbrowser.",
-    "pickle.find_class",
-    "exec",
-    "compile",
-    "code.",
-    "ctypes.dlopen",
-    "shutil.",
-    "tempfile.",
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-    "os.chown",
-)
+    "subprocess.", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile",
+    "os.putenv", "os.kill", "pty.spawn", "socket.", "urllib.", "http.", "ftplib.", "smtplib.", "webbrowser.",
+    "pickle.find_class", "exec", "compile", "code.", "ctypes.dlopen", "shutil.", "tempfile.", "os.remove", "os.rename",
+    "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
+)  # fmt: skip
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _watching = threading.local()
 _everywhere: list[list["Event"]] = []

@@ -1,13 +1,22 @@
 """Settings of `jtrain sweep CONFIG`, and the grids and search spaces they define."""
 
 import itertools
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jtrain.errors import ConfigError
-from jtrain.sweep.grid import label, parse_grid, split_values
+from jtrain.checkpoint.retention import BestMetric
+from jtrain.cli import main
+from jtrain.errors import DONE, FAULT
+from jtrain.sweep import sweep
+from jtrain.sweep.grid import label, parse_grid
+from jtrain.sweep.members import SweepMember, build_members
+from jtrain.sweep.processes import MemberExit
+from jtrain.sweep.results import MemberScore, as_json, rank_groups
 from jtrain.sweep.search import SearchRange, corners, parse_space
 
 
@@ -40,16 +49,6 @@ def test_values(text, values):
     assert (found.axes.get("key") or [found.fixed[0].partition("=")[2]]) == values
 
 
-words = st.text("ab1.-", min_size=1, max_size=4)
-lists = st.lists(words, min_size=1, max_size=3).map(lambda xs: f"[{','.join(xs)}]")
-
-
-@settings(deadline=None, derandomize=True, database=None)
-@given(st.lists(words | lists | words.map(repr), min_size=1, max_size=5))
-def test_only_commas_outside_of_brackets_and_quotes_split(values):
-    assert split_values(",".join(values)) == values
-
-
 def test_labels_are_short_plain_and_distinguish_keys():
     point = {"optimizer.lr": "1e-4", "model.channels": "[8,16]", "seed": "-1"}
     assert label(point, list(point)) == "lr=1e-4,channels=8-16,seed=-1"
@@ -73,16 +72,45 @@ def test_ranges_and_choices_are_searched():
     assert {"x", "y"} == {point["a"] for point in tried}
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        (["lr=0..1:log"], "a log scale needs a range above 0"),
-        (["lr=2..1"], "write 1..2"),
-        (["lr=1"], "no key is searched"),
-        (["lr=1..2", "lr=3"], "given twice"),
-        (["a=x,x"], "a value is missing or repeated"),
-    ],
-)
-def test_an_invalid_search_space_is_refused(typed, told):
-    with pytest.raises(ConfigError, match=told):
-        parse_space(typed)
+LOWEST = BestMetric("lowest", "loss")
+
+
+def score(lr: str, seed: int, value: float) -> MemberScore:
+    point = {"optimizer.lr": lr, "seed": str(seed)}
+    return MemberScore(SweepMember(f"s/{lr},{seed}", point, (), Path("runs")), "done", value, 10)
+
+
+@pytest.mark.parametrize("diverged", [math.nan, math.inf])
+def test_a_diverged_seed_makes_its_setting_the_worst(diverged: float):
+    scores = [score("1", 0, 0.1), score("1", 1, diverged), score("2", 0, 0.5), score("2", 1, 0.7)]
+    assert [group.point["optimizer.lr"] for group in rank_groups(scores, LOWEST)] == ["2", "1"]
+    assert math.isnan(as_json("s", scores, LOWEST)["groups"][1]["spread"])
+
+
+def test_a_trial_that_failed_after_an_evaluation_has_no_result(monkeypatch):
+    told = []
+    search: Any = SimpleNamespace(
+        all=lambda fixed: [],
+        members=lambda n, f: iter(()),
+        tell=lambda *result: told.append(result),
+    )
+    of = score("1", 0, 0.1)
+    monkeypatch.setattr(sweep, "score_member", lambda member, goal: of)
+    plan = sweep._search_plan(search, [], 3, LOWEST)
+    for code in (FAULT, DONE, -9):
+        plan.note(MemberExit(of.member, code, 1.0))
+    assert [value for _, value in told] == [None, 0.1, None]
+
+
+def test_members_of_similar_values_have_directories_of_their_own():
+    members = build_members("s", parse_grid(["data.folder=a,a/,a-2"]))
+    assert [one.label for one in members] == ["folder=a", "folder=a-2", "folder=a-2-2"]
+
+
+def test_the_json_of_a_diverged_seed_is_json(monkeypatch, capsys):
+    scores = [score("1", 0, math.nan), score("1", 1, math.inf), score("2", 0, 0.5)]
+    found = sweep.SweepResult("s", LOWEST, scores, "")
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: found)
+    assert main(["sweep", "config.yaml", "--json"]) == DONE
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed["groups"][1]["seeds"] == {"0": "NaN", "1": "Infinity"}

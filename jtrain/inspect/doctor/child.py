@@ -9,15 +9,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from jtrain.io.formatting import signal_name
 
 # The child sees the same modules as this process, also those beside the current directory.
 _CODE = (
     "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
-    "importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]), sys.argv[4])"
+    "importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]), int(sys.argv[4]))"
 )
 _TAIL = 1 << 16  # bytes of the child's errors that are read
 _GRACE = 2.0  # seconds; a process that waits for a file server cannot be killed
@@ -56,32 +55,27 @@ class Child:
         environ: Mapping[str, str] = os.environ,
     ):
         """Start the process; it ends after `timeout` seconds at the latest."""
-        self._folder = Path(tempfile.mkdtemp(prefix="jtrain-doctor-"))
+        self._report, self._output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self._begun, self._timeout = time.monotonic(), timeout
-        command = [sys.executable, "-c", _CODE, json.dumps(sys.path)]
-        command += [
-            module,
-            json.dumps({**given, "timeout": timeout, "begun": self._begun}),
-            str(self._folder / "report"),
-        ]
-        with (self._folder / "output").open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(environ),
-                start_new_session=True,
-            )
+        report = self._report.fileno()
+        text = json.dumps({**given, "timeout": timeout})
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, json.dumps(sys.path), module, text, str(report)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            env=dict(environ),
+            start_new_session=True,
+            pass_fds=[report],
+        )
 
     def __enter__(self) -> "Child":
         return self
 
     def __exit__(self, *_) -> None:
         self.kill()
-        for file in self._folder.iterdir():
-            file.unlink(missing_ok=True)
-        self._folder.rmdir()
+        self._report.close()
+        self._output.close()
 
     def wait(self) -> ChildResult:
         """Wait for the end, or end the process after its timeout; return its reports."""
@@ -91,12 +85,12 @@ class Child:
         except subprocess.TimeoutExpired:
             code = None
             self.kill()
-        return ChildResult(
-            _read_reports(self._folder / "report"),
-            code,
-            _read_tail(self._folder / "output"),
-            time.monotonic() - self._begun,
-        )
+        reports: dict[str, Any] = {}
+        for line in _read(self._report).splitlines():
+            with contextlib.suppress(ValueError):  # a line that a kill cut
+                reports.update(json.loads(line))
+        errors = _read(self._output).decode("utf-8", "replace")
+        return ChildResult(reports, code, errors, time.monotonic() - self._begun)
 
     def kill(self) -> None:
         """End the process and those that it started."""
@@ -110,28 +104,17 @@ class Child:
 class Reporter:
     """The child's side: appends a value at a time."""
 
-    def __init__(self, file: str, timeout: float):
-        """Open the file; a child whose parent died ends by itself."""
-        self._file = open(file, "a")  # noqa: SIM115  # until the process ends
+    def __init__(self, file: int, timeout: float):
+        """Take the open file; a child whose parent died ends by itself."""
+        self._file = file
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, timeout + 5)
 
     def __call__(self, **values: Any) -> None:
         """Append values; they outlive a crash."""
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        os.write(self._file, json.dumps(values).encode() + b"\n")
 
 
-def _read_reports(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    with contextlib.suppress(OSError):
-        for line in file.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a line that a kill cut
-                found.update(json.loads(line))
-    return found
-
-
-def _read_tail(file: Path) -> str:
-    with contextlib.suppress(OSError):
-        return file.read_bytes()[-_TAIL:].decode("utf-8", "replace")
-    return ""
+def _read(file: BinaryIO) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _TAIL, max(size - _TAIL, 0))

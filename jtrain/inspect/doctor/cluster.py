@@ -1,106 +1,42 @@
-"""Check of the cluster's variables, and of the address at which the processes meet."""
+"""Check of the cluster's variables."""
 
-import os
-import socket
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from jtrain.distributed.cluster import Cluster, detect
-from jtrain.distributed.cluster.rendezvous import bind_host
 from jtrain.errors import ConfigError
-from jtrain.inspect.doctor.child import ChildResult
 from jtrain.inspect.doctor.finding import Finding, error, ok, warning
 
 PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
-class ClusterFacts(NamedTuple):
-    """The cluster that the environment describes."""
-
-    cluster: Cluster | None
-    """None if its variables are wrong."""
-    trouble: str
-    """The error of the variables."""
-    port_trouble: str
-    """Why process 0 cannot listen; empty if it can."""
-
-
-def gather_cluster(environ: Mapping[str, str]) -> ClusterFacts:
-    """Detect the cluster, and bind its port for a moment if this is process 0."""
+def gather_cluster(environ: Mapping[str, str]) -> Cluster | ConfigError:
+    """Return the cluster that the environment describes, or what is wrong with its variables."""
     try:
-        cluster = detect(environ)
+        return detect(environ)
     except ConfigError as trouble:
-        return ClusterFacts(None, str(trouble), "")
-    if cluster.processes == 1 or cluster.index or cluster.coordinator is None:
-        return ClusterFacts(cluster, "", "")
-    host = bind_host(cluster.coordinator)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:  # bound, and it does not listen: nobody can connect
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, cluster.coordinator.port))
-        except OSError as trouble:
-            return ClusterFacts(cluster, "", os.strerror(trouble.errno or 0))
-    return ClusterFacts(cluster, "", "")
+        return trouble
 
 
-def check_cluster(
-    facts: ClusterFacts, environ: Mapping[str, str], result: ChildResult | None = None
-) -> Iterator[Finding]:
-    """Return findings about the cluster.
-
-    Args:
-        result: what `probe_devices` reported, once the processes have tried to meet.
-    """
-    cluster = facts.cluster
-    if cluster is None:
-        yield error("cluster", "cluster-variables", *_split(facts.trouble))
-        return
-    if cluster.processes == 1:
-        if "srun" in cluster.warning:
-            found = cluster.warning.partition(", so that")[0]
-            words = f"{found}: a run would be one process of them all"
-            yield warning("cluster", "cluster-without-srun", words, "srun jtrain doctor")
-        elif cluster.warning:
-            found, _, advice = cluster.warning.rpartition(": ")
-            yield warning("cluster", "cluster-alone", found, advice)
-        else:
-            yield ok("cluster", f"{cluster.kind}; {cluster.note or 'no variable of a cluster'}")
-        return
-    variables = ", ".join(cluster.by)
-    faults = []
-    if facts.port_trouble:
-        faults.append(
-            error(
-                "cluster",
-                "cluster-port",
-                f"process 0 cannot listen at {cluster.coordinator} ({facts.port_trouble})",
-                f"give it an address of this machine and a free port by {variables}; see what "
-                f"listens: ss -ltnp",
-            )
-        )
-    faults += _check_proxies(cluster, environ)
-    reports = result.reports if result else {}
-    if "join_error" in reports and not facts.port_trouble:
-        faults.append(error("cluster", "cluster-join", *_split(reports["join_error"])))
-    elif result and reports.get("stage") == "join":
-        faults.append(
-            error(
-                "cluster",
-                "cluster-join",
-                f"process {cluster.index} of {cluster.processes} {result.ending} while it joined "
-                f"the others at {cluster.coordinator}",
-                f"start all {cluster.processes} with the same {variables} and their own number",
-            )
-        )
-    yield from faults
-    if not faults:
-        met = ", and all met" if "processes" in reports else ""
+def check_cluster(cluster: Cluster | ConfigError, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Return findings about the variables."""
+    if isinstance(cluster, ConfigError):
+        yield error("cluster", "cluster-variables", *_split(str(cluster)))
+    elif cluster.processes > 1:
+        yield from _check_proxies(cluster, environ)
         yield ok(
             "cluster",
             f"{cluster.kind}: process {cluster.index} of {cluster.processes} at "
-            f"{cluster.coordinator}{met}",
+            f"{cluster.coordinator}",
         )
+    elif "srun" in cluster.warning:
+        found = cluster.warning.partition(", so that")[0]
+        words = f"{found}: a run would be one process of them all"
+        yield warning("cluster", "cluster-without-srun", words, "srun jtrain doctor")
+    elif cluster.warning:
+        found, _, advice = cluster.warning.rpartition(": ")
+        yield warning("cluster", "cluster-alone", found, advice)
+    else:
+        yield ok("cluster", f"{cluster.kind}; {cluster.note or 'no variable of a cluster'}")
 
 
 def _check_proxies(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[Finding]:

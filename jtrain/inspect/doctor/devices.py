@@ -1,8 +1,10 @@
 """Check of JAX's devices: which it has, and why a GPU or a TPU is not among them."""
 
+import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +15,14 @@ from jtrain.distributed.accelerators import (
     nvidia_driver,
     unused_accelerators,
 )
-from jtrain.inspect.doctor.child import ChildResult
+from jtrain.distributed.compiler_flags import has_devices
+from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
+from jtrain.inspect.doctor.child import ChildResult, Reporter
 from jtrain.inspect.doctor.finding import Finding, error, ok, warning
 from jtrain.inspect.doctor.packages import PLUGIN, PackageFacts
 
 CUDA_12_DRIVER = 525  # https://docs.jax.dev/en/latest/installation.html
-LIBTPU_LOCK = Path("tmp/libtpu_lockfile")
+LIBTPU_LOCK = "/tmp/libtpu_lockfile"
 CUDA_LIBRARY = re.compile(r"lib(cudart|cublas|cudnn|cusparse|cusolver|cufft|nccl)\w*\.so.*")
 # Messages of JAX about a backend that was not asked for and is not installed.
 _NOT_INSTALLED = re.compile("'tpu'.*Failed to open libtpu.so|not installed")
@@ -39,8 +43,6 @@ class DeviceFacts(NamedTuple):
     """Version of NVIDIA's driver; 0 if it is unknown."""
     cuda_folders: tuple[str, ...]
     """Folders of LD_LIBRARY_PATH with libraries of CUDA."""
-    libtpu_owner: bool
-    """Whether libtpu's lock file can be opened by this user."""
 
 
 def gather_devices(
@@ -48,18 +50,54 @@ def gather_devices(
 ) -> DeviceFacts:
     """Read a few files of the machine; nothing is started."""
     names = tuple(n for n in packages.first() if PLUGIN.fullmatch(n) or n == "libtpu")
+    unused = unused_accelerators(
+        ["cpu"], None, root=root, environ=environ, has_package=names.__contains__
+    )
     return DeviceFacts(
         plugins=names,
-        unused=tuple(
-            unused_accelerators(
-                ["cpu"], None, root=root, environ=environ, has_package=names.__contains__
-            )
-        ),
+        unused=tuple(unused),
         nvidia=find_nvidia(root),
         driver=nvidia_driver(root),
         cuda_folders=tuple(_cuda_folders(environ.get("LD_LIBRARY_PATH", ""))),
-        libtpu_owner=_opens(root / LIBTPU_LOCK),
     )
+
+
+def main(given: dict[str, Any], file: int) -> None:
+    """Start JAX and its devices in a child process, and report each."""
+    report = Reporter(file, given["timeout"])
+    messages = _collect_messages()
+    begun = time.perf_counter()
+    import jax
+
+    report(jax=jax.__version__, import_seconds=time.perf_counter() - begun)
+    begun = time.perf_counter()
+    try:
+        devices = jax.devices()
+    finally:
+        report(messages=messages)
+    report(
+        devices=[{"platform": d.platform, "id": d.id, "kind": d.device_kind} for d in devices],
+        device_seconds=time.perf_counter() - begun,
+        chosen=jax.config.jax_platforms or "",  # pyright: ignore[reportAttributeAccessIssue]
+        pool=describe_small_pool(count_cpu_devices(devices)),
+    )
+
+
+def _collect_messages() -> list[str]:
+    """Return a list into which JAX's messages about backends go: why a plugin did not start."""
+    messages: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                text += f" {record.exc_info[1]}"
+            messages.append(text)
+
+    logger = logging.getLogger("jax._src.xla_bridge")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Collector())
+    return messages
 
 
 def check_devices(
@@ -68,26 +106,30 @@ def check_devices(
     """Return findings about the devices.
 
     Args:
-        result: what `probe_devices` reported.
+        result: what `main` reported.
     """
     found = result.reports
-    static = [*_check_cuda(facts, environ), *_check_libtpu(facts)]
+    static = [*_check_cuda(facts, environ)]
     yield from static
     if "jax" not in found:
         yield _import_failed(result)
-    elif "devices" not in found and found.get("stage") != "join":
+    elif "devices" not in found:
         yield _start_failed(facts, environ, result)
-    elif "devices" in found:
+    else:
         yield from _check_started(facts, found, bool(static))
+        yield from _small_pool(found.get("pool", []))
 
 
-def describe_devices(devices: list[dict[str, Any]]) -> str:
-    """Describe devices by kind: `8 x cpu`, `4 x NVIDIA H100 80GB HBM3 (gpu)`."""
-    kinds = [
-        each["kind"] if each["kind"] == each["platform"] else f"{each['kind']} ({each['platform']})"
-        for each in devices
-    ]
-    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+def check_thread_pool() -> Iterator[Finding]:
+    """Return a finding if this process, a user's, started JAX with too few threads."""
+    if "jax" in sys.modules and has_devices():
+        yield from _small_pool(describe_small_pool(count_cpu_devices(sys.modules["jax"].devices())))
+
+
+def _small_pool(lines: list[str]) -> Iterator[Finding]:
+    for line in lines:
+        found, _, remedy = line.partition(". ")
+        yield warning("devices", "device-threads", found, remedy)
 
 
 def _check_started(
@@ -99,25 +141,20 @@ def _check_started(
     if not ({"gpu", "tpu"} & platforms or chosen):
         reasons = [x for x in found.get("messages", []) if not _NOT_INSTALLED.search(x)]
         if facts.plugins and not facts.unused and not explained:
-            yield warning(
-                "devices",
-                "plugin-without-device",
-                f"{', '.join(facts.plugins)} is installed and found no device: "
-                f"{_shorten(reasons)}. JAX computes on the CPU",
-                "nvidia-smi || export JAX_PLATFORMS=cpu"
-                if any("cuda" in name for name in facts.plugins)
-                else CPU,
-            )
+            words = f"{', '.join(facts.plugins)} is installed and found no device: "
+            words += f"{_shorten(reasons)}. JAX computes on the CPU"
+            cuda = any("cuda" in name for name in facts.plugins)
+            remedy = f"nvidia-smi || {CPU}" if cuda else CPU
+            yield warning("devices", "plugin-without-device", words, remedy)
         for line in facts.unused:
             words, _, remedy = line.rpartition(": ")
             words = words.removesuffix(". See why")
             why = f": {_shorten(reasons)}" if facts.plugins and reasons else ""
             yield warning("devices", "accelerator-unused", f"{words}{why}", remedy)
-    yield ok(
-        "devices",
-        f"{describe_devices(devices)}, jax {found['jax']} (imported in "
-        f"{found['import_seconds']:.1f} s, started in {found['device_seconds']:.1f} s)",
-    )
+    kinds = [f"{each['kind']} ({each['platform']})" for each in devices]
+    counts = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+    words = f"{counts}, jax {found['jax']} (imported in {found['import_seconds']:.1f} s, "
+    yield ok("devices", f"{words}started in {found['device_seconds']:.1f} s)")
 
 
 def _check_cuda(facts: DeviceFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -132,16 +169,10 @@ def _check_cuda(facts: DeviceFacts, environ: Mapping[str, str]) -> Iterator[Find
         )
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
     if facts.nvidia and hidden is not None and hidden.strip() in {"", "-1", "NoDevFiles"}:
-        yield warning(
-            "devices",
-            "gpus-hidden",
-            f"CUDA_VISIBLE_DEVICES={hidden!r} hides {facts.nvidia}",
-            "unset CUDA_VISIBLE_DEVICES",
-        )
-    for name, least in (
-        ("jax-cuda13-plugin", CUDA_13_DRIVER),
-        ("jax-cuda12-plugin", CUDA_12_DRIVER),
-    ):
+        words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides {facts.nvidia}"
+        yield warning("devices", "gpus-hidden", words, "unset CUDA_VISIBLE_DEVICES")
+    drivers = {"jax-cuda13-plugin": CUDA_13_DRIVER, "jax-cuda12-plugin": CUDA_12_DRIVER}
+    for name, least in drivers.items():
         if name in cuda and 0 < facts.driver < least:
             found = f"{name} needs NVIDIA's driver {least} or newer, and it is {facts.driver}"
             remedy = "update the driver: https://www.nvidia.com/drivers"
@@ -151,34 +182,19 @@ def _check_cuda(facts: DeviceFacts, environ: Mapping[str, str]) -> Iterator[Find
             yield error("devices", "driver-old", found, remedy)
 
 
-def _check_libtpu(facts: DeviceFacts) -> Iterator[Finding]:
-    if "libtpu" in facts.plugins and not facts.libtpu_owner:
-        yield error(
-            "devices",
-            "libtpu-lock-owner",
-            f"/{LIBTPU_LOCK} belongs to another user, and libtpu cannot open it",
-            f"sudo rm /{LIBTPU_LOCK}",
-        )
-
-
 def _import_failed(result: ChildResult) -> Finding:
     last = _last_line(result.errors)
     if result.code is None:
         words = f"import jax {result.ending}"
         return error("devices", "jax-import", words, f"{PYTHON} -X importtime -c 'import jax'")
-    missing = re.search(r"No module named '(jax|jaxlib)'", last)
-    if missing:
-        remedy = f"{PYTHON} -m pip install jtrain"
-        return error("devices", "jax-import", f"{missing[1]} is not installed", remedy)
+    if missing := re.search(r"No module named '(jax|jaxlib)'", last):
+        words, remedy = f"{missing[1]} is not installed", f"{PYTHON} -m pip install jtrain"
+        return error("devices", "jax-import", words, remedy)
     if result.code < 0 or "MemoryError" in last or "cannot allocate" in result.errors:
         words = f"import jax {result.ending}{f' ({last})' if last else ''}"
         return error("devices", "jax-import", words, "ulimit -a; free -m")
-    return error(
-        "devices",
-        "jax-import",
-        f"jax cannot be imported: {last}",
-        f"{PYTHON} -m pip install --force-reinstall jax jaxlib",
-    )
+    remedy = f"{PYTHON} -m pip install --force-reinstall jax jaxlib"
+    return error("devices", "jax-import", f"jax cannot be imported: {last}", remedy)
 
 
 def _start_failed(facts: DeviceFacts, environ: Mapping[str, str], result: ChildResult) -> Finding:
@@ -187,42 +203,23 @@ def _start_failed(facts: DeviceFacts, environ: Mapping[str, str], result: ChildR
     reasons = [x for x in result.reports.get("messages", []) if not _NOT_INSTALLED.search(x)]
     why = _shorten(reasons) if reasons else _last_line(result.errors)
     if "libtpu multi-process lockfile" in result.errors + " ".join(reasons):
-        found = f"another process holds /{LIBTPU_LOCK}: one process at a time may use the TPU"
-        return error("devices", "libtpu-locked", found, f"lsof /{LIBTPU_LOCK}")
+        found = f"another process holds {LIBTPU_LOCK}: one process at a time may use the TPU"
+        return error("devices", "libtpu-locked", found, f"lsof {LIBTPU_LOCK}")
     if result.code is None:
         tpu = "libtpu" in facts.plugins
         remedy = "export TPU_SKIP_MDS_QUERY=1" if tpu else CPU
         return error("devices", "devices-hang", f"the start of the devices {result.ending}", remedy)
     if result.code < 0:
-        return error(
-            "devices",
-            "devices-crash",
-            f"the start of the devices {result.ending}: {why}",
-            CPU,
-        )
+        words = f"the start of the devices {result.ending}: {why}"
+        return error("devices", "devices-crash", words, CPU)
     if platforms and platforms != "cpu":
         if not reasons:
             why = f"no package for {platforms} is installed"
         # The last line of `unused` has the command that installs the package for this machine.
         remedy = facts.unused[-1].rpartition(": ")[2] if facts.unused else CPU
-        return error(
-            "devices",
-            "platform-missing",
-            f"JAX_PLATFORMS={platforms} asks for devices that JAX does not find: {why}",
-            remedy,
-        )
+        words = f"JAX_PLATFORMS={platforms} asks for devices that JAX does not find: {why}"
+        return error("devices", "platform-missing", words, remedy)
     return error("devices", "devices-fail", f"no device starts: {why}", CPU)
-
-
-def _opens(file: Path) -> bool:
-    """Return whether a file can be opened for reading and writing, or does not exist."""
-    try:
-        file.open("r+").close()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _cuda_folders(path: str) -> Iterator[str]:

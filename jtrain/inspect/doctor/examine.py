@@ -9,16 +9,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from jtrain.inspect.doctor import cluster, disk, memory
-from jtrain.inspect.doctor.child import Child, ChildResult
-from jtrain.inspect.doctor.devices import check_devices, gather_devices
+from jtrain.distributed.cluster import Cluster
+from jtrain.inspect.doctor.child import Child
+from jtrain.inspect.doctor.cluster import check_cluster, gather_cluster
+from jtrain.inspect.doctor.devices import check_devices, check_thread_pool, gather_devices
+from jtrain.inspect.doctor.disk import check_disk
 from jtrain.inspect.doctor.finding import Finding, count_status
 from jtrain.inspect.doctor.packages import check_packages, gather_packages
-from jtrain.inspect.doctor.python_version import python_findings
 
-CHECKS = ("python", "packages", "devices", "memory", "disk", "cluster")
-PROBE_DISK = "jtrain.inspect.doctor.probe_disk"
-PROBE_DEVICES = "jtrain.inspect.doctor.probe_devices"
+CHECKS = ("packages", "devices", "disk", "cluster")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Examination:
 
     findings: tuple[Finding, ...]
     facts: Mapping[str, Any]
-    """Figures in base units, by check."""
+    """Figures in base units."""
     seconds: float
     process: int = 0
 
@@ -44,7 +43,7 @@ class Examination:
             "warnings": count_status(self.findings, "warning"),
             "seconds": self.seconds,
             "process": self.process,
-            "findings": [finding.plain() for finding in self.findings],
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "facts": dict(self.facts),
         }
 
@@ -59,75 +58,43 @@ def examine(
     """Examine this machine; nothing is left behind.
 
     Args:
-        directory: of the runs, or of one run.
+        directory: of the runs.
         only: the checks to make.
         timeout: seconds that each child process may take.
     """
     begun = time.perf_counter()
     facts: dict[str, Any] = {}
-    met, packages = cluster.gather_cluster(environ), gather_packages(sys.path)
+    found: dict[str, list[Finding]] = {}
+    cluster, packages = gather_cluster(environ), gather_packages(sys.path)
     machine = gather_devices(environ, packages)  # before libtpu is started
+    given = {"disk": {"directory": str(directory.absolute())}, "devices": {}}
     with contextlib.ExitStack() as stack:
-
-        def start(module: str, given: Mapping[str, Any]) -> Child:
-            return stack.enter_context(Child(module, given, timeout=timeout, environ=environ))
-
-        on_disk = probe = None
-        if "disk" in only:
-            on_disk = start(PROBE_DISK, {"directory": str(directory.absolute())})
-        if {"devices", "cluster"} & {*only}:
-            several = met.cluster is not None and met.cluster.processes > 1
-            python = ".".join(map(str, sys.version_info[:3]))
-            join = several and not met.port_trouble
-            probe = start(PROBE_DEVICES, {"join": join, "facts": {"python": python}})
-        quick = {
-            "python": lambda: python_findings(environ),
-            "packages": lambda: check_packages(packages),
-            "memory": lambda: _memory(facts),
+        children = {
+            name: stack.enter_context(
+                Child(
+                    f"jtrain.inspect.doctor.{name}", given[name], timeout=timeout, environ=environ
+                )
+            )
+            for name in given
+            if name in only
         }
-        found = {name: check() for name, check in quick.items() if name in only}
-        disk_result = on_disk.wait() if on_disk else None
-        started = probe.wait() if probe else None
-    if started:
-        found["devices"] = list(check_devices(machine, environ, started))
-        _record_start(facts, started)
-    found["cluster"] = list(cluster.check_cluster(met, environ, started))
-    if disk_result:
-        found["disk"] = _disk(directory, disk_result, facts)
-    if met.cluster:
-        facts["cluster"] = met.cluster.plain()
+        found["packages"] = check_packages(packages)
+        found["cluster"] = list(check_cluster(cluster, environ))
+        ended = {name: child.wait() for name, child in children.items()}
+    if result := ended.get("devices"):
+        found["devices"] = [*check_devices(machine, environ, result), *check_thread_pool()]
+        names = ("jax", "import_seconds", "device_seconds")
+        facts["jax"] = {name: result.reports[name] for name in names if name in result.reports}
+        facts["devices"] = result.reports.get("devices", [])
+    if result := ended.get("disk"):
+        found["disk"] = check_disk(directory, result)
+        facts["disk"] = {x: result.reports[x] for x in ("space", "write") if x in result.reports}
+    process = 0
+    if isinstance(cluster, Cluster):
+        facts["cluster"], process = cluster.plain(), cluster.index
     return Examination(
-        tuple(finding for name in CHECKS if name in only for finding in found.get(name, ())),
+        tuple(finding for name in CHECKS if name in only for finding in found[name]),
         facts,
         time.perf_counter() - begun,
-        met.cluster.index if met.cluster else 0,
+        process,
     )
-
-
-def _record_start(facts: dict[str, Any], started: ChildResult) -> None:
-    """Record the figures of the start of JAX's devices."""
-    reports = started.reports
-    facts["devices"] = reports.get("devices", [])
-    facts["jax"] = {
-        key: reports[key] for key in ("jax", "import_seconds", "device_seconds") if key in reports
-    }
-
-
-def _memory(facts: dict[str, Any]) -> list[Finding]:
-    gathered = memory.gather_memory()
-    facts["memory"] = {
-        "total": gathered.total,
-        "available": gathered.available,
-        "limit": gathered.limit,
-        "free": gathered.free,
-    }
-    return list(memory.check_memory(gathered))
-
-
-def _disk(directory: Path, result: ChildResult, facts: dict[str, Any]) -> list[Finding]:
-    reports = result.reports
-    place = Path(reports.get("existing", directory.absolute()))
-    facts["disk"] = {key: reports[key] for key in ("space", "write") if reports.get(key)}
-    needed = 2 * disk.checkpoint_bytes(directory) if result.code is not None else 0
-    kind = disk.filesystem(place.resolve(), disk.mounts())
-    return disk.check_disk(directory, result, kind=kind, needed=needed)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 Status = Literal["ok", "warning", "error"]
 
@@ -12,7 +12,7 @@ class Finding:
     """Result of one check of one thing."""
 
     check: str
-    """The check: python, packages, devices and so on."""
+    """The check: packages, devices and so on."""
     name: str
     """Short name of the fault or of the healthy thing: jaxlib-version, disk-full."""
     status: Status
@@ -21,10 +21,6 @@ class Finding:
     """A sentence: what was found."""
     remedy: str = ""
     """The line to type; empty for ok."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the finding as plain values."""
-        return dataclasses.asdict(self)
 
 
 def ok(check: str, found: str) -> Finding:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import machinery, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ PLUGIN = re.compile(r"jax-(cuda\d+|rocm\d+)-plugin")
 RELATED = ("ml-dtypes", "scipy", "libtpu")  # besides what jtrain requires and SHOWN
 # The extra of jax that installs a package.
 EXTRAS = {"libtpu": "tpu", "jax-cuda12-plugin": "cuda12", "jax-cuda13-plugin": "cuda13"}
-FEW = 3  # missing packages that are named
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 PIP = f"{Path(sys.executable).name} -m pip install"
 
@@ -41,8 +40,6 @@ class PackageFacts:
     packages: tuple[Package, ...]
     required: tuple[str, ...] | None
     """What jtrain requires without its extras; None if pip did not install it."""
-    shadowed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Modules that are imported from another place than their package, with the file."""
 
     def first(self) -> dict[str, Package]:
         """Return the copy of each package that Python finds first."""
@@ -62,19 +59,15 @@ def gather_packages(path: Sequence[str]) -> PackageFacts:
         for each in metadata.distributions(path=[folder]):
             name = _normal(each.metadata["Name"] or "")
             if name in names or PLUGIN.fullmatch(name):
-                key = (name, str(getattr(each, "_path", folder)))
-                found.setdefault(
-                    key, Package(name, each.version, folder, tuple(each.requires or ()))
-                )
-    packages = tuple(found.values())
-    return PackageFacts(packages, required, _shadowed(path, packages))
+                key, requires = (name, str(getattr(each, "_path", folder))), each.requires or ()
+                found.setdefault(key, Package(name, each.version, folder, tuple(requires)))
+    return PackageFacts(tuple(found.values()), required)
 
 
 def check_packages(facts: PackageFacts) -> list[Finding]:
     """Return what is wrong with the packages; one finding that all is well if nothing is."""
     first = facts.first()
     findings = [
-        *_check_shadowed(facts.shadowed),
         *_check_copies(facts.packages),
         *_check_missing(first, facts.required),
         *_check_plugins(first),
@@ -83,23 +76,8 @@ def check_packages(facts: PackageFacts) -> list[Finding]:
     findings += _check_versions(first, facts.required or (), blamed)
     if findings:
         return findings
-    versions = [f"{name} {first[name].version}" for name in SHOWN if name in first]
-    accelerators = [
-        f"{name} {package.version}"
-        for name, package in first.items()
-        if PLUGIN.fullmatch(name) or name == "libtpu"
-    ]
-    return [ok("packages", ", ".join(versions + accelerators))]
-
-
-def _check_shadowed(shadowed: Mapping[str, str]) -> Iterator[Finding]:
-    for module, file in shadowed.items():
-        yield error(
-            "packages",
-            "package-shadowed",
-            f"import {module} finds {file}, and not the installed package",
-            f"mv {file} {Path(file).with_name('my_' + Path(file).name)}",
-        )
+    names = [*SHOWN, "libtpu", *filter(PLUGIN.fullmatch, first)]
+    return [ok("packages", ", ".join(f"{n} {first[n].version}" for n in names if n in first))]
 
 
 def _check_copies(packages: Sequence[Package]) -> Iterator[Finding]:
@@ -110,15 +88,10 @@ def _check_copies(packages: Sequence[Package]) -> Iterator[Finding]:
         if len({copy.version for copy in copies}) == 1:  # an editable install beside its wheel
             continue
         where = ", ".join(f"{copy.version} in {copy.folder}" for copy in copies)
-        if len({copy.folder for copy in copies}) == 1:
-            remedy = f"{PIP} --force-reinstall --no-deps '{name}=={_newest(copies).version}'"
-        else:
+        remedy = f"{PIP} --force-reinstall --no-deps '{name}=={copies[0].version}'"
+        if len({copy.folder for copy in copies}) > 1:
             other = copies[0].folder
             remedy = f"{PIP} --upgrade --no-deps --target {other} '{name}=={copies[1].version}'"
-            paths = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]
-            if other in map(os.path.realpath, paths):
-                rest = [x for x in paths if os.path.realpath(x) != other]
-                remedy = f"export PYTHONPATH={os.pathsep.join(rest)}"
         yield error("packages", "package-twice", f"{name} is installed twice: {where}", remedy)
 
 
@@ -133,44 +106,23 @@ def _check_missing(
         missing.append(f"jaxlib=={first['jax'].version}")
     if missing:
         names = ", ".join(map(_name, missing))
-        words = " ".join(f"'{text}'" for text in missing) if len(missing) <= FEW else "jtrain"
+        words = " ".join(f"'{text}'" for text in missing)
         found = f"{names} {'is' if len(missing) == 1 else 'are'} not installed"
         yield error("packages", "package-missing", found, f"{PIP} {words}")
 
 
 def _check_plugins(first: Mapping[str, Package]) -> Iterator[Finding]:
-    plugins = [package for name, package in first.items() if PLUGIN.fullmatch(name)]
     jaxlib = first.get("jaxlib")
-    for plugin in plugins:
+    if jaxlib is None:
+        return
+    for plugin in [package for name, package in first.items() if PLUGIN.fullmatch(name)]:
         # ROCm's plugins are not compared: jaxlib/plugin_support.py.
-        if jaxlib and "cuda" in plugin.name and _differ(plugin, jaxlib):
-            extra = plugin.name.split("-")[1]
+        if "cuda" in plugin.name and _numbers(plugin.version) != _numbers(jaxlib.version):
             version = first["jax"].version if "jax" in first else jaxlib.version
-            yield error(
-                "packages",
-                "plugin-version",
-                f"{plugin.name} {plugin.version} does not work with jaxlib {jaxlib.version}: JAX "
-                f"leaves its kernels out, or computes on the CPU",
-                f"{PIP} --upgrade 'jax[{extra}]=={version}'",
-            )
-    if len(plugins) > 1:
-        names = " and ".join(plugin.name for plugin in plugins)
-        older = min(plugins, key=lambda plugin: plugin.name)
-        yield warning(
-            "packages",
-            "plugins-two",
-            f"{names} are both installed, and only one of them can be used",
-            f"{Path(sys.executable).name} -m pip uninstall -y {older.name} "
-            f"{older.name.replace('plugin', 'pjrt')}",
-        )
-    if plugins and "libtpu" in first:
-        yield warning(
-            "packages",
-            "libtpu-beside-cuda",
-            f"libtpu {first['libtpu'].version} is installed beside {plugins[0].name}: each start "
-            f"looks for a TPU first, for seconds",
-            f"{Path(sys.executable).name} -m pip uninstall -y libtpu",
-        )
+            words = f"{plugin.name} {plugin.version} does not work with jaxlib {jaxlib.version}: "
+            words += "JAX leaves its kernels out, or computes on the CPU"
+            remedy = f"{PIP} --upgrade 'jax[{plugin.name.split('-')[1]}]=={version}'"
+            yield error("packages", "plugin-version", words, remedy)
 
 
 def _check_versions(
@@ -216,31 +168,6 @@ def _is_older(package: Package, specifiers: "Iterable[Specifier]") -> bool:
     """Return whether a package is older than each version that a requirement names."""
     named = [_numbers(each.version) for each in specifiers]
     return all(_numbers(package.version) < each for each in named)
-
-
-def _shadowed(path: Sequence[str], packages: Sequence[Package]) -> dict[str, str]:
-    """Return the modules that Python imports from a folder without their package."""
-    modules = {"jax": "jax", "jaxlib": "jaxlib", "numpy": "numpy", "flax": "flax", "optax": "optax"}
-    found = {}
-    for module, name in modules.items():
-        folders = {package.folder for package in packages if package.name == name}
-        spec = machinery.PathFinder.find_spec(module, list(path))
-        file = spec.origin if spec else None
-        if not file or not folders:
-            continue
-        parent = Path(file).resolve().parent
-        root = parent.parent if Path(file).name == "__init__.py" else parent
-        if str(root) not in folders and "site-packages" not in str(root):
-            found[module] = file
-    return found
-
-
-def _newest(copies: Sequence[Package]) -> Package:
-    return max(copies, key=lambda copy: _numbers(copy.version))
-
-
-def _differ(one: Package, other: Package) -> bool:
-    return _numbers(one.version) != _numbers(other.version)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Log of bad steps, events.jsonl: each bad step, its data, and what was done about it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +49,7 @@ class BadStepLog:
 
     Args:
         path: the file, created at the first event; None to write none.
-        resumed_at, lost: as `JsonlWriter`.
+        resumed_at: as `JsonlWriter` takes it.
     """
 
     def __init__(
@@ -57,9 +57,8 @@ class BadStepLog:
         path: Path | None,
         *,
         resumed_at: int | None = None,
-        lost: Callable[[str], object] = lambda line: None,
     ):
-        self._path, self._resumed_at, self._lost = path, resumed_at, lost
+        self._path, self._resumed_at = path, resumed_at
         self.rows: JsonlWriter | None = None
         """The file; None before the first event."""
         if path is not None and path.exists():
@@ -78,7 +77,7 @@ class BadStepLog:
             self.rows.close()
 
     def _open(self, path: Path) -> JsonlWriter:
-        rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision, lost=self._lost)
+        rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision)
         self.rows = rows
         return rows
 

@@ -19,7 +19,7 @@ class LeafLog(Hook):
         every: steps.
         stop: the last step of the run, after which no row is written.
         look: `(step, state) -> statistics`, numbers by kind and leaf.
-        resumed_at, lost: as `Metrics` takes them.
+        resumed_at: as `MetricsFile` takes it.
     """
 
     settles = True  # so that its time is not counted for the steps before it
@@ -32,10 +32,9 @@ class LeafLog(Hook):
         stop: int,
         look: Callable[[int, Any], Mapping[str, Mapping[str, float]]],
         resumed_at: int | None = None,
-        lost: Callable[[str], object] = lambda line: None,
     ):
         self.every, self._stop, self._look = every, stop, look
-        self.rows = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
+        self.rows = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
         """The file."""
 
     def on_state(self, step: int, state: Any, metrics: Metrics) -> None:

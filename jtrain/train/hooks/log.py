@@ -13,7 +13,6 @@ from jtrain.io.formatting import (
     format_number,
     format_seconds,
 )
-from jtrain.io.lost_files import OpenFolder
 from jtrain.io.redact import redact
 from jtrain.io.regular_files import open_regular
 from jtrain.train.hooks.speed import Speed, SpeedReading
@@ -90,10 +89,8 @@ class LogLines:
     ):
         self._path = Path(path) if path else None
         self._screen, self._live = screen or _stdout, live
-        self._folder: OpenFolder | None = None
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = OpenFolder(self._path.parent)
 
     def print(self, line: str) -> None:
         """Write a line to the file and to the screen."""
@@ -108,7 +105,7 @@ class LogLines:
     def write(self, line: str) -> str:
         """Write a line to the file only; return it as written, with secrets redacted."""
         line = escape_controls(redact(line))
-        if self._path and self._folder and self._folder.is_in_place:  # never recreate it
+        if self._path:
             with (
                 contextlib.suppress(OSError),  # a full disk is reported by the saves, on the screen
                 open_regular(self._path, "ab") as file,

@@ -6,7 +6,7 @@ resumed. The loop reports the numbers of all steps up to a checkpoint before sav
 Hooks that write rows, such as evaluation, come before hooks that save.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ class MetricsFile(Hook):
         path: the file; recreated unless the run resumes.
         every: steps.
         resumed_at: step of the checkpoint that the run resumes from; None for a new run.
-        lost: as `JsonlWriter` takes it.
 
     Raises:
         CheckpointError: if the rows of the resumed run cannot be read.
@@ -39,10 +38,9 @@ class MetricsFile(Hook):
         *,
         every: int,
         resumed_at: int | None = None,
-        lost: Callable[[str], object] = lambda line: None,
     ):
         self.every = every
-        self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost)
+        self.rows = JsonlWriter(path, resumed_at=resumed_at)
         """The file."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:

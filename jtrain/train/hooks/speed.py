@@ -75,7 +75,7 @@ class Speed(Hook):
         waited: gives the seconds that the loop has waited for data so far.
         memory: measures the memory; None to measure none.
         began: facts for the first row of the file, such as the seconds of compiling.
-        resumed_at, lost: as `Metrics` takes them.
+        resumed_at: as `MetricsFile` takes it.
     """
 
     def __init__(
@@ -93,7 +93,6 @@ class Speed(Hook):
         resumed_at: int | None = None,
         steps_per_call: int = 1,
         window: float = 10.0,
-        lost: Callable[[str], object] = lambda line: None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.every = steps_per_call  # until the first call is done
@@ -106,7 +105,7 @@ class Speed(Hook):
         self._every, self._stop = every, stop
         self._rows, self._tokens, self._work, self._waited = rows, tokens, work, waited
         self._window, self._clock = window, clock
-        self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at, lost=lost)
+        self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
         self._samples: collections.deque[_Sample] = collections.deque()
         self._first: _Sample | None = None
         self._depth = 0

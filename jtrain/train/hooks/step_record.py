@@ -9,7 +9,7 @@ import collections
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,6 @@ class StepRecorder(StatelessHook):
         path: the file; rows after `resumed_at` are dropped, all if it is None. A process without a
             file only keeps `newest`.
         resumed_at: step of the checkpoint that the run resumes from.
-        lost: as `JsonlWriter` takes it.
     """
 
     def __init__(
@@ -55,11 +54,10 @@ class StepRecorder(StatelessHook):
         path: Path | None,
         *,
         resumed_at: int | None = None,
-        lost: Callable[[str], object] = lambda line: None,
     ):
         self.newest = 0
         """Digest of the batch of the last step that was written."""
-        self.rows = JsonlWriter(path, resumed_at=resumed_at, lost=lost) if path else None
+        self.rows = JsonlWriter(path, resumed_at=resumed_at) if path else None
         """The file."""
         self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
         self._digests: dict[int, int] = {}

@@ -23,7 +23,6 @@ class TimeRows(StatelessHook):
         path: the file.
         start: step that training resumes from.
         every: steps a call.
-        lost: as `JsonlWriter` takes it.
     """
 
     def __init__(
@@ -33,12 +32,11 @@ class TimeRows(StatelessHook):
         start: int,
         every: int = 1,
         heartbeat: Heartbeat = HEARTBEAT,
-        lost: Callable[[str], object] = lambda line: None,
         clock: Callable[[], float] = time.time,
     ):
         self.every = every
         self._heartbeat, self._clock = heartbeat, clock
-        self._file = JsonlWriter(path, retain=lambda row: True, lost=lost)
+        self._file = JsonlWriter(path, retain=lambda row: True)
         self._next, self._step = 0.0, start
         self._began = self._clock() - sum(heartbeat.seconds().values())
         self._write(start, resumed=True)

@@ -1,16 +1,14 @@
 """Faults of the cluster are found, with the line to type."""
 
-import socket
-
-from fakes import names, result, the, write_files
+from fakes import names, the, write_files
 
 from jtrain.inspect.doctor import cluster
-from jtrain.inspect.doctor.child import Child, ChildResult
+from jtrain.inspect.doctor.child import Child
 from jtrain.inspect.doctor.finding import Finding
 
 
-def clustered(ended: ChildResult | None = None, **environ: str) -> list[Finding]:
-    return list(cluster.check_cluster(cluster.gather_cluster(environ), environ, ended))
+def clustered(**environ: str) -> list[Finding]:
+    return list(cluster.check_cluster(cluster.gather_cluster(environ), environ))
 
 
 def test_one_process():
@@ -33,38 +31,13 @@ def test_a_process_beside_the_launcher_of_a_job():
     assert finding.remedy == "type mpirun before it"
 
 
-def two(port: int, **more: str) -> dict[str, str]:
-    address = f"127.0.0.1:{port}"
-    return {
-        "JTRAIN_COORDINATOR": address,
-        "JTRAIN_PROCESSES": "2",
-        "JTRAIN_PROCESS": "0",
-        **more,
-    }
-
-
-def test_a_port_in_use():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        finding = the(clustered(**two(port)), "cluster-port")
-        assert "Address already in use" in finding.found
-        assert "JTRAIN_COORDINATOR" in finding.remedy
-        assert names(clustered(**{**two(port), "JTRAIN_PROCESS": "1"})) == ["ok"]
-    assert names(clustered(**two(port))) == ["ok"]
-
-
 def test_a_proxy_between_the_processes():
-    proxied = {**two(0), "JTRAIN_COORDINATOR": "127.0.0.1:61234"}
+    proxied = {"JTRAIN_COORDINATOR": "127.0.0.1:61234"}
+    proxied |= {"JTRAIN_PROCESSES": "2", "JTRAIN_PROCESS": "0"}
     found = the(clustered(http_proxy="http://proxy:3128", **proxied), "cluster-proxy")
     assert found.remedy == "export no_proxy=127.0.0.1"
     fixed = clustered(http_proxy="http://proxy:3128", no_proxy="127.0.0.1", **proxied)
     assert names(fixed) == ["ok"]
-
-
-def test_processes_that_do_not_meet():
-    error = "1 of 2 processes reached it; process 1 did not. Start it with the same variables."
-    found = clustered(result(1, join_error=error), **two(61235))
-    assert the(found, "cluster-join").remedy == "Start it with the same variables."
 
 
 def test_a_child_reports_until_it_dies(tmp_path, monkeypatch):

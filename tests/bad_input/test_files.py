@@ -1,0 +1,310 @@
+"""Mistakes in files of data and of models: what each is told, and that doing what it says works.
+
+A row is what was done, the parts of the answer, and what was typed then.
+"""
+
+import json
+import lzma
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from permissions import permissions_hold
+
+from jtrain.checkpoint.weights_source import open_source
+from jtrain.data.images.decode import ImageSize, decode_image
+from jtrain.data.sources import json_rows
+from jtrain.data.sources.idx import read_idx
+from jtrain.data.sources.parquet import ParquetRows
+from jtrain.data.sources.read_rows import SUFFIXES, read_rows
+from jtrain.data.sources.tfrecord import TFRecords
+from jtrain.data.text.characters import read_text
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.template_file import read_template
+from jtrain.data.text.token_files import TokenFiles, read_tokens
+from jtrain.data.text.tokenizer_file import read_tokenizer
+from jtrain.data.text.tokenizing import (
+    ByteTokens,
+    CharacterTokens,
+    PretrainedTokenizer,
+)
+from jtrain.data.text.windows import Windows
+from jtrain.errors import CheckpointError, DataError, UserError
+from jtrain.io.safetensors import read_tensors
+from jtrain.models.pretrained.gguf_file import read_gguf
+
+VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
+
+
+class Case(NamedTuple):
+    name: str
+    wrong: Callable[[Path], Any]
+    says: tuple[str, ...]
+    right: Callable[[Path], Any]
+
+
+def written(
+    folder: Path, *, tokenizing: Any = ByteTokens(), text: str = VERSE, shard: int = 50
+) -> Path:
+    (folder / "a.txt").write_text(text, encoding="utf-8")
+    prepare(folder / "a.txt", folder / "out", tokenizing=tokenizing, shard=shard)
+    return folder / "out"
+
+
+def cut(folder: Path) -> Path:
+    out = written(folder)
+    path = out / "tokens-00001.bin"
+    path.write_bytes(path.read_bytes()[:-3])
+    return out
+
+
+def foreign(folder: Path) -> Path:
+    out = written(folder)
+    tokens = np.fromfile(out / "tokens-00001.bin", "<u2")
+    tokens[7] = 40_000
+    tokens.tofile(out / "tokens-00001.bin")
+    return out
+
+
+def changed(folder: Path) -> Path:
+    out = written(folder)
+    tokens = np.fromfile(out / "tokens-00001.bin", "<u2")
+    tokens[7] ^= 1
+    tokens.tofile(out / "tokens-00001.bin")
+    return out
+
+
+def other_ends(folder: Path, *ends: int) -> TokenFiles:
+    (folder / "lines.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
+    out = folder / "out"
+    prepare(folder / "lines.txt", out, tokenizing=ByteTokens(), by="line")
+    assert (out / "documents.bin").stat().st_size == 8 * len(ends)
+    np.array(ends, "<i8").tofile(out / "documents.bin")
+    return TokenFiles(out)
+
+
+def again(folder: Path) -> TokenFiles:
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    return TokenFiles(written(folder))
+
+
+def header(folder: Path, data: bytes) -> TokenFiles:
+    out = written(folder)
+    (out / "header.json").write_bytes(data)
+    return TokenFiles(out)
+
+
+def unfinished(folder: Path) -> Path:
+    out = written(folder)
+    asked = json.loads((out / "header.json").read_bytes())["asked"]
+    (out / "header.json").unlink()
+    (out / "progress.json").write_text(json.dumps({"asked": asked}))
+    return out
+
+
+def lines(folder: Path, *rows: str) -> Path:
+    (folder / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return folder / "a.jsonl"
+
+
+def begun(folder: Path, data: bytes = VERSE.encode(), name: str = "a.txt", **asked: Any) -> Any:
+    (folder / name).write_bytes(data)
+    return prepare(folder / name, folder / "out", **{"tokenizing": ByteTokens()} | asked)
+
+
+def marking(folder: Path) -> Path:
+    """Return a tokenizer that marks the beginning of a text."""
+    import tokenizers
+
+    model = tokenizers.models.BPE({"▁": 0, "a": 1, "n": 2, "d": 3, "s": 4, "o": 5}, [])
+    theirs = tokenizers.Tokenizer(model)
+    marks = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    theirs.normalizer = tokenizers.normalizers.Sequence(marks)
+    theirs.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+CASES = [
+    Case("another tokenizer than was asked for", lambda f: TokenFiles(written(f),
+        tokenizer="0123456789ab"), ("0123456789ab was requested", "bytes 1b5ec18e7563",
+        "data.tokenizer=1b5ec18e7563"), lambda f: TokenFiles(f / "out", tokenizer="1b5ec18e7563")),
+    Case("a tokenizer that was put there later", lambda f: TokenFiles(swapped(f)),
+        ("written by tokenizer 1b5ec18e7563", "now characters", "jtrain data prepare FILES"),
+        again),
+    Case("a file of tokens that was cut", lambda f: TokenFiles(cut(f)), ("tokens-00001.bin",
+        "end at byte 64", "ends at 61", "was cut", "jtrain data prepare"), again),
+    Case("tokens of something else", lambda f: Windows(TokenFiles(foreign(f)),
+        context=8)[np.arange(70)], ("tokens-00001.bin", "below 257", "40000 at byte 14",
+        "jtrain data prepare"), lambda f: Windows(again(f), context=8)[np.arange(70)]),
+    Case("ends of documents that are none", lambda f: other_ends(f, 4, 3, 14), ("documents.bin",
+        "up to 14", "has 3 at byte 8", "jtrain data prepare"), again),
+    Case("a bit that fell over", lambda f: TokenFiles(changed(f)).verify(), ("tokens-00001.bin",
+        "checksum", "was changed since", "jtrain data prepare"), lambda f: again(f).verify()),
+    Case("a header that was cut", lambda f: header(f, b'{"format": "jtrain tok'), ("header.json",
+        "from byte 11 on", "jtrain data prepare"), again),
+    Case("a folder that is not finished", lambda f: TokenFiles(unfinished(f)), ("is not finished",
+        "jtrain data prepare FILES --out"), again),
+    Case("no folder", lambda f: TokenFiles(f / "nothing"), ("no such folder",
+        "jtrain data prepare FILES --out"), again),
+    Case("a split too short for the context",
+        lambda f: Windows(TokenFiles(written(f)).split(0.1)[1], context=64),
+        ("context 64 does not fit 8 tokens", "Set context=7"),
+        lambda f: Windows(TokenFiles(f / "out").split(0.1)[1], context=7)),
+    Case("what is not UTF-8", lambda f: begun(f, b"to be\nor n\xf6t"), ("a.txt:2 is not UTF-8",
+        "0xf6 at 10", "iconv -f latin1 -t utf-8"), lambda f: begun(f,
+        b"to be\nor n\xf6t".decode("latin1").encode())),
+    Case("what is packed", lambda f: begun(f, lzma.compress(VERSE.encode())),
+        ("is xz by its first bytes", "xz -dc", "a.txt.txt"), begun),
+    Case("a folder of another text", lambda f: (begun(f), begun(f, b"More text.")),
+        ("holds other token files", "files", "out-2"), lambda f: prepare(f / "a.txt", f / "out-2",
+        tokenizing=ByteTokens())),
+    Case("a line that is no JSON", lambda f: prepare(lines(f, '{"text": "a"}', "b"), f / "out",
+        tokenizing=ByteTokens()), ("a.jsonl", "the line at byte 14", "--by line --field ''"),
+        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), by="line",
+        field="")),
+    Case("a line without the field", lambda f: prepare(lines(f, '{"body": "a"}'), f / "out",
+        tokenizing=ByteTokens()), ("no text under 'text'", "--field body"),
+        lambda f: prepare(f / "a.jsonl", f / "out-2", tokenizing=ByteTokens(), field="body")),
+    Case("a tokenizer that marks beginnings", lambda f: begun(f, b"and so",
+        tokenizing=PretrainedTokenizer(path=str(marking(f)))), ("marks where a text begins",
+        "--by line"), lambda f: prepare(f / "a.txt", f / "out-2",
+        tokenizing=PretrainedTokenizer(path=str(f / "tokenizer.json")), by="line",)),
+    Case("a word that the alphabet lacks", lambda f: begun(f,
+        tokenizing=CharacterTokens(alphabet="Shal")), ("Character ' '", "not among the 4"),
+        lambda f: prepare(f / "a.txt", f / "out-2", tokenizing=CharacterTokens())),
+]  # fmt: skip
+
+
+def text_of(folder: Path) -> Path:
+    (folder / "b.txt").write_text(VERSE, encoding="utf-8")
+    return folder / "b.txt"
+
+
+def swapped(folder: Path) -> Path:
+    out = written(folder)
+    description = {"kind": "characters", "characters": "abc"}
+    (out / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+    return out
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_said_is_what_to_do(case: Case, tmp_path: Path):
+    with pytest.raises(UserError) as refused:
+        case.wrong(tmp_path)
+    assert isinstance(refused.value, DataError)
+    for part in case.says:
+        assert part in str(refused.value), f"{part!r} is not in: {refused.value}"
+    case.right(tmp_path)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def tensors(text: str) -> bytes:
+    """Return a file of tensors with this header."""
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+WANTED = {"x": np.zeros(2, np.float32)}
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "tensors": ("a.safetensors", read_tensors),
+    "an index of tensors": ("a.safetensors.index.json", read_tensors),
+    "parameters to start from": ("a.safetensors", lambda path: open_source(str(path))),
+    "a tokenizer": ("tokenizer.json", read_tokenizer),
+    "text": ("a.txt", read_text),
+    "tokens": ("a.bin", read_tokens),
+    "numpy tokens": ("a.npy", read_tokens),
+    "records": ("a.tfrecord", TFRecords),
+    "images": ("a-idx3-ubyte", read_idx),
+    "packed images": ("a-idx3-ubyte.gz", read_idx),
+    "an image": ("a.png", lambda path: decode_image(path, ImageSize(height=8, width=8))),
+    "a chat template": ("a.jinja", lambda path: read_template(str(path))),
+    "a tokenizer's config": ("tokenizer_config.json", lambda path: read_template(str(path))),
+    "conversations": (
+        "a.jsonl",
+        lambda path: list(json_rows.read_rows(str(path), [], noun="row", form="a row")),
+    ),
+    "a table": ("a.parquet", lambda path: ParquetRows(path)),
+    "a model of GGUF": ("a.gguf", read_gguf),
+    **{f"rows of {s}": (f"a{s}", lambda path: read_rows(path, WANTED)) for s in SUFFIXES},
+}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "unreadable"])
+def test_what_is_no_file_is_told_and_not_waited_for(kind, tmp_path: Path):
+    words = {"a pipe": ("a named pipe",), "a folder": ("a folder", "a directory")}.get(kind, ("",))
+    for number, (name, read) in enumerate(READERS.values()):
+        path = tmp_path / f"{number}" / name
+        path.parent.mkdir()
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a folder":
+            path.mkdir()
+        else:
+            path.write_bytes(bytes(100))
+            path.chmod(0)
+        with permissions_hold(), pytest.raises((DataError, CheckpointError)) as refusal:
+            read(path)
+        assert str(path) in str(refusal.value)
+        assert any(word in str(refusal.value) for word in words)
+
+
+STRANGE = [
+    ("a.safetensors", tensors('{"w": ' + DEEP + "}")),
+    ("a.safetensors", tensors("null")),
+    ("a.safetensors", struct.pack("<Q", 200_000_000) + bytes(10)),
+    ("a.safetensors.index.json", ('{"weight_map": ' + DEEP + "}").encode()),
+    ("a.safetensors.index.json", b'{"weight_map": {"w": ["b.safetensors"]}}'),
+    ("a.safetensors.index.json", b'{"weight_map": null}'),
+    ("tokenizer.json", ('{"kind": ' + DEEP + "}").encode()),
+    ("tokenizer.json", b'{"kind": "characters", "characters": 3}'),
+    ("tokenizer.json", b"null"),
+]
+
+
+def test_json_that_no_model_folder_holds_is_told(tmp_path: Path):
+    for name, content in STRANGE:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(UserError):
+            read_tokenizer(path) if name == "tokenizer.json" else read_tensors(path)
+
+
+def test_a_packed_file_that_expands_to_gigabytes_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch
+):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros((2_000_000, 2), np.float32))
+    monkeypatch.setattr("jtrain.data.sources.read_rows.MOST_UNPACKED", 1 << 20)
+    with pytest.raises(DataError, match=r"would unpack to 16,000,128 bytes.*np\.savez"):
+        read_rows(path, WANTED)
+    np.savez(path, x=np.zeros((2_000_000, 2), np.float32))
+    assert len(read_rows(path, WANTED)["x"]) == 2_000_000
+
+
+def test_a_header_of_other_types_is_told(tmp_path: Path):
+    out = written(tmp_path)
+    head = json.loads((out / "header.json").read_text())
+    for key, value in (
+        ("tokens", "many"),
+        ("vocab", -1),
+        ("dtype", "object"),
+        ("shards", [{"name": 3}]),
+    ):
+        (out / "header.json").write_text(json.dumps({**head, key: value}))
+        with pytest.raises(DataError, match=f"its {key} is .* Write it: jtrain data prep"):
+            TokenFiles(out)
+
+
+def test_a_damaged_note_of_the_progress_of_token_files_is_told(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("Exeunt.")
+    (tmp_path / "out").mkdir()
+    for note in ("", "null", '{"asked": {}, "place": [0, 0]}'):
+        (tmp_path / "out" / "progress.json").write_text(note)
+        with pytest.raises(DataError, match=r"holds the progress .* Start again: rm -r "):
+            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())
