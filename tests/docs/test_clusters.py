@@ -10,7 +10,6 @@ from ruamel.yaml import YAML
 
 from jtrain.cli import main
 from jtrain.distributed.cluster import detect
-from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"
 LINK = re.compile(r"\]\((clusters/[^)#]+)")
@@ -61,13 +60,6 @@ def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinato
     assert str(found.coordinator) == coordinator
 
 
-def test_a_slice_needs_no_variable():
-    """Its hosts are known by the metadata server: tests/distributed/cluster/test_tpu_vm.py."""
-    _, text = blocks("tpu_vm", "bash")
-    assert "export" not in text
-    assert "  jtrain run " in text
-
-
 def test_the_variables_of_an_indexed_job_are_a_cluster():
     (text,) = blocks("../processes", "yaml")
     told = {each["name"]: each["value"] for each in YAML(typ="safe").load(text)["env"]}
@@ -75,16 +67,6 @@ def test_the_variables_of_an_indexed_job_are_a_cluster():
         found = detect(told | {"JOB_COMPLETION_INDEX": f"{index}", "HOSTNAME": f"train-{index}"})
         assert (found.kind, found.index, found.processes) == ("Kubernetes Job", index, 4)
         assert str(found.coordinator) == "train-0.pods:8476"
-
-
-def test_the_variables_of_certificates_are_those_of_jax():
-    lines = [line for block in blocks("../processes", "bash") for line in block.splitlines()]
-    exported = {line.split("=")[0] for line in lines if line.startswith("export ")}
-    assert exported == {f"export {name}" for name in (CERTIFICATE, KEY, AUTHORITY)}
-
-
-def test_a_job_of_slurm_is_started_by_srun():
-    assert "\nsrun " in blocks("slurm", "bash")[0]
 
 
 def test_the_scripts_of_the_pages_take_their_words(tmp_path):

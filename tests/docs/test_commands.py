@@ -1,9 +1,8 @@
 """Each command that a page shows does what it says, typed where there are as many devices.
 
 What a page names is kept, and what makes it small goes before: `TINY` of the config, a rehearsal
-(`--fast`) in the place of a whole run, two steps where that is not enough. Runs that are used,
-compared or gone on with were trained on a tiny text. What takes minutes is slow, and so are four of
-five of the runs; what needs the TPU compiler is marked so.
+(`--fast`) in the place of a whole run, two steps where that is not enough. What takes minutes is
+slow, and so are four of five of the runs; what needs the TPU compiler is marked so.
 """
 
 import glob
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ON_PROCESS, PAGES, ROOT, Command, blocks, commands, lines, words_of
+from commands import ON_PROCESS, ROOT, Command, blocks, commands, lines, words_of
 from plain_environ import plain_environ
 from tiny_configs import TINY, write_sets
 
@@ -33,7 +32,6 @@ from jtrain.distributed.topology_name import TopologyName
 ALL = commands()
 NO_MATTER = ("export ", "#!")  # set variables, which tests/docs/test_clusters.py reads
 TOLD = "<!-- not run: REASON --> before its block, if no test can run it"
-INLINE = re.compile(r"`jtrain ([a-z]+(?: [^`\n]*)?)`")
 TESTED: set[str] = set()  # verbs
 CHARACTERS = TINY["shakespeare"]
 
@@ -84,20 +82,6 @@ def test_each_can_be_typed():
         typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)
         if "config" in typed and typed.config.startswith("configs/"):
             resolve(typed.config, typed.settings)
-
-
-@pytest.mark.usefixtures("from_the_top")
-def test_each_in_a_sentence_can_be_typed():
-    found = 0
-    for page in PAGES:
-        for said in INLINE.findall(page.read_text()):
-            verb, *words = said.split()
-            assert verb in VERBS, f"{page.name}: jtrain {said}"
-            if words and words[0].startswith("configs/") and (ROOT / words[0]).exists():
-                typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)
-                resolve(words[0], getattr(typed, "settings", ()))
-                found += 1
-    assert found >= 2
 
 
 # Done, each where a person would type it.
@@ -248,31 +232,6 @@ def test_a_run_goes_through_all_that_it_does(command: Command, used: Path):
     steps = ("steps=20",) if "--find-nan" in command.words else ()
     splits = "parallel.devices" in command.line
     typed(small(command, *steps, *fast), 0 if splits else command.devices)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "command", [c for c in ALL if c.page.startswith("docs/clusters") and c.verb == "run"], ids=str
-)
-def test_the_whole_config_fits_the_devices_of_a_cluster(command: Command, here: Path):
-    """Check the command as printed, no value made smaller: rows, microbatches, evaluations."""
-    _, config, *settings = command.words
-    lay = (
-        "import sys; from jtrain.train.setup import set_up;"
-        "from jtrain.config.resolve import resolve;"
-        "parts = set_up(resolve(sys.argv[1], sys.argv[2:]).config);"
-        "print(len(parts.devices), parts.strategy.shares)"
-    )
-    flags = f"--xla_force_host_platform_device_count={command.devices}"
-    done = subprocess.run(
-        [sys.executable, "-c", lay, config, *settings],
-        env=os.environ | {"XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.stdout.split() == [str(command.devices)] * 2, done.stderr
 
 
 @pytest.mark.thorough
