@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import jax
 import numpy as np
 
 from jtrain.core.loss import named_means
@@ -12,20 +13,27 @@ from jtrain.testing.compare import NOTHING, distance, flatten
 from jtrain.testing.eager import compare_eager
 from jtrain.testing.fixed_rows import explain_fixed_rows, is_raised_by_loss
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.planting import compare_planted
 from jtrain.testing.purity import explain_impurity
 from jtrain.testing.ranges import find_counted_index
 from jtrain.testing.report import Comparison
 from jtrain.testing.result import Cause, Distances, compare_results
 from jtrain.testing.rounding import ROUNDED, explain_rounding
 from jtrain.testing.row_sums import CompiledRowSums, add_parts
-from jtrain.testing.splits import SumSplit, iter_splits, repeat_rows, take_rows
+from jtrain.testing.splits import (
+    SumSplit,
+    iter_splits,
+    make_ragged,
+    repeat_rows,
+    split_halves,
+    take_rows,
+)
 from jtrain.testing.trials import FROZEN, Trials
 from jtrain.testing.verdict import is_far, judge
 from jtrain.testing.why_counts import explain_dropped
 from jtrain.testing.why_numbers import explain_few_bits, explain_nonfinite
 from jtrain.testing.why_rows import adds_up, explain_split
 
+OTHER_KEYS = (100, 101, 102)
 MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
 DRAWN = (
     "Random draws were not compared where a mask hides rows: they change with the size of the "
@@ -63,11 +71,15 @@ def compare_loss(
             return
     rest = {split.name: lambda split=split: checks.split(split) for split in checks.splits()}
     rest = {"many rows": checks.many_rows, **rest, "3 rows and the others": checks.uneven}
-    rest |= {"other numbers": checks.other_numbers}
+    rest |= {"other keys": checks.other_keys}
+    failed = False
     for name, check in rest.items():
         log(name)
         if row := check():
+            failed |= row.verdict == "FAILS"
             yield row
+    if not failed:
+        checks.note_branches()
 
 
 class _LossChecks:
@@ -116,11 +128,14 @@ class _LossChecks:
 
     def split(self, split: SumSplit) -> Comparison:
         """Compare the sum over the parts of a split with its whole."""
+        return self._split_at(split, self.single, self.double)
+
+    def _split_at(self, split: SumSplit, in_single: Trials, in_double: Trials) -> Comparison:
         single, double = (
-            _split_distances(split, self.single),
-            unless_opaque(lambda: _split_distances(split, self.double)),
+            _split_distances(split, in_single),
+            unless_opaque(lambda: _split_distances(split, in_double)),
         )
-        trials = self.single if double is None else self.double
+        trials = in_single if double is None else in_double
         if not np.isfinite(single.largest) and (infinite := self._nonfinite_part(split)):
             return _comparison(split.name, single, self._explain_nonfinite(infinite), double)
         if is_far(single, double) and self._only_draws_differ(split, trials):
@@ -187,17 +202,34 @@ class _LossChecks:
         found = find_counted_index(self.case, self.single)
         return found and _comparison("indexes", found.distances, found.cause)
 
-    def other_numbers(self) -> Comparison | None:
-        """Compare two halves with their whole for other inputs; None if there are none to try."""
-        if self.case.couples != "nothing":
+    def other_keys(self) -> Comparison | None:
+        """Compare two halves with their whole for other keys; None if the loss draws nothing.
+
+        A draw may change nothing for one key: a coin that decides whether rows are mixed.
+        """
+        case, flows = self.case, self.single.flows.values()
+        if case.couples != "nothing" or not case.draws:
             return None
-        exact = (
-            self.double
-            if unless_opaque(lambda: self.double.rows.weights(self.case.batch))
-            else None
-        )
-        found = compare_planted(self.case, self.single, exact)
-        return found and _comparison("other numbers", found.distances, found.cause)
+        if not any(part.drawn for flow in flows for part in flow):
+            return None
+        batch = case.batch if case.mask_error else make_ragged(case.batch)
+        split = split_halves(batch)._replace(name="other keys")
+        rows = []
+        for key in map(jax.random.key, OTHER_KEYS):
+            trials = (each.at(batch, key) for each in (self.single, self.double))
+            rows.append(self._split_at(split, *trials))
+        return next((row for row in rows if row.verdict == "FAILS"), rows[0])
+
+    def note_branches(self) -> None:
+        """Add a sentence on branches that the numbers of this batch may never take."""
+        for name, where in self.single.facts("branch").items():
+            if where.contents and self.case.couples == "nothing":
+                self.not_compared.append(
+                    f"Only the branches that this batch takes were compared: {name} branches on a "
+                    f"sum over the rows of a slice ({where.description}), and parts of another "
+                    f"batch may take another branch than the whole. Decide for each row."
+                )
+                return
 
     def _nonfinite_part(self, split: SumSplit) -> Batch | None:
         """Return the first part, or the whole, that has unmasked rows and no finite result."""

@@ -91,16 +91,16 @@ class Trials:
         rows = CompiledRowSums(self.case, double=True, frozen=self.frozen, integers=True)
         return self._with_sums(rows, self.frozen)
 
-    def at(self, params: Params, batch: Batch, key: Key) -> "Trials":
-        """Return the same experiments with other parameters, batch and key."""
+    def at(self, batch: Batch, key: Key) -> "Trials":
+        """Return the same experiments with another batch and key."""
         other = self._with_sums(self.rows, self.frozen)
-        other.rows, other.batch = self.rows.at(params=params, key=key), batch
+        other.rows, other.batch = self.rows.at(key=key), batch
         if "frozen_trials" in self.__dict__:  # reuse the compiled programs
             other.__dict__["frozen_trials"] = [
-                trials.at(params, batch, key) for trials in self.frozen_trials
+                trials.at(batch, key) for trials in self.frozen_trials
             ]
         if "without_overflow" in self.__dict__:
-            other.__dict__["without_overflow"] = self.without_overflow.at(params, batch, key)
+            other.__dict__["without_overflow"] = self.without_overflow.at(batch, key)
         return other
 
     def _with_sums(self, rows: CompiledRowSums, frozen: float | None) -> "Trials":
@@ -209,14 +209,14 @@ class Trials:
         return totals, weights
 
 
-def perturb_params(params: Params, seed: int, times: float = 1.0) -> Params:
-    """Add normal noise to the parameters, `times` as large as their standard deviation."""
+def perturb_params(params: Params, seed: int) -> Params:
+    """Add normal noise to the parameters, as large as their standard deviation."""
     draw = np.random.default_rng(seed)
 
     def leaf(x: Any) -> Any:
         x = np.asarray(x)
         size = float(np.std(x)) or float(np.abs(x).mean()) or 0.1
-        return (x + times * size * draw.standard_normal(x.shape)).astype(x.dtype)
+        return (x + size * draw.standard_normal(x.shape)).astype(x.dtype)
 
     return jax.tree.map(leaf, params)
 
