@@ -1,7 +1,5 @@
 """Losses with wrong numbers, wrong returns, other programs, fixed sizes and bad indices."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,11 +134,6 @@ def scalar_sum(params, batch, rng):
     return errors(params, batch).sum()
 
 
-def running_mean_of_means(params, batch, rng):
-    off = {"error": mean_of_means(params, batch, rng)}
-    return good(params, batch, rng), off
-
-
 def coefficient_of_labels(params, batch, rng):
     share = batch["y"].mean()
     return good(params, batch, rng) + share * Mean.of(jnp.abs(errors(params, batch)), batch["mask"])
@@ -184,7 +177,6 @@ PROGRAMS = {
         mean_of_tokens_by_rows, "mean of means", "", LONG
     ),
     "a sum as a plain scalar": Planted(scalar_sum, "sum as a mean", "mean over"),
-    "a metric as a mean of means": Planted(running_mean_of_means, "mean of means", "the metric"),
     "a coefficient of the rows": Planted(coefficient_of_labels, "coefficient of rows"),
     "a label too large": Planted(entropy, RANGE, "'label'", LATE),
     "a label too large, by one_hot": Planted(one_hot_labels, RANGE, "'label'", LATE),
@@ -257,10 +249,6 @@ def scaled_by_devices(params, batch, rng):
     return jax.device_count() * good(params, batch, rng)
 
 
-def shifted_by_the_process(params, batch, rng):
-    return Mean.of(errors(params, batch) + os.getpid() % 7, batch["mask"])
-
-
 def groups_of_four(params, batch, rng):
     rows = len(batch["mask"]) // 4 * 4
     return Mean.of(errors(params, batch)[:rows], batch["mask"][:rows])
@@ -288,9 +276,6 @@ PLACES = {
     "another program under jit": Planted(tracing, "another program under jit", "when it is traced"),
     "the number of devices": Planted(
         scaled_by_devices, "numbers of the host", "jax.device_count()"
-    ),
-    "the number of the process": Planted(
-        shifted_by_the_process, "numbers of the host", "os.getpid()"
     ),
     "rows in groups of four": Planted(groups_of_four, "rows dropped", "leaves out row"),
     "numbers of other rows": Planted(weighted_by_the_last_row, "row numbers", "`batch['row']`"),

@@ -165,12 +165,6 @@ def branch_on_the_sum(params, batch, rng):
     return Mean(jnp.where(sum_ > 1e5, 0.1 * sum_, sum_), counted(batch))
 
 
-def cond_on_the_sum(params, batch, rng):
-    far = jnp.where(batch["mask"], jnp.abs(batch["y"]), 0).sum() > 5e3
-    scale = jax.lax.cond(far, lambda: 0.1, lambda: 1.0)
-    return Mean.of(scale * errors(params, batch), batch["mask"])
-
-
 def until_small(params, batch, rng):
     """Halve the scale until the sum over all rows is below a bound."""
     halve = lambda scale: scale / 2
@@ -284,15 +278,6 @@ def half_is_swapped(params, batch, rng):
     return good(params, batch | {"y": y}, rng)
 
 
-def noisy_metric(params, batch, rng):
-    if rng is None:
-        return good(params, batch, rng), {"error": good(params, batch, rng)}
-    noise = jax.random.normal(rng, batch["y"].shape)
-    return good(params, batch, rng), {
-        "error": Mean.of(errors(params, batch) * noise, batch["mask"])
-    }
-
-
 def by_first_row(rng, batch):
     return uniform(first_key(row_keys(rng, batch)), batch["x"].shape)
 
@@ -316,7 +301,6 @@ DRAWS = {
     "noise by position": Planted(
         scaled(lambda rng, batch: uniform(rng, batch["x"].shape)), "key of the position"
     ),
-    "noise by position in a metric": Planted(noisy_metric, "key of the position"),
     "mixup": Planted(mixed_up, "rows mixed by a draw", 'couples="batch"'),
     "rows swapped by a coin": Planted(half_is_swapped, "rows mixed by a draw"),
     "keys of the neighbours": Planted(

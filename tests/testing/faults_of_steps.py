@@ -76,8 +76,6 @@ def _make(  # noqa: C901, PLR0915  a typical step, with every fault
             (value, output), grad = jax.value_and_grad(share, has_aux=True)(params)
             if wrong == "sign":
                 grad = jax.tree.map(jnp.sign, grad)
-            if wrong == "unit norm":
-                grad = jax.tree.map(lambda g, n=optax.tree.norm(grad): g / n, grad)
             if wrong == "clip":
                 grad = optax.clip_by_global_norm(0.5).update(grad, optax.EmptyState())[0]
             if wrong == "bfloat16":
@@ -122,7 +120,6 @@ def _make(  # noqa: C901, PLR0915  a typical step, with every fault
             )
             opt_state = opt_state._replace(inner=(opt_state.inner[0], stale))
         last = changes[-1] if wrong == "last statistics" else total(changes)
-        last = changes[0] if wrong == "first statistics" else last
         after = TrainState(
             step=state.step + 1,
             skipped=state.skipped,

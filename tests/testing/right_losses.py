@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from faults_of_rows import contrastive, mixed_up, of_keys, scaled, uniform
 from planted import (
-    CLASSES,
     CLASSIFIER,
     classes,
     counted,
@@ -15,9 +14,7 @@ from planted import (
     good,
     height,
     linear,
-    logits,
     nats,
-    points,
     total,
 )
 
@@ -47,19 +44,8 @@ def ignored_labels(params, batch, rng):
     return Mean.of(nats(params, batch | {"label": safe}), known)
 
 
-def ignored_by_one_hot(params, batch, rng):
-    wanted = jax.nn.one_hot(batch["label"], CLASSES)
-    values = -(wanted * jax.nn.log_softmax(logits(params, batch))).sum(1)
-    return Mean.of(values, batch["mask"] & (batch["label"] >= 0))
-
-
 def narrow_rows(params, batch, rng):
     return Mean.of(errors(params, batch).astype(jnp.float16), batch["mask"])
-
-
-def small_weights(params, batch, rng):
-    """Sum int8 weights in float32."""
-    return Mean.of(errors(params, batch), batch["mask"], batch["weight"])
 
 
 def guarded(params, batch, rng):
@@ -89,28 +75,12 @@ def loop_in_each_row(params, batch, rng):
     return Mean.of(jnp.square(turns(height(params, batch)) - batch["y"]), batch["mask"])
 
 
-def sorted_in_each_row(params, batch, rng):
-    return good(params, batch | {"x": jnp.sort(batch["x"], 1)}, rng)
-
-
 @jax.custom_vjp
 def halved(x):
     return x
 
 
 halved.defvjp(lambda x: (x, None), lambda _, up: (up / 2,))
-
-
-def counts(params, batch, rng):
-    """Return true and false positives as metrics to divide later, and a constant rate."""
-    said, true = height(params, batch) > 0, batch["y"] > 0
-    share = lambda which: Mean.of(which.astype(jnp.float32), batch["mask"])
-    rate = Mean(jnp.float32(0.1), jnp.float32(1))
-    return good(params, batch, rng), {
-        "tp": share(said & true),
-        "fp": share(said & ~true),
-        "rate": rate,
-    }
 
 
 @stateful
@@ -134,7 +104,6 @@ def labelled(*labels):
 
 
 SOME = labelled(0, 1, -100, 3, 0, -100, 1, 3)
-HALF_KNOWN = labelled(0, 1, -1, 3, 0, -1, 1, 3)
 
 
 # The loss, and further arguments of `assert_invariant`.
@@ -153,20 +122,13 @@ RIGHT = {
     "mixup of an unsplit batch": (mixed_up, BATCH),
     "a contrastive loss of an unsplit batch": (contrastive, CLASSIFIER | BATCH),
     "labels that are ignored": (ignored_labels, SOME),
-    "labels that are ignored by one_hot": (ignored_by_one_hot, HALF_KNOWN),
     "rows in float16": (narrow_rows, {}),
-    "weights in int8": (
-        small_weights,
-        {"batch": {**points(8), "weight": np.arange(40, 48, dtype=np.int8)}},
-    ),
     "a guard against none": (guarded, {}),
     "a loss of either sign": (signed, {}),
     "huber": (huber, {}),
     "a branch of each row": (branch_of_each_row, {}),
     "a loop in each row": (loop_in_each_row, {}),
-    "sorted in each row": (sorted_in_each_row, {}),
     "checked by a library that draws": (checked_by_a_library, {}),
-    "counts as metrics": (counts, {}),
     "running statistics": (running, {"extra": {"mean": jnp.float32(0.5)}}),
     "tokens": (tokens, {"batch": {**classes(), "length": np.arange(8, dtype=np.int32) % 3 + 1}}),
     "weights by the row's own number": (by_the_row, {}),

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from faults_of_rows import by_first_row, mixed_up, scaled
+from faults_of_rows import by_first_row, scaled
 from line import height, line, points, squared
 from planted import dropout
 
@@ -156,12 +156,3 @@ def test_draws_by_row_key_do_not_depend_on_the_layout():
     report = check(dropout)
     assert report.causes == []
     assert report.plain()["ok"]
-
-
-@pytest.mark.thorough
-def test_mixup_of_an_unsplit_batch_does_not_depend_on_the_layout():
-    report = check(mixed_up, couples="batch")
-    assert report.ok, report.describe()
-    assert [row.check for row in report.rows][-2:] == ["state given up", "one program"]
-    assert "copies was not compared" in report.describe()
-    assert "Random draws were not compared where a mask hides rows" in report.describe()
