@@ -16,7 +16,7 @@ from jtrain.testing.compare import flatten
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import compare_results
-from jtrain.testing.row_flow import MeanFlow, trace_mean_flows
+from jtrain.testing.row_flow import NUMBERS_OF_A_ROW, MeanFlow, trace_mean_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 
@@ -91,16 +91,16 @@ class Trials:
         rows = CompiledRowSums(self.case, double=True, frozen=self.frozen, integers=True)
         return self._with_sums(rows, self.frozen)
 
-    def at(self, batch: Batch, key: Key) -> "Trials":
-        """Return the same experiments with another batch and key."""
+    def at(self, params: Params, batch: Batch, key: Key) -> "Trials":
+        """Return the same experiments with other parameters, batch and key."""
         other = self._with_sums(self.rows, self.frozen)
-        other.rows, other.batch = self.rows.at(key=key), batch
+        other.rows, other.batch = self.rows.at(params=params, key=key), batch
         if "frozen_trials" in self.__dict__:  # reuse the compiled programs
             other.__dict__["frozen_trials"] = [
-                trials.at(batch, key) for trials in self.frozen_trials
+                trials.at(params, batch, key) for trials in self.frozen_trials
             ]
         if "without_overflow" in self.__dict__:
-            other.__dict__["without_overflow"] = self.without_overflow.at(batch, key)
+            other.__dict__["without_overflow"] = self.without_overflow.at(params, batch, key)
         return other
 
     def _with_sums(self, rows: CompiledRowSums, frozen: float | None) -> "Trials":
@@ -209,16 +209,30 @@ class Trials:
         return totals, weights
 
 
-def perturb_params(params: Params, seed: int) -> Params:
-    """Add normal noise to the parameters, as large as their standard deviation."""
+def perturb_params(params: Params, seed: int, times: float = 1.0) -> Params:
+    """Add normal noise to the parameters, `times` as large as their standard deviation."""
     draw = np.random.default_rng(seed)
 
     def leaf(x: Any) -> Any:
         x = np.asarray(x)
         size = float(np.std(x)) or float(np.abs(x).mean()) or 0.1
-        return (x + size * draw.standard_normal(x.shape)).astype(x.dtype)
+        return (x + times * size * draw.standard_normal(x.shape)).astype(x.dtype)
 
     return jax.tree.map(leaf, params)
+
+
+def scale_rows(batch: Batch, scale: np.ndarray, side: np.ndarray) -> dict[str, np.ndarray]:
+    """Scale the floats of a batch by a factor for each row; fractions and flags stay in 0 .. 1."""
+
+    def leaf(name: str, x: np.ndarray) -> np.ndarray:
+        if name in NUMBERS_OF_A_ROW or x.dtype.kind != "f" or np.isin(x, (0, 1)).all():
+            return x
+        times = scale if (x >= 0).all() else scale * side
+        if ((x >= 0) & (x <= 1)).all():
+            times = np.minimum(scale, 1)
+        return (x * times.reshape(-1, *[1] * (x.ndim - 1))).astype(x.dtype)
+
+    return {name: leaf(name, np.asarray(x)) for name, x in batch.items()}
 
 
 def with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
