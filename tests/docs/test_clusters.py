@@ -10,7 +10,6 @@ from ruamel.yaml import YAML
 
 from jtrain.cli import main
 from jtrain.distributed.cluster import detect
-from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"
 LINK = re.compile(r"\]\((clusters/[^)#]+)")
@@ -59,13 +58,6 @@ def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinato
     found = detect(exported(page))
     assert (found.kind, found.processes, found.index) == (kind, processes, 0)
     assert str(found.coordinator) == coordinator
-
-
-def test_a_slice_needs_no_variable():
-    """Its hosts are known by the metadata server: tests/distributed/cluster/test_tpu_vm.py."""
-    _, text = blocks("tpu_vm", "bash")
-    assert "export" not in text
-    assert "  jtrain run " in text
 
 
 def test_the_variables_of_an_indexed_job_are_a_cluster():

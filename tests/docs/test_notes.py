@@ -1,5 +1,6 @@
-"""Pages of docs/: their code runs and their links point to files."""
+"""Pages of docs/: their code runs, and their links and names exist."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -8,6 +9,11 @@ from pathlib import Path
 
 import pytest
 from plain_environ import plain_environ
+from quick_study import at_home
+
+import jtrain
+from jtrain.cli import main
+from jtrain.train.hooks.metrics import read_results
 
 ROOT = Path(__file__).parent.parent.parent
 NOTES = sorted((ROOT / "docs").rglob("*.md"))
@@ -52,10 +58,12 @@ def test_code_that_names_devices_runs_where_no_variable_divides_the_cpu(note: Pa
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)
-def test_links_point_to_files(note: Path):
-    for target in LINK.findall(note.read_text()):
-        assert (note.parent / target).exists(), f"{note.name} links to {target}, not a file"
+def test_links_point_to_files():
+    links = [(note, target) for note in NOTES for target in LINK.findall(note.read_text())]
+    lost = [
+        f"{note.name}: {target}" for note, target in links if not (note.parent / target).exists()
+    ]
+    assert not lost
 
 
 def test_the_index_has_every_page_once():
@@ -74,3 +82,65 @@ def test_each_decision_has_question_figure_and_decision_in_four_lines():
         parts = [line.partition(".")[0] for line in entry.splitlines()[1:] if line]
         assert parts == ["- **Question", "- **Figure", "- **Decision"], entry[:60]
         assert re.search(r"\d", entry.split("**Figure.**")[1]), f"no number: {entry[:60]}"
+
+
+REFERENCE = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
+NAMED = re.compile(r"^::: (jtrain[\w.]*)$", re.MULTILINE)
+
+
+def exists(path: str) -> bool:
+    """Return whether a dotted path is a module, or an attribute of one."""
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        return bool(module) and hasattr(importlib.import_module(module), name)
+    return True
+
+
+def test_the_reference_names_what_exists_and_every_public_name():
+    named = {path for page in REFERENCE for path in NAMED.findall(page.read_text())}
+    assert [path for path in sorted(named) if not exists(path)] == []
+    public = {f"jtrain.{name}" for name in jtrain.__all__ if not name.startswith("__")}
+    assert public - named == set()
+
+
+EXPERIMENT = ROOT / "docs" / "experiments.md"
+(RING,), (VALUES,) = blocks(EXPERIMENT, "python"), blocks(EXPERIMENT, "yaml")
+
+
+def test_an_experiment_takes_at_most_thirty_lines():
+    assert len(RING.splitlines()) <= 30
+
+
+@pytest.mark.thorough
+def test_it_trains_to_what_the_note_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
+):
+    for path, text in {"experiments/ring.py": RING, "configs/ring.yaml": VALUES}.items():
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    at_home(tmp_path, monkeypatch, compiled)
+    assert main(["run", "configs/ring.yaml"]) == 0
+    assert read_results(Path("runs/ring/metrics.jsonl"), "valid")[1000]["accuracy"] > 0.97
+    assert main(["run", "configs/ring.yaml", "model.widht=[8]"]) == 2
+    assert main(["run", "configs/ring.yaml", "name=four", "microbatches=4", "steps=500"]) == 0
+
+
+@pytest.mark.thorough
+def test_what_is_rebuilt_from_jax_alone_equals_jtrain():
+    env = plain_environ()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "docs/from_scratch.py"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    far = {line.split()[0]: float(line.split()[-2]) for line in lines if line.endswith(" away")}
+    assert far.keys() == {"microbatches", "shard_map", "fsdp"}
+    assert max(far.values()) < 1e-6
+    assert lines[-1].startswith("evaluation")

@@ -1,20 +1,21 @@
-"""Display of a fit result: ten lines, a table with curves, a picture of each metric."""
+"""A fit result: how it is displayed, used by another script, and trained by two processes."""
 
-import dataclasses
 import re
-from types import SimpleNamespace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
 import numpy as np
 import optax
 import pytest
+from comparison import assert_close
+from flax import nnx
+from tf_config_process import X, Y
+from tf_config_process import fitted as train_alone
+from two_processes import in_two_processes
 
 import jtrain as jt
-from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.errors import ConfigError, LossError
-from jtrain.train.hooks.evaluation import EvaluationResult
-from jtrain.train.svg_chart import chart
 
 STEPS = range(10, 101, 10)
 HISTORY = {
@@ -68,27 +69,6 @@ def test_is_a_table_with_curves_in_a_notebook(fitted):
     assert len(shown) < 20_000
 
 
-def test_curves_have_each_set_its_own_line(fitted):
-    root = ElementTree.fromstring(chart("loss", {"train": HISTORY["loss"], "valid": {5: 1.0}}))
-    space = "{http://www.w3.org/2000/svg}"
-    (line,) = root.findall(f"{space}polyline")
-    dots = [tuple(map(float, dot.split(","))) for dot in line.attrib["points"].split()]
-    assert len(dots) == 10
-    assert [x for x, _ in dots] == sorted(x for x, _ in dots)
-    assert [y for _, y in dots] == sorted(y for _, y in dots), "a loss that falls goes down"
-    (dot,) = root.findall(f"{space}circle")
-    assert dot.attrib["fill"] != line.attrib["stroke"]
-    names = [text.text for text in root.findall(f"{space}text")]
-    assert {"loss", "train", "valid", "step", "5", "100"} <= set(names)
-
-
-def test_wide_ranges_get_a_logarithmic_axis_and_nothing_finite_no_picture():
-    assert "loss (log)" in chart("loss", {"train": {1: 1e4, 2: 1.0}})
-    assert "(log)" not in chart("loss", {"train": {1: -1e4, 2: 1.0}})
-    assert chart("loss", {"train": {1: np.nan, 2: np.inf}}) == ""
-    assert chart("loss", {"train": {3: 0.0}}).count("<circle") == 1
-
-
 def test_curves_are_text_elsewhere_and_can_be_written(fitted, tmp_path):
     curves = fitted.plot("loss", "accuracy")
     assert re.search(r"^loss$", repr(curves), re.MULTILINE)
@@ -104,39 +84,42 @@ def test_curves_are_text_elsewhere_and_can_be_written(fitted, tmp_path):
         fitted.plot("los")
 
 
-def test_curves_can_be_drawn_on_axes_of_matplotlib(fitted):
-    drawn = []
-    axes = SimpleNamespace(
-        plot=lambda x, y, label: drawn.append((label, len(x), len(y))),
-        set_xlabel=drawn.append,
-        set_ylabel=drawn.append,
-        legend=lambda: drawn.append("legend"),
-    )
-    fitted.plot("loss", ax=axes)
-    assert drawn == [("train", 10, 10), ("valid", 10, 10), "step", "loss", "legend"]
+SCRIPT = Path(__file__).parent / "tf_config_process.py"
 
 
-def test_what_it_cannot_do_is_told(fitted):
-    with pytest.raises(ConfigError, match=r"Use result\.params, or"):
-        _ = fitted.model
-    with pytest.raises(LossError, match=r"jt.predict\(apply, result.params, data\)"):
-        fitted.predict(np.zeros((3, 2)))
+def layers(seed: int) -> nnx.Module:
+    rngs = nnx.Rngs(seed)
+    norm = nnx.BatchNorm(4, rngs=rngs)
+    return nnx.Sequential(nnx.Linear(6, 4, rngs=rngs), norm, nnx.Linear(4, 3, rngs=rngs))
 
 
-def test_an_array_is_shown_by_its_shape_and_has_no_curve(fitted):
-    array = {50: np.ones((2, 2)), 100: np.ones((2, 2))}
-    best = EvaluationResult(50, {"loss": 0.25, "confusion": array[50]})
-    history = {"loss": {50: 1.0, 100: 0.5}, "valid/confusion": array}
-    found = dataclasses.replace(fitted, history=history, best=best)
-    assert "valid/confusion    array of [2, 2] at step 100" in repr(found)
-    assert "best: loss 0.2500 at step 50" in repr(found)
-    assert "array of [2, 2]" in found._repr_html_()
-    assert list(found.plot().metrics) == ["loss"]
-    with pytest.raises(
-        ConfigError, match=r"result\.history\[NAME\]. Write result\.plot\(\"loss\"\)"
-    ):
-        found.plot("confusion")
-    with pytest.raises(LossError, match=r"confusion is an array of .*, such as loss"):
-        best_step(array, BestMetric("lowest", "confusion"))
-    with pytest.raises(LossError, match=r"confusion is an array of .*, such as loss"):
-        jt.EarlyStop("confusion").on_results(50, "valid", {50: {"confusion": array[50]}})
+@pytest.mark.slow
+def test_a_module_of_a_run_is_used_by_another_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = layers(0)
+    how = {"steps": 3, "batch": 16, "lr": 0.1, "parallel": "single", "quiet": True}
+    result = jt.fit(jt.classifier(net), net, (X, Y), **how, name="kept")
+    run, model = jt.load("kept", parallel="single"), jt.classifier(layers(1))
+    assert isinstance(run.params["layers"], list), "not the module's own dicts"
+    expected = result.predict(X)
+    assert_close(run.predict(X, model), expected, 1e-5)  # another program, which rounds otherwise
+    found = jt.predict(model, run.params, X, extra=run.extra, parallel="single")
+    assert_close(found, expected, 1e-5)
+    judged = jt.evaluate(model, run.params, (X, Y), extra=run.extra, parallel="single")
+    assert judged["loss"] == pytest.approx(result.evaluate((X, Y))["loss"], rel=1e-6)
+    with pytest.raises(LossError, match=r"apply is called as apply\(params, batch\)"):
+        run.predict(X, lambda params: params)
+
+
+@pytest.mark.thorough
+def test_two_workers_of_tf_config_train_one_model(tmp_path: Path, capfd):
+    words = lambda port, index: (port, index, tmp_path / f"{index}.npz")
+    in_two_processes(SCRIPT, words, patience=400)
+    spoken = capfd.readouterr().out
+    assert spoken.count("mirrored over 2 cpu devices") == 1, "the first process alone speaks"
+    alone = train_alone()
+    for index in range(2):
+        found = np.load(tmp_path / f"{index}.npz")
+        # Sums over two devices round otherwise: a few parts in 1e7 a step, six steps.
+        assert_close(found["judged"], alone.evaluate((X, Y))["loss"], 1e-5)
+        assert_close(found["predicted"], alone.predict(X), 1e-4)

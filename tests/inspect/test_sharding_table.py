@@ -56,9 +56,7 @@ def test_equal_layers_share_a_line_with_the_reason(setup):
 @pytest.mark.parametrize(
     ("parallel", "line"),
     [
-        ("parallel.kind=single", "single: all on one device"),
         ("parallel.impl=pmap", "mirrored by pmap: all on each of 8 devices, rows split over them"),
-        ("parallel.impl=shard_map", "mirrored by shard_map: all on each of 8 devices"),
         ("parallel.kind=mirrored", "mirrored: data 8, 8 devices"),
     ],
 )

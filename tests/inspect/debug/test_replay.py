@@ -1,17 +1,38 @@
-"""A replayed step has the bits of the run, and the cause of a difference is named."""
+"""`jtrain replay` has the bits of the run, and `jtrain diff` names where two runs part."""
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
-from quick_study import CODE, at_home, read_otherwise, trained, write_study
+from quick_study import at_home, read_otherwise, trained, write_study
 
-from jtrain.checkpoint import fingerprint
 from jtrain.cli import main
 from jtrain.train.hooks.metrics import read_results
 from jtrain.train.hooks.step_record import read_step_records
+from jtrain.train.run_dir import RunDir
 
 SETTINGS = ("steps=12", "checkpoint.every=5", "checkpoint.keep=9", "log.every=4")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
+    """Return a folder with a small study and a run of it."""
+    folder = tmp_path_factory.mktemp("house")
+    path = write_study(folder).relative_to(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        at_home(folder, patch, compiled)
+        trained(path, *SETTINGS)
+    return folder
+
+
+@pytest.fixture
+def run(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> RunDir:
+    """Return the directory of a copy of the run."""
+    shutil.copytree(house, tmp_path / "house")
+    at_home(tmp_path / "house", monkeypatch, compiled)
+    return RunDir(Path("runs/quick"))
 
 
 def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tuple[int, dict]:
@@ -20,18 +41,38 @@ def replayed(capsys: pytest.CaptureFixture[str], step: int, *typed: str) -> tupl
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.thorough
-def test_recorded_steps_have_the_numbers_of_the_metrics(study):
-    outcome = trained(study, *SETTINGS)
-    known = read_step_records(outcome.directory.steps)
+def diff(capsys: pytest.CaptureFixture[str], one: str, other: str) -> dict:
+    capsys.readouterr()
+    assert main(["diff", one, other, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def edit(file: Path, change) -> None:
+    """Change the rows of a JSONL file by `change(rows)`."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    change(rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def change_step_8(rows) -> None:
+    """Change the last bit of the loss of step 8."""
+    row = next(row for row in rows if row["step"] == 10)
+    row["loss"][-3] *= 1 + 2**-22
+
+
+def drop_step_8(rows) -> None:
+    rows[:] = [row for row in rows if row["step"] != 8]
+
+
+def test_recorded_steps_have_the_numbers_of_the_metrics(run):
+    known = read_step_records(run.steps)
     assert list(known) == list(range(1, 13))
-    for step, row in read_results(outcome.directory.metrics, "").items():
+    for step, row in read_results(run.metrics, "").items():
         assert (known[step].loss, known[step].grad_norm) == (row["loss"], row["grad_norm"])
     assert len({step.batch for step in known.values()}) == 12, "no two batches are the same"
 
 
-def test_a_replayed_step_has_the_same_bits(study, capsys):
-    trained(study, *SETTINGS)
+def test_a_replayed_step_has_the_same_bits(run, capsys):
     code, found = replayed(capsys, 9, "--only-again")
     assert code == 0
     assert (found["start"], found["compared"], found["other"]) == (5, 4, None)
@@ -40,31 +81,16 @@ def test_a_replayed_step_has_the_same_bits(study, capsys):
 
 
 @pytest.mark.thorough
-def test_a_replay_ends_at_a_checkpoint_with_its_bits(study, capsys):
-    trained(study, *SETTINGS)
+def test_a_replay_ends_at_a_checkpoint_with_its_bits_and_skips_an_invalid_one(run, capsys):
     code, found = replayed(capsys, 10, "--only-again")
     assert (code, found["start"], found["checkpoint"]) == (0, 5, [])
-
-
-@pytest.mark.thorough
-def test_an_invalid_checkpoint_is_skipped_for_an_older_one(study, capsys, monkeypatch):
-    outcome = trained(study, *SETTINGS)
-    read = fingerprint.read
-
-    def otherwise(begun):  # for the first checkpoint read, although its files are complete
-        monkeypatch.setattr(fingerprint, "read", read)
-        return dict.fromkeys(read(begun), "0" * 16)
-
-    monkeypatch.setattr(fingerprint, "read", otherwise)
+    (run.checkpoints / "10" / "about.json").write_text("{}")
     code, found = replayed(capsys, 11, "--only-again")
     assert (code, found["start"], found["compared"], found["other"]) == (0, 5, 6, None)
-    (outcome.directory.checkpoints / "10" / "about.json").write_text("{}")
-    assert replayed(capsys, 11, "--only-again")[1]["start"] == 5
 
 
 @pytest.mark.thorough
-def test_it_also_runs_without_jit_and_with_checks(study, capsys):
-    trained(study, *SETTINGS)
+def test_it_also_runs_without_jit_and_with_checks(run, capsys):
     code, found = replayed(capsys, 3)
     looked = found["dissected"]
     assert (code, found["start"]) == (0, 0)
@@ -72,16 +98,13 @@ def test_it_also_runs_without_jit_and_with_checks(study, capsys):
     assert looked["eager_grad_norm"] == pytest.approx(found["replayed"][1], rel=1e-6)
     assert looked["checks"] == ""
     assert set(looked["leaves"]["ratio"]) == {"up", "bias", "down"}
-    capsys.readouterr()
-    main(["replay", "quick", "--step", "3"])
-    said = capsys.readouterr().out
-    assert "the same bits as in the run, in 3 of 3 steps since the beginning" in said
-    assert "every value finite, every index within bounds" in said
 
 
 @pytest.mark.thorough
-def test_steps_of_one_call_are_replayed_in_one_call(study, capsys):
-    trained(study, *SETTINGS, "steps_per_call=4", "checkpoint.every=4", "evaluate.every=4")
+def test_steps_of_one_call_are_replayed_in_one_call(run, capsys):
+    shutil.rmtree(run.path)
+    calls = ("steps_per_call=4", "checkpoint.every=4", "evaluate.every=4")
+    trained("configs/quick.yaml", *SETTINGS, *calls)
     code, found = replayed(capsys, 7)
     assert (code, found["start"], found["compared"]) == (0, 4, 4)
     assert found["replayed"] == found["recorded"]
@@ -89,87 +112,69 @@ def test_steps_of_one_call_are_replayed_in_one_call(study, capsys):
 
 
 @pytest.mark.thorough
-def test_errors_of_the_checks_are_reported(tmp_path, monkeypatch, compiled, capsys):
-    code = CODE.replace(
-        'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])',
-        """logits = x @ params["down"]
-            far = batch["x"][:, 0] > 0
-            return jt.Mean.of(jnp.where(far, jnp.sqrt(0 * logits[:, 0]), 0) ** 2, batch["mask"])""",
-    )
-    path = write_study(tmp_path, code)
-    at_home(tmp_path, monkeypatch, compiled)
-    trained(path.relative_to(tmp_path), *SETTINGS)
-    _, found = replayed(capsys, 1)
-    assert found["dissected"]["checks"].startswith(("nan generated", "division"))
-
-
-@pytest.mark.thorough
-def test_the_first_differing_step_is_named(study, capsys):
-    outcome = trained(study, *SETTINGS)
-    file = outcome.directory.steps
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    row = next(row for row in rows if row["step"] == 10)
-    place = 8 - (row["step"] - len(row["loss"]) + 1)
-    row["loss"][place] *= 1 + 2**-22
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_the_first_differing_step_is_named_with_its_likely_cause(run, capsys):
+    edit(run.steps, change_step_8)
     code, found = replayed(capsys, 9, "--only-again")
-    assert code == 70
-    assert found["other"]["step"] == 8
-    capsys.readouterr()
-    main(["replay", "quick", "--step", "9", "--only-again"])
-    said = capsys.readouterr().out
-    assert "DIFFERENT from step 8 on, on the same batch" in said
-    assert "are those of the run (run.json). Replay it once more: " in said
-    facts = outcome.directory.facts()
-    packages = {**facts["packages"], "jax": "0.9.0"}
-    outcome.directory.write_status(
-        "done", readers=[[0, 3]], devices=["cpu:0 cpu"] * 3, packages=packages
-    )
+    assert (code, found["other"]["step"]) == (70, 8)
+    packages = {**run.facts()["packages"], "jax": "0.9.0"}
+    run.write_status("done", readers=[[0, 3]], devices=["cpu:0 cpu"] * 3, packages=packages)
     main(["replay", "quick", "--step", "9", "--only-again", "parallel.kind=mirrored"])
     said = capsys.readouterr().out
     # On 8 devices an earlier step may round differently.
     assert re.search(r"DIFFERENT from step [678] on, on a batch that was not compared", said)
     assert "The likely cause: processes: 3 then, 1 now; packages.jax: 0.9.0 then, 0." in said
-    assert "; devices: 3 x cpu then, 8 x cpu now; parallel.kind: single then, mirrored n" in said
-    assert "a device computes wrongly" not in said
     assert "jtrain launch --processes 3 replay quick --step 9" in said
 
 
 @pytest.mark.thorough
-def test_changed_data_is_named(study, capsys):
-    outcome = trained(study, *SETTINGS)
-    file = outcome.directory.steps
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rows[0]["batch"][3] ^= 1
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_changed_data_is_named_and_batches_of_other_processes_are_not_compared(run, capsys):
+    whole = run.steps.read_bytes()
+    edit(run.steps, lambda rows: rows[0]["batch"].__setitem__(3, rows[0]["batch"][3] ^ 1))
     assert main(["replay", "quick", "--step", "4", "--only-again"]) == 70
     assert "DIFFERENT from step 4 on: its batch differs" in capsys.readouterr().out
-
-
-@pytest.mark.thorough
-def test_a_batch_of_another_process_count_is_not_compared(study, capsys):
-    outcome = trained(study, *SETTINGS)
-    directory = outcome.directory
-    assert directory.facts()["readers"] == [[0, 1]]
-    digest = read_step_records(directory.steps)[9].batch
-    read_otherwise(directory.steps)
-    directory.write_status("done", readers=[[0, 2]])
-    capsys.readouterr()
+    run.steps.write_bytes(whole)
+    read_otherwise(run.steps)
+    run.write_status("done", readers=[[0, 2]])
     assert main(["replay", "quick", "--step", "9", "--only-again"]) == 0
     said = capsys.readouterr().out
-    assert f"digest {digest}," in said, "as steps.jsonl has it"
-    assert "the same bits as in the run, in 4 of 4 steps" in said
     assert "batches: not compared: 2 processes read them in the run and 1 now" in said
     assert "jtrain launch --processes 2 replay quick --step 9" in said
-    directory.write_status("done", readers=[[0, 2], [8, 1]])
-    assert main(["replay", "quick", "--step", "9", "--only-again"]) == 70
-    said = capsys.readouterr().out
-    assert f"DIFFERENT from step 9 on: its batch differs, digest {digest ^ 1} in the run" in said
+
+
+def test_a_missing_step_or_run_is_named(run, capsys):
+    assert main(["replay", "quick", "--step", "13"]) == 2
+    assert "write --step 12" in capsys.readouterr().err
+    assert main(["diff", "quick", "two"]) == 2
+    assert "there is quick" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
-def test_a_missing_step_raises(study, capsys):
-    trained(study, *SETTINGS)
-    capsys.readouterr()
-    assert main(["replay", "quick", "--step", "13"]) == 2
-    assert "write --step 12" in capsys.readouterr().err
+def test_a_repeated_run_has_no_difference(run, capsys):
+    trained("configs/quick.yaml", *SETTINGS, "name=other")
+    found = diff(capsys, "quick", "other")
+    assert found["nothing"]
+    assert (found["values"], found["facts"], found["compared"]) == ([], [], 12)
+    assert found["checkpoints"] == [5, 10, 12]
+
+
+@pytest.mark.thorough
+def test_another_value_is_found_where_it_takes_effect(run, capsys):
+    trained("configs/quick.yaml", *SETTINGS, "name=faster", "optimizer.lr=4e-2")
+    found = diff(capsys, "quick", "faster")
+    assert [tuple(change) for change in found["values"]] == [("optimizer.lr", 0.03, 0.04)]
+    assert found["batch"] is None
+    assert (found["number"]["step"], found["number"]["name"]) == (2, "loss")
+    assert (found["same"], found["checkpoint"]) == (None, 5)
+    trained("configs/quick.yaml", *SETTINGS, "name=shorter", "data.rows=190")
+    assert diff(capsys, "quick", "shorter")["batch"] == 1
+
+
+@pytest.mark.thorough
+def test_a_late_difference_is_found(run, capsys):
+    shutil.copytree(run.path, "runs/other")
+    other = Path("runs/other")
+    edit(other / "steps.jsonl", change_step_8)
+    edit(other / "metrics.jsonl", drop_step_8)
+    found = diff(capsys, str(run.path), "other")
+    assert (found["number"]["step"], found["number"]["name"]) == (8, "loss")
+    assert found["checkpoint"] is None

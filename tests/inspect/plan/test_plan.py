@@ -1,20 +1,23 @@
-"""A plan of a run on virtual CPU devices, and the errors of invalid plans."""
+"""A plan on virtual CPU devices: memory, state, FLOPs, its cache, and the names of topologies."""
 
-import importlib.util
 import json
-import os
+import math
 import sys
 
 import jax
 import pytest
+from quick_study import CODE, write_study
 from small_plans import small
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
+from jtrain.inspect.plan.compiled_step import read_step
 from jtrain.inspect.plan.format import format_bytes, format_plan
+from jtrain.inspect.plan.gpu_targets import GPU_TARGETS
 from jtrain.inspect.plan.plan import make_plan
-from jtrain.inspect.plan.topology import find_topology, prepare_environment
+from jtrain.inspect.plan.state_parts import state_parts
+from jtrain.inspect.plan.topology import MACHINE_GPUS, SLICES, find_topology, nearest_slices
 from jtrain.parallel.chips import CHIPS
 from jtrain.train.setup import set_up
 
@@ -39,57 +42,22 @@ def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     assert format_bytes(found.peak) in said
 
 
-@pytest.mark.thorough
-def test_the_command_prints_one_object(capsys, pytestconfig):
-    path = str(pytestconfig.rootpath / CONFIG)
-    assert main(["plan", path, *SMALL, "--topology", "cpu:2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["config"] == path
-    assert found["layout"] == {"data": 2}
-    assert set(found["memory"]) >= {"arguments", "temporaries", "output", "aliased", "limit"}
-    assert found["collectives"]["data"]["all-reduce"] > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("v5e", r"is not a topology: write KIND:SHAPE, such as v5e:4x4"),
+def test_an_invalid_topology_raises_with_advice():
+    for name, said in [
         ("v5:4x4", r"no compiler for 'v5' here; kinds: cpu, v2, .*v5e"),
-        ("2*cpu:4", r"a CPU has one number of devices; write cpu:8"),
         ("cpu:64", r"this process has 8 CPU devices.*host_platform_device_count=64"),
-    ],
-)
-def test_an_invalid_topology_raises_with_advice(name, said):
-    with pytest.raises(ConfigError, match=said):
-        find_topology(name)
-
-
-def test_a_missing_compiler_raises_with_advice(monkeypatch):
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(ConfigError, match=r"pip install 'jtrain\[plan\]'|knows no such slice"):
-        find_topology("v5e:3x5")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "the first word is a config file"),
-        (["configs/x.yaml"], "devices are missing. Write jtrain plan configs/x.yaml --topology"),
-    ],
-)
-def test_missing_arguments_are_named(words, said, capsys):
-    assert main(["plan", *words]) == 2
-    assert said in capsys.readouterr().err
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            find_topology(name)
 
 
 @pytest.mark.parametrize(
     ("words", "unused"),
     [
-        pytest.param(["parallel.kind=single"], 7, marks=pytest.mark.thorough),
         (["parallel.devices=4"], 4),
-        (["parallel.kind=fsdp"], 0),
+        pytest.param(["parallel.kind=fsdp"], 0, marks=pytest.mark.thorough),
     ],
-    ids=["single", "four", "fsdp"],
+    ids=["four", "fsdp"],
 )
 def test_a_layout_that_leaves_devices_unused_says_so(words, unused):
     plan = make_plan(small(*words), find_topology("cpu:8"))
@@ -99,22 +67,170 @@ def test_a_layout_that_leaves_devices_unused_says_so(words, unused):
     assert (f"leaves {unused} devices unused" in rest[0]) == bool(unused)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
-def test_without_the_compiler_the_line_that_installs_it_is_named(capsys):
-    assert main(["plan", "configs/digits.yaml", "--topology", "v5e:4x4"]) == 2
-    assert "is not installed: pip install 'jtrain[plan]'" in capsys.readouterr().err
-
-
 def test_memory_limits_are_below_the_nominal_memory():
     sold = {"v2": 8, "v3": 16, "v4": 16, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
     assert all(0.9 * sold[kind] < chip.gib < sold[kind] for kind, chip in CHIPS.items())
 
 
-def test_device_settings_of_the_environment_stay(monkeypatch):
-    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
-    prepare_environment("cpu:2")  # the flags say eight
-    assert "JAX_NUM_CPU_DEVICES" not in os.environ
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
-    prepare_environment("cpu:2")
-    assert os.environ["JAX_NUM_CPU_DEVICES"] == "3"
+def test_the_nearest_slices_have_nearly_as_many_chips():
+    for kind, dims, nearest in [
+        ("v5e", (3, 5), ["4x4", "2x4", "4x8"]),
+        ("v5p", (4, 4), ["2x2x4", "2x4x4", "2x2x2"]),
+    ]:
+        assert nearest_slices(kind, dims) == nearest
+
+
+def test_an_unknown_machine_raises_with_those_that_exist():
+    for name, said in [
+        ("h1000:8", r"no compiler for 'h1000' here; kinds: cpu, .*h100.*did you mean h100"),
+        ("h100:16", r"write h100:8, or 2\*h100:8 for 2 machines"),
+        ("2*v5e:4x4x4", r"v5e has no slice 4x4x4; the nearest are 2\*v5e:8x8,"),  # links in a plane
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            find_topology(name)
+
+
+def test_without_the_gpus_compiler_the_line_that_installs_it_is_named(monkeypatch, capsys):
+    for version in ("12", "13"):
+        monkeypatch.setitem(sys.modules, f"jax_plugins.xla_cuda{version}", None)
+    assert main(["plan", "configs/shakespeare.yaml", "--topology", "h100:8"]) == 2
+    assert "pip install 'jtrain[plan-gpu]'" in capsys.readouterr().err
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", list(SLICES))
+def test_the_compiler_knows_every_slice(kind):
+    for shape in SLICES[kind]:
+        assert find_topology(f"{kind}:{shape}").devices
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", list(GPU_TARGETS))
+def test_machines_have_their_gpus(kind):
+    for count in MACHINE_GPUS:
+        one, two = find_topology(f"{kind}:{count}"), find_topology(f"2*{kind}:{count}")
+        assert len(one.devices) == count
+        assert [device.process_index for device in two.devices] == [0] * count + [1] * count
+        assert one.limit == int(0.75 * GPU_TARGETS[kind].memory)
+
+
+def test_a_second_plan_is_the_first_from_the_cache():
+    topology = find_topology("cpu:8")
+    first, second = make_plan(small(), topology), make_plan(small(), topology)
+    assert second.cached
+    assert second.plain()["memory"] == first.plain()["memory"]
+    assert second.tensors == first.tensors
+    assert second.collectives == first.collectives
+
+
+@pytest.mark.thorough
+def test_another_config_is_compiled():
+    topology = find_topology("cpu:8")
+    first, other = make_plan(small(), topology), make_plan(small("batch=32"), topology)
+    assert other.memory["temporaries"] > first.memory["temporaries"]
+
+
+def test_a_damaged_answer_is_no_answer(tmp_path):
+    file = tmp_path / "one.json.gz"
+    assert read_step(file) is None
+    file.write_bytes(b"\x1f\x8b\x08\x00")
+    assert read_step(file) is None
+
+
+LORA = "lora={rank: 2, on: ['*/up/kernel', '*/down/kernel']}"
+# Two kernels of 32 x 128 with a term: (32 + 128) x 2 numbers each.
+KERNELS, TERMS = 2 * 32 * 128, 2 * (32 + 128) * 2
+
+
+def parts(*words):
+    """Return bytes by name and kind."""
+    return {(part.name, part.kind): part.bytes for part in state_parts(set_up(small(*words)))}
+
+
+def numbers_of_the_model():
+    params = set_up(small("parallel.kind=single")).like.params
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def test_a_full_training_has_parameters_and_two_moments():
+    found, numbers = parts("parallel.kind=single"), numbers_of_the_model()
+    assert found["parameters", ""] == 4 * numbers
+    assert 8 * numbers <= found["optimizer", ""] < 8 * numbers + 64  # and a count or two
+    assert {name for name, _ in found} == {"parameters", "optimizer", "other"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("frozen", "kind", "each"),
+    [
+        ("int8", "int8", 1 + 4 / 64),
+        ("nf4", "nf4", 1 / 2 + 4 / 64),
+    ],
+)
+def test_frozen_weights_are_a_part_by_their_type(frozen, kind, each):
+    found = parts("parallel.kind=single", LORA, f"lora.frozen={frozen}")
+    rest = 4 * (numbers_of_the_model() - KERNELS)
+    assert found["parameters", ""] == 4 * TERMS
+    assert 8 * TERMS <= found["optimizer", ""] < 8 * TERMS + 64
+    want = {"float32": rest}
+    want[kind] = want.get(kind, 0) + each * KERNELS
+    assert {kind: size for (name, kind), size in found.items() if name == "frozen"} == want
+
+
+def test_a_device_has_its_share():
+    sharded = parts("parallel={kind: fsdp, devices: 4, min_size: 0}", LORA)
+    full = parts("parallel.kind=single", LORA)
+    assert sharded["frozen", "float32"] * 4 == full["frozen", "float32"]
+
+
+def test_a_plan_prints_the_parts_of_a_state():
+    plan = make_plan(small(LORA, "lora.frozen=nf4"), find_topology("cpu:4"))
+    text = format_plan(plan)
+    assert sum(part.bytes for part in plan.parts) == plan.leaves
+    lines = [line.split() for line in text.splitlines()]
+    row = next(words for words in lines if words[:1] == ["frozen"] and words[-1] == "nf4")
+    assert row == ["frozen", "4.61", "kB", "in", "nf4"]  # 8,192 numbers of 0.5625 bytes
+    assert plan.plain()["state"][0] == {
+        "name": "parameters",
+        "kind": "",
+        "host": False,
+        "bytes": 4 * TERMS,
+    }
+
+
+# Halves the points until they are small: how often depends on the data.
+LOOP = """            turn = jnp.float32([[0.0, 0.5], [-0.5, 0.0]])
+            small = jax.lax.while_loop(
+                lambda x: jnp.abs(x).max() > 0.1, lambda x: x @ turn, batch["x"]
+            )
+            x = jnp.tanh((batch["x"] + small) @ params["up"] + params["bias"][None])
+"""
+LINE = """            x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][None])
+"""
+
+
+def test_a_loop_that_depends_on_data_gives_a_lower_bound_with_a_warning(
+    tmp_path, monkeypatch, capsys
+):
+    assert LINE in CODE
+    path = write_study(tmp_path, CODE.replace(LINE, LOOP))
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", str(path), "--topology", "cpu:8"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["flops_exact"]
+    first, second, turn = 2 * 16 * 2 * 8, 2 * 16 * 8 * 3, 2 * 16 * 2 * 2
+    assert found["model_flops"] == 2 * first + 3 * second + turn
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "at least" in shown
+    assert "warning: the loss has loops whose number of turns depends on data" in shown
+
+
+@pytest.mark.thorough
+def test_flops_of_a_plan_are_those_of_its_program():
+    plan = make_plan(small("parallel.kind=fsdp", "parallel.min_size=0"), find_topology("cpu:8"))
+    assert plan.flops_exact
+    assert plan.estimate is not None
+    # The compiled products, all of them on one device, and the optimizer's none.
+    assert plan.estimate.flops * 8 == pytest.approx(plan.flops.hardware, rel=0.05)

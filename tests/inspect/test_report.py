@@ -1,24 +1,101 @@
-"""The page is self-contained, escapes the contents of runs, and has all curves and tables."""
+"""`jtrain report`: one self-contained page of a run, or of several, that may be damaged."""
 
 import base64
 import json
-import os
+import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from test_report_reading import ROWS, write_run
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.inspect.report import read_run, render_page
 from jtrain.inspect.report.facts import summarize_run
 from jtrain.inspect.report.find_runs import find_runs
+from jtrain.inspect.report.series import metric_charts, newest_matrices, thin
 from jtrain.io.png import encode_png
-from jtrain.sweep.members import read_record
+
+
+def write_run(path: Path, rows=(), **files: str) -> Path:
+    """Write a run's directory with these rows of metrics and other files by name, dots as `_`."""
+    path.mkdir(parents=True)
+    texts = {
+        "config_yaml": f"experiment: toy\nname: {path.name}\nsteps: 40\noptimizer: {{lr: 0.1}}\n",
+        "run_json": json.dumps({"status": "done", "step": 40, "jtrain": "0.1.0"}),
+        "metrics_jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "speed_jsonl": '{"step": 10, "rows_per_second": 50.0, "waiting": 0.1, "trained": 2.0}\n',
+        **files,
+    }
+    for name, text in texts.items():
+        (path / name.replace("_", ".")).write_text(text)
+    return path
+
+
+ROWS = [{"step": 10 * i, "loss": 1.0 / i} for i in range(1, 5)]
+
+
+def test_unreadable_rows_are_reported_and_the_others_read(tmp_path: Path):
+    lines = [json.dumps(row) for row in ROWS]
+    lines[1:1] = ["garbage", '{"loss": 3}', "[1]", '{"step": true}']
+    story = read_run(
+        write_run(tmp_path / "a", metrics_jsonl="\n".join([*lines, '{"step": 50, "lo']))
+    )
+    assert list(story.metrics) == ROWS
+    rows = [line.split(" cannot")[0] for line in story.troubles]
+    assert rows == [f"row {i} of metrics.jsonl" for i in (2, 3, 4, 5, 9)]
+
+
+def test_a_repeated_step_counts_once_and_is_reported(tmp_path: Path):
+    rows = [*ROWS, {"step": 20, "loss": 7.0}, {"step": 20, "valid/loss": 1.0}]
+    story = read_run(write_run(tmp_path / "a", rows))
+    assert [r["loss"] for r in story.metrics if "loss" in r] == [1.0, 7.0, 1 / 3, 0.25]
+    assert story.troubles == ("row 5 of metrics.jsonl repeats step 20; the last row counts",)
+
+
+def test_missing_and_truncated_files_are_reported(tmp_path: Path):
+    path = write_run(tmp_path / "a", ROWS, run_json='{"status": "do', config_yaml="steps: [1\n")
+    (path / "speed.jsonl").unlink()
+    story = read_run(path)
+    assert story.status == "unknown"
+    assert len(story.metrics) == 4
+    said = "\n".join(story.troubles)
+    assert "speed.jsonl is missing" in said
+    assert "run.json is not a JSON object" in said
+    assert "config.yaml:" in said
+
+
+def test_training_and_validation_of_a_metric_share_a_chart_and_loss_comes_first(tmp_path: Path):
+    rows = [{"step": 1, "accuracy": 0.5, "loss": 2.0}, {"step": 1, "valid/loss": "NaN"}]
+    found = metric_charts(
+        [read_run(write_run(tmp_path / "a", rows)), read_run(write_run(tmp_path / "b"))]
+    )
+    assert [chart["title"] for chart in found] == ["loss", "accuracy"]
+    assert found[0]["lines"] == [
+        {"name": "loss", "runs": [[[1, 2.0]], []]},
+        {"name": "valid/loss", "runs": [[[1, None]], []]},
+    ]
+
+
+def test_thinning_keeps_peaks():
+    points = [[i, math.sin(i / 500)] for i in range(10_000)]
+    points[4321] = [4321, 99.0]
+    points[77] = [77, None]
+    found = thin(points)
+    assert len(found) <= 1200
+    assert [4321, 99.0] in found
+    assert [p[0] for p in found] == sorted(p[0] for p in found)
+
+
+def test_the_newest_table_of_numbers_is_shown_and_a_ragged_one_is_not(tmp_path: Path):
+    rows = [
+        {"step": 1, "valid/confusion": [[1, 0], [0, 1]], "ragged": [[1], [1, 2]]},
+        {"step": 2, "valid/confusion": [[0.5, "NaN"], [0, 1]], "words": ["a", "b"], "none": []},
+    ]
+    (matrix,) = newest_matrices(read_run(write_run(tmp_path / "a", rows)))
+    assert matrix == {"name": "valid/confusion", "step": 2, "cells": [[0.5, None], [0.0, 1.0]]}
+
 
 EVIL = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -81,15 +158,6 @@ def test_names_samples_and_values_are_escaped(tmp_path: Path):
     }
 
 
-@pytest.mark.parametrize("status", ["done", "stopped", "failed", "crashed"])
-def test_the_status_of_a_run_has_its_reason(status: str, tmp_path: Path):
-    said = json.dumps({"status": status, "why": "OSError: no room", "step": 40})
-    text = render_page([read_run(write_run(tmp_path / "a", ROWS, run_json=said))])
-    told = f'<span class="status {status}">{status}</span> <small>OSError: no room</small>'
-    assert told in text
-    assert f".status.{status}" in text
-
-
 def test_several_runs_share_charts_and_differences_are_listed(tmp_path: Path):
     first = write_run(tmp_path / "a", ROWS)
     second = write_run(tmp_path / "b", ROWS[:2])
@@ -105,11 +173,6 @@ def test_several_runs_share_charts_and_differences_are_listed(tmp_path: Path):
         ["<code>optimizer.lr</code>", "0.1", "0.2"],
         ["<code>optimizer.b1</code>", "absent", "1"],
     ]
-
-
-def test_runs_with_one_name_are_named_by_directory(tmp_path: Path):
-    stories = [read_run(write_run(tmp_path / place / "a", ROWS)) for place in ("x", "y")]
-    assert data_of(render_page(stories))["runs"] == [str(tmp_path / p / "a") for p in ("x", "y")]
 
 
 def test_curves_have_every_step_if_steps_are_recorded(tmp_path: Path):
@@ -151,46 +214,6 @@ def test_the_table_has_each_metric_of_the_evaluations(tmp_path: Path):
     assert known["best"] == {"name": "valid/accuracy", "value": 0.9, "step": 20}
 
 
-def test_many_runs_have_distinct_colours(tmp_path: Path):
-    text = render_page([read_run(write_run(tmp_path / f"r{i}", ROWS)) for i in range(30)])
-    colours = re.findall(r'class="swatch" style="background:([^"]*)"', text)
-    assert len(set(colours)) == 30
-    assert "<title>r0, r1, r2, r3, r4, r5, r6, r7 and 22 more</title>" in text
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-def test_a_browser_draws_titles_and_distinguishes_equal_curves(tmp_path: Path):
-    assert CHROMIUM is not None
-    stories = [read_run(write_run(tmp_path / name, ROWS)) for name in ("one", "twin")]
-    stories.append(read_run(write_run(tmp_path / "other", [*ROWS[:3], {"step": 40, "loss": 3.0}])))
-    (tmp_path / "page.html").write_text(render_page(stories))
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=3000",
-    ]
-    url = (tmp_path / "page.html").as_uri()
-    done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", url],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    drawn = done.stdout.partition('id="charts"')[2].partition("</section>")[0]
-    assert re.findall(r'class="axis"[^>]*>([^<]*)<', drawn) == ["step", "loss"]
-    assert "the same curve: one, twin<" in drawn
-    lines = re.findall(r'<path class="line"[^>]*>', drawn)
-    assert [line.count("stroke-dasharray") for line in lines] == [1, 1, 0]
-    assert len(set(re.findall(r'stroke-dashoffset="([^"]*)"', drawn))) == 2
-
-
 def test_the_page_has_pictures_matrices_and_leaves(tmp_path: Path):
     rows = [*ROWS, {"step": 40, "valid/confusion": [[3, 1], [0, 4]]}]
     leaves = '{"step": 10, "grad_norm": {"block/kernel": 0.5}, "ratio": {"block/kernel": "NaN"}}\n'
@@ -225,24 +248,6 @@ def test_the_command_writes_the_page_and_reports_damages(tmp_path: Path, monkeyp
     assert found["runs"][0]["rate"] == 50.0
 
 
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        (["report", "c"], "c is not a directory. Available in runs/: a"),
-        (["report", "empty"], "empty is a directory without a run. Name a run, a sweep, or"),
-        (["report", "runs/a/run.json"], "runs/a/run.json is a file. Name a run, a sweep"),
-        (["report"], "RUN"),
-        (["report", "a", "--out", "runs/a/run.json/x.html"], "cannot be written"),
-    ],
-)
-def test_invalid_commands_are_explained(typed, words, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_run(Path("runs/a"), ROWS)
-    Path("empty").mkdir()
-    assert main(typed) == 2
-    assert words in capsys.readouterr().err
-
-
 def test_an_empty_directory_gives_a_page(tmp_path: Path):
     (tmp_path / "none").mkdir()
     text = render_page([read_run(tmp_path / "none")])
@@ -250,10 +255,61 @@ def test_an_empty_directory_gives_a_page(tmp_path: Path):
     assert data_of(text)["charts"] == []
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "endless"])
-def test_a_strange_sweep_json_is_no_sweep(kind: str, tmp_path: Path):
-    path = tmp_path / "sweep.json"
-    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
-    assert read_record(tmp_path) == []
-    with pytest.raises(ConfigError, match="without a run"):
-        find_runs([str(tmp_path)])
+POINTS = [("lr=1e-2,seed=0", 0.3), ("lr=1e-2,seed=1", 0.5), ("lr=1e-3,seed=0", 0.1)]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for label, loss in reversed(POINTS):
+        rows = [*ROWS, {"step": 40, "valid/loss": loss}]
+        config = f"experiment: toy\nname: 'sw/{label}'\nsteps: 40\n"
+        write_run(Path("runs/sw") / label, rows, config_yaml=config)
+    write_run(Path("runs/alone"), ROWS)
+    point = lambda label: dict(pair.split("=") for pair in label.split(","))
+    members = [{"name": f"sw/{x}", "point": point(x), "settings": []} for x, _ in POINTS]
+    Path("runs/sw/sweep.json").write_text(json.dumps({"members": members}))
+
+
+def named(found) -> list[str]:
+    return [run.name for run in found.runs]
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_sweep_gives_its_runs_in_order():
+    found = find_runs(["sw"])
+    assert named(found) == [label for label, _ in POINTS]
+    assert (found.folder, found.skipped) == (Path("runs/sw"), [])
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_glob_skips_files_and_repeats_no_run():
+    found = find_runs([*map(str, sorted(Path("runs/sw").iterdir())), "sw", "alone"])
+    assert named(found) == [*sorted(label for label, _ in POINTS), "alone"]
+    assert found.folder is None
+    assert found.skipped == ["runs/sw/sweep.json is a file, and is skipped"]
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_command_writes_a_page_of_a_sweep_with_its_ranking(capsys):
+    assert main(["report", "sw"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("runs/sw/report.html  ")
+    assert said.err == ""
+    text = Path("runs/sw/report.html").read_text()
+    assert "<title>sw: 3 runs</title>" in text
+    assert "Damaged" not in text
+    assert data_of(text)["runs"] == [f"sw/{label}" for label, _ in POINTS]
+    assert len(cells(text)) == 4
+    ranking = text.partition("<h2>Ranking</h2>")[2].partition("</pre>")[0]
+    lines = ranking.splitlines()
+    assert lines[1].split()[:2] == ["1e-3", "0.1000"], "the best first"
+    assert lines[2].split()[:4] == ["1e-2", "0.4000", "+-", "0.1414"]
+
+
+@pytest.mark.usefixtures("sweep")
+def test_an_unknown_word_raises():
+    with pytest.raises(
+        ConfigError, match=r"nothing is not a directory. Available in runs/: alone, sw"
+    ):
+        find_runs(["sw", "nothing"])

@@ -1,0 +1,318 @@
+"""The mistakes of a first day, in scripts and commands: the line, one sentence, one thing to type."""
+
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from quick_study import CODE, YAML, at_home, write_study
+
+import jtrain as jt
+from jtrain.cli import main
+from jtrain.errors import ConfigError, LossError, UserError
+from jtrain.models.adapters.nnx import from_nnx
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+Y = (X.sum(1) > 0).astype(np.int32)
+W = {"w": np.zeros((4, 2), np.float32)}
+ce = optax.softmax_cross_entropy_with_integer_labels
+HERE = Path(__file__).name
+
+
+def good(params, batch, rng):
+    return jt.Mean.of(ce(batch["x"] @ params["w"], batch["y"]), batch["mask"])
+
+
+def fit(loss: Any = good, params: Any = W, data: Any = (X, Y), **more: Any) -> jt.Fitted:
+    named = {"steps": 1, "batch": 8, "parallel": "single", "quiet": True}
+    return jt.fit(loss, params, data, **(named | more))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.inner, self.norm = nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)
+        self.outer = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.outer(self.norm(self.inner(x)))
+
+
+def float_of_a_loss():
+    def loss(params, batch, rng):
+        total = good(params, batch, rng)
+        print(float(total.total))
+        return total
+
+    fit(loss)
+
+
+def an_if_on_an_array():
+    def loss(params, batch, rng):
+        values = ce(batch["x"] @ params["w"], batch["y"])
+        if values.mean() > 1:
+            values = values / 2
+        return jt.Mean.of(values, batch["mask"])
+
+    fit(loss)
+
+
+def numpy_in_the_loss():
+    fit(lambda p, b, rng: jt.Mean.of(ce(np.asarray(b["x"]) @ p["w"], b["y"]), b["mask"]))
+
+
+def a_mask_as_an_index():
+    def loss(params, batch, rng):
+        rows = batch["x"][batch["mask"]]
+        return jt.Mean.of(ce(rows @ params["w"], batch["y"]), batch["mask"])
+
+    fit(loss)
+
+
+def a_wrong_batch_key():
+    fit(lambda p, b, rng: jt.Mean.of(ce(b["image"] @ p["w"], b["y"]), b["mask"]))
+
+
+def float_labels():
+    fit(data=(X, Y.astype(np.float32)))
+
+
+def transposed_logits():
+    fit(lambda p, b, rng: jt.Mean.of(ce((b["x"] @ p["w"]).T, b["y"]), b["mask"]))
+
+
+def a_loss_of_two_arguments():
+    fit(lambda params, batch: good(params, batch, None))
+
+
+def a_value_kept_from_a_trace():
+    kept = []
+
+    def loss(params, batch, rng):
+        kept.append(batch["x"])
+        return good(params, {**batch, "x": kept[0]}, rng)
+
+    with pytest.warns(UserWarning, match="the loss stored a value of its trace in `kept`"):
+        fit(loss)
+
+
+def a_batch_norm_without_extra():
+    model = from_nnx(Net)
+    params, _ = model.init(jax.random.key(0))
+
+    def loss(params, batch, rng):
+        logits, _ = model.apply(params, {}, batch["x"], train=rng is not None)
+        return jt.Mean.of(ce(logits, batch["y"]), batch["mask"])
+
+    fit(loss, params)
+
+
+def a_draw_in_an_evaluation():
+    def loss(params, batch, rng):
+        keep = jax.random.bernoulli(rng, 0.5, batch["x"].shape)
+        return good(params, {**batch, "x": batch["x"] * keep}, rng)
+
+    fit(loss, valid=(X, Y))
+
+
+def a_name_that_is_not_there():
+    fit(lambda params, batch, rng: good(params, batch, rgn))
+
+
+def epochs_and_steps():
+    fit(steps=10, epochs=2)
+
+
+def a_model_in_the_place_of_the_loss():
+    fit(Net(nnx.Rngs(0)), X, Y)
+
+
+def a_row_that_is_not_finite():
+    x = X.copy()
+    x[3, 2] = np.nan
+    fit(data=(x, Y), steps=100)
+
+
+class Case(NamedTuple):
+    make: Callable[[], None]
+    says: str
+    """The sentence."""
+    types: str
+    """What is to be typed."""
+    line: str = ""
+    """The line of the user's that is shown; empty where it is the call alone."""
+
+
+CASES = [
+    Case(float_of_a_loss, "takes a value that JAX has not computed yet for a Python number",
+         'jax.debug.print("{}", x)', "print(float(total.total))"),
+    Case(an_if_on_an_array, "asks whether a value holds that JAX has not computed yet",
+         "jnp.where(condition, a, b)", "if values.mean() > 1:"),
+    Case(numpy_in_the_loss, "gives numpy a value that JAX has not computed yet",
+         "jnp.asarray(...) in the place of np.asarray(...)", 'np.asarray(b["x"])'),
+    Case(a_mask_as_an_index, "picks values by a mask, so that their number depends on the mask",
+         "jnp.where(mask, x, 0)", 'batch["x"][batch["mask"]]'),
+    Case(a_wrong_batch_key, "asks for 'image', and `b` has x (float32[8,4]), y (int32[8])",
+         "Write 'x', or give the array that name: {'image': ...}", 'b["image"]'),
+    Case(float_labels, "numbers with a fraction where whole numbers count classes",
+         "y.astype(np.int32)", 'ce(batch["x"] @ params["w"], batch["y"])'),
+    Case(transposed_logits, "brings together arrays whose shapes do not fit",
+         "The rows, 8 here, are the first dim of every array, and one begins with 2: turn it",
+         'ce((b["x"] @ p["w"]).T, b["y"])'),
+    Case(a_loss_of_two_arguments, "is called as loss(params, batch, rng), and it takes (params, b",
+         "def loss(params, batch, rng):", "in <lambda>"),
+    Case(a_value_kept_from_a_trace, "uses a value that it stored in `kept`",
+         'return loss, {"name": jt.Mean.of(values, batch["mask"])}'),
+    Case(a_batch_norm_without_extra, "the module carries norm/mean beside its parameters",
+         "jt.classifier(model)", "model.apply(params, {}, batch"),
+    Case(a_draw_in_an_evaluation, "draws without a key: `rng` is None in an evaluation",
+         "x if rng is None else", "jax.random.bernoulli(rng"),
+    Case(a_name_that_is_not_there, "NameError: name 'rgn' is not defined", "Did you mean rng?",
+         "good(params, batch, rgn)"),
+    Case(epochs_and_steps, "both were given", "Write epochs=5, or steps=1000"),
+    Case(a_model_in_the_place_of_the_loss, "the first argument is a model",
+         "jt.fit(jt.classifier(model), model, (x, y))"),
+    Case(a_row_that_is_not_finite, "steps were skipped because the data is not finite: row 3 of "
+         "`x` has nan at [2]", "x = np.nan_to_num(x)"),
+]  # fmt: skip
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", CASES, ids=[case.make.__name__ for case in CASES])
+def test_a_mistake_is_told_by_its_line_a_sentence_and_what_to_type(case: Case):
+    with pytest.raises(UserError) as caught:
+        case.make()
+    told = str(caught.value)
+    assert case.says in told, told
+    assert case.types in told, told
+    assert case.line in told
+    assert caught.value.code == 2
+    shown = traceback.extract_tb(caught.value.__traceback__)
+    assert sum("/jtrain/" in frame.filename for frame in shown) <= 3, "no inside of jtrain"
+    assert not any("/jax/" in frame.filename for frame in shown)
+    if case.line:
+        assert f'{HERE}", line' in told
+    assert len(told.splitlines()) <= 12
+    notes = "".join(getattr(caught.value, "__notes__", ()))
+    assert "JAX has removed its internal frames" not in notes
+
+
+def test_the_error_that_it_was_stays_within_reach():
+    with pytest.raises(UserError) as caught:
+        a_wrong_batch_key()
+    assert isinstance(caught.value.__context__, KeyError)
+    assert caught.value.__suppress_context__, "and is not printed"
+
+
+# ruff: noqa: E501  (a case reads best on a line)
+CONFIG = "configs/quick.yaml"
+HAND_OVER = 'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])'
+
+
+class Command(NamedTuple):
+    name: str
+    says: str
+    types: str
+    words: tuple[str, ...] = ("run", CONFIG)
+    edit: tuple[str, str] = ("", "")  # of the experiment
+
+
+COMMANDS = [
+    Command("a misspelt synonym", "optimizer.lerning_rate=3: is no key", "did you mean optimizer.lr?",
+         ("run", CONFIG, "optimizer.lerning_rate=3")),
+    Command("spaces around =", "steps = 100: a setting has no spaces around its `=`",
+         f"write jtrain run {CONFIG} steps=100", ("run", CONFIG, "steps", "=", "100")),
+    Command("a key as an option", "no option --steps", "a value is set by steps=100",
+         ("run", CONFIG, "--steps", "100")),
+    Command("a misspelt option", "no option --fats", "did you mean --fast?", ("run", CONFIG, "--fats")),
+    Command("no config", "a config file is missing", "write jtrain run configs/shakespeare.yaml; configs/ has quick",
+         ("run",)),
+    Command("two mistakes at once", "steps=many: must be a whole number above 0", "did you mean adam?",
+         ("run", CONFIG, "steps=many", "optimizer.kind=adm")),
+    Command("a config that is nearly there", "no such file", "did you mean configs/quick.yaml?",
+         ("run", "configs/quik.yaml")),
+    Command("a file that is not there", "`build` cannot open rows.npy (no such file or directory)",
+         "Did you mean row.npy?", edit=("train, valid =", 'np.load("rows.npy")\n        train, valid ='),
+         ),
+    Command("a key of a batch", "the loss asks for 'labels', and `batch` has label (int32[16]), x",
+         "Write 'label'.", edit=('batch["label"]', 'batch["labels"]')),
+    Command("only parameters", "init returns (params, extra), and this one returned a dict",
+         "return params, ()", edit=("return params, ()", "return params")),
+    Command("an attribute that is not there", "module 'jax.numpy' has no attribute 'softmax'",
+         "Write jax.nn.softmax.", edit=(HAND_OVER, "return jnp.softmax(x)")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMMANDS, ids=[case.name for case in COMMANDS])
+def test_a_mistake_ends_with_2_and_what_to_type(
+    case: Command, tmp_path, monkeypatch, compiled, capfd
+):
+    assert case.edit[0] in CODE
+    code = CODE.replace(*case.edit, 1) if case.edit[0] else CODE
+    write_study(tmp_path, code, YAML.replace("adamw", "sgd"))
+    at_home(tmp_path, monkeypatch, compiled)
+    Path("row.npy").touch()
+    assert main(case.words) == 2
+    told = capfd.readouterr().err
+    assert case.says in told, told
+    assert case.types in told, told
+    assert "Traceback" not in told
+    assert len(told.splitlines()) <= 8
+    if case.edit[0] and "return" not in case.edit[1]:
+        assert 'experiments/quick.py", line' in told
+
+
+def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(("run",)) == 2
+    told = capfd.readouterr().err
+    assert "write jtrain run shakespeare; these come with jtrain: additions, chat" in told
+    assert main(("show", "shakespeare")) == 0, "the advice works"
+
+
+def test_an_argument_of_fit_is_named_as_it_was_typed():
+    for arguments, words in [
+        ({"hooks": print}, "hooks= takes a list, and one hook was given"),
+        ({"valid_every": -1}, "valid_every=-1: must be a whole number at least 0"),
+        ({"best": "loss"}, "has none: there is no `valid`; give a set `valid`"),
+    ]:
+        loss = lambda params, batch, rng: jt.Mean.of(batch["x"] @ params, batch["mask"])
+        data = np.ones((8, 2), np.float32)
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            jt.fit(loss, np.zeros(2), data, steps=1, parallel="single", quiet=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("y", "lr", "words"),
+    [(np.nan, 0.1, 'repeat the call with guard="skip".'), (1.0, 3e38, "the call with lr=0.001.")],
+)
+def test_a_bad_step_of_fit_advises_another_call(y, lr, words):
+    loss = lambda params, batch, rng: jt.Mean.of((batch["x"] @ params - y) ** 2, batch["mask"])
+    how = {"steps": 1, "parallel": "single", "quiet": True, "guard": "stop"}
+    with pytest.raises(LossError, match=re.escape(words)) as caught:
+        jt.fit(loss, np.zeros(2), np.ones((8, 2), np.float32), "sgd", lr=lr, **how)
+    assert "jtrain run" not in str(caught.value)
+
+
+def test_an_argument_of_another_library_has_its_name_here():
+    for typed, argument in [
+        (["model"], "params="),
+        (["model", "x", "y"], "params=, data="),
+        (["dataset"], "data="),
+        (["train_loader"], "data="),
+        (["epochs_"], "epochs="),
+        (["criterion"], "loss="),
+        (["batch_size"], "batch="),
+        (["learning_rate"], "lr="),
+        (["callbacks"], "hooks="),
+        (["validation_data"], "valid="),
+        (["val_loader"], "valid="),
+        (["verbose"], "quiet="),
+    ]:
+        with pytest.raises(ConfigError, match=f"Did you mean {argument}\\?$"):
+            jt.fit(**dict.fromkeys(typed))  # pyright: ignore
