@@ -15,7 +15,7 @@ class RefuseOtherPythons(MetadataHookInterface):
     def update(self, metadata: dict) -> None:
         """Leave `metadata` as it is, or exit."""
         del metadata
-        if sys.version_info < (3, 11):
+        if sys.version_info < (3, 11):  # noqa: UP036 (pip of an older Python gets here first)
             found = ".".join(map(str, sys.version_info[:3]))
             sys.exit(
                 f"jtrain needs Python 3.11 or newer, and this is Python {found}. "

@@ -84,7 +84,7 @@ class CheckpointWriter:
             self._clear()
             if jax.process_index() == 0:
                 folder = layout.create_saving_path(self._directory, step)
-                opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # to notice that it was moved
+                opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # shows a move
             writer.start(layout.saving_path(self._directory, step) / layout.STATE, arrays)
             copied.set()
             replicas = replica_check.local_prints(sums)
