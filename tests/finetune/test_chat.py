@@ -86,6 +86,7 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(chat, devices, microbatc
     assert distance(found, gradient) <= 1e-6
 
 
+@pytest.mark.thorough
 def test_means_of_means_are_of_another_loss(chat):
     """What docs/chat.md says of them."""
     _, gradient = mean_of_means(chat, 1)
