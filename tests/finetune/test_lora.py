@@ -133,6 +133,7 @@ def step_under(layout, microbatches, x, params, extra, batch):
     return jax.device_get(state.opt_state[0])
 
 
+@pytest.mark.thorough
 def test_dropout_draws_by_row_and_only_in_training():
     x, params, extra = started("lora={rank: 2, on: ['*kernel'], dropout: 0.5}")
     batch = {name: jnp.asarray(array[:4]) for name, array in x.train[0].items()}

@@ -47,6 +47,7 @@ def test_codes_and_values_are_those_of_a_loop_in_numpy(bits):
     np.testing.assert_array_equal(jax.jit(dequantize)(stored), values)
 
 
+@pytest.mark.thorough
 def test_a_stack_is_quantized_layer_by_layer():
     x = jnp.asarray(DRAW.normal(size=(3, 10, 7)), jnp.float32)
     stored = quantize(x, "nf4", stack=1)
@@ -55,6 +56,7 @@ def test_a_stack_is_quantized_layer_by_layer():
         np.testing.assert_array_equal(dequantize(stored)[i], dequantize(quantize(x[i], "nf4")))
 
 
+@pytest.mark.thorough
 def test_blocks_of_the_last_dim_are_those_of_the_flat_array():
     """Dims stay where 64 divides the last one, and the numbers are those of any other shape."""
     bits = "nf4"

@@ -66,6 +66,7 @@ def test_an_answer_ends_with_its_first_end():
     np.testing.assert_array_equal(until_end(answers, END), np.bool_(want))
 
 
+@pytest.mark.thorough
 def test_the_answers_of_a_row_do_not_depend_on_the_others():
     complete, rows = sampled(np.arange(3)), np.array([2, 0])
     assert complete.shape == (3, 5, TOKENS)
