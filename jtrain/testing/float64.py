@@ -39,8 +39,6 @@ class ReplayRules(NamedTuple):
     frozen: float | None = None
     """The uniform number, 0 <= frozen < 1, that replaces each random draw; None draws."""
     after: After = lambda equation, inputs, outputs: outputs
-    look: Callable[[Equation, Sequence[Any]], None] = lambda equation, inputs: None
-    """Called with each equation outside of loops and branches, and its inputs."""
 
 
 def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
@@ -104,7 +102,6 @@ class _Replay:
 
     def __init__(self, rules: ReplayRules):
         self._rules = rules
-        self._inside = 0  # number of loops and branches around the equation
 
     def run(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a traced program."""
@@ -141,19 +138,13 @@ class _Replay:
         if (called := called_jaxpr(equation)) is not None:
             return self.run(called, inputs)
         if name in _INNER:
-            self._inside += 1
-            try:
-                return _INNER[name](self, equation, inputs)
-            finally:
-                self._inside -= 1
+            return _INNER[name](self, equation, inputs)
         if (
             name in CLOSED
             or is_opaque(name)
             or (inner_jaxprs(equation) and not name.startswith("scatter"))
         ):
             raise NotImplementedError(f"{name} is opaque")
-        if not self._inside:
-            self._rules.look(equation, inputs)
         outputs = [self.cast(x) for x in self.evaluate(equation, inputs)]
         return self._rules.after(equation, inputs, outputs)
 

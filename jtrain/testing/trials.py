@@ -16,7 +16,7 @@ from jtrain.testing.compare import flatten
 from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import RowCoupling
 from jtrain.testing.result import compare_results
-from jtrain.testing.row_flow import MeanFlow, trace_mean_flows
+from jtrain.testing.row_flow import NUMBERS_OF_A_ROW, MeanFlow, trace_mean_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 
@@ -219,6 +219,20 @@ def perturb_params(params: Params, seed: int, times: float = 1.0) -> Params:
         return (x + times * size * draw.standard_normal(x.shape)).astype(x.dtype)
 
     return jax.tree.map(leaf, params)
+
+
+def scale_rows(batch: Batch, scale: np.ndarray, side: np.ndarray) -> dict[str, np.ndarray]:
+    """Scale the floats of a batch by a factor for each row; fractions and flags stay in 0 .. 1."""
+
+    def leaf(name: str, x: np.ndarray) -> np.ndarray:
+        if name in NUMBERS_OF_A_ROW or x.dtype.kind != "f" or np.isin(x, (0, 1)).all():
+            return x
+        times = scale if (x >= 0).all() else scale * side
+        if ((x >= 0) & (x <= 1)).all():
+            times = np.minimum(scale, 1)
+        return (x * times.reshape(-1, *[1] * (x.ndim - 1))).astype(x.dtype)
+
+    return {name: leaf(name, np.asarray(x)) for name, x in batch.items()}
 
 
 def with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,8 +1,9 @@
-"""Losses that break the contract: wrong returns, changed arguments, fixed sizes and bad indices."""
+"""Losses with wrong numbers, wrong returns, other programs, fixed sizes and bad indices."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from line import height
 from planted import (
     CLASSES,
     Planted,
@@ -13,11 +14,95 @@ from planted import (
     good,
     linear,
     logits,
+    points,
     total,
 )
 
+from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
 from jtrain.losses.cross_entropy import cross_entropy
+
+HALF, BRAIN = jnp.float16, jnp.bfloat16
+
+
+def hidden_as_zero(params, batch):
+    return jnp.where(batch["mask"], errors(params, batch), 0)
+
+
+def in_float16(scale):
+    """Return a loss that sums scaled errors in float16."""
+
+    def loss(params, batch, rng):
+        values = (scale * hidden_as_zero(params, batch)).astype(HALF)
+        return Mean(values.sum().astype(jnp.float32), scale * counted(batch))
+
+    return loss
+
+
+def float16_by_turns(params, batch, rng):
+    add = lambda sum_, x: (sum_ + x, None)
+    values = hidden_as_zero(params, batch).astype(HALF)
+    return Mean(jax.lax.scan(add, HALF(0), values)[0].astype(jnp.float32), counted(batch))
+
+
+def count_in_bfloat16(params, batch, rng):
+    """Count rows in bfloat16, which is exact up to 256."""
+    return Mean(hidden_as_zero(params, batch).sum(), batch["mask"].astype(BRAIN).sum())
+
+
+def weights_of_type(dtype):
+    """Return a loss that sums its weights in `dtype`."""
+
+    def loss(params, batch, rng):
+        weights = jnp.where(batch["mask"], batch["weight"], 0).astype(dtype)
+        total = (errors(params, batch) * weights).sum()
+        return Mean(total, weights.sum(dtype=dtype).astype(jnp.float32))
+
+    return loss
+
+
+def squares_in_int32(params, batch, rng):
+    squares = jnp.where(batch["mask"], batch["weight"], 0).astype(jnp.int32) ** 2
+    total = (errors(params, batch) * squares).sum()
+    return Mean(total, squares.sum().astype(jnp.float32))
+
+
+def overflows_float32(params, batch, rng):
+    return Mean.of(jnp.exp(100 + errors(params, batch)), batch["mask"])
+
+
+def norm_at_zero(params, batch, rng):
+    """Return a finite loss whose gradient is not finite: a norm at zero."""
+    off = jnp.sqrt(jnp.square((params["slope"] - params["slope"])[None] * batch["x"]).sum(1))
+    return Mean.of(errors(params, batch) + off, batch["mask"])
+
+
+def infinite_metric(params, batch, rng):
+    far = jnp.exp(1e3 + errors(params, batch))
+    return good(params, batch, rng), {"far": Mean.of(far, batch["mask"])}
+
+
+def weighing(*weights):
+    return {"batch": {**points(8), "weight": np.asarray(weights)}}
+
+
+SMALL = {"batch": {**points(8), "y": np.linspace(100, 105, 8).astype("f")}}
+
+NUMBERS = {
+    "a float16 sum overflows": Planted(in_float16(1.0), "overflow", "float16", SMALL),
+    "a float16 sum rounds": Planted(in_float16(1.0), "narrow sum", "float16"),
+    "a float16 sum by turns of a loop": Planted(float16_by_turns, "narrow sum", "float16"),
+    "rows are counted in bfloat16": Planted(count_in_bfloat16, "narrow sum", "bfloat16"),
+    "int8 weights overflow": Planted(
+        weights_of_type(jnp.int8), "overflow", "int8", weighing(*range(40, 48))
+    ),
+    "squares overflow int32": Planted(
+        squares_in_int32, "overflow", "int32", weighing(*range(30_000, 30_008))
+    ),
+    "float32 overflows": Planted(overflows_float32, "not finite", "exp"),
+    "the gradient of a norm at zero": Planted(norm_at_zero, "not finite", "gradient"),
+    "a metric that is infinite": Planted(infinite_metric, "not finite", "metric 'far'"),
+}
 
 
 def changes_its_batch(params, batch, rng):
@@ -25,23 +110,9 @@ def changes_its_batch(params, batch, rng):
     return good(params, batch, rng)
 
 
-def takes_from_its_batch(params, batch, rng):
-    y = batch.pop("y")
-    return good(params, {**batch, "y": y}, rng)
-
-
-def changes_its_parameters(params, batch, rng):
-    params["slope"] = params["slope"] * 2
-    return good(params, batch, rng)
-
-
 def fixed_reshape(params, batch, rng):
     pairs = errors(params, batch).reshape(4, 2)
     return Mean.of(pairs.reshape(-1), batch["mask"])
-
-
-def fixed_constant(params, batch, rng):
-    return Mean.of(errors(params, batch) * jnp.ones(8), batch["mask"])
 
 
 def mean_of_means(params, batch, rng):
@@ -59,25 +130,8 @@ def mean_of_tokens_by_rows(params, batch, rng):
     return Mean(mean_of_tokens(params, batch, rng).total * counted(batch), counted(batch))
 
 
-def scalar_mean_of_tokens(params, batch, rng):
-    return mean_of_tokens(params, batch, rng).total
-
-
 def scalar_sum(params, batch, rng):
     return errors(params, batch).sum()
-
-
-def fixed_weight(params, batch, rng):
-    return Mean(total(params, batch), jnp.float32(8))
-
-
-def weight_of_a_global_batch(params, batch, rng):
-    return Mean(total(params, batch) / 8, jnp.float32(1))
-
-
-def running_mean_of_means(params, batch, rng):
-    off = {"error": mean_of_means(params, batch, rng)}
-    return good(params, batch, rng), off
 
 
 def coefficient_of_labels(params, batch, rng):
@@ -88,11 +142,6 @@ def coefficient_of_labels(params, batch, rng):
 def one_hot_labels(params, batch, rng):
     one_hot = jax.nn.one_hot(batch["label"], CLASSES)
     return Mean.of(-(one_hot * jax.nn.log_softmax(logits(params, batch))).sum(1), batch["mask"])
-
-
-def indexed_labels(params, batch, rng):
-    chances = jax.nn.log_softmax(logits(params, batch))
-    return Mean.of(-chances[jnp.arange(len(chances)), batch["label"]], batch["mask"])
 
 
 def house_entropy(params, batch, rng):
@@ -118,36 +167,20 @@ TOKENS = {
 }
 LATE = labelled(0, 1, 2, 3, 0, 1, 4, 3)
 RANGE = "index out of range"
-FAULTS = {
+PROGRAMS = {
     "the batch is changed": Planted(changes_its_batch, "changes its arguments", "batch['x']"),
-    "a leaf is taken out of the batch": Planted(
-        takes_from_its_batch, "changes its arguments", "'y'"
-    ),
-    "the parameters are changed": Planted(changes_its_parameters, "changes its arguments", "slope"),
     "a reshape for 8 rows": Planted(
         fixed_reshape, "fixed number of rows", "faults_of_programs.py:"
     ),
-    "a constant for 8 rows": Planted(
-        fixed_constant, "fixed number of rows", "faults_of_programs.py:"
-    ),
     "a mean of means": Planted(mean_of_means, "mean of means"),
-    "a mean of means of tokens": Planted(mean_of_tokens, "mean of means", "", LONG),
     "a mean of tokens, weighted by rows": Planted(
         mean_of_tokens_by_rows, "mean of means", "", LONG
     ),
-    "a mean of tokens as a scalar": Planted(scalar_mean_of_tokens, "mean of means", "", LONG),
     "a sum as a plain scalar": Planted(scalar_sum, "sum as a mean", "mean over"),
-    "a weight that is a constant": Planted(fixed_weight, "sum as a mean", "weight"),
-    "a share of a global batch": Planted(weight_of_a_global_batch, "sum as a mean"),
-    "a metric as a mean of means": Planted(running_mean_of_means, "mean of means", "the metric"),
     "a coefficient of the rows": Planted(coefficient_of_labels, "coefficient of rows"),
     "a label too large": Planted(entropy, RANGE, "'label'", LATE),
     "a label too large, by one_hot": Planted(one_hot_labels, RANGE, "'label'", LATE),
-    "a label too large, by an index": Planted(indexed_labels, RANGE, "'label'", LATE),
-    "a label too large, by jtrain's cross entropy": Planted(house_entropy, RANGE, "'label'", LATE),
     "a negative label": Planted(entropy, RANGE, "-1", labelled(0, 1, 2, 3, 0, -1, 1, 3)),
-    "labels that start at 1": Planted(house_entropy, RANGE, "", labelled(1, 2, 3, 4, 1, 2, 3, 4)),
-    "labels from 0, less one": Planted(from_one, RANGE, "", labelled(0, 1, 2, 3, 0, 1, 2, 3)),
     "a token outside of the table": Planted(embedded, RANGE, "'token'", TOKENS),
 }
 
@@ -187,4 +220,69 @@ UNTRACEABLE = {
     "a sum over an axis of the devices": (over_an_axis, "Leave that to the step"),
     "another name of a leaf": (another_name, "asks for 'inputs', and `batch` has x ("),
     "shapes that do not fit": (other_shapes, "(3,)"),
+}
+
+
+def normalized(params, batch, mask):
+    """Subtract from the heights their mean over the rows where `mask` is true."""
+    y = height(params, batch)
+    return y - jnp.where(mask, y, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def batch_norm_over_hidden_rows(params, batch, rng):
+    y = normalized(params, batch, jnp.ones_like(batch["mask"]))
+    return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
+
+
+def weighted_by_position(params, batch, rng):
+    position = jnp.arange(len(batch["row"]), dtype=jnp.float32)
+    return Mean.of(errors(params, batch) * position, batch["mask"])
+
+
+def tracing(params, batch, rng):
+    """Return another loss under tracing."""
+    traced = isinstance(batch["x"] + 1, jax.core.Tracer)
+    return good(params, batch | {"x": batch["x"] * (2 if traced else 1)}, rng)
+
+
+def scaled_by_devices(params, batch, rng):
+    return jax.device_count() * good(params, batch, rng)
+
+
+def groups_of_four(params, batch, rng):
+    rows = len(batch["mask"]) // 4 * 4
+    return Mean.of(errors(params, batch)[:rows], batch["mask"][:rows])
+
+
+def weighted_by_the_last_row(params, batch, rng):
+    return Mean.of(errors(params, batch) * batch["row"] / batch["row"].max(), batch["mask"])
+
+
+@stateful
+def any_above_0(params, extra, batch, rng):
+    found = jnp.any((batch["y"] > 0) & batch["mask"]).astype(jnp.float32)
+    return good(params, batch, rng), {}, {"above": Mean(found, jnp.float32(1))}
+
+
+BATCH = {"couples": "batch"}
+PLACES = {
+    "batch norm over hidden rows": Planted(
+        batch_norm_over_hidden_rows,
+        "hidden rows in a statistic",
+        "a statistic over rows that includes them",
+        BATCH,
+    ),
+    "weights from the position": Planted(weighted_by_position, "position", "`batch['row']`"),
+    "another program under jit": Planted(tracing, "another program under jit", "when it is traced"),
+    "the number of devices": Planted(
+        scaled_by_devices, "numbers of the host", "jax.device_count()"
+    ),
+    "rows in groups of four": Planted(groups_of_four, "rows dropped", "leaves out row"),
+    "numbers of other rows": Planted(weighted_by_the_last_row, "row numbers", "`batch['row']`"),
+    "whether any row is positive": Planted(
+        any_above_0,
+        "function of a sum",
+        "the leaf 'above' of extra",
+        {"extra": {"above": jnp.float32(0)}},
+    ),
 }

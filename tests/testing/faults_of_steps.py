@@ -2,18 +2,32 @@
 
 import copy
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from faults_of_losses import Fault, auxiliary, dropout, errors, good, height, line, points
+from planted import dropout, errors, good, height, line, points
 
 from jtrain.core.loss import combine, normalize_loss, stateful, update_extra
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.parallel import Mirrored
+
+
+class Fault(NamedTuple):
+    """A faulty and a corrected loss, with the cause that a check must report."""
+
+    wrong: dict[str, Any]  # arguments of assert_invariant
+    right: dict[str, Any]
+    cause: str
+    message: str  # words of the explanation
+
+
+def auxiliary(params, batch):
+    return Mean.of(jnp.square(height(params, batch)), batch["mask"])
+
 
 AXIS = "data"
 SGD = optax.sgd(0.1)
@@ -62,8 +76,6 @@ def _make(  # noqa: C901, PLR0915  a typical step, with every fault
             (value, output), grad = jax.value_and_grad(share, has_aux=True)(params)
             if wrong == "sign":
                 grad = jax.tree.map(jnp.sign, grad)
-            if wrong == "unit norm":
-                grad = jax.tree.map(lambda g, n=optax.tree.norm(grad): g / n, grad)
             if wrong == "clip":
                 grad = optax.clip_by_global_norm(0.5).update(grad, optax.EmptyState())[0]
             if wrong == "bfloat16":
@@ -108,7 +120,6 @@ def _make(  # noqa: C901, PLR0915  a typical step, with every fault
             )
             opt_state = opt_state._replace(inner=(opt_state.inner[0], stale))
         last = changes[-1] if wrong == "last statistics" else total(changes)
-        last = changes[0] if wrong == "first statistics" else last
         after = TrainState(
             step=state.step + 1,
             skipped=state.skipped,
@@ -257,18 +268,8 @@ FAULTS = {
         wrong=PLAIN,
         right=PLAIN,
     ),
-    "running statistics of the first microbatch": _step(
-        "first statistics",
-        "statistics of one part",
-        "the first microbatch alone",
-        loss=with_statistics,
-        extra={"mean": jnp.float32(0.5)},
-    ),
     "the sign before the sum": _step(
         "sign", "function before the sum", "acts on each microbatch before they are summed"
-    ),
-    "a gradient of unit norm before the sum": _step(
-        "unit norm", "function before the sum", "a division by a norm"
     ),
     "gradients summed in bfloat16": _step(
         "bfloat16", "rounding", "a sum over microbatches or devices in 16 bits"

@@ -9,6 +9,7 @@ import numpy as np
 from line import height, line, points
 
 from jtrain.core.mean import Mean
+from jtrain.core.rows import row_keys
 
 CLASSES = 4
 
@@ -75,3 +76,18 @@ def entropy(params, batch, rng):
 
 
 CLASSIFIER = {"params": linear(), "batch": classes()}
+
+
+def dropped(params, batch, rng, draw):
+    """Return the loss with the inputs that the mask `draw(rng)`, b 3, selects."""
+    if rng is None:
+        return good(params, batch, None)
+    return good(params, batch | {"x": jnp.where(draw(rng), batch["x"], 0)}, rng)
+
+
+def by_key(keys):
+    return jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (3,)))(keys)
+
+
+def dropout(params, batch, rng):
+    return dropped(params, batch, rng, lambda rng: by_key(row_keys(rng, batch)))

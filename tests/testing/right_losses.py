@@ -5,11 +5,8 @@ import random
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from faults_of_draws import mixed_up, of_keys, scaled, uniform
-from faults_of_neighbours import Normed, contrastive, with_model
+from faults_of_rows import contrastive, mixed_up, of_keys, scaled, uniform
 from planted import (
-    CLASSES,
     CLASSIFIER,
     classes,
     counted,
@@ -17,16 +14,13 @@ from planted import (
     good,
     height,
     linear,
-    logits,
     nats,
-    points,
     total,
 )
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
-from jtrain.models.adapters.linen import from_linen
 
 BATCH = {"couples": "batch"}
 
@@ -35,27 +29,12 @@ def scalar(params, batch, rng):
     return errors(params, batch).mean()
 
 
-def penalized(params, batch, rng):
-    size = Mean(jnp.square(params["slope"]).sum(), jnp.float32(1))
-    return good(params, batch, rng) + 0.1 * size
-
-
 def scalar_with_a_penalty(params, batch, rng):
     return errors(params, batch).mean() + 0.1 * jnp.square(params["slope"]).sum()
 
 
-def one_number_a_step(rng, batch):
-    return uniform(rng, ())
-
-
 def one_mask_a_step(rng, batch):
     return uniform(rng, (3,))
-
-
-def features_permuted(params, batch, rng):
-    if rng is None:
-        return good(params, batch, rng)
-    return good(params, batch | {"x": batch["x"][:, jax.random.permutation(rng, 3)]}, rng)
 
 
 def ignored_labels(params, batch, rng):
@@ -65,39 +44,8 @@ def ignored_labels(params, batch, rng):
     return Mean.of(nats(params, batch | {"label": safe}), known)
 
 
-def ignored_afterwards(params, batch, rng):
-    return Mean.of(nats(params, batch), batch["mask"] & (batch["label"] >= 0))
-
-
-def ignored_by_one_hot(params, batch, rng):
-    wanted = jax.nn.one_hot(batch["label"], CLASSES)
-    values = -(wanted * jax.nn.log_softmax(logits(params, batch))).sum(1)
-    return Mean.of(values, batch["mask"] & (batch["label"] >= 0))
-
-
-def clipped_feature(params, batch, rng):
-    """Clip a feature to its last bin."""
-    bins = params["kernel"][batch["age"].clip(0, 2)].sum(1)
-    return Mean.of(jnp.square(bins - batch["y"]), batch["mask"])
-
-
-def counted_from_the_end(params, batch, rng):
-    return Mean.of(jnp.square(params["slope"][-1] * batch["x"][:, -1] - batch["y"]), batch["mask"])
-
-
 def narrow_rows(params, batch, rng):
     return Mean.of(errors(params, batch).astype(jnp.float16), batch["mask"])
-
-
-def narrow_model(params, batch, rng):
-    x, slope = batch["x"].astype(jnp.bfloat16), params["slope"].astype(jnp.bfloat16)
-    off = (x @ slope).astype(jnp.float32) + params["offset"] - batch["y"]
-    return Mean.of(jnp.square(off), batch["mask"])
-
-
-def small_weights(params, batch, rng):
-    """Sum int8 weights in float32."""
-    return Mean.of(errors(params, batch), batch["mask"], batch["weight"])
 
 
 def guarded(params, batch, rng):
@@ -108,13 +56,6 @@ def guarded(params, batch, rng):
 
 def signed(params, batch, rng):
     return Mean.of(height(params, batch) * batch["y"], batch["mask"])
-
-
-def hinges(params, batch, rng):
-    side = jnp.where(batch["y"] > 0, 1.0, -1.0)
-    margin = jax.nn.relu(1 - side * height(params, batch))
-    right = (jnp.sign(height(params, batch)) == side).astype(jnp.float32)
-    return Mean.of(margin, batch["mask"]), {"right": Mean.of(right, batch["mask"])}
 
 
 def huber(params, batch, rng):
@@ -134,45 +75,12 @@ def loop_in_each_row(params, batch, rng):
     return Mean.of(jnp.square(turns(height(params, batch)) - batch["y"]), batch["mask"])
 
 
-def sorted_in_each_row(params, batch, rng):
-    return good(params, batch | {"x": jnp.sort(batch["x"], 1)}, rng)
-
-
-def normalized_in_each_row(params, batch, rng):
-    x = batch["x"] - batch["x"].mean(1, keepdims=True)
-    return good(params, batch | {"x": x / (x.std(1, keepdims=True) + 1e-3)}, rng)
-
-
-def mirrored_in_each_row(params, batch, rng):
-    """Mix each row with its own mirror image."""
-    if rng is None:
-        return good(params, batch, rng)
-    share = jax.vmap(lambda key: jax.random.uniform(key, (1,)))(row_keys(rng, batch))
-    return good(params, batch | {"x": share * batch["x"] + (1 - share) * batch["x"][:, ::-1]}, rng)
-
-
 @jax.custom_vjp
 def halved(x):
     return x
 
 
 halved.defvjp(lambda x: (x, None), lambda _, up: (up / 2,))
-
-
-def gradient_of_its_own(params, batch, rng):
-    return Mean.of(jnp.square(halved(height(params, batch)) - batch["y"]), batch["mask"])
-
-
-def counts(params, batch, rng):
-    """Return true and false positives as metrics to divide later, and a constant rate."""
-    said, true = height(params, batch) > 0, batch["y"] > 0
-    share = lambda which: Mean.of(which.astype(jnp.float32), batch["mask"])
-    rate = Mean(jnp.float32(0.1), jnp.float32(1))
-    return good(params, batch, rng), {
-        "tp": share(said & true),
-        "fp": share(said & ~true),
-        "rate": rate,
-    }
 
 
 @stateful
@@ -187,45 +95,15 @@ def tokens(params, batch, rng):
     return Mean.of(jnp.square(batch["x"] * params["slope"][None] - params["offset"]), seen)
 
 
-def fixed_features(params, batch, rng):
-    """Draw features once, from a fixed seed."""
-    turn = np.random.RandomState(0).normal(size=(3, 3)).astype(np.float32)
-    return good(params, batch | {"x": batch["x"] @ turn}, rng)
-
-
 def by_the_row(params, batch, rng):
     return Mean.of(errors(params, batch) * (1 + batch["row"] % 3), batch["mask"])
-
-
-def two_views(params, batch, rng):
-    """Compare two views of the same rows, one in each half of the batch."""
-    y = height(params, batch)
-    half = len(y) // 2
-    near = jnp.square(y[:half] - y[half:])
-    return Mean.of(jnp.concatenate([near, near]), batch["mask"])
-
-
-def logarithm(params, batch, rng):
-    """Return the Poisson loss of a positive rate."""
-    rate = jnp.exp(0.1 * height(params, batch))
-    return Mean.of(rate - jnp.log(rate) * batch["count"], batch["mask"])
-
-
-def smoothed(params, batch, rng):
-    wanted = 0.9 * jax.nn.one_hot(batch["label"], CLASSES) + 0.1 / CLASSES
-    return Mean.of(optax.softmax_cross_entropy(logits(params, batch), wanted), batch["mask"])
 
 
 def labelled(*labels):
     return {"params": linear(), "batch": classes(label=np.asarray(labels, np.int32))}
 
 
-def _normed():
-    return {**with_model(from_linen(Normed(), jnp.zeros((8, 3)), jnp.zeros(8, bool))), **BATCH}
-
-
 SOME = labelled(0, 1, -100, 3, 0, -100, 1, 3)
-HALF_KNOWN = labelled(0, 1, -1, 3, 0, -1, 1, 3)
 
 
 # The loss, and further arguments of `assert_invariant`.
@@ -238,49 +116,20 @@ def checked_by_a_library(params, batch, rng):
 
 RIGHT = {
     "a plain mean": (scalar, {}),
-    "a penalty with a weight of its own": (penalized, {}),
     "a plain mean and a penalty": (scalar_with_a_penalty, {}),
-    "one number a step": (scaled(one_number_a_step), {}),
     "one mask a step for all rows": (scaled(one_mask_a_step), {}),
-    "features permuted for all rows": (features_permuted, {}),
     "noise by row": (scaled(lambda rng, batch: of_keys(row_keys(rng, batch), batch)), {}),
-    "mixup in each row": (mirrored_in_each_row, {}),
     "mixup of an unsplit batch": (mixed_up, BATCH),
-    "noise by position in an unsplit batch": (
-        scaled(lambda rng, batch: uniform(rng, batch["x"].shape)),
-        BATCH,
-    ),
-    "two views in an unsplit batch": (two_views, BATCH | {"ragged": False}),
     "a contrastive loss of an unsplit batch": (contrastive, CLASSIFIER | BATCH),
     "labels that are ignored": (ignored_labels, SOME),
-    "labels that are ignored afterwards": (ignored_afterwards, SOME),
-    "labels that are ignored by one_hot": (ignored_by_one_hot, HALF_KNOWN),
-    "a feature that is clipped": (
-        clipped_feature,
-        {"params": linear(), "batch": classes(age=np.arange(8, dtype=np.int32))},
-    ),
-    "an index from the end": (counted_from_the_end, {}),
-    "labels that are smoothed": (smoothed, CLASSIFIER),
     "rows in float16": (narrow_rows, {}),
-    "a model in bfloat16": (narrow_model, {}),
-    "weights in int8": (
-        small_weights,
-        {"batch": {**points(8), "weight": np.arange(40, 48, dtype=np.int8)}},
-    ),
     "a guard against none": (guarded, {}),
     "a loss of either sign": (signed, {}),
-    "hinges": (hinges, {}),
     "huber": (huber, {}),
     "a branch of each row": (branch_of_each_row, {}),
     "a loop in each row": (loop_in_each_row, {}),
-    "sorted in each row": (sorted_in_each_row, {}),
-    "normalized in each row": (normalized_in_each_row, {}),
-    "a derivative of its own in each row": (gradient_of_its_own, {}),
     "checked by a library that draws": (checked_by_a_library, {}),
-    "counts as metrics": (counts, {}),
     "running statistics": (running, {"extra": {"mean": jnp.float32(0.5)}}),
     "tokens": (tokens, {"batch": {**classes(), "length": np.arange(8, dtype=np.int32) % 3 + 1}}),
-    "features drawn once and for all": (fixed_features, {}),
     "weights by the row's own number": (by_the_row, {}),
-    "a logarithm": (logarithm, {"batch": {**points(8), "count": np.arange(8, dtype="f")}}),
 }

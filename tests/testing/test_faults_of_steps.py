@@ -1,11 +1,16 @@
-"""Every fault planted in a step or a strategy is found and named; correct steps have none."""
+"""Every fault planted in a step, a strategy or along a split sequence is found and named."""
 
 import optax
 import pytest
 from cases import by_name, sampled
+from faults_along_time import FAULTS as ALONG_TIME
+from faults_along_time import batch as sequences
+from faults_along_time import over_time
+from faults_along_time import params as attention
 from faults_of_steps import FAULTS
 
 import jtrain as jt
+from jtrain.parallel import Axes
 from jtrain.testing.steps import compare_steps
 
 QUICK = ["missing psum", "update before the sum"]
@@ -39,3 +44,31 @@ def test_the_report_explains_the_fault_of_a_step():
     fault = FAULTS["double psum"]
     with pytest.raises(AssertionError, match=r"4 times that of one device[\s\S]*comparisons FAIL"):
         jt.testing.assert_invariant(**{**fault.wrong, "optimizer": optax.sgd(0.1)})
+
+
+SPLIT = {"context": Axes(devices=2, context=2, fsdp=1)}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("wrong", "cause", "message"),
+    [
+        pytest.param(*fault, id=name, marks=pytest.mark.thorough)
+        for name, fault in ALONG_TIME.items()
+    ],
+)
+def test_a_fault_along_time_is_found_and_named(wrong, cause, message):
+    case = jt.testing.build_case(
+        over_time(wrong), attention(), sequences(), optimizer=optax.sgd(0.1)
+    )
+    report = jt.testing.check(case, SPLIT)
+    assert report.causes == [cause]
+    assert [row.check for row in report.rows if row.verdict == "FAILS"] == ["context"]
+    assert message in report.describe()
+
+
+@pytest.mark.thorough
+def test_the_corrected_loss_along_time_is_accepted():
+    report = jt.testing.assert_invariant(over_time(), attention(), sequences(), strategies=SPLIT)
+    assert report.causes == []
+    assert report.rows[-1].check == "context"

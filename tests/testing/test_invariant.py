@@ -1,19 +1,17 @@
-"""Inputs of a check: accepted forms, reported omissions, and errors."""
-
-from typing import Literal
+"""Inputs of a check: accepted forms, reported omissions, draws by layout, and errors."""
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from faults_of_rows import by_first_row, scaled
 from line import height, line, points, squared
+from planted import dropout
 
 import jtrain as jt
 import jtrain.parallel
-from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import Mirrored
-from jtrain.parallel.strategies.strategy import BaseParallelConfig
 from jtrain.testing.compare import distance
 from jtrain.testing.layouts import list_layouts
 
@@ -109,17 +107,6 @@ def test_default_strategies_divide_the_rows():
     assert along == ["tensor 2, data 4", "stage 2, data 4", "context 2, data 4"]
 
 
-def test_a_new_kind_of_layout_is_checked_by_default(monkeypatch):
-    @configclass
-    class Rows(BaseParallelConfig):
-        kind: Literal["rows"] = "rows"
-        devices: int = 0
-
-    monkeypatch.setattr(jtrain.parallel, "Layout", jtrain.parallel.Layout | Rows)
-    assert list(list_layouts(8, {}, most=4))[-1] == "rows on 4"
-    assert list_layouts(8, {}, most=4)["rows on 4"] == Rows(devices=4)
-
-
 def test_distances_are_relative_over_the_whole_tree():
     expected = {"a": np.array([3.0, 4.0]), "b": np.array([0.0])}
     actual = {"a": np.array([3.0, 4.0]), "b": np.array([0.5])}
@@ -128,3 +115,44 @@ def test_distances_are_relative_over_the_whole_tree():
     assert distance({"a": expected["a"]}, expected).by == float("inf")
     assert distance({**expected, "a": np.array([3.0, np.nan])}, expected).by == float("inf")
     assert distance({"n": np.int32(3)}, {"n": np.int32(4)}) == (float("inf"), "n")
+
+
+# One program for the whole batch, and one copy of the program for each part.
+STRATEGIES = {
+    "one program": Mirrored(devices=2),
+    "copies": Mirrored(devices=2, impl="shard_map"),
+}
+
+
+def check(loss, **more):
+    return jt.testing.assert_invariant(loss, line(), points(8), strategies=STRATEGIES, **more)
+
+
+@pytest.mark.slow
+def test_a_draw_by_layout_fails_and_the_last_line_has_the_size_of_the_effect():
+    with pytest.raises(AssertionError) as error:
+        check(scaled(by_first_row))
+    *_, last = str(error.value).splitlines()
+    assert last.startswith("NOT one result: random draws depend on the layout in")
+    assert "and move loss or gradient by up to" in last
+    assert "--without-draws (draws=False)" in last
+    assert "one draw for the batch" not in last
+    lines = {line.split("  ")[0]: line for line in str(error.value).splitlines()}
+    assert lines["one program"].endswith("ok")  # the same draws as on one device
+    assert lines["copies"].endswith("named")
+    assert lines["2 microbatches"].endswith("named")
+
+
+@pytest.mark.thorough
+def test_without_draws_everything_else_agrees():
+    report = check(scaled(by_first_row), draws=False)
+    assert {row.verdict for row in report.rows} <= {"ok", "rounding"}
+    assert "all draws are fixed" in report.describe()
+    assert report.describe().splitlines()[-1].startswith("one result")
+
+
+@pytest.mark.thorough
+def test_draws_by_row_key_do_not_depend_on_the_layout():
+    report = check(dropout)
+    assert report.causes == []
+    assert report.plain()["ok"]

@@ -1,9 +1,11 @@
-"""Losses in which rows interact."""
+"""Losses that count hidden rows, or in which rows interact or are drawn together."""
+
+import random
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
+import numpy as np
 from planted import (
     CLASSES,
     CLASSIFIER,
@@ -19,9 +21,53 @@ from planted import (
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
+from jtrain.core.rows import first_key, row_keys
 from jtrain.models.adapters.library_modules import mean_of_slices
 from jtrain.models.adapters.linen import from_linen
-from jtrain.models.adapters.nnx import from_nnx
+
+
+def inverted(params, batch, rng):
+    return Mean.of(errors(params, batch), ~batch["mask"])
+
+
+def mean_times_count(params, batch, rng):
+    """Return a mean that is right, but 0/0 for a slice without unmasked rows."""
+    mean = total(params, batch) / counted(batch)
+    return Mean(mean * counted(batch), counted(batch))
+
+
+def gradient_of_none(params, batch, rng):
+    """Return a mean that is 0 for an empty slice, with the gradient 0/0."""
+    share = jnp.where(batch["mask"], errors(params, batch) / counted(batch), 0)
+    return Mean(share.sum() * counted(batch), counted(batch))
+
+
+def penalty_in_the_total(params, batch, rng):
+    return Mean(total(params, batch) + jnp.square(params["slope"]).sum(), counted(batch))
+
+
+def hidden_in_the_total(params, batch, rng):
+    return Mean(errors(params, batch).sum(), counted(batch))
+
+
+def hidden_in_the_weight(params, batch, rng):
+    return Mean(total(params, batch), jnp.ones_like(batch["y"]).sum())
+
+
+def hidden_in_a_term(params, batch, rng):
+    penalty = Mean(jnp.square(height(params, batch)).sum(), counted(batch))
+    return good(params, batch, rng) + 0.1 * penalty
+
+
+MASKS = {
+    "the mask is inverted": Planted(inverted, "inverted mask", "the mask is inverted"),
+    "0/0 in an empty slice": Planted(mean_times_count, "empty slice", "0/0"),
+    "the gradient of an empty slice": Planted(gradient_of_none, "empty slice", "the gradient"),
+    "a penalty in the total": Planted(penalty_in_the_total, "constant in each slice"),
+    "hidden rows in the total": Planted(hidden_in_the_total, "hidden rows"),
+    "hidden rows in the weight": Planted(hidden_in_the_weight, "padded size"),
+    "hidden rows in the second term": Planted(hidden_in_a_term, "hidden rows", "term 1"),
+}
 
 
 def meaned(values, mask):
@@ -35,15 +81,6 @@ class Normed(nn.Module):
     def __call__(self, x, mask, train):
         x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x), mask=mask[:, None])
         return nn.Dense(1)(x)[:, 0]
-
-
-class NormedNnx(nnx.Module):
-    def __init__(self, rngs):
-        self.first, self.last = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
-
-    def __call__(self, x, mask):
-        return self.last(self.norm(self.first(x), mask=mask[:, None]))[:, 0]
 
 
 def with_model(model):
@@ -72,24 +109,6 @@ def centred_in_training(params, batch, rng):
     return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
 
 
-def centred_without_a_gradient(params, batch, rng):
-    y = height(params, batch)
-    y = y - jax.lax.stop_gradient(meaned(y, batch["mask"]))
-    return Mean.of(jnp.square(y - batch["y"]), batch["mask"])
-
-
-def normalized_advantages(params, batch, rng):
-    gain, mask = batch["y"], batch["mask"]
-    gain = gain - meaned(gain, mask)
-    gain = gain / jnp.sqrt(meaned(gain**2, mask) + 1e-6)
-    return Mean.of(height(params, batch) * gain, mask)
-
-
-def divided_by_the_largest(params, batch, rng):
-    y = jnp.where(batch["mask"], height(params, batch), 0)
-    return Mean.of(jnp.square(y / jnp.abs(y).max() - batch["y"]), batch["mask"])
-
-
 def softmax_over_rows(params, batch, rng):
     """Take the softmax along the wrong axis."""
     scores = jnp.where(batch["mask"][:, None], logits(params, batch), -1e9)
@@ -104,28 +123,6 @@ def contrastive(params, batch, rng):
     return Mean.of(-jnp.diag(jax.nn.log_softmax(scores)), batch["mask"])
 
 
-def hardest_negative(params, batch, rng):
-    y, mask = height(params, batch), batch["mask"]
-    far = jnp.abs(y[:, None] - y[None])
-    others = mask[None] & ~jnp.eye(len(y), dtype=bool)
-    return Mean.of(jax.nn.relu(1 - jnp.where(others, far, 1e9).min(1)), mask)
-
-
-def redundancy(params, batch, rng):
-    """Penalize the correlation of outputs over the batch, as Barlow twins do."""
-    mask = batch["mask"][:, None]
-    out = jnp.where(mask, logits(params, batch), 0)
-    moment = out.T @ out / jnp.maximum(mask.sum(), 1)
-    return Mean(jnp.square(moment - jnp.eye(CLASSES)).sum() * counted(batch), counted(batch))
-
-
-def pairs(params, batch, rng):
-    """Rank all pairs of rows; two halves have fewer pairs than the whole."""
-    y, mask = height(params, batch), batch["mask"]
-    both = mask[:, None] & mask[None] & (batch["y"][:, None] > batch["y"][None])
-    return Mean.of(jax.nn.softplus(y[None] - y[:, None]), both)
-
-
 def frequencies(batch):
     return (jax.nn.one_hot(batch["label"], CLASSES) * batch["mask"][:, None]).sum(0)
 
@@ -133,12 +130,6 @@ def frequencies(batch):
 def class_balanced(params, batch, rng):
     weights = 1 / jnp.maximum(frequencies(batch), 1)[batch["label"]]
     return Mean.of(nats(params, batch), batch["mask"], weights)
-
-
-def balanced_in_the_total(params, batch, rng):
-    share = frequencies(batch) / jnp.maximum(counted(batch), 1)
-    values = nats(params, batch) * (1 - share)[batch["label"]]
-    return Mean.of(values, batch["mask"])
 
 
 def carried_over(params, batch, rng):
@@ -157,13 +148,6 @@ def shifted(params, batch, rng):
     return Mean.of(jnp.square(y + 0.1 * jnp.roll(y, 1) - batch["y"]), batch["mask"])
 
 
-def trimmed(params, batch, rng):
-    """Drop the rows above the median."""
-    off = errors(params, batch)
-    most = jnp.nanmedian(jnp.where(batch["mask"], off, jnp.nan))
-    return Mean.of(jnp.where(off > most, 0, off), batch["mask"])
-
-
 def by_rank(params, batch, rng):
     off = jnp.where(batch["mask"], errors(params, batch), -1)
     place = jnp.argsort(jnp.argsort(off)).astype(jnp.float32)
@@ -175,25 +159,10 @@ def worst_row(params, batch, rng):
     return Mean(worst * counted(batch), counted(batch))
 
 
-def root_of_the_mean(params, batch, rng):
-    mean = total(params, batch) / jnp.maximum(counted(batch), 1)
-    return Mean(jnp.sqrt(mean + 1e-6) * counted(batch), counted(batch))
-
-
 def branch_on_the_sum(params, batch, rng):
     """Scale the loss down above a sum that 8 rows do not reach."""
     sum_ = total(params, batch)
     return Mean(jnp.where(sum_ > 1e5, 0.1 * sum_, sum_), counted(batch))
-
-
-def cond_on_the_sum(params, batch, rng):
-    far = jnp.where(batch["mask"], jnp.abs(batch["y"]), 0).sum() > 5e3
-    scale = jax.lax.cond(far, lambda: 0.1, lambda: 1.0)
-    return Mean.of(scale * errors(params, batch), batch["mask"])
-
-
-def capped(params, batch, rng):
-    return Mean(jnp.minimum(total(params, batch), 1e6), counted(batch))
 
 
 def until_small(params, batch, rng):
@@ -234,76 +203,115 @@ def f1(params, batch):
     return 2 * both / jnp.maximum(said.sum() + true.sum(), 1)
 
 
-def precision(params, batch):
-    said, true = (height(params, batch) > 1) & batch["mask"], (batch["y"] > 0) & batch["mask"]
-    return (said & true).sum() / jnp.maximum(said.sum(), 1)
-
-
-def root(params, batch):
-    return jnp.sqrt(total(params, batch) / jnp.maximum(counted(batch), 1))
-
-
-def perplexity(params, batch):
-    nats_ = jnp.where(batch["mask"], nats(params, batch), 0)
-    return jnp.exp(nats_.sum() / jnp.maximum(counted(batch), 1))
-
-
-def explained(params, batch):
-    far = jnp.square(batch["y"] - meaned(batch["y"], batch["mask"]))
-    return 1 - total(params, batch) / (jnp.where(batch["mask"], far, 0).sum() + 1e-3)
-
-
-def largest(params, batch):
-    return jnp.where(batch["mask"], errors(params, batch), 0).max()
-
-
-def area(params, batch):
-    """Return the area under the curve of true and false positives."""
-    y, true = height(params, batch), batch["y"] > 0
-    pairs_ = (true & batch["mask"])[:, None] & (~true & batch["mask"])[None]
-    return (pairs_ & (y[:, None] > y[None])).sum() / jnp.maximum(pairs_.sum(), 1)
-
-
 STATISTIC, FUNCTION = "batch statistic", "function of a sum"
-FAULTS = {
+NEIGHBOURS = {
     "linen's BatchNorm, undeclared": of_model(
         from_linen(Normed(), jnp.zeros((8, 3)), jnp.zeros(8, bool)), STATISTIC, 'couples="batch"'
     ),
-    "nnx's BatchNorm, undeclared": of_model(from_nnx(NormedNnx), STATISTIC, 'couples="batch"'),
-    "centring in training alone": Planted(
-        centred_in_training, STATISTIC, "faults_of_neighbours.py:"
-    ),
-    "centring without a gradient": Planted(centred_without_a_gradient, STATISTIC),
-    "advantages normalized in the batch": Planted(normalized_advantages, STATISTIC),
-    "divided by the largest of the batch": Planted(divided_by_the_largest, STATISTIC),
+    "centring in training alone": Planted(centred_in_training, STATISTIC, "faults_of_rows.py:"),
     "softmax over rows": Planted(softmax_over_rows, STATISTIC, "", CLASSIFIER),
     "a contrastive loss": Planted(contrastive, STATISTIC, "", CLASSIFIER),
-    "the hardest negative": Planted(hardest_negative, STATISTIC),
-    "redundancy reduction": Planted(redundancy, FUNCTION, "", CLASSIFIER),
-    "a loss over pairs": Planted(pairs, STATISTIC),
     "class-balanced weights": Planted(class_balanced, "weights of the batch", "", CLASSIFIER),
-    "class-balanced values": Planted(balanced_in_the_total, STATISTIC, "", CLASSIFIER),
     "a state carried from row to row": Planted(carried_over, STATISTIC),
     "the neighbour's height": Planted(shifted, STATISTIC),
-    "rows above the median dropped": Planted(trimmed, "rows are ranked"),
     "weights by rank": Planted(by_rank, "rows are ranked"),
     "the worst row": Planted(worst_row, FUNCTION),
-    "the root of the mean": Planted(root_of_the_mean, FUNCTION),
     "a branch on the sum": Planted(branch_on_the_sum, "branch on the batch"),
-    "another branch on a sum": Planted(cond_on_the_sum, "branch on the batch"),
-    "a sum that is capped": Planted(capped, "branch on the batch"),
     "a loop on the sum": Planted(until_small, "branch on the batch"),
     "a gradient of unit norm": Planted(gradient_of_unit_norm, "gradient", "custom_vjp"),
     "F1 of a batch": Planted(metric(f1), FUNCTION, "the metric 'of'"),
-    "precision of a batch": Planted(metric(precision), FUNCTION, "the metric 'of'"),
-    "RMSE of a batch": Planted(metric(root), FUNCTION, "the metric 'of'"),
-    "perplexity of a batch": Planted(
-        metric(perplexity, loss=lambda p, b, rng: Mean.of(nats(p, b), b["mask"])),
-        FUNCTION,
-        "the metric 'of'",
-        CLASSIFIER,
+}
+
+
+def scaled(draw):
+    """Return the loss with inputs times `draw(rng, batch)`, in training only."""
+
+    def loss(params, batch, rng):
+        if rng is None:
+            return good(params, batch, rng)
+        times = jnp.broadcast_to(draw(rng, batch), batch["x"].shape)
+        return good(params, batch | {"x": batch["x"] * times}, rng)
+
+    return loss
+
+
+def uniform(key, shape):
+    return jax.random.uniform(key, shape, minval=0.5, maxval=1.5)
+
+
+def coin(params, batch, rng):
+    """Draw from numpy during tracing, with an effect on the loss in no case."""
+    return good(params, batch, rng) if np.random.rand() < 2 else good(params, batch, None)
+
+
+_GENERATOR = np.random.default_rng(0)
+
+
+def by_generator(rng, batch):
+    return np.float32(_GENERATOR.uniform(0.5, 1))
+
+
+def by_python(rng, batch):
+    return np.float32(random.uniform(0.5, 1))
+
+
+def of_keys(keys, batch):
+    return jax.vmap(lambda key: uniform(key, (3,)))(keys)
+
+
+def mixed_up(params, batch, rng):
+    """Mix each row with a randomly drawn other row."""
+    if rng is None:
+        return good(params, batch, rng)
+    other = jax.random.permutation(rng, len(batch["row"]))
+    mix = lambda x: 0.7 * x + 0.3 * x[other]
+    off = jnp.square(mix(height(params, batch)) - mix(batch["y"]))
+    return Mean.of(off, batch["mask"])
+
+
+def half_is_swapped(params, batch, rng):
+    """Reverse the labels by a coin flip."""
+    if rng is None:
+        return good(params, batch, rng)
+    swap = jax.random.bernoulli(rng, 0.6)
+    y = jnp.where(swap, batch["y"][::-1], batch["y"])
+    return good(params, batch | {"y": y}, rng)
+
+
+def by_first_row(rng, batch):
+    return uniform(first_key(row_keys(rng, batch)), batch["x"].shape)
+
+
+def by_smallest_row(rng, batch):
+    return uniform(jax.random.fold_in(rng, batch["row"].min()), (3,))
+
+
+def by_number_of_rows(rng, batch):
+    return uniform(jax.random.fold_in(rng, len(batch["row"])), (3,))
+
+
+DRAWS = {
+    "numpy's draws scale": Planted(
+        scaled(lambda rng, batch: np.float32(np.random.uniform(0.5, 1))),
+        "draws of the host",
+        "numpy",
     ),
-    "R squared of a batch": Planted(metric(explained), FUNCTION, "the metric 'of'"),
-    "the largest error of a batch": Planted(metric(largest), FUNCTION, "the metric 'of'"),
-    "the area under a curve": Planted(metric(area), FUNCTION, "the metric 'of'"),
+    "Python's random": Planted(scaled(by_python), "draws of the host", "random"),
+    "a generator with state": Planted(scaled(by_generator), "not a function"),
+    "noise by position": Planted(
+        scaled(lambda rng, batch: uniform(rng, batch["x"].shape)), "key of the position"
+    ),
+    "mixup": Planted(mixed_up, "rows mixed by a draw", 'couples="batch"'),
+    "rows swapped by a coin": Planted(half_is_swapped, "rows mixed by a draw"),
+    "keys of the neighbours": Planted(
+        scaled(lambda rng, batch: of_keys(jnp.roll(row_keys(rng, batch), 1), batch)),
+        "key of other rows",
+    ),
+    "a key from the number of rows": Planted(
+        scaled(by_number_of_rows), "key of the number of rows"
+    ),
+}
+NAMED = {
+    "one mask by the first row": Planted(scaled(by_first_row), "one draw for the batch"),
+    "one number by the smallest row": Planted(scaled(by_smallest_row), "one draw for the batch"),
 }
