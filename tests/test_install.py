@@ -1,7 +1,10 @@
-"""What a fresh install gives: the package from any folder, its names, its types, its configs."""
+"""A fresh install: the package's names and types, the wheel, its commands in an empty folder."""
 
+import json
+import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -19,13 +22,6 @@ def python(code: str, cwd: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.thorough
-def test_is_found_from_the_folder_that_the_clone_lies_in(tmp_path: Path):
-    (tmp_path / "jtrain" / "jtrain").mkdir(parents=True)  # as the clone and the package in it
-    found = python("import jtrain; print(jtrain.__file__); jtrain.fit", tmp_path)
-    assert Path(found).name == "__init__.py"
-
-
 def test_tab_completion_shows_what_a_user_may_name():
     shown = {name for name in dir(jt) if not name.startswith("_")}
     assert {"fit", "evaluate", "predict", "Mean", "run", "optim", "testing"} <= shown
@@ -33,12 +29,6 @@ def test_tab_completion_shows_what_a_user_may_name():
     for name in shown:
         assert getattr(jt, name) is not None
     assert set(jt.__all__) <= set(dir(jt))
-
-
-@pytest.mark.thorough
-def test_packages_need_no_import_of_their_own(tmp_path: Path):
-    code = "import jtrain as jt; print(jt.optim.AdamW(lr=1e-3).lr, jt.data.Arrays.__name__)"
-    assert python(code, tmp_path) == "0.001 Arrays"
 
 
 @pytest.mark.thorough
@@ -70,3 +60,66 @@ def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     }
     assert data <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
+
+
+# Four commands of the first page of the documentation, with the folder of each.
+FIRST = (
+    (".", "jtrain run shakespeare --fast"),
+    (".", "jtrain init rings"),
+    ("rings", "jtrain run configs/rings.yaml"),
+    ("rings", "python3 -m pytest -q -W error"),
+)
+OWN = ("PYTHON", "PYTEST", "JTRAIN", "VIRTUAL_ENV")
+
+
+def typed(command: list[str], cwd: Path, first: Path | None = None) -> str:
+    """Return the output of a command, typed outside the clone; programs of `first` come first."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
+    if first is not None:
+        env["PATH"] = f"{first}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(
+        command, cwd=cwd, env=env, text=True, timeout=1200, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an sdist, and of the wheel that was built from it."""
+    pytest.importorskip("build", reason="pip install build")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
+    typed([*command, str(ROOT)], folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "dependencies",
+    [
+        pytest.param("of these tests", marks=pytest.mark.thorough),
+        pytest.param("from the index", marks=pytest.mark.slow),
+    ],
+)
+def test_four_commands_in_an_empty_folder(dependencies: str, built: Path, tmp_path: Path):
+    venv, home = tmp_path / "venv", tmp_path / "home"
+    home.mkdir()
+    typed([sys.executable, "-m", "venv", str(venv)], home)
+    wheel = str(next(built.glob("*.whl")))
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    if dependencies == "from the index":
+        typed([*pip, wheel, "pytest"], home)
+    else:  # those of the environment of these tests, which are at hand
+        typed([*pip, "--no-deps", wheel], home)
+        (site,) = venv.glob("lib/python*/site-packages")
+        (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
+        command = [str(venv / "bin" / "python"), "-c", "import jtrain; print(jtrain.__file__)"]
+        assert typed(command, home).strip() == str(site / "jtrain" / "__init__.py")
+    outputs = [
+        typed(["sh", "-c", command], home / folder, venv / "bin") for folder, command in FIRST
+    ]
+    assert "2 passed" in outputs[3]
+    record = json.loads((home / "rings" / "runs" / "rings" / "run.json").read_text())
+    assert record["status"] == "done"
+    assert not list(home.glob("jtrain")), "the folder has only what the commands wrote"

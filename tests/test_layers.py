@@ -4,8 +4,6 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
-
 # A package may import those of the lines above it. Those of one line do not import one another.
 ORDER = [
     {"errors"},
@@ -60,10 +58,10 @@ def imports(tree: ast.AST) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(RANK))
-def test_imports_only_go_up(name: str):
-    for path in files_of(name):
-        check_imports(name, path)
+def test_imports_only_go_up():
+    for name in sorted(RANK):
+        for path in files_of(name):
+            check_imports(name, path)
 
 
 def check_imports(here: str, path: Path) -> None:
@@ -85,10 +83,10 @@ def check_imports(here: str, path: Path) -> None:
             assert here in owners, f"{where}:{line} imports {top}. {advice}"
 
 
-@pytest.mark.parametrize("name", sorted(RANK.keys() - {"parallel"}))
-def test_only_parallel_says_how_arrays_are_laid_out(name: str):
-    for path in files_of(name):
-        check_layout(path)
+def test_only_parallel_says_how_arrays_are_laid_out():
+    for name in sorted(RANK.keys() - {"parallel"}):
+        for path in files_of(name):
+            check_layout(path)
 
 
 def check_layout(path: Path) -> None:
