@@ -46,8 +46,10 @@ def subject(planted):
 @pytest.mark.parametrize("planted", sampled(FAULTS, QUICK, each=2))
 def test_a_fault_is_found_and_its_cause_is_named(planted):
     wrong = [row for row in compare_loss(subject(planted)) if row.verdict == "FAILS"]
-    assert {row.cause for row in wrong} == {planted.cause}
+    assert wrong[0].cause == planted.cause
     assert planted.message in wrong[0].why
+    several = planted in programs.PLACES.values()  # a place may show in more than one way
+    assert several or {row.cause for row in wrong} == {planted.cause}
 
 
 @pytest.mark.thorough
