@@ -84,6 +84,9 @@ def _trainer(
     train, jax = (importlib.import_module(f"ray.train{name}") for name in ("", ".v2.jax"))
     config_class = importlib.import_module("ray.train.v2.jax.config").JaxConfig
     gpu, tpu = "GPU" in needed, "TPU" in needed
+    # Newer versions of Ray print each report of each worker otherwise.
+    quiet = getattr(train, "LoggingConfig", None)
+    log = {"logging_config": quiet(log_level="ERROR")} if quiet else {}
     return jax.JaxTrainer(
         train_loop_per_worker=train_loop,
         train_loop_config={"config": config, "overrides": settings, "directory": os.getcwd()},
@@ -99,6 +102,7 @@ def _trainer(
             ),
             callbacks=[stop_on_mistake()],
             worker_runtime_env={"env_vars": dict(environ)},
+            **log,
         ),
     )
 
