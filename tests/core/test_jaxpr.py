@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.core.jaxpr import called_jaxpr, dependence, operations
+from jtrain.core.jaxpr import called_jaxpr, dependence, is_opaque, operations
 
 
 def carried(x, y):
@@ -64,3 +64,8 @@ def test_a_call_only_calls_its_program_and_a_branch_or_a_loop_does_more():
         calls.setdefault(called_jaxpr(eqn) is not None, set()).add(eqn.primitive.name)
     assert calls[True] in ({"jit"}, {"pjit"})  # the name in later and earlier versions of JAX
     assert {"add", "cond", "scan"} <= calls[False]
+
+
+def test_a_kernel_that_no_jaxpr_describes_is_opaque():
+    names = ("pallas_call", "dot_product_attention_fwd", "dot_general", "scan")
+    assert [is_opaque(name) for name in names] == [True, True, False, False]

@@ -89,6 +89,7 @@ def test_hooks_of_one_kind_see_a_step_in_the_order_given():
 
     run(Named("first"), Named("second"), steps=2)
     assert seen == [(1, "first"), (1, "second"), (2, "first"), (2, "second")]
+    assert (Hook.every, Hook.settles, Hook.last) == (1, False, False), "where a hook says nothing"
 
 
 def test_a_call_of_several_steps_tells_each_of_them():
