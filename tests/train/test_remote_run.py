@@ -195,7 +195,7 @@ def ran(home: Path, *words: str, kill_at: int = 0) -> subprocess.CompletedProces
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kill_at", [25, 38])
+@pytest.mark.parametrize("kill_at", [25, pytest.param(38, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_while_it_copies_resumes_elsewhere_bit_for_bit(
     kill_at: int, bucket: str, tmp_path: Path
 ):

@@ -1,4 +1,4 @@
-"""Evaluations and saves at their cadence, and the early stop, which depends on all results."""
+"""Evaluations at their cadence, and the early stop, which depends on all their results."""
 
 import math
 

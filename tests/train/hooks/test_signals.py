@@ -1,4 +1,4 @@
-"""Signals stop a run after its step; it saves and exits with 75, or warns that it could not."""
+"""Signals stop a run after its step: it saves and exits with 75, at once at a second one."""
 
 import json
 import signal
