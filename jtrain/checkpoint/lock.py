@@ -114,8 +114,11 @@ class WriteLock:
                 if time.monotonic() > end:
                     raise _held_error(directory, read_holder(directory))
                 time.sleep(0.02)
-        except OSError as error:
-            raise _unwritable_error(self._path, error) from None
+        except BaseException as error:
+            self.forget()
+            if isinstance(error, OSError):
+                raise _unwritable_error(self._path, error) from None
+            raise
 
     def _try(self) -> bool:
         """Return whether the file is open and locked by this process."""

@@ -123,16 +123,23 @@ def lock_sweep(name: str) -> Iterator[int]:
     """
     path = RUNS / name / ".lock"
     with _open_output(path, "wb", "marks a running sweep") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(lock.fileno()):
             raise ConfigError(
                 f"a sweep of runs/{name} is running, or members of a killed sweep still are. "
                 f"Wait for it, or end it; or choose another name: name={name}-2"
-            ) from None
-        except OSError:  # some file systems lock nothing
-            pass
+            )
         yield lock.fileno()
+
+
+def _lock(file: int) -> bool:
+    """Lock an open file if the file system can; return False if another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some file systems lock nothing
+        pass
+    return True
 
 
 def _open_output(

@@ -16,7 +16,7 @@ from quick_study import CODE, at_home, trained, write_study
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
 from jtrain.cli import find_run, main
-from jtrain.train import watch_run, watched_checkpoints
+from jtrain.train import watch_run
 from jtrain.train.evaluation_rows import NAME
 from jtrain.train.run_result import RunResult
 from jtrain.train.trackers import TensorBoard, TrackedRun
@@ -119,13 +119,6 @@ def test_trackers_get_each_evaluation_once(run: Path, outcome: RunResult, capfd,
     assert ends == ["stopped", "done"]
 
 
-def test_rows_of_another_run_in_the_directory_are_replaced(run: Path, capfd):
-    (run / NAME).write_text('{"step": 4, "valid/loss": 9.0, "run": "another"}\n{"step": 8, "va')
-    code, printed, _ = watch(capfd)
-    assert (code, [row["step"] for row in printed]) == (0, [4, 8, 12])
-    assert [row["step"] for row in rows(run)] == [4, 8, 12]
-
-
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_pinned(run: Path, capfd, monkeypatch):
     """Retention of the training process removes each checkpoint once it is chosen."""
     plain = watch_run._evaluate
@@ -138,24 +131,6 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_pinned(run: Path, capf
     code, printed, _ = watch(capfd)
     assert (code, [row["step"] for row in printed]) == (0, [4, 8, 12])
     assert layout.list_named_steps(run / "checkpoints") == []
-
-
-def test_a_checkpoint_that_is_removed_before_is_skipped_with_a_line(run: Path, capfd, monkeypatch):
-    plain = shutil.copytree
-
-    def copytree(source, *args, **options):
-        copied = plain(source, *args, **options)
-        if Path(source).name == "8":
-            layout.delete_checkpoint(Path(source).parent, 8)
-            raise FileNotFoundError(source)
-        return copied
-
-    monkeypatch.setattr("jtrain.checkpoint.pinned.shutil.copytree", copytree)
-    code, printed, err = watch(capfd)
-    assert not (run / watched_checkpoints.PINS).exists(), "nothing of it is left"
-    assert (code, [row["step"] for row in printed]) == (0, [4, 12])
-    assert "checkpoint 8 in " in err
-    assert "a larger checkpoint.keep leaves more time. It is skipped" in err
 
 
 def save_again(run: Path, step: int) -> None:
