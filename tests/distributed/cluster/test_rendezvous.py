@@ -241,38 +241,61 @@ def test_a_process_with_another_token_is_told_what_to_set():
 
 CROWD = """
 import resource, socket, sys
+port, count, line = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-peers = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(2000)]
+peers = []
+for index in range(1, count + 1):
+    peers.append(socket.create_connection(("127.0.0.1", port)))
+    peers[-1].sendall((line % index).encode() if line else b"")
 print("all", flush=True)
-sys.stdin.read()
+if line:
+    print(sum(b'"error": ""' in peer.makefile("rb").readline() for peer in peers))
+else:
+    sys.stdin.read()
 """
 
 
+def crowd(port: int, count: int, line: str = "") -> subprocess.Popen:
+    command, pipe = [sys.executable, "-c", CROWD, f"{port}", f"{count}", line], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
 @pytest.fixture
-def few_files() -> Iterator[None]:
-    """Allow 256 open files; skip where a crowd may not have more."""
+def open_files() -> Iterator[Callable[[int], None]]:
+    """Return a function that limits the open files; skip where a crowd may not have more."""
     before, change = resource.getrlimit(resource.RLIMIT_NOFILE), resource.setrlimit
     if 0 <= before[1] < 4096:
         pytest.skip(f"at most {before[1]} open files are allowed here")
-    change(resource.RLIMIT_NOFILE, (256, before[1]))
-    yield
+    yield lambda soft: change(resource.RLIMIT_NOFILE, (soft, before[1]))
     change(resource.RLIMIT_NOFILE, before)  # the test puts a function in its place
 
 
-def test_2000_connections_at_256_open_files(few_files, monkeypatch):
+def test_2000_connections_at_256_open_files(open_files, monkeypatch):
+    open_files(256)
     monkeypatch.setattr(resource, "setrlimit", lambda *args: None)  # as where 256 is the most
     with listening_port(monkeypatch) as (port, ready):
         processes = []
 
         def connect() -> None:
-            command = [sys.executable, "-c", CROWD, str(port)]
-            pipe = subprocess.PIPE
-            processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+            processes.append(crowd(port, 2000))
             assert processes[0].stdout.readline() == "all\n"
 
         assert start_with(port, ready, connect, token="secret") == [None, None]
         processes[0].communicate()
+
+
+@pytest.mark.thorough
+def test_1024_processes_meet_at_1024_open_files(open_files, monkeypatch):
+    open_files(1024)
+    with listening_port(monkeypatch) as (port, ready):
+        line = json.dumps({"index": "%d", "processes": 1024, "facts": SAME}) + "\n"
+        others = []
+        threading.Thread(
+            target=lambda: (ready.wait(60), others.append(crowd(port, 1023, line)))
+        ).start()
+        meet(member(0, 1024, port), SAME, timeout=100.0)
+        assert others[0].communicate()[0].split() == ["all", "1023"]
 
 
 ROOT = Path(__file__).parents[3]
@@ -291,4 +314,4 @@ def test_every_call_sets_the_listening_address():
                     found += 1
                     said = {word.arg for word in node.keywords}
                     assert "coordinator_bind_address" in said, f"{file}:{node.lineno}"
-    assert found >= 4
+    assert found
