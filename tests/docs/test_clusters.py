@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from jtrain.cli import main
 from jtrain.distributed.cluster import detect
+from jtrain.distributed.cluster.tls import AUTHORITY, CERTIFICATE, KEY
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"
 LINK = re.compile(r"\]\((clusters/[^)#]+)")
