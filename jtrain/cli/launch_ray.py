@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_text as print
 from jtrain.distributed.cluster.variables import LAUNCHER, NUMBER
 from jtrain.distributed.ray_cluster import (
     check_installed,
