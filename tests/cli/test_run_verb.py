@@ -84,6 +84,7 @@ def test_a_finished_run_says_so_and_exits_with_0(capfd):
     assert before == after
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch):
     from jtrain.train.hooks.metrics import MetricsFile
 

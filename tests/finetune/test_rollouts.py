@@ -74,6 +74,7 @@ def test_the_answers_of_a_row_do_not_depend_on_the_others():
     assert len(np.unique(complete[0], axis=0)) > 1, "the answers of a group differ"
 
 
+@pytest.mark.thorough
 def test_log_probs_are_those_of_the_distribution_that_is_sampled():
     temperature = 0.7
     model, params = model_and_params()

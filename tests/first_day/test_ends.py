@@ -39,6 +39,7 @@ def run(folder: Path, script: str, *options: str, **variables: str):
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
 
 
+@pytest.mark.thorough
 def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):
     done = run(tmp_path, SCRIPT.replace("jt.errors", "__import__('jtrain.errors').errors"))
     assert done.returncode == 2, done.stderr

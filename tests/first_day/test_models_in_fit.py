@@ -173,6 +173,7 @@ def sums_by_segment(values, segments):
     return jnp.einsum("bts,bsv->btv", sees.astype(jnp.float32), values)
 
 
+@pytest.mark.thorough
 def test_a_model_of_your_own_gets_the_segments_of_packed_rows_and_must_take_them():
     tokens = DRAW.integers(0, 5, (4, 8)).astype(np.int32)
     segments = np.repeat([[1, 1, 1, 1, 2, 2, 2, 2]], 4, 0).astype(np.int32)

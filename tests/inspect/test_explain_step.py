@@ -243,6 +243,7 @@ def test_the_advised_value_needs_the_old_program(study):
     assert setup_of(study, "batch=16", "optimizer.lr=0.03").lower_step().as_text() == old
 
 
+@pytest.mark.thorough
 def test_a_run_records_its_compiles_and_the_verb_compares(study, capsys):
     assert main(["explain", str(study), "--why-recompile"]) == 2
     assert "quick is no directory of a run" in capsys.readouterr().err

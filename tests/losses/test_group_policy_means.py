@@ -95,6 +95,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.thorough
 def test_means_of_means_are_of_another_loss_as_the_page_says():
     for parts in SPLITS[1:]:
         assert distance(mean_of_means(parts)[1], mean_of_means(1)[1]) > 0.05

@@ -100,6 +100,7 @@ def loosely(fn, *args):
         return fn(*args)
 
 
+@pytest.mark.thorough
 def test_splash_interpreted_gives_what_xla_does():
     qkv, by_kernel, by_xla = by_both(**SPLASH)
     got = loosely(jax.jit(by_kernel), *qkv)

@@ -43,6 +43,7 @@ def alone(row, steps=10):
     return np.asarray(text)[0]
 
 
+@pytest.mark.thorough
 def test_each_row_is_the_answer_that_it_gets_alone():
     text, ends = answers()
     assert ends.tolist() == (LENGTHS + 10).tolist()
@@ -51,6 +52,7 @@ def test_each_row_is_the_answer_that_it_gets_alone():
         assert not words[end:].any()
 
 
+@pytest.mark.thorough
 def test_an_answer_ends_with_its_first_mark():
     size = 2
     first = alone(1)[LENGTHS[1] :]

@@ -84,6 +84,7 @@ def test_it_is_the_direction_of_optax():
         assert distance(found[0][0], found[1][0]) < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "layout",
     [
@@ -110,6 +111,7 @@ def test_matrices_that_are_split_take_the_step_of_one_device(layout: dict):
     assert size(apart) < 1e-3 * size(moved), distance(*ends)
 
 
+@pytest.mark.thorough
 def test_whole_matrices_cost_one_exchange_there_and_one_back():
     where = Axes(devices=4, fsdp=4, min_size=0).build()
 

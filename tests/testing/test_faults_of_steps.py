@@ -32,6 +32,7 @@ def test_a_fault_is_found_and_named(fault):
     assert any(fault.message in row.why for row in wrong)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", by_name(FAULTS, ["missing psum"], pytest.mark.slow))
 def test_the_corrected_step_is_accepted(fault):
     comparisons = rows(fault.right)

@@ -142,6 +142,7 @@ def test_a_loss_that_rejects_narrow_parameters_is_not_compared():
     assert "float32, bfloat16" in not_compared[0]
 
 
+@pytest.mark.thorough
 def test_large_sums_that_cancel_are_named_and_no_fault():
     def cancelling(params, batch, rng):
         del rng

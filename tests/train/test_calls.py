@@ -97,6 +97,7 @@ def test_a_run_takes_the_steps_of_one_step_a_call(layout):
         assert_close(*(np.frombuffer(x, np.float32) for x in (auto[name], leaf)), within=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("here")
 def test_a_hook_changes_no_bit():
     """Train with batch norm and rounding, where a program for one step has other bits."""
@@ -119,6 +120,7 @@ def test_where_calls_end_changes_no_bit(unbroken):
     assert {**found, "metrics.jsonl": b""} == {**unbroken(), "metrics.jsonl": b""}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_a_run_that_was_cut_within_a_call_resumes_to_the_same_bits(unbroken):
     """End a run at step 7, which no cadence names: a call of the whole run would pass it."""

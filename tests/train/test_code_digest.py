@@ -107,6 +107,7 @@ def level(power):
     return loss
 
 
+@pytest.mark.thorough
 def test_fit_says_that_the_loss_was_edited(tmp_path, compiled, capfd):
     fit = functools.partial(
         jt.fit,

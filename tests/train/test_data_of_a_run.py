@@ -191,6 +191,7 @@ class Config(jt.RunConfig):
         return jt.Experiment(init=init, loss=loss, train=Refilled(), optimizer=optax.sgd(0.1))
 
 
+@pytest.mark.thorough
 def test_a_reader_may_fill_one_buffer_again():
     """XLA:CPU computes with memory that begins at a multiple of 64, and copies other memory."""
     config = Config(

@@ -164,6 +164,7 @@ def test_does_not_end_as_if_nothing_were_wrong_when_no_step_is_finite():
         )
 
 
+@pytest.mark.thorough
 def test_bad_steps_are_dealt_with_as_asked(tmp_path):
     rows = {"x": X[:48], "y": np.where(np.arange(48) == 7, np.nan, Y[:48]).astype(np.float32)}
     call = {"steps": 3, "batch": 16, "every": 3, "quiet": True}  # each row once

@@ -56,6 +56,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "split",
     ["microbatches", *(pytest.param(s, marks=pytest.mark.thorough) for s in list(SPLITS)[1:])],
@@ -71,6 +72,7 @@ def test_takes_the_steps_of_one_device(split):
     assert abs(other[1] - one[1]) < 2**-8 * one[1]
 
 
+@pytest.mark.thorough
 def test_the_products_of_linear_layers_are_fp8_and_the_head_is_not():
     made = setup(*ONE, *FP8_STEPS)
     terms = made._terms(made.first.repeated)

@@ -67,6 +67,7 @@ def test_a_row_of_no_weight_may_hold_anything():
     jt.check_batch(loss, PARAMS, data)
 
 
+@pytest.mark.thorough
 def test_chunks_weigh_tokens_as_the_whole_does():
     hidden = jnp.asarray(DRAW.normal(size=(6, 4, 4)), jnp.float32)
     head, targets = jnp.asarray(PARAMS["w"].T), jnp.asarray(TOKENS[:, 1:])

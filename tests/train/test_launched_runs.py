@@ -94,6 +94,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
         process.wait()
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     assert stopped.code == 75, stopped.said
     stands = json.loads((stopped.run / "run.json").read_text())

@@ -81,6 +81,7 @@ def test_no_product_is_computed_for_what_depends_on_frozen_leaves_alone():
     assert part.model == part.hardware == 16 * (ROW["up"] + 2 * ROW["down"])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("frozen_home")
 def test_devices_send_no_gradient_of_frozen_leaves():
     impl = "shard_map"

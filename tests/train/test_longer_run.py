@@ -50,6 +50,7 @@ def rates(config: str, *settings: str) -> list[float]:
     return [rate(step) for step in range(values.steps)]
 
 
+@pytest.mark.thorough
 def test_an_extended_run_ends_as_a_longer_one(finished_copy: RunResult, unbroken):
     assert trained(CONFIG, "steps=15").step == 15
     outcome = trained(OWN, "steps=18")

@@ -20,6 +20,7 @@ def child(words: list[str], where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.thorough
 def test_a_run_splits_the_cpu_into_the_devices_it_asks_for(tmp_path: Path):
     settings = ["parallel.kind=fsdp", "parallel.devices=2"]
     done = child(["-m", "jtrain", "run", str(write_study(tmp_path)), *SHORT, *settings], tmp_path)

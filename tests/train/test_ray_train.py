@@ -58,6 +58,7 @@ def _ray_train(workers: int, reports: list) -> ModuleType:
     return module
 
 
+@pytest.mark.thorough
 def test_a_worker_trains_and_reports(study_home, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     reports: list[dict] = []

@@ -65,6 +65,7 @@ def test_a_rolled_back_run_ends_as_one_without_those_batches():
     assert events("never") == []
 
 
+@pytest.mark.thorough
 def test_several_steps_a_call_roll_back_too():
     settings = {"steps_per_call": "auto", "log": LogConfig(every=1)}
     went = config("went", (NAN,), RollbackPolicy(), **settings)

@@ -84,6 +84,7 @@ def test_each_step_has_one_row_and_each_evaluation_another(finished: RunResult):
     assert finished.results[12]["rows"] == 50  # all of them, none twice
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_the_cadences_are_those_of_the_config_and_the_best_checkpoint_is_kept():
     worst = "highest loss"  # for the lowest is the newest
@@ -110,6 +111,7 @@ def test_a_finished_run_is_not_run_again(finished: RunResult, monkeypatch):
     assert {p: p.read_bytes() for p in finished.directory.path.rglob("*") if p.is_file()} == files
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_a_hook_may_finish_a_run_and_run_json_names_only_steps_that_are_sealed(monkeypatch):
     said, say = [], RunDir.write_status
@@ -279,6 +281,7 @@ def _rows(metrics: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_ends_the_run(monkeypatch):
     from jtrain.checkpoint import seal

@@ -27,6 +27,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     at_home(tmp_path, monkeypatch, compiled)
 
 
+@pytest.mark.thorough
 def test_each_set_has_its_cadence_and_all_are_measured_at_the_end(capsys):
     outcome = trained(CONFIG, SETS)
     found = {name: read_results(outcome.directory.metrics, name) for name in ("valid", "seen")}

@@ -51,6 +51,7 @@ def test_an_invalid_topology_raises_with_advice():
             find_topology(name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "unused"),
     [
@@ -114,6 +115,7 @@ def test_machines_have_their_gpus(kind):
         assert one.limit == int(0.75 * GPU_TARGETS[kind].memory)
 
 
+@pytest.mark.thorough
 def test_a_second_plan_is_the_first_from_the_cache():
     topology = find_topology("cpu:8")
     first, second = make_plan(small(), topology), make_plan(small(), topology)
@@ -183,6 +185,7 @@ def test_a_device_has_its_share():
     assert sharded["frozen", "float32"] * 4 == full["frozen", "float32"]
 
 
+@pytest.mark.thorough
 def test_a_plan_prints_the_parts_of_a_state():
     plan = make_plan(small(LORA, "lora.frozen=nf4"), find_topology("cpu:4"))
     text = format_plan(plan)
@@ -209,6 +212,7 @@ LINE = """            x = jnp.tanh(batch["x"] @ params["up"] + params["bias"][No
 """
 
 
+@pytest.mark.thorough
 def test_a_loop_that_depends_on_data_gives_a_lower_bound_with_a_warning(
     tmp_path, monkeypatch, capsys
 ):

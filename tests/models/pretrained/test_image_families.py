@@ -73,6 +73,7 @@ def test_pixels_are_those_of_the_preprocessor(tmp_path):
     assert ResNet(pretrained=str(cropped)).pixels == Pixels(height=32, width=32, channels=3)
 
 
+@pytest.mark.thorough
 def test_an_image_of_another_size_is_changed_as_by_hand(tmp_path):
     """Bytes of a grey image give the logits of the same numbers, changed in numpy."""
     folder = folder_with(tmp_path, "vit", size={"height": 8, "width": 8}, **RANGE)
@@ -94,6 +95,7 @@ def test_an_image_of_another_size_is_changed_as_by_hand(tmp_path):
     assert_close(got, want, WITHIN)
 
 
+@pytest.mark.thorough
 def test_the_names_of_the_other_package_are_those_of_timm(tmp_path):
     """The tensors of efficientnet-lite-pytorch, in the order in which both list the layers."""
     golden = published.golden("efficientnet_lite")

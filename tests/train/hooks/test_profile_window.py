@@ -23,6 +23,7 @@ def study(tmp_path, monkeypatch) -> Path:
     return write_study(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_run_writes_a_trace_and_reads_it_back(study, capsys):
     assert main(["run", str(study), "--profile", "4:6", "evaluate.every=5"]) == 0
     shown = capsys.readouterr().out
