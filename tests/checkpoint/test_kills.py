@@ -118,7 +118,7 @@ def interrupted(function, moment: int, kept: list[KeyboardInterrupt]) -> bool:
 @pytest.mark.parametrize(
     "stride",
     [
-        pytest.param(17, marks=pytest.mark.thorough),  # about a hundred moments, of 1,600
+        pytest.param(3, marks=pytest.mark.thorough),  # about a hundred moments, of 290
         pytest.param(1, marks=pytest.mark.slow),
     ],
 )
