@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# LLVM at -O0 compiles in 0.6 of the time, and fuses no multiply-add: .ci/run takes -O1 where bits
-# and sums are compared at length, and runs some tests of each area with what users have
-# (TEST_FLAGS=users). XLA's own passes, fusion among them, are always those that users have;
-# benchmarks/exactness.py measures with everything on. Flags that are set outside come last and win:
-# those of another processor's instructions, say (docs/tests.md). A worker of pytest-xdist has all.
+# LLVM at -O0 compiles in 0.6 of the time, and fuses no multiply-add: .ci/weekly takes -O1, .ci/run
+# runs some tests of each area with what users have (TEST_FLAGS=users). XLA's own passes, fusion
+# among them, are always those that users have; benchmarks/exactness.py measures with everything on.
+# Flags that are set outside come last and win: those of another processor's instructions, say
+# (docs/tests.md). A worker of pytest-xdist has all.
 os.environ["XLA_FLAGS"] = " ".join(
     dict.fromkeys(
         (

@@ -93,7 +93,7 @@ def test_an_evaluation_is_that_of_the_whole_set_though_its_batches_have_either_s
     assert jt.evaluate(loss, line(), rows, parallel="single") == pytest.approx(got, rel=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_check_takes_it_for_the_one_result_that_it_is():
     report = jt.testing.assert_invariant(loss, line(), batch(), strategies={})
     assert report.ok

@@ -104,7 +104,7 @@ SPLITS = [(4, 2), (1, 4), (2, 1)]
 
 @pytest.mark.parametrize(
     ("devices", "chunks"),
-    [pytest.param(d, c, marks=() if (d, c) == (4, 2) else pytest.mark.thorough) for d, c in SPLITS],
+    [pytest.param(d, c, marks=() if (d, c) == (4, 2) else pytest.mark.slow) for d, c in SPLITS],
 )
 def test_loss_and_gradient_are_those_of_the_whole_batch(pairs, whole, devices, chunks):
     want, gradient = whole
@@ -113,7 +113,7 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(pairs, whole, devices, c
     assert distance(found, gradient) <= 1e-6
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_shards_of_the_parameters_change_nothing(pairs, whole):
     want, gradient = whole
     loss, found = step_of(pairs, FSDP(devices=4, min_size=0), 2)
@@ -121,7 +121,7 @@ def test_shards_of_the_parameters_change_nothing(pairs, whole):
     assert distance(found, gradient) <= 1e-6
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_chunks_compared_alone_are_of_another_loss(pairs):
     """What microbatches would give, and why they are refused."""
     loss, params, batch = pairs

@@ -198,6 +198,7 @@ def student(params, batch, rng):
 SPLIT = {"dpo": chat_pairs, "divergence": student} | {n: policy(w) for n, w in WAYS.items()}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SPLIT)
 def test_every_split_gives_one_step(name):

@@ -84,6 +84,7 @@ def test_it_is_the_direction_of_optax():
         assert distance(found[0][0], found[1][0]) < 1e-5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "layout",

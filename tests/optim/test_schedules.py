@@ -140,7 +140,7 @@ def test_each_restart_is_a_cosine_of_its_own(growth: float, starts: list[int]):
         assert_close(rates[first:after], alone, 1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_joined_pieces_are_what_each_is_alone():
     pieces = (
         SchedulePiece(steps=5, peak=0.1, schedule=LinearSchedule(final=0.5)),

@@ -127,6 +127,7 @@ def on_one(case: str) -> tuple[Any, Any]:
     return slope(Single().build(), next(c for c in QUICK + SLOW if str(c) == case))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_are_those_of_one_device(case: Case, capfd: pytest.CaptureFixture):
     axes = Axes(**{"fsdp": 1, "min_size": 0, **case.axes})
@@ -294,7 +295,7 @@ def draw(h: int = H, g: int = G):
     return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_kernel_is_called_for_the_rows_and_heads_of_a_device():
     place = Axes(slice=2, fsdp=2, tensor=2).build().placement
     how, qkv = Kernel(window=4), draw()

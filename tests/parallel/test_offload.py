@@ -98,7 +98,7 @@ def test_what_a_block_saves_goes_to_the_host():
     assert there >= 2 * 2 * 2  # of two blocks two names, there and back
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit_with_and_without(tmp_path, monkeypatch, compiled):
     """Saved from the host's memory and restored to it, or to the devices'."""
     at_home(tmp_path, monkeypatch, compiled)

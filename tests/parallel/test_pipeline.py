@@ -163,7 +163,7 @@ def hidden(place, values=MODEL):
     return model, jax.value_and_grad(total, has_aux=True), params
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_dropout_and_segments_go_with_their_rows():
     where = axes(stage=2, repeats=2, data=4).build()
     model, fn, params = hidden(where.placement)
@@ -193,7 +193,7 @@ def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int
     return found, sum(leaf.size for leaf in jax.tree.leaves(like["blocks"])) * 4 // 4
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_crosses_are_boundaries_and_each_gradient_once():
     found, layers = sent(1)
     turns, batch = 4 + 3, B // 4 // 2 * 8 * 8 * 4  # bytes of a microbatch on a device

@@ -116,7 +116,7 @@ def test_the_scale_changes_no_result_that_float32_holds(microbatches):
         assert told[name].value() == also[name].value()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_line_search_sees_the_loss_itself():
     optimizer = optax.lbfgs()
     step = jax.jit(make_step(line, optimizer))
