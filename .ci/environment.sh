@@ -27,10 +27,10 @@ newer() { # the newest of Python 3.13 and 3.12, if there is one that can be star
   done
 }
 
-numeric() { # ISA FILES: numeric tests with the instructions of another processor: sums round otherwise
-  local isa=$1
-  shift
+numeric() { # ISA MARKS FILES: numeric tests with the instructions of another processor: sums round otherwise
+  local isa=$1 marks=$2
+  shift 2
   echo "== numeric tests, --xla_cpu_max_isa=$isa"
   XLA_FLAGS="--xla_cpu_max_isa=$isa --xla_backend_optimization_level=1" python3 -m pytest \
-    -m 'not slow and not compiler' "$@"
+    -m "$marks" "$@"
 }
