@@ -95,7 +95,7 @@ def read_rows(path: Path | str) -> list[dict[str, Any]]:
         CheckpointError: if a row that is not the last cannot be read.
     """
     path = Path(path)
-    rows = [row for row, _ in _parse(path)]
+    rows = [row for row, _ in _parse(path, _content(path))]
     try:
         return [_numbers(row) for row in rows]
     except ValueError as error:
@@ -104,24 +104,25 @@ def read_rows(path: Path | str) -> list[dict[str, Any]]:
 
 def complete_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows as written, nonfinite numbers as text; raise what `read_rows` raises."""
-    return [row for row, _ in _parse(path)]
+    return [row for row, _ in _parse(path, _content(path))]
 
 
 def _repair(
     path: Path, resumed_at: int | None, retain: Callable[[Mapping[str, Any]], bool] | None
 ) -> None:
     """Remove a torn last row, and the rows that will be written again."""
-    rows = []
+    content, saved = _content(path), b""
     if resumed_at is not None or retain is not None:
         last = -1 if resumed_at is None else resumed_at
-        rows = [x for row, x in _parse(path) if row["step"] <= last or (retain and retain(row))]
-    if (saved := b"".join(rows)) != _content(path):
+        stays = lambda row: row["step"] <= last or (retain and retain(row))
+        saved = b"".join(line for row, line in _parse(path, content) if stays(row))
+    if saved != content:
         atomic_write(path, saved)
 
 
-def _parse(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Return the complete rows of a file, each with its line, without a torn end."""
-    lines = _content(path).splitlines(keepends=True)
+def _parse(path: Path, content: bytes) -> list[tuple[dict[str, Any], bytes]]:
+    """Return the complete rows in the content of a file, each with its line, without a torn end."""
+    lines = content.splitlines(keepends=True)
     rows = [_row(line) for line in lines]
     while rows and rows[-1] is None:
         rows.pop()

@@ -63,30 +63,6 @@ def _field(variable: dict[str, Any], annotations: dict[str, str]) -> str:
     return annotations[name]
 
 
-def gke_tpu_pods(manifest: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Yield the variables that GKE sets beside TPUs, in the order of `job_set_pods`.
-
-    Source: https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice.
-    """
-    (workers,) = manifest["spec"]["replicatedJobs"]
-    name, slices = manifest["metadata"]["name"], workers["replicas"]
-    pods = workers["template"]["spec"]["completions"]
-    host = lambda index, pod: f"{name}-{workers['name']}-{index}-{pod}.{name}"
-    for index in range(slices):
-        for pod in range(pods):
-            env = {
-                "TPU_WORKER_ID": str(pod),
-                "TPU_WORKER_HOSTNAMES": ",".join(host(index, other) for other in range(pods)),
-            }
-            if slices > 1:
-                env |= {
-                    "MEGASCALE_NUM_SLICES": str(slices),
-                    "MEGASCALE_SLICE_ID": str(index),
-                    "MEGASCALE_COORDINATOR_ADDRESS": host(0, 0),
-                }
-            yield env
-
-
 def train_job_pods(manifest: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Yield the variables that Kubeflow Trainer sets.
 
