@@ -23,8 +23,10 @@ _KINDS = {
     "fsdp": ("parallel.kind=fsdp",),
     "tensor": ("parallel.kind=sharded", "parallel.tensor=2"),
 }
-_CONFIG = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
-_SHORT = ("steps=6", "optimizer.schedule.warmup=2", "evaluate.every=0")
+_ROOT = Path(__file__).parent.parent
+_CONFIG = _ROOT / "configs" / "shakespeare.yaml"
+_TEXT = ("data.kind=text", f"data.path={_ROOT / 'LICENSE'}")  # few rows to evaluate
+_SHORT = (*_TEXT, "steps=6", "optimizer.schedule.warmup=2", "evaluate.every=0")
 _PATIENCE = 600.0  # seconds on a busy core; XLA aborts after 60
 
 
