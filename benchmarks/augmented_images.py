@@ -32,9 +32,8 @@ from reading_images import SIZE, write_images
 
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.image_classes import find_images
-from jtrain.data.images.image_files import ImageFiles
-from jtrain.data.images.windows import WindowDraws
+from jtrain.data.images.image_folder import ImageFiles, find_images
+from jtrain.data.images.transforms import WindowDraws
 
 ROWS = 64
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

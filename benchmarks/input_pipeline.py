@@ -20,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Grain imports JAX
 import numpy as np
 
 from jtrain.data import Arrays, GrainRows, InOrder, ReadAhead, Shuffled
-from jtrain.data.text.shakespeare import Shakespeare
+from jtrain.data.known_sets import Shakespeare
 
 ROWS, SIZE, GOAL = 60_000, 128, 2.0
 

@@ -30,7 +30,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.placement import Placement
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.text.windows import Windows
+from jtrain.data.text.token_rows import Windows
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
 from jtrain.optim.adam import AdamW

@@ -24,7 +24,7 @@ import jax
 from pairs import machine, ratio
 
 from jtrain.config.resolve import resolve
-from jtrain.data.text.shakespeare import read_plays
+from jtrain.data.known_sets import read_plays
 from jtrain.inspect.plan.format import format_bytes
 from jtrain.inspect.plan.plan import Plan, make_plan
 from jtrain.inspect.plan.topology import find_topology, prepare_environment

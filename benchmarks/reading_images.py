@@ -29,9 +29,7 @@ from pairs import machine, ratio, table, take_turns
 from jtrain.data import Shuffled
 from jtrain.data.batches.workers import Workers
 from jtrain.data.images.decode import ImageSize, decode_image
-from jtrain.data.images.image_classes import find_images
-from jtrain.data.images.image_files import ImageFiles
-from jtrain.data.images.image_folder import ImageFolder
+from jtrain.data.images.image_folder import ImageFiles, ImageFolder, find_images
 
 SIZE, ROWS, WORKERS, AHEAD = ImageSize(height=224, width=224), 32, 2, 2
 OURS = f"jtrain, {WORKERS} threads"

@@ -14,9 +14,8 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import Tokenizer, fingerprint
 from jtrain.data.text.tokenizer_file import read_tokenizer
+from jtrain.data.text.tokenizers import Tokenizer, Vocabulary, fingerprint
 from jtrain.errors import DataError
 from jtrain.finetune.rollouts import sample_answers, until_end
 from jtrain.losses.next_token import next_token

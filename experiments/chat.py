@@ -10,8 +10,8 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, Metrics, Params
 from jtrain.data.text.conversations import Chat, ChatRows
-from jtrain.data.text.text import Corpus
-from jtrain.data.text.tokenizer import fingerprint
+from jtrain.data.text.corpora import Corpus
+from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors.spelling import did_you_mean
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of

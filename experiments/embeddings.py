@@ -12,8 +12,8 @@ import jtrain as jt
 from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
-from jtrain.data.text.text_pairs import TextPairs
-from jtrain.data.text.tokenizer import fingerprint
+from jtrain.data.text.corpora import TextPairs
+from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors import ConfigError
 from jtrain.losses.info_nce import info_nce
 from jtrain.models.embeddings import mean_pool

@@ -12,9 +12,9 @@ from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.idx_images import FashionMnist
 from jtrain.data.images.image_dataset import ImageDataset
-from jtrain.data.sources.subset import some_rows
+from jtrain.data.known_sets import FashionMnist
+from jtrain.data.sources.arrays import some_rows
 from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
 from jtrain.models.cnn import CNN
 from jtrain.models.efficientnet_lite import EfficientNetLite

@@ -8,7 +8,7 @@ from experiments.additions import AdditionsConfig, right_answers
 from jtrain.core.placement import Placement
 from jtrain.core.types import Extra, Key, Params
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.text.tokenizer import fingerprint
+from jtrain.data.text.tokenizers import fingerprint
 from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
 from jtrain.finetune.rollouts import describe_rollouts
 from jtrain.models.pretrained.vocabulary import check_vocabulary

@@ -6,14 +6,12 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
+from experiments._random_tokens import UniformTokens
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, Metrics, Params
-from jtrain.data.text.line_corpus import TextLines
-from jtrain.data.text.mixture import Mixture
-from jtrain.data.text.random_tokens import UniformTokens
-from jtrain.data.text.token_corpus import Tokens
-from jtrain.data.text.tokenizer import fingerprint
+from jtrain.data.text.corpora import Mixture, TextLines, Tokens
+from jtrain.data.text.tokenizers import fingerprint
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of

@@ -10,11 +10,9 @@ from jtrain.core.mean import Mean
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, LossFn, Metrics, Params
-from jtrain.data.text.mixture import Mixture
-from jtrain.data.text.shakespeare import Shakespeare, TinyShakespeare
-from jtrain.data.text.text import Text
-from jtrain.data.text.token_corpus import Tokens
-from jtrain.data.text.tokenizer import fingerprint
+from jtrain.data.known_sets import Shakespeare, TinyShakespeare
+from jtrain.data.text.corpora import Mixture, Text, Tokens
+from jtrain.data.text.tokenizers import fingerprint
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
 from jtrain.train.complete_text import make_complete

@@ -10,7 +10,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.images.digits import Digits
+from jtrain.data.known_sets import Digits
 from jtrain.losses.contrastive import contrastive
 from jtrain.models.mlp import MLP
 

@@ -12,7 +12,7 @@ from jtrain.core.mean import Terms
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
-from jtrain.data.images.digits import INKS, Digits
+from jtrain.data.known_sets import INKS, Digits
 from jtrain.losses.elbo import elbo, latents
 from jtrain.models.mlp import MLP
 

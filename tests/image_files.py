@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.images import digits, idx_images
-from jtrain.data.images.digits import FILE
+from jtrain.data import known_sets
 from jtrain.data.images.image_dataset import FILES
+from jtrain.data.known_sets import DIGITS
 
 CODES = {"|u1": 8, "|i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
 
@@ -18,10 +18,10 @@ def alone_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets are looked for in `folder` alone, whatever is installed on the machine."""
     monkeypatch.setenv("JTRAIN_DATA", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    for values, package in ((idx_images, "debian_package"), (digits, "python_package")):
-        installed = getattr(values, package)
+    for package in ("debian_package", "python_package"):
+        installed = getattr(known_sets, package)
         nowhere = lambda *names, of=installed: of(*names)._replace(root=None)
-        monkeypatch.setattr(values, package, nowhere)
+        monkeypatch.setattr(known_sets, package, nowhere)
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -59,7 +59,7 @@ def write_digits(folder: Path, *, rows: int = 60) -> Path:
     for row in table:
         row[4 * row[-1] : 4 * row[-1] + 8] += 10
     lines = "".join(",".join(map(str, row)) + "\n" for row in table.tolist())
-    (folder / f"{FILE}.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / f"{DIGITS}.gz").write_bytes(gzip.compress(lines.encode()))
     return folder
 
 

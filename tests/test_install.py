@@ -56,7 +56,7 @@ def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     data = {
         "jtrain/py.typed",
         "jtrain/inspect/report/page.css",
-        "jtrain/data/text/shakespeare/plays.txt.xz",
+        "jtrain/data/plays/plays.txt.xz",
     }
     assert data <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from jtrain.data.text.shakespeare import Shakespeare
+from jtrain.data.known_sets import Shakespeare
 from jtrain.losses.cross_entropy import cross_entropy_per_label
 from jtrain.models.networks.decoder import (
     Decoder,  # what the model needs is an import, not memory of it

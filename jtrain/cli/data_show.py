@@ -13,7 +13,7 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
-from jtrain.data.text.tokenizer import fingerprint
+from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors import ConfigError
 from jtrain.io.png import encode_png, tile_images
 from jtrain.train.experiment import build_experiment

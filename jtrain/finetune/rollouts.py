@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jtrain.core.types import Batch, Extra, Params
-from jtrain.data.text.tokenizer import Tokenizer, decode_known
+from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.losses.preferences import token_log_probs
 from jtrain.models.attention.scores import soft_cap
 from jtrain.models.generate import generate

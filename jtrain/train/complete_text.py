@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.types import Extra, Key, Params
-from jtrain.data.text.tokenizer import Tokenizer, decode_known
+from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.errors import DataError
 from jtrain.models.generate import IncrementalModel, generate
 from jtrain.train.experiment import Prompt

@@ -19,7 +19,8 @@ from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
-from jtrain.data.sources.foreign import is_array, library_name, to_array, to_native
+from jtrain.data.sources.foreign import is_array, library_name, to_array
+from jtrain.data.sources.source import to_native
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean

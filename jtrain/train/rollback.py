@@ -13,7 +13,7 @@ from typing import Any
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loop import Rollback
-from jtrain.data.batches.skip import Window, find_batch, merge_windows
+from jtrain.data.batches.step_batches import Window, find_batch, merge_windows
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.train.bad_step_policy import BadStepPolicy

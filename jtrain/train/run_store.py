@@ -14,7 +14,7 @@ from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Extra, Params
-from jtrain.data.batches.file_sharding import add_readers
+from jtrain.data.batches.stream import add_readers
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig

@@ -11,7 +11,7 @@ from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.loss import LossOutput, Stateful
 from jtrain.core.types import Batch, Couples, LossFn
-from jtrain.data.batches.aligned import copy_writable
+from jtrain.data.batches.step_batches import copy_writable
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean

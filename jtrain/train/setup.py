@@ -23,8 +23,7 @@ from jtrain.core.step import StepFn, make_step, scan_steps
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data import ReadAhead
 from jtrain.data.batches.fingerprint import fingerprint
-from jtrain.data.batches.skip import SkipBatches, Window
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data.batches.step_batches import SkipBatches, StackedBatches, Window
 from jtrain.optim import WithEvalParams, evaluation_params
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from jtrain.core.loop import Hook, train_loop
 from jtrain.data import ReadAhead
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data.batches.step_batches import StackedBatches
 from jtrain.train.calls.schedule import find_hook_ends
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig

@@ -40,10 +40,10 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
-from jtrain.data.batches.file_sharding import shard_files
+from jtrain.data.batches.stream import shard_files
 from jtrain.data.images.augment import Augment
-from jtrain.data.images.idx_images import FashionMnist, IdxImages
-from jtrain.data.text.text import Text
+from jtrain.data.known_sets import FashionMnist, IdxImages
+from jtrain.data.text.corpora import Text
 from jtrain.errors import ConfigError, DataError
 from jtrain.train.experiment import build_experiment
 from jtrain.train.experiment_shapes import shapes

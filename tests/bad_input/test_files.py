@@ -18,22 +18,17 @@ from permissions import permissions_hold
 
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.data.images.decode import ImageSize, decode_image
-from jtrain.data.sources import json_rows
-from jtrain.data.sources.idx import read_idx
-from jtrain.data.sources.parquet import ParquetRows
+from jtrain.data.images.image_dataset import read_idx
+from jtrain.data.sources.parquet import ParquetRows, iterate_rows
 from jtrain.data.sources.read_rows import SUFFIXES, read_rows
-from jtrain.data.sources.tfrecord import TFRecords
-from jtrain.data.text.characters import read_text
+from jtrain.data.sources.records import TFRecords
+from jtrain.data.text.chat_template import read_template
+from jtrain.data.text.documents import read_text
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.template_file import read_template
 from jtrain.data.text.token_files import TokenFiles, read_tokens
+from jtrain.data.text.token_rows import Windows
 from jtrain.data.text.tokenizer_file import read_tokenizer
-from jtrain.data.text.tokenizing import (
-    ByteTokens,
-    CharacterTokens,
-    PretrainedTokenizer,
-)
-from jtrain.data.text.windows import Windows
+from jtrain.data.text.tokenizing import ByteTokens, CharacterTokens, PretrainedTokenizer
 from jtrain.errors import CheckpointError, DataError, UserError
 from jtrain.io.safetensors import read_tensors
 from jtrain.models.pretrained.gguf_file import read_gguf
@@ -227,7 +222,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a tokenizer's config": ("tokenizer_config.json", lambda path: read_template(str(path))),
     "conversations": (
         "a.jsonl",
-        lambda path: list(json_rows.read_rows(str(path), [], noun="row", form="a row")),
+        lambda path: list(iterate_rows(str(path), [], noun="row", form="a row")),
     ),
     "a table": ("a.parquet", lambda path: ParquetRows(path)),
     "a model of GGUF": ("a.gguf", read_gguf),

@@ -14,9 +14,9 @@ import pytest
 
 from jtrain.cli import main
 from jtrain.cli.data_show import decode_rows
-from jtrain.data.text.packed import Packed
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.token_rows import Packed
+from jtrain.data.text.tokenizers import ByteTokenizer
 
 STUDY = """
 from typing import Annotated, Literal
@@ -25,8 +25,8 @@ import numpy as np
 from pydantic import Field
 import jtrain as jt
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.text.text import Corpus
-from jtrain.data.text.token_corpus import Tokens
+from jtrain.data.text.corpora import Corpus
+from jtrain.data.text.corpora import Tokens
 
 @jt.configclass
 class Images:

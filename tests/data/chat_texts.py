@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from jtrain.data.text.chat_rows import read_conversation
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.encode_chat import encode
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.conversations import encode, read_conversation
+from jtrain.data.text.tokenizers import ByteTokenizer
 
 # A small template with the constructs of Qwen's and Hermes's.
 TOOLS = (

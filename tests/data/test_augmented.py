@@ -7,7 +7,7 @@ import pytest
 from comparison import assert_close
 
 from jtrain.data import Arrays, Shuffled
-from jtrain.data.batches.counter_rng import beta, random_bits, uniform
+from jtrain.data.batches.shuffle import beta, random_bits, uniform
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.transforms import paste, shift
 

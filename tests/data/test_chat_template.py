@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from chat_texts import ANSWER, TOOL, TOOLS, USER, call
 
-from jtrain.data.text.chat_template import CHATML, ChatTemplate
-from jtrain.data.text.conversations import Chat
-from jtrain.data.text.encode_chat import end_of_turn
-from jtrain.data.text.template_file import read_template
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.chat_template import CHATML, ChatTemplate, read_template
+from jtrain.data.text.conversations import Chat, end_of_turn
+from jtrain.data.text.tokenizers import ByteTokenizer
 from jtrain.errors import DataError
 
 TURNS = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"

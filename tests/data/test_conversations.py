@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.text.bpe import BPE, train_bpe
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import Chat
-from jtrain.data.text.encode_chat import encode, encode_prompt, end_of_turn
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.conversations import Chat, encode, encode_prompt, end_of_turn
+from jtrain.data.text.tokenizers import BPE, ByteTokenizer, train_bpe
 from jtrain.errors import DataError
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}

@@ -28,7 +28,7 @@ from jtrain.data.batches.fingerprint import (
 )
 from jtrain.data.images.augment import Augmentation, Augmented
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.tokenizers import ByteTokenizer
 from jtrain.data.text.tokenizing import ByteTokens
 
 Build = Callable[[Path, int], Any]

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from image_files import alone_here, idx_bytes, write_fashion_mnist, write_idx
 
-from jtrain.data.images.digits import read_digits
-from jtrain.data.images.idx_images import CLASSES, FashionMnist
-from jtrain.data.images.image_dataset import FILES
-from jtrain.data.sources.arrays import Arrays
-from jtrain.data.sources.idx import read_idx
-from jtrain.data.sources.subset import hold_out
+from jtrain.data.images.image_dataset import FILES, read_idx
+from jtrain.data.known_sets import CLASSES, FashionMnist, read_digits
+from jtrain.data.sources.arrays import Arrays, hold_out
 from jtrain.errors import DataError
 
 

@@ -143,7 +143,7 @@ def test_damaged_files_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureF
     with pytest.raises(DataError, match=r"data\.damaged=skip"):
         folder(tmp_path, validation=0.2).build().train.source[np.arange(6)]
     files = folder(tmp_path, validation=0.2, damaged="skip").build().train.source
-    with caplog.at_level(logging.WARNING, "jtrain.data.images.image_files"):
+    with caplog.at_level(logging.WARNING, "jtrain.data.images.image_folder"):
         rows = files[np.arange(6)]
         files[np.arange(6)]
     assert rows["label"].tolist() == [0, 1, 1, 1, 1, 1], "the next valid image, with its label"

@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.data import InOrder
-from jtrain.data.images.mnist1d import MNIST1D
-from jtrain.data.sources.known_sets import (
-    DataPackage,
-    cache_dir,
-    debian_package,
-    find_set,
-)
-from jtrain.data.text import shakespeare
-from jtrain.data.text.shakespeare import Shakespeare, read_plays
+from experiments.mnist1d import MNIST1D
+from jtrain.data import InOrder, known_sets
+from jtrain.data.known_sets import Shakespeare, read_plays
+from jtrain.data.sources.files import DataPackage, cache_dir, debian_package, find_set
 from jtrain.errors import DataError
 
 FILES = ["images", "labels"]
@@ -118,7 +112,7 @@ def test_every_number_is_the_packages(monkeypatch: pytest.MonkeyPatch):
         assert_close(part.arrays["curve"], wanted["x" + suffix], 1e-6)
 
 
-HERE = Path(shakespeare.__file__).parent
+HERE = Path(known_sets.__file__).with_name("plays")
 
 
 def test_is_what_its_provenance_says():

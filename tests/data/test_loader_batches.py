@@ -10,8 +10,7 @@ import pytest
 
 from jtrain.core.batches import Batches
 from jtrain.data import GrainRows, LoaderBatches, MixedBatches, Shuffled
-from jtrain.data.sources.example import read_example
-from jtrain.data.sources.tfrecord import TFRecords
+from jtrain.data.sources.records import TFRecords, read_example
 from jtrain.errors import DataError
 
 IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from jtrain.data.batches.mixed import MixedBatches
-from jtrain.data.batches.proportions import Proportions
+from jtrain.data.batches.mixed import MixedBatches, Proportions
 from jtrain.data.sources.arrays import Arrays
-from jtrain.data.text.mixture import MixedCorpus, Mixture
+from jtrain.data.text.corpora import MixedCorpus, Mixture
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jtrain.data import GrainRows, Shuffled
-from jtrain.data.sources.hugging_face import HuggingFace
+from jtrain.data.sources.foreign import HuggingFace
 from jtrain.data.sources.parquet import ParquetRows
 from jtrain.errors import DataError
 

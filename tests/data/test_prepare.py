@@ -17,11 +17,7 @@ from jtrain.data.sources.content import HEAD
 from jtrain.data.text.documents import PIECE, DocumentCursor, read_pieces
 from jtrain.data.text.prepare import PrepareProgress, prepare
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.tokenizing import (
-    BytePairTokens,
-    ByteTokens,
-    CharacterTokens,
-)
+from jtrain.data.text.tokenizing import BytePairTokens, ByteTokens, CharacterTokens
 from jtrain.errors import DataError
 
 WORDS = ["love", "thee", "summer's", "day?", "été", "rose 🌹", "1234", "!!", "\n\n", "\r\n", "\t"]

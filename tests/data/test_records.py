@@ -11,9 +11,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from image_files import crc32c as bit_by_bit
 from image_files import framed, write_records
 
-from jtrain.data.sources.example import read_example
-from jtrain.data.sources.records import ArrayRecords
-from jtrain.data.sources.tfrecord import HEAD, TAIL, TFRecords, crc32c
+from jtrain.data.sources.records import HEAD, TAIL, ArrayRecords, TFRecords, crc32c, read_example
 from jtrain.errors import DataError
 
 RECORDS = [bytes(np.random.default_rng(size).bytes(size)) for size in (5, 0, 300, 1, 70)]

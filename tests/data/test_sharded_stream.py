@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.batches.sharded_stream import ShardedStream
-from jtrain.data.sources.interleaved import Interleaved, InterleavedStream
-from jtrain.data.sources.lines import Lines
-from jtrain.data.text.line_corpus import TextLines
+from jtrain.data.batches.stream import ShardedStream
+from jtrain.data.sources.arrays import Interleaved
+from jtrain.data.text.corpora import TextLines
+from jtrain.data.text.lines import InterleavedStream, Lines
 from jtrain.errors import DataError
 
 LINES = (3, 8, 5, 1)  # lines of each file: ragged

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from jtrain.data import Arrays, Shuffled, Streamed
-from jtrain.data.batches.aligned import copy_writable
-from jtrain.data.batches.skip import SkipBatches, find_batch, merge_windows
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data.batches.step_batches import (
+    SkipBatches,
+    StackedBatches,
+    copy_writable,
+    find_batch,
+    merge_windows,
+)
 
 
 class Plain:

@@ -12,8 +12,8 @@ import pytest
 
 from jtrain.data import LoaderBatches, ReadAhead
 from jtrain.data.batches.stream import Stream, Streamed
-from jtrain.data.sources.lines import Lines, make_line_rows
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.lines import Lines, make_line_rows
+from jtrain.data.text.tokenizers import ByteTokenizer
 
 LINES = [f"line {i}" for i in range(57)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_configs import write_pairs
 
-from jtrain.data.text.text_pairs import TextPairs
+from jtrain.data.text.corpora import TextPairs
 from jtrain.errors import DataError
 from jtrain.models.embeddings import hard_negatives
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.data.text.bpe import BPE, train_bpe
-from jtrain.data.text.characters import Vocabulary, read_text
 from jtrain.data.text.chat_template import CHATML
-from jtrain.data.text.text import Text
-from jtrain.data.text.tokenizer import Tokenizer, fingerprint
+from jtrain.data.text.corpora import Text
+from jtrain.data.text.documents import read_text
 from jtrain.data.text.tokenizer_file import build_tokenizer, read_tokenizer
+from jtrain.data.text.tokenizers import BPE, Tokenizer, Vocabulary, fingerprint, train_bpe
 from jtrain.data.text.tokenizing import (
     BytePairTokens,
     ByteTokens,

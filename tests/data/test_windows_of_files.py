@@ -9,9 +9,9 @@ from PIL import Image, ImageOps
 from jtrain.data import Shuffled
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.decode import ImageSize, decode_window
-from jtrain.data.images.image_files import ImageFiles
-from jtrain.data.images.windows import WindowDraws, zoom
-from jtrain.data.sources.subset import Subset
+from jtrain.data.images.image_folder import ImageFiles
+from jtrain.data.images.transforms import WindowDraws, zoom
+from jtrain.data.sources.arrays import Subset
 
 SIZE = ImageSize(height=12, width=16)
 DRAWS = np.random.default_rng(0).random((4, 20))

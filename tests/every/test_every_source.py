@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from image_files import write_digits, write_idx, write_image_folder, write_records
 
+from experiments._random_tokens import UniformTokens
 from jtrain.data import (
     Arrays,
     GrainRows,
@@ -23,17 +24,14 @@ from jtrain.data import (
 from jtrain.data.batches.process_workers import serialize
 from jtrain.data.batches.row_cache import DiskCache, MemoryCache
 from jtrain.data.batches.workers import ThreadWorkers
-from jtrain.data.images.digits import read_digits
 from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder
-from jtrain.data.sources.interleaved import Interleaved
-from jtrain.data.sources.subset import hold_out
-from jtrain.data.sources.tfrecord import TFRecords
-from jtrain.data.text.packed import Packed
+from jtrain.data.known_sets import Shakespeare, read_digits
+from jtrain.data.sources.arrays import Interleaved, hold_out
+from jtrain.data.sources.records import TFRecords
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.random_tokens import UniformTokens
-from jtrain.data.text.shakespeare import Shakespeare
 from jtrain.data.text.token_files import TokenFiles
+from jtrain.data.text.token_rows import Packed
 from jtrain.data.text.tokenizing import ByteTokens
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 83).astype(np.uint16)

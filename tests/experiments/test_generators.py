@@ -16,7 +16,7 @@ from quick_study import config_of, trained
 import jtrain as jt
 from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
-from jtrain.data.images.digits import Digits
+from jtrain.data.known_sets import Digits
 
 pytestmark = pytest.mark.thorough
 

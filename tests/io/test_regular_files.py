@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from full_disk import files_of_at_most
 
-from jtrain.data.sources.known_sets import cache_dir
+from jtrain.data.sources.files import cache_dir
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes, read_json

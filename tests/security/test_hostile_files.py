@@ -21,8 +21,7 @@ from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.data import TokenFiles
-from jtrain.data.text.append_log import AppendLog
-from jtrain.data.text.prepare import prepare
+from jtrain.data.text.prepare import AppendLog, prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, ConfigError, DataError, UserError
 from jtrain.io.safetensors import read_tensors

@@ -17,7 +17,7 @@ import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import CheckpointConfig
 from jtrain.core.loop import train_loop
-from jtrain.data.batches.aligned import aligned_copy
+from jtrain.data.batches.step_batches import aligned_copy
 from jtrain.optim.adam import AdamW
 from jtrain.parallel import Single
 from jtrain.train.setup import set_up

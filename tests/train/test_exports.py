@@ -14,8 +14,7 @@ from safetensors.numpy import load_file
 import jtrain as jt
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
-from jtrain.data.text.bpe import BPE
-from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.data.text.tokenizers import BPE, ByteTokenizer
 from jtrain.errors import DataError
 from jtrain.models.layers.block_stack import unstack_layers
 from jtrain.models.pretrained.source import PretrainedWeights

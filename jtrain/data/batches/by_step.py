@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jtrain.data.batches.shuffle import permute
-from jtrain.data.sources.foreign import to_native
-from jtrain.data.sources.source import Source
+from jtrain.data.sources.source import Source, to_native
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jtrain.data.batches.stacked import StepBatches
+from jtrain.data.batches.step_batches import StepBatches
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 

@@ -3,13 +3,16 @@
 import copy
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
-from jtrain.data.batches.fingerprint import Fingerprinted
+from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
+from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
 
 RECENT = 4  # batches that stay in memory for repeated reads
@@ -132,3 +135,192 @@ class Streamed:
             for old in sorted(self._places)[1:-PLACES]:  # the beginning stays
                 del self._places[old]
         return items
+
+
+T = TypeVar("T")
+
+
+class FileShard(NamedTuple):
+    """The part that one process reads: its files, and every `every`-th of their records."""
+
+    files: list[Path]
+    first: int
+    """The first record, from 0, that this process reads."""
+    every: int
+    own: bool
+    """True if the records differ between processes, and so depend on the number of processes."""
+    summary: str
+    """The policy in effect and the reason for it: a line for the log."""
+
+    def select(self, records: Iterable[T]) -> Iterator[T]:
+        """Return this process's records among those of `files`, one file after the other."""
+        return islice(records, self.first, None, self.every)
+
+
+def shard_files(
+    files: Sequence[Path], *, index: int, count: int, policy: str = "auto"
+) -> FileShard:
+    """Return the part of `files` that process `index` of `count` reads.
+
+    By policy:
+        `file`: each process reads every count-th file, from the index-th on; no file is read twice.
+        `data`: each process reads all files and selects every count-th record.
+        `off`: each process reads all files and all records.
+        `auto`: `file` if each process gets the same number of files, else `data`.
+
+    With `file` the rows of a batch depend on the number of processes. Every process must pass the
+    files in the same order.
+
+    Raises:
+        ConfigError: an unknown policy, or an index out of range.
+        DataError: `file` with fewer files than processes.
+
+    Source: `tf.data.experimental.AutoShardPolicy`,
+    https://www.tensorflow.org/api_docs/python/tf/data/experimental/AutoShardPolicy.
+    """
+    if policy not in ("auto", "file", "data", "off"):
+        raise ConfigError(f"sharing {policy!r} is none of auto, file, data, off. Set sharing=auto.")
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"Process {index} of {count} was requested; processes count from 0. "
+            f"Set an index in 0 .. {count - 1}."
+        )
+    files = list(files)
+    sizes = f"{len(files)} file{'s' * (len(files) != 1)}, {count} process{'es' * (count != 1)}"
+    if policy == "auto":
+        even = len(files) >= count and len(files) % count == 0
+        chosen = "file" if even else "data"
+        why = f"sharing=auto took {chosen}"
+    else:
+        chosen, why = policy, f"sharing={policy}"
+    if chosen == "off":
+        return FileShard(files, 0, 1, True, f"{sizes}: each reads all of them ({why})")
+    if chosen == "data":
+        summary = f"{sizes}: each reads all of them and keeps one record in {count} ({why})"
+        return FileShard(files, index, count, False, summary)
+    if len(files) < count:
+        raise DataError(
+            f"sharing=file was requested with {sizes}: {count - len(files)} would read nothing. "
+            f"Set sharing=data, write {count} files, or start {len(files)} processes."
+        )
+    own = files[index::count]
+    order = ", the order of rows depends on the number of processes" if count > 1 else ""
+    summary = f"{sizes}: this one reads {len(own)} of its own ({why}){order}"
+    return FileShard(own, 0, 1, True, summary)
+
+
+def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
+    """Return `readers` of run.json when `count` processes resume after a step.
+
+    One pair for each start: a step, and the number of processes that read the steps after it.
+
+    Args:
+        status: the current content of run.json.
+    """
+    return [pair for pair in status.get("readers", []) if pair[0] < step] + [[step, count]]
+
+
+def count_readers(status: Mapping[str, Any], steps: Iterable[int]) -> dict[int, int]:
+    """Return the number of processes that read each step's batch, where run.json has it."""
+    starts = status.get("readers", [])
+    return {
+        step: next(count for after, count in reversed(starts) if after < step)
+        for step in steps
+        if starts and starts[0][0] < step
+    }
+
+
+class ShardedStream:
+    """`batches[step]`: `size` rows of streams over `files`, sharded by `policy`.
+
+    With `file` each process has files and a stream of its own, which restarts when the files end:
+    so no process waits for another at a ragged end, and no process skips a row. With `data` all
+    processes read one stream, and the order of its rows is that of a single process. With `off`
+    each process has a stream over all files, whose next rows are its shard of the batch.
+
+    Args:
+        files: in the same order in every process.
+        open: opens a stream over some of the files; always the same stream.
+        row: turns an item of the stream into arrays by name; all of one shape.
+        size: rows a batch, over all processes.
+        policy: see `jtrain.data.batches.stream.shard_files`.
+        every: see `Streamed`.
+    """
+
+    ragged = False
+
+    @plain_numbers
+    def __init__(
+        self,
+        files: Sequence[Path],
+        open: Callable[[Sequence[Path]], Stream],
+        row: Callable[[Any], dict[str, np.ndarray]],
+        *,
+        size: int,
+        policy: str = "auto",
+        every: int = 100,
+    ):
+        self.size, self._files, self._policy = size, list(files), policy
+        self._open_files, self._row, self._every = open, row, every
+        self._begin(0, 1)
+
+    def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
+        return self._batches[step] | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
+
+    def shard(self, index: int, count: int) -> "ShardedStream":
+        """Return the same batches, of which process `index` of `count` makes its rows.
+
+        Raises:
+            DataError: `file` with fewer files than processes.
+            ConfigError: a batch that does not divide into the processes.
+        """
+        sharded = copy.copy(self)
+        sharded._begin(index, count)
+        return sharded
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the files."""
+        return fingerprint_files(self._files)
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return a place at or before a step, as JSON; under `shares` if each process has a stream.
+
+        `restore` takes the merged `shares` of all processes.
+        """
+        place = self._batches.state(step)
+        return {"shares": {f"{self._index}": place}} if self._own else place
+
+    def restore(self, state: Mapping[str, Any], /) -> None:
+        """Resume from a place that `state` of equal batches returned.
+
+        Raises:
+            DataError: if the stream is another, or was sharded between another number of processes.
+        """
+        saved = len(state["shares"]) if "shares" in state else 0
+        current = self._count if self._own else 0
+        if saved != current:
+            raise DataError(
+                f"The run saved its place in {_streams(saved)}, and would resume with "
+                f"{_streams(current)} ({self.summary}). Resume with {saved or 'any number of'} "
+                f"processes and sharing={'file' if saved else 'data'}; or start a new run with "
+                f"sharing=data, which resumes with any number."
+            )
+        self._batches.restore(state["shares"][f"{self._index}"] if saved else state)
+
+    def _open_stream(self, files: Sequence[Path], size: int) -> Streamed:
+        return Streamed(lambda: self._open_files(files), self._row, size=size, every=self._every)
+
+    def _begin(self, index: int, count: int) -> None:
+        self._shard, self._index, self._count = RowShard(self.size, index, count), index, count
+        files = shard_files(self._files, index=index, count=count, policy=self._policy)
+        self.summary = f"data: {files.summary}"
+        """The policy in effect and the reason for it: a line for the log."""
+        self._own = files.own
+        if self._own:
+            self._batches = self._open_stream(files.files, self.size // count)
+        else:
+            self._batches = self._open_stream(self._files, self.size).shard(index, count)
+
+
+def _streams(count: int) -> str:
+    return f"{count} streams, one a process" if count else "one stream for all"

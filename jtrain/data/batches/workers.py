@@ -7,7 +7,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.loader_batches import LoaderBatches
-from jtrain.data.batches.stacked import ResumableBatches
+from jtrain.data.batches.step_batches import ResumableBatches
 from jtrain.errors import DataError
 
 ENDLESS = 1 << 48  # steps, if a run has no last step

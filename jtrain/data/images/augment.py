@@ -7,17 +7,18 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.counter_rng import ATTEMPTS, beta, integers, uniform
 from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.batches.shuffle import ATTEMPTS, beta, integers, uniform
 from jtrain.data.images.transforms import (
+    WindowDraws,
     blend,
     check_images,
     mirror,
     paste,
+    read_windows,
     shift,
     to_float,
 )
-from jtrain.data.images.windows import WindowDraws, read_windows
 from jtrain.errors import DataError
 
 # The lanes of the draws. A partner is flipped and cropped by separate draws.
@@ -45,7 +46,7 @@ class Augmented:
     """Augmented batches; the draws of a row depend on the seed, the step and the row only.
 
     Each image is zoomed into, cropped, flipped, and mixed with a partner. A source of files zooms
-    as it decodes (`jtrain.data.images.windows`). The partner is drawn from
+    as it decodes (`jtrain.data.images.transforms`). The partner is drawn from
     the complete set and not from the batch, so no row depends on how a batch is sharded. The
     partner is zoomed into, cropped and flipped too. With both mixup and cutmix, half of the rows
     take each.

@@ -1,23 +1,27 @@
-"""The config of JPEG and PNG files in one folder a class."""
+"""JPEG and PNG files in one folder a class: their config, and rows decoded on access."""
 
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.config.write_paths import WrittenPath
+from jtrain.data.batches.fingerprint import FILE_BLOCK, fingerprint_arrays
 from jtrain.data.batches.row_cache import cache_rows
-from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize
-from jtrain.data.images.image_classes import find_images
+from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize, decode_image, decode_window
 from jtrain.data.images.image_dataset import ImageDataset
-from jtrain.data.images.image_files import ImageFiles
-from jtrain.data.sources.arrays import Arrays
+from jtrain.data.images.transforms import WindowDraws
+from jtrain.data.sources.arrays import Arrays, hold_out
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
-from jtrain.data.sources.subset import hold_out
 from jtrain.errors import DataError
+from jtrain.io.regular_files import open_regular
+from jtrain.io.transient import may_pass
 
 VALIDATION, TEST = ("validation", "valid", "val"), ("test",)
 
@@ -110,3 +114,214 @@ class ImageFolder:
     ) -> ImageDataset:
         shape = self.height, self.width, self.channels
         return ImageDataset(train, validation, test, shape, len(classes))
+
+
+SAMPLED = 256  # files whose bytes are part of the fingerprint
+_log = logging.getLogger(__name__)
+
+
+class ImageFiles:
+    """`image` (uint8, b h w c) and `label` (int32, b) of files, decoded on access.
+
+    Args:
+        root: the folder that the paths are relative to.
+        paths: one for each row.
+        label: the class of each row, int32, n.
+        size: the common size of all images.
+        damaged: for a file that cannot be decoded `stop` raises; `skip` writes a line to the log
+            `jtrain.data.images.image_folder` and returns the next valid image with its label, so
+            that every index still has a row, and always the same row.
+        held_out: the rows of the validation (bool, n), if they are among these: an image that is
+            skipped is replaced by one on its own side.
+
+    Raises:
+        DataError: on access, if a file cannot be decoded; see `decode_image`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[str],
+        label: np.ndarray,
+        *,
+        size: ImageSize,
+        damaged: Damaged = "stop",
+        held_out: np.ndarray | None = None,
+    ):
+        self.root, self.paths, self.label = root, list(paths), np.asarray(label, np.int32)
+        self.size = size
+        self.damaged: Damaged = damaged
+        self._held_out = np.zeros(len(self.paths), bool) if held_out is None else held_out
+        self.skipped: dict[int, str] = {}
+        """The damaged files that were read, and the error of each."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        return self._read_rows(indices, lambda path, row: decode_image(path, self.size))
+
+    def read_windows(self, indices: np.ndarray, draws: WindowDraws, /) -> dict[str, np.ndarray]:
+        """Return the rows at `indices`, of each image a random window; see `decode_window`."""
+        return self._read_rows(
+            indices, lambda path, row: decode_window(path, self.size, draws.row(row))
+        )
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint: names, sizes, labels, and the first bytes of some files."""
+        return self._digest(dates=False)
+
+    def version(self) -> str:
+        """Return the version for a cache: the fingerprint with the dates of all files."""
+        found = self._digest(dates=True)
+        if self.damaged == "stop" or not self._held_out.any():
+            return found
+        return f"{found} held out {fingerprint_arrays(len(self), {'': self._held_out})}"
+
+    def _read_rows(
+        self, indices: np.ndarray, decode: Callable[[Path, int], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Return the rows at `indices`; `decode` is given the file and its place in the batch."""
+        size = self.size
+        image = np.empty((len(indices), size.height, size.width, size.channels), np.uint8)
+        label = np.empty(len(indices), np.int32)
+        for place, index in enumerate(indices.tolist()):
+            row, image[place] = self._read(index, lambda path, place=place: decode(path, place))
+            label[place] = self.label[row]
+        return {"image": image, "label": label}
+
+    def _read(self, index: int, decode: Callable[[Path], np.ndarray]) -> tuple[int, np.ndarray]:
+        """Return the first row from `index` on that can be decoded, and its image."""
+        for row in (*range(index, len(self)), *range(index)):
+            if row not in self.skipped and self._held_out[row] == self._held_out[index]:
+                try:
+                    return row, decode(self.root / self.paths[row])
+                except DataError as error:
+                    if self.damaged == "stop" or may_pass(error):
+                        raise
+                    self.skipped[row] = str(error)
+                    _log.warning("skipped: %s", error)
+        raise DataError(
+            f"None of the {len(self)} images in {self.root} can be decoded; the first: "
+            f"{next(iter(self.skipped.values()))}"
+        )
+
+    def _digest(self, *, dates: bool) -> str:
+        import xxhash
+
+        digest, total = xxhash.xxh3_64(), 0
+        digest.update(f"{self.size} {self.damaged}".encode())
+        digest.update(self.label.tobytes())
+        for path in self.paths:
+            found = os.stat(self.root / path)
+            total += found.st_size
+            date = found.st_mtime_ns if dates else ""
+            digest.update(os.fsencode(f"{path}\0{found.st_size}\0{date}\n"))
+        rows = len(self)
+        for row in sorted({k * rows // SAMPLED for k in range(SAMPLED)}):
+            with open_regular(self.root / self.paths[row], buffering=0) as file:
+                digest.update(file.read(FILE_BLOCK))
+        return f"{rows} images of {total} bytes {digest.hexdigest()}"
+
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+class ImageListing(NamedTuple):
+    """The files of a folder, in the order of their names."""
+
+    paths: list[str]
+    """Relative to the folder."""
+    label: np.ndarray
+    """The index of each file's class, int32, n."""
+    classes: tuple[str, ...]
+    """Names of the folders, sorted."""
+
+
+def find_images(root: Path, classes: tuple[str, ...] = ()) -> ImageListing:
+    """List the images of `root`/CLASS/, at any depth; files of other suffixes are skipped.
+
+    Args:
+        classes: the allowed classes; empty: all.
+
+    Raises:
+        DataError: no such folder, no class, a class without an image or not among `classes`, a
+            folder that cannot be read, or a link that leads out of `root`.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"There is no folder {root} (working folder: {Path.cwd()}). Set data.folder= to one "
+            "that has a folder for each class, with its images."
+        )
+    inside, folders = root.resolve(), [entry for entry in _entries(root) if entry.is_dir()]
+    for entry in folders:
+        if entry.is_symlink():
+            _check_link(Path(entry.path), inside)
+    names = [entry.name for entry in folders]
+    if not names:
+        contents = ", ".join(entry.name for entry in _entries(root)[:5]) or "nothing"
+        raise DataError(
+            f"{root} should have a folder for each class and has none; it holds {contents}. Put "
+            f"the images into folders by class ({root}/cat/1.jpg), or set data.folder= to another."
+        )
+    if unknown := sorted(set(names) - set(classes)) if classes else []:
+        raise DataError(
+            f"{root} should have the training classes ({_few(classes)}) and also has "
+            f"{_few(unknown)}. Remove the folder {root / unknown[0]}, or add images of it to the "
+            f"training set."
+        )
+    known = classes or tuple(names)
+    paths, label = list[str](), list[int]()
+    for name in names:
+        files = list(_images(root / name, name, inside))
+        if not files:
+            raise DataError(
+                f"{root / name} should hold images of the class {name} and holds none that ends in "
+                f"{', '.join(SUFFIXES)}. Remove the folder, or put its images there."
+            )
+        paths += files
+        label += [known.index(name)] * len(files)
+    return ImageListing(paths, np.array(label, np.int32), known)
+
+
+def _images(folder: Path, name: str, inside: Path) -> Iterator[str]:
+    """Yield the images below a folder, by their paths below the folder of all classes."""
+    for entry in _entries(folder):
+        if entry.is_symlink():
+            _check_link(Path(entry.path), inside)
+        below = f"{name}/{entry.name}"
+        if entry.is_dir():
+            yield from _images(folder / entry.name, below, inside)
+        elif entry.name.lower().endswith(SUFFIXES):
+            yield below
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder without hidden files, sorted by name."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be listed ({error.strerror}). Make it readable (chmod u+rx)."
+        ) from error
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _check_link(link: Path, inside: Path) -> None:
+    """Raise DataError if a link leads out of the folder, nowhere, or round in a circle."""
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"{link} is a link to {os.readlink(link)}, which does not exist. Remove the link."
+        ) from error
+    if not target.is_relative_to(inside) or link.parent.resolve().is_relative_to(target):
+        raise DataError(
+            f"{link} should stay within {inside} and is a link to {target}. Copy its target (cp "
+            "-rL), or remove the link."
+        )
+
+
+def _few(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

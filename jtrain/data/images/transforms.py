@@ -1,9 +1,12 @@
-"""Transforms of images b h w or b h w c."""
+"""Transforms of images b h w or b h w c, and random windows of images."""
 
 from collections.abc import Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from jtrain.data.sources.arrays import Subset
+from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
 
 
@@ -77,3 +80,93 @@ def check_images(rows: Mapping[str, np.ndarray], name: str) -> None:
             f"Augmentation takes bytes or floats; `{name}` holds {image.dtype}. "
             f"Convert it: {name}.astype('float32')."
         )
+
+
+SHAPES = 4 / 3  # the largest shape of a window, wide or high
+
+
+class WindowDraws(NamedTuple):
+    """Draws of a random window for each row, made before the size of an image is known."""
+
+    smallest: float
+    """The smallest share of an image's area."""
+    draws: np.ndarray
+    """Numbers in 0 .. 1, float64, 4 b: for the area, the shape, and the place down and right."""
+
+    def row(self, row: int) -> "WindowDraws":
+        """Return the draws of one row."""
+        return WindowDraws(self.smallest, self.draws[:, row : row + 1])
+
+    def windows(self, height: int, width: int, aspect: float) -> np.ndarray:
+        """Return a window (float64, b 4: top, left, height, width, in pixels) of each image.
+
+        The window's share of the area is uniform in `smallest` .. 1. The logarithm of its shape,
+        width over height divided by `aspect`, is uniform in 3/4 .. 4/3. A window is cut to the
+        image, and then to the largest shape.
+
+        Source: Szegedy et al. 2015, https://arxiv.org/abs/1409.4842, section 6.
+        """
+        area, shape, top, left = self.draws
+        pixels = (self.smallest + (1 - self.smallest) * area) * height * width
+        ratio = aspect * np.exp((2 * shape - 1) * np.log(SHAPES))
+        high = np.minimum(np.sqrt(pixels / ratio), height)
+        wide = np.minimum(np.sqrt(pixels * ratio), width)
+        high = np.minimum(high, wide * (SHAPES / aspect))
+        wide = np.minimum(wide, high * (SHAPES * aspect))
+        return np.stack([top * (height - high), left * (width - wide), high, wide], 1)
+
+
+@runtime_checkable
+class WindowSource(Protocol):
+    """A source that can read windows of its images without the complete images."""
+
+    def read_windows(self, indices: np.ndarray, draws: WindowDraws, /) -> dict[str, np.ndarray]:
+        """Return the rows at `indices` (int64, b), of each image the window of its draws."""
+        ...
+
+
+def read_windows(
+    source: Source, indices: np.ndarray, draws: WindowDraws, image: str
+) -> dict[str, np.ndarray]:
+    """Return the rows at `indices` (int64, b), of each `image` a window, resized to one size.
+
+    A source of files cuts the window from the file's pixels; the images of any other are resized
+    to themselves.
+
+    Raises:
+        DataError: if `image` is no images; see `check_images`.
+    """
+    while isinstance(source, Subset):
+        source, indices = source.source, source.indices[indices]
+    if isinstance(source, WindowSource):
+        return source.read_windows(indices, draws)
+    rows = source[indices]
+    check_images(rows, image)
+    height, width = rows[image].shape[1:3]
+    return rows | {image: zoom(rows[image], draws.windows(height, width, width / height))}
+
+
+def zoom(image: np.ndarray, window: np.ndarray) -> np.ndarray:
+    """Resize each image's window (float, b 4) to the image, bilinearly; keep the type.
+
+    A window of the full image gives the image itself.
+    """
+    result = np.empty_like(image)
+    for out, one, (top, left, high, wide) in zip(result, image, window.tolist(), strict=True):
+        part = _resize_axis(one.astype(np.float32), top, high, 0)
+        part = _resize_axis(part, left, wide, 1)
+        out[...] = np.rint(part) if image.dtype == np.uint8 else part
+    return result
+
+
+def _resize_axis(image: np.ndarray, begin: float, length: float, axis: int) -> np.ndarray:
+    """Resample `length` pixels from `begin` on along an axis to the size of the axis."""
+    count = image.shape[axis]
+    # A pixel's centre is at +0.5: places beyond the outermost centres take their values.
+    places = begin + (np.arange(count) + 0.5) * (length / count) - 0.5
+    places = np.clip(places, 0, count - 1)
+    low = np.minimum(places.astype(np.int64), max(count - 2, 0))
+    share = (places - low).astype(np.float32)
+    share = share.reshape([-1 if dim == axis else 1 for dim in range(image.ndim)])
+    first, second = image.take(low, axis), image.take(np.minimum(low + 1, count - 1), axis)
+    return first + share * (second - first)

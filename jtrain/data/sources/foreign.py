@@ -1,10 +1,14 @@
-"""Arrays and tables of other libraries, and dtypes that JAX has not."""
+"""Rows of other libraries: tables, torch, Grain, and Hugging Face (`jtrain[hf]`)."""
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 FRAMES = {"pandas", "polars", "modin", "geopandas", "pyarrow"}
@@ -70,47 +74,6 @@ def check_names(names: Any, advice: str) -> None:
         )
 
 
-def to_native(name: str, array: Any) -> Any:
-    """Return an array in the byte order of this machine.
-
-    Raises:
-        DataError: if JAX has not its dtype; the message has the array's name.
-    """
-    dtype = getattr(array, "dtype", None)
-    if not isinstance(dtype, np.dtype):
-        return array
-    if dtype.kind in "biufc" and dtype.char not in "gG":  # g: long double
-        return array if dtype.isnative else np.asarray(array, dtype.newbyteorder("="))
-    if dtype.kind == "V" and dtype.type is not np.void:  # bfloat16 and float8 of ml_dtypes
-        return array
-    raise DataError(
-        f"`{name}` holds {dtype} values, which no device can hold. {_advice(name, array)}"
-    )
-
-
-def _advice(name: str, array: np.ndarray) -> str:
-    """Return what to write for an array without numbers."""
-    if array.dtype.names:
-        return f"Give one of its fields: {name}[{array.dtype.names[0]!r}]."
-    if array.dtype.char in "gG":
-        return f"Give {name}.astype({'float64' if array.dtype.char == 'g' else 'complex128'!r})."
-    if array.dtype.kind in "Mm":
-        start = f"({name} - {name}.min())" if array.dtype.kind == "M" else name
-        return f"Give numbers, such as days: {start} / np.timedelta64(1, 'D')."
-    values = array.ravel().tolist()
-    missing = [v is None or type(v).__name__ in {"NAType", "NaTType"} for v in values]
-    if any(missing):
-        row = missing.index(True) * len(array) // len(values)
-        return f"Row {row} has no value. Leave such rows out, as by frame.dropna(), or fill them."
-    if all(isinstance(value, list | np.ndarray) for value in values):
-        return f"Make its rows one array: np.stack({name})."
-    try:
-        array.astype("float32")
-    except (TypeError, ValueError):
-        return f"Give numbers: np.unique({name}, return_inverse=True)[1] numbers classes."
-    return f"Its values are numbers: give {name}.astype('float32')."
-
-
 def library_name(x: Any) -> str:
     """Return the name of the library that the class of `x` comes from."""
     return type(x).__module__.partition(".")[0]
@@ -119,3 +82,269 @@ def library_name(x: Any) -> str:
 def is_array(x: Any) -> bool:
     """Return whether `x` is an array of any library."""
     return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+ENDLESS = 1 << 62  # Grain gives an endless data set a length of sys.maxsize
+
+
+class GrainRows:
+    """Rows of a `grain.MapDataset` whose elements are dicts of arrays or, with `names`, tuples.
+
+    Use this class for records that cost work, such as images to decode. Grain reads element by
+    element (15 us each, benchmarks/input_pipeline.py); data in memory is better read by `Arrays`.
+    The data set must not shuffle, repeat or batch: `Shuffled` does.
+
+    Raises:
+        DataError: a data set that can only be streamed, or elements of another kind.
+    """
+
+    def __init__(self, dataset: Any, *, names: Sequence[str] = ()):
+        import grain  # imports JAX
+
+        if not isinstance(dataset, grain.MapDataset):
+            raise DataError(
+                f"GrainRows reads rows by index, and a {type(dataset).__name__} can only be "
+                f"streamed. Give the MapDataset before its .to_iter_dataset()."
+            )
+        if len(dataset) >= ENDLESS:
+            raise DataError(
+                "The MapDataset repeats without end. Remove its .repeat(): Shuffled repeats the "
+                "rows by itself."
+            )
+        self.dataset, self.names = dataset, tuple(names)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        rows = [self._row(index) for index in indices.tolist()]
+        if all(row.keys() == rows[0].keys() for row in rows):
+            with contextlib.suppress(ValueError):
+                return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        first = {name: np.shape(value) for name, value in rows[0].items()}
+        index, odd = next(
+            (i, shapes)
+            for i, row in zip(indices.tolist(), rows, strict=True)
+            if (shapes := {name: np.shape(value) for name, value in row.items()}) != first
+        )
+        raise DataError(
+            f"Elements of a batch need one shape, and element {index} has {odd} where element "
+            f"{indices[0]} has {first}. Make them alike: dataset.map(crop_or_pad)."
+        )
+
+    def _row(self, index: int) -> dict[str, Any]:
+        element = self.dataset[index]
+        if isinstance(element, dict):
+            return element
+        if isinstance(element, tuple) and len(element) == len(self.names):
+            return dict(zip(self.names, element, strict=True))
+        if isinstance(element, tuple):
+            given = ", ".join(f'"{name}"' for name in ("image", "label")[: len(element)])
+            raise DataError(
+                f"Element {index} is a tuple of {len(element)} and names has {len(self.names)}: "
+                f"{self.names}. Name each part: GrainRows(dataset, names=[{given}])."
+            )
+        raise DataError(
+            f"Element {index} is a {type(element).__name__}, not a dict of arrays. "
+            f"Give dicts: dataset.map(lambda x: {{'image': x}}); a filter makes elements None."
+        )
+
+
+class TorchRows:
+    """The rows of a map-style `torch.utils.data.Dataset`, collated by a `collate_fn`.
+
+    A row is a mapping of arrays, a pair (called x and y) or a single array (x).
+
+    Args:
+        dataset: a data set with `len` and an item for each index.
+        collate: turns a list of items into a batch, like a DataLoader's `collate_fn`.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]):
+        self.dataset, self._collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        return named_arrays(self._collate([self.dataset[i] for i in indices.tolist()]))
+
+
+def from_loader(loader: Any) -> TorchRows | LoaderBatches:
+    """Return the rows that a DataLoader reads, or its batches if it can only be streamed.
+
+    In place of the DataLoader jtrain shuffles, as a function of seed and step, so that a stopped
+    run resumes exactly.
+
+    Raises:
+        DataError: if the DataLoader has a custom sampler, or streams batches of different sizes.
+    """
+    if hasattr(loader.dataset, "__len__") and hasattr(loader.dataset, "__getitem__"):
+        _check_sampler(loader)
+        return TorchRows(loader.dataset, loader.collate_fn)
+    if not (loader.batch_size and loader.drop_last):
+        raise DataError(
+            "this DataLoader streams, and its last batch may be short. Make every batch one size: "
+            "DataLoader(dataset, batch_size=32, drop_last=True)."
+        )
+    return LoaderBatches(lambda: map(named_arrays, loader), size=loader.batch_size)
+
+
+def named_arrays(batch: Any) -> dict[str, np.ndarray]:
+    """Return a batch of tensors as arrays by name: its own names, `x` and `y`, or `x`.
+
+    Raises:
+        DataError: if the batch is no mapping, pair or tensor.
+    """
+    if isinstance(batch, Mapping):
+        return {str(name): np.asarray(to_array(array)) for name, array in batch.items()}
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return {"x": np.asarray(to_array(batch[0])), "y": np.asarray(to_array(batch[1]))}
+    if isinstance(batch, list | tuple) and len(batch) == 1:
+        return {"x": np.asarray(to_array(batch[0]))}
+    if hasattr(batch, "shape"):
+        return {"x": np.asarray(to_array(batch))}
+    found = f"{len(batch)} items" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise DataError(
+        f"an item of a torch data set is (x, y), one tensor, or a dict of tensors by name, and "
+        f'this one has {found}. Return a dict from its __getitem__: {{"x": ..., "y": ...}}.'
+    )
+
+
+def _check_sampler(loader: Any) -> None:
+    # A plain BatchSampler has the sampler of the rows; any other draws them itself.
+    by_batch = loader.batch_sampler
+    is_plain = type(by_batch).__name__ in {"BatchSampler", "NoneType"}
+    sampler = type(getattr(by_batch, "sampler", loader.sampler) if is_plain else by_batch).__name__
+    if sampler not in {"RandomSampler", "SequentialSampler"}:
+        raise DataError(
+            f"this DataLoader draws its rows by a {sampler}, and jtrain draws rows itself, each "
+            "once an epoch. Give the data set alone, jt.fit(loss, params, loader.dataset), with a "
+            "weight a row in the loss where rows count differently."
+        )
+
+
+TENSORS = {"numpy", "torch", "tensorflow", "jax"}  # formats whose dtype is used
+
+
+class HuggingFace:
+    """The rows of a `datasets.Dataset`: numbers, lists of one length and images of one size.
+
+    A batch is read from the Arrow tables in one call, in the format of the data set: its columns,
+    its dtype, or its transform (`with_transform`), which must return the same rows whenever it is
+    called. The data set must not be shuffled or repeated: `Shuffled` does.
+
+    Args:
+        dataset: the result of `load_dataset(..., split="train")` or `load_from_disk`.
+        columns: the columns to read; empty: those of the format, or of the transform's result.
+
+    Raises:
+        DataError: a dict of splits, a data set that can only be streamed, a column that does not
+            exist or holds no numbers, None in a row, rows of different shapes, a transform that
+            drops rows; or `datasets` is not installed.
+    """
+
+    def __init__(self, dataset: Any, *, columns: Sequence[str] = ()):
+        package = import_optional("datasets", "hf", "A Hugging Face data set")
+        if isinstance(dataset, dict):  # a DatasetDict is one
+            raise DataError(
+                f"One split is needed, and this data set has {', '.join(dataset)}. "
+                f"Choose: HuggingFace(dataset[{next(iter(dataset), 'train')!r}])."
+            )
+        if not isinstance(dataset, package.Dataset):
+            raise DataError(
+                f"HuggingFace reads rows by index, and a {type(dataset).__name__} can only be "
+                f"streamed. Load it without streaming=True."
+            )
+        format_, names = dataset.format, dataset.column_names
+        self.columns, self._dataset, self._holed = list(columns), dataset, list[str]()
+        if format_["type"] == "custom":
+            return  # the columns are those that the transform returns
+        _check_columns(columns, names, "the data set")
+        self.columns = self.columns or (
+            names if format_["output_all_columns"] else format_["columns"]
+        )
+        kind = format_["type"] if format_["type"] in TENSORS else "numpy"
+        options = format_["format_kwargs"] if kind == format_["type"] else {}
+        selected = dataset.select_columns(self.columns)
+        self._dataset = selected.with_format(kind, **options)
+        self._plain = selected.with_format(None)
+        table = dataset.data  # all rows, also those that a filter leaves out
+        self._holed = [n for n in self.columns if any(map(_has_nulls, table.column(n).chunks))]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
+        if self._holed:
+            self._check_values(indices)
+        rows = self._dataset[indices]
+        _check_columns(self.columns, list(rows), "a row after the transform")
+        arrays = {name: _numbers(name, rows[name]) for name in self.columns or rows}
+        for name, array in arrays.items():
+            if len(array) != len(indices):
+                raise DataError(
+                    f"The transform of the data set was given {len(indices)} rows and returned "
+                    f"{len(array)} of {name!r}. Change the number of rows beforehand: "
+                    f"dataset.map(transform, batched=True)."
+                )
+        return arrays
+
+    def _check_values(self, indices: np.ndarray) -> None:
+        """Raise DataError if a row has no value in a column of numbers."""
+        rows = self._plain.select_columns(self._holed)[indices]
+        for name in self._holed:
+            for row in (i for i, x in zip(indices, rows[name], strict=True) if _has_none(x)):
+                raise DataError(
+                    f"Column {name!r} has None in row {row} of the data set, and numbers are "
+                    f"needed. Leave such rows out, dataset.filter(lambda row: 'None' not in "
+                    f"str(row[{name!r}])), or give them a value: dataset.map(fill)."
+                )
+
+
+def _check_columns(wanted: Sequence[str], found: Sequence[str], what: str) -> None:
+    if unknown := [name for name in wanted if name not in found]:
+        raise DataError(
+            f"Column {unknown[0]!r} was requested, and {what} has {', '.join(found)}. "
+            f"Set columns={list(found)[:2]}."
+        )
+
+
+def _has_nulls(array: Any) -> bool:
+    """Return whether an Arrow array has nulls, at any depth of lists."""
+    inner = (getattr(array, name, None) for name in ("storage", "values"))
+    return bool(array.null_count) or any(_has_nulls(each) for each in inner if each is not None)
+
+
+def _has_none(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_has_none, value)))
+
+
+def _numbers(name: str, column: Any) -> np.ndarray:  # b ...
+    values = to_array(column)
+    if isinstance(values, list | tuple):
+        values = [to_array(value) for value in values]
+    try:
+        array = np.array(values)
+    except ValueError:  # rows of several shapes
+        array = np.array(None)
+    if array.dtype.kind in "biuf":
+        return array
+    if array.dtype.kind == "O" and len(shapes := {_shape(value) for value in values}) > 1:
+        found = " and ".join(sorted(shapes)[:2])
+        raise DataError(
+            f"Rows of a batch need one shape, and column {name!r} has {found}. "
+            f"Make them alike: dataset.map(crop_or_pad)."
+        )
+    other = next((value for value in values if not isinstance(value, int | float)), values[0])
+    raise DataError(
+        f"Column {name!r} should hold numbers and holds {type(other).__name__}. Leave it out "
+        f"(columns=[...]), or convert it to numbers: dataset.map(encode)."
+    )
+
+
+def _shape(value: Any) -> str:
+    try:
+        return str(np.shape(value))
+    except ValueError:
+        return f"({len(value)}, several lengths)"

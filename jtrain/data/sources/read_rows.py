@@ -1,4 +1,4 @@
-"""Rows from a file of a user: .npz, .npy, .csv or .jsonl."""
+"""Rows in a file of a user, read and written: .npz, .npy, .csv or .jsonl."""
 
 import csv
 import io
@@ -14,9 +14,81 @@ from typing import Any
 import numpy as np
 
 from jtrain.data.sources.content import HEAD, read_content
-from jtrain.data.sources.row_shapes import describe
 from jtrain.errors import DataError
 from jtrain.io.regular_files import open_regular
+
+
+def check_rows(
+    arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Any], who: str
+) -> dict[str, np.ndarray]:
+    """Return the wanted arrays, each of the wanted type; drop the others.
+
+    Args:
+        arrays: n ... by name.
+        wanted: the shape and the dtype of a row of each array.
+        who: the consumer of the rows, for messages.
+
+    Raises:
+        DataError: if one is missing, of another shape, or its numbers do not fit the type.
+    """
+    checked = {}
+    for name, row in wanted.items():
+        if name not in arrays:
+            found = ", ".join(arrays) or "nothing"
+            raise DataError(
+                f"{who} takes {describe(wanted)}, and {name} is missing: found {found}. Rename the "
+                f"intended array to {name}."
+            )
+        checked[name] = _cast(
+            name, _check_shape(name, arrays[name], row.shape, who), row.dtype, who
+        )
+    return checked
+
+
+def describe(wanted: Mapping[str, Any]) -> str:
+    """Return the arrays of rows as text: `image float32[n, 8, 8], label int32[n]`."""
+    types = {
+        name: f"{np.dtype(row.dtype)}[{', '.join(map(str, ('n', *row.shape)))}]"
+        for name, row in wanted.items()
+    }
+    return ", ".join(f"{name} {type_}" for name, type_ in types.items()) or "nothing"
+
+
+def _check_shape(name: str, array: np.ndarray, shape: tuple[int, ...], who: str) -> np.ndarray:
+    if array.ndim and array.shape[1:] == shape:
+        return array
+    n = len(array) if array.ndim > len(shape) else 1
+    expected = ", ".join(map(str, ("n", *shape)))
+    advice = f"{name}.reshape({', '.join(map(str, (-1, *shape)))})"
+    if array.shape == shape:
+        advice = f"{name}[None] for a single row"
+    elif array.size != n * int(np.prod(shape)):
+        advice = f"an array of n rows, each {list(shape)}"
+    raise DataError(
+        f"{who} takes {name} of shape [{expected}], and it is {list(array.shape)}: give {advice}"
+    )
+
+
+def _cast(name: str, array: np.ndarray, dtype: Any, who: str) -> np.ndarray:
+    dtype = np.dtype(dtype)
+    problem = f"{who} takes {name} as {dtype}, and it is {array.dtype}"
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{problem}: give numbers")
+    if dtype.kind == "f" and array.dtype.kind in "iu" and array.dtype.itemsize == 1:
+        raise DataError(
+            f"{problem}, bytes: training scaled them. Scale them in the same way, and give "
+            f"{name}.astype({dtype.name!r})"
+        )
+    if dtype.kind == "f" or (dtype.kind == "b") == (array.dtype.kind == "b"):
+        cast = array.astype(dtype)
+        if dtype.kind == "f" or np.array_equal(cast, array):
+            return cast
+    raise DataError(
+        f"{problem}: give whole numbers that fit {dtype}, {name}.astype({dtype.name!r})"
+    )
+
 
 CLEAR = 8  # columns of numbers that are a header beyond doubt, rows that show a range
 _log = logging.getLogger(__name__)
@@ -281,3 +353,71 @@ def _stack(path: Path, rows: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np
     if not all(rows.values()):
         raise DataError(f"{path} has no rows: give at least one.")
     return {name: np.stack(arrays) for name, arrays in rows.items()}
+
+
+def check_kind(path: Path) -> None:
+    """Raise DataError unless rows can be written to a file of this name."""
+    if path.suffix not in SUFFIXES:
+        raise DataError(
+            f"{path} ends with {path.suffix or 'nothing'}, and rows are written to "
+            f"{', '.join(SUFFIXES)}: write {path.with_suffix('.npz')}"
+        )
+
+
+def encode_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the content of a file of these arrays, n ... each, in the format of its suffix.
+
+    Raises:
+        DataError: if several arrays are given for a .npy.
+    """
+    check_kind(path)
+    file = io.BytesIO()
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(file, "w") as archive:  # np.savez takes no array named `file`
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        return file.getvalue()
+    if path.suffix == ".npy":
+        if len(arrays) > 1:
+            raise DataError(
+                f"{path} can hold one array, and the arrays are {', '.join(arrays)}: write "
+                f"{path.with_suffix('.npz')}"
+            )
+        np.save(file, next(iter(arrays.values())), allow_pickle=False)
+        return file.getvalue()
+    return (_csv_text(arrays) if path.suffix == ".csv" else _jsonl_text(arrays)).encode()
+
+
+def _csv_text(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a table with a column for each number of a row: NAME, or NAME.0, NAME.1 and so on."""
+    header, columns = [], []
+    for name, array in arrays.items():
+        flat = array.reshape(len(array), math.prod(array.shape[1:]))
+        header += [name] if array.ndim == 1 else [f"{name}.{i}" for i in range(flat.shape[1])]
+        columns.append(flat.astype(np.int64) if array.dtype.kind == "b" else flat)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in zip(*columns, strict=True):
+        # str() gives the shortest digits that read back as the same float32.
+        writer.writerow([str(value) for part in row for value in part])
+    return text.getvalue()
+
+
+def _jsonl_text(arrays: Mapping[str, np.ndarray]) -> str:
+    count = len(next(iter(arrays.values())))
+    rows = ({name: _plain(array[i]) for name, array in arrays.items()} for i in range(count))
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    """Return lists of numbers, with "NaN" and "Infinity" in place of numbers that JSON lacks."""
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value]
+    if value.dtype.kind != "f":
+        return value.item()
+    number = float(str(value))  # the fewest digits that identify a float32
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

@@ -2,7 +2,7 @@
 
 import importlib
 from types import ModuleType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,3 +41,44 @@ def import_optional(module: str, extra: str, what: str) -> ModuleType:
             f"{what} was requested, which needs {package}, and {package} is not installed. "
             f"Install it: pip install 'jtrain[{extra}]'"
         ) from error
+
+
+def to_native(name: str, array: Any) -> Any:
+    """Return an array in the byte order of this machine.
+
+    Raises:
+        DataError: if JAX has not its dtype; the message has the array's name.
+    """
+    dtype = getattr(array, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        return array
+    if dtype.kind in "biufc" and dtype.char not in "gG":  # g: long double
+        return array if dtype.isnative else np.asarray(array, dtype.newbyteorder("="))
+    if dtype.kind == "V" and dtype.type is not np.void:  # bfloat16 and float8 of ml_dtypes
+        return array
+    raise DataError(
+        f"`{name}` holds {dtype} values, which no device can hold. {_advice(name, array)}"
+    )
+
+
+def _advice(name: str, array: np.ndarray) -> str:
+    """Return what to write for an array without numbers."""
+    if array.dtype.names:
+        return f"Give one of its fields: {name}[{array.dtype.names[0]!r}]."
+    if array.dtype.char in "gG":
+        return f"Give {name}.astype({'float64' if array.dtype.char == 'g' else 'complex128'!r})."
+    if array.dtype.kind in "Mm":
+        start = f"({name} - {name}.min())" if array.dtype.kind == "M" else name
+        return f"Give numbers, such as days: {start} / np.timedelta64(1, 'D')."
+    values = array.ravel().tolist()
+    missing = [v is None or type(v).__name__ in {"NAType", "NaTType"} for v in values]
+    if any(missing):
+        row = missing.index(True) * len(array) // len(values)
+        return f"Row {row} has no value. Leave such rows out, as by frame.dropna(), or fill them."
+    if all(isinstance(value, list | np.ndarray) for value in values):
+        return f"Make its rows one array: np.stack({name})."
+    try:
+        array.astype("float32")
+    except (TypeError, ValueError):
+        return f"Give numbers: np.unique({name}, return_inverse=True)[1] numbers classes."
+    return f"Its values are numbers: give {name}.astype('float32')."

@@ -1,16 +1,18 @@
 """Chat templates: conversations as text, in a sandbox, and which of the text is an answer."""
 
-import datetime
 import json
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jtrain.data.sources.source import import_optional
-from jtrain.data.text.bounded_template import bounded, bounded_filter
+from jtrain.data.text.template_sandbox import RefusalError, make_environment
+from jtrain.data.text.tokenizer_file import GGUF, read_header
 from jtrain.errors import DataError
+from jtrain.io.regular_files import parse_json, read_bytes
 
 Message: TypeAlias = Mapping[str, Any]  # role, content and what else a turn says
 Values: TypeAlias = Mapping[str, Any]  # what a template reads beside messages, such as `tools`
@@ -67,22 +69,11 @@ class ChatTemplate:
     ):
         self.source, self._where, self._tokens = source, where, tokens
         self._written: dict[str, bool] = {}  # fields that were tried
-        sandbox = import_optional("jinja2.sandbox", "chat", "a chat template")
         self._jinja = import_optional("jinja2", "chat", "a chat template")
-        extensions = import_optional("jinja2.ext", "chat", "a chat template")
         # Nobody can guess the marks, so no message has them.
         marks = [f"\0{secrets.token_hex(8)}{end}" for end in "<>"]
         self._mark = re.compile(f"({'|'.join(marks)})")
-        environment = bounded(sandbox.ImmutableSandboxedEnvironment)(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[extensions.loopcontrols, _generation_tag(self._jinja, marks)],
-        )
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = (
-            datetime.datetime.fromisoformat(day) if day else datetime.datetime.now()
-        ).strftime
-        environment.filters["tojson"] = bounded_filter("tojson", _to_json)
+        environment = make_environment(marks, day)
         try:
             self._template = environment.from_string(source)
             used = import_optional("jinja2.meta", "chat", "a chat template")
@@ -124,7 +115,7 @@ class ChatTemplate:
                 f"{self._where} calls what a template may not: {error}. A template only arranges "
                 f"messages as text: take the tokenizer's own, or remove the call."
             ) from None
-        except _RefusalError as error:
+        except RefusalError as error:
             raise DataError(
                 f"{self._where} refuses the messages: {error}. Change the messages, or take "
                 f"another template."
@@ -271,30 +262,6 @@ class ChatTemplate:
             )
 
 
-class _RefusalError(Exception):
-    """A template's own words about messages that it does not take."""
-
-
-def _raise(message: str) -> None:
-    raise _RefusalError(message)
-
-
-def _generation_tag(jinja: Any, marks: Sequence[str]) -> type:
-    """Return the extension of jinja2 that puts marks around what `generation` encloses."""
-    nodes = jinja.nodes
-
-    class Generation(jinja.ext.Extension):
-        tags: ClassVar = {"generation"}
-
-        def parse(self, parser: Any) -> list[Any]:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            begin, end = (nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in marks)
-            return [begin, nodes.Scope(body, lineno=line), end]
-
-    return Generation
-
-
 def _with_object(call: Any) -> Any:
     """Return a call of a tool whose arguments are no text."""
     function = call.get("function", call) if isinstance(call, dict) else {}
@@ -323,14 +290,93 @@ def _says(value: Any) -> bool:
     return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return a value as JSON, as transformers' `tojson` does; jinja2's own escapes it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+CONFIG = "tokenizer_config.json"
+MOST = 1 << 26  # bytes
+
+
+def read_template(path: str, day: str = "") -> ChatTemplate:
+    """Return the template of a file; ChatML for an empty path. A date in it is that of `day`.
+
+    The tokens that it may write come from the GGUF file or the tokenizer_config.json: the file
+    itself, or the one beside it.
+
+    Raises:
+        DataError: if the file cannot be read, or has no template.
+    """
+    if not path:
+        return ChatTemplate(CHATML)
+    name = f"data.template={path}"
+    text = "" if path.endswith(GGUF) else _read(Path(path), name)
+    if path.endswith((GGUF, ".json")):
+        config = _gguf_config(Path(path)) if path.endswith(GGUF) else _parsed(text, name)
+        return ChatTemplate(_source(config, name), path, day=day, **_tokens(config, name))
+    beside = Path(path).parent / CONFIG
+    config = _parsed(_read(beside, str(beside)), str(beside)) if beside.is_file() else {}
+    return ChatTemplate(text, path, day=day, **_tokens(config, str(beside)))
+
+
+def _gguf_config(path: Path) -> dict[str, Any]:
+    """Return what a tokenizer_config.json would have of a GGUF file."""
+    header = read_header(path)
+    tokens = header.get("tokenizer.ggml.tokens", [])
+    numbers = {key: header.get(f"tokenizer.ggml.{key}_id") for key in TOKENS}
+    known = {key: tokens[i] for key, i in numbers.items() if i is not None and i < len(tokens)}
+    return {"chat_template": header.get("tokenizer.chat_template"), **known}
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return read_bytes(path, most=MOST).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{name} cannot be read: {error}. Name a file in UTF-8 that you may read."
+        ) from None
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        config = parse_json(text)
+    except ValueError as error:
+        raise DataError(
+            f"{name} is no JSON: {error}. Take the {CONFIG} of the model, or name a template of "
+            f"jinja2 in a file that does not end in .json."
+        ) from None
+    if not isinstance(config, dict):
+        raise DataError(f"{name} has no entries by name. Take the {CONFIG} of the model.")
+    return config
+
+
+def _source(config: dict[str, Any], name: str) -> str:
+    """Return the template of a tokenizer_config.json; of several the one named `default`."""
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        source = named.get("default")
+        if not isinstance(source, str):
+            names = ", ".join(str(key) for key in named) or "nothing"
+            raise DataError(
+                f"{name} has several chat templates ({names}), and none has the name `default`. "
+                f"Write the text of one to a file and name that: data.template=FILE.jinja."
+            )
+    if not isinstance(source, str):
+        raise DataError(
+            f"{name} has no chat_template. Leave data.template out for ChatML, or name a file with "
+            f"a template."
+        )
+    return source
+
+
+def _tokens(config: dict[str, Any], name: str) -> dict[str, str]:
+    """Return the tokens that a template may write; null means that the tokenizer has none."""
+    found = {}
+    for key in TOKENS:
+        if key in config:
+            entry = config[key]
+            value = entry.get("content") if isinstance(entry, dict) else (entry or "")
+            if not isinstance(value, str):
+                raise DataError(
+                    f"{name} has the {key} {str(entry)[:60]}, which is no text. Set it to the "
+                    f'token, as in "{key}": "</s>".'
+                )
+            found[key] = value
+    return found

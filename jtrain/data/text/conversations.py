@@ -1,27 +1,253 @@
 """Conversations in files, as rows of tokens with the answers marked."""
 
+import contextlib
 import dataclasses
 import datetime
-from collections.abc import Iterator, Sequence
+import json
+import reprlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.sources.json_rows import read_rows
-from jtrain.data.sources.subset import hold_out_last
-from jtrain.data.text.chat_rows import FIELD, Conversation, read_conversation
-from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.encode_chat import Encoded, encode, encode_prompt, end_of_turn
-from jtrain.data.text.gguf_tokenizer import GGUF, read_header
-from jtrain.data.text.packed import Packed
-from jtrain.data.text.template_file import read_template
-from jtrain.data.text.text import Corpus
-from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
-from jtrain.data.text.tokenizer_file import read_tokenizer
+from jtrain.data.sources.arrays import hold_out_last
+from jtrain.data.sources.parquet import iterate_rows
+from jtrain.data.text.chat_template import (
+    ANSWERS,
+    NO_VALUES,
+    ChatTemplate,
+    Message,
+    Values,
+    read_template,
+)
+from jtrain.data.text.corpora import Corpus
+from jtrain.data.text.token_rows import Packed
+from jtrain.data.text.tokenizer_file import GGUF, read_header, read_tokenizer
+from jtrain.data.text.tokenizers import HALF_PAIR, SURROGATE, ByteTokenizer, Tokenizer
 from jtrain.errors import DataError
+
+FIELD = "messages"
+# Fields of a row that a model reads, so that a template has to write them.
+VALUES = ("tools", "functions", "documents", "images", "videos", "audios")
+ROLES = {"human": "user", "observation": "tool"} | dict.fromkeys(
+    ("gpt", "chatgpt", "bing", "bard"), ANSWERS
+)  # of ShareGPT
+
+
+class Conversation(NamedTuple):
+    """Messages, their place, and what a template reads beside them, such as `tools`."""
+
+    messages: list[Message]
+    where: str
+    values: Values
+
+
+def read_conversation(where: str, row: Any, field: str) -> Conversation:
+    """Return the conversation of a row.
+
+    Raises:
+        DataError: if the row has another form.
+    """
+    row = row if isinstance(row, dict) else {type(row).__name__: row}
+    names = [field, "conversations", "conversation"] if field == FIELD else [field]
+    messages = next((row[n] for n in names if isinstance(row.get(n), list)), None)
+    try:
+        if messages is None and field == FIELD and {"instruction", "output"} <= set(row):
+            messages = _alpaca(row)
+        if messages is None:
+            raise DataError(
+                f"has no list of messages in {field!r} (it has {', '.join(row)}). Name the field: "
+                f"data.field=NAME."
+            )
+        messages = [_checked(_renamed(message)) for message in messages]
+        for name in ("system", "system_prompt"):
+            first = {"role": "system", "content": row.get(name)}
+            if row.get(name) and first not in messages:
+                messages.insert(0, _checked(first))
+        values = {name: row[name] for name in VALUES if row.get(name)}
+        if "tools" in values:
+            values["tools"] = _parsed("tools", values["tools"], list)
+        values |= _parsed("chat_template_kwargs", row.get("chat_template_kwargs") or {}, dict)
+    except (AttributeError, TypeError, ValueError) as error:
+        form = f"is no row of OpenAI, transformers, ShareGPT or Alpaca ({error}). Correct it."
+        raise DataError(f"{where} {error if isinstance(error, DataError) else form}") from None
+    return Conversation(messages, where, values)
+
+
+def _alpaca(row: Mapping[str, Any]) -> list[Message]:
+    question = "\n".join(row[n] for n in ("instruction", "input") if row.get(n))
+    return [
+        {"role": role, "content": text}
+        for pair in [*(row.get("history") or []), (question, row["output"])]
+        for role, text in zip(("user", ANSWERS), pair, strict=True)
+    ]
+
+
+def _renamed(message: Any) -> Any:
+    """Return a message of ShareGPT, with `from` and `value`, as one with `role` and `content`."""
+    if not isinstance(message, dict) or not {"from", "value"} <= set(message):
+        return message
+    rest = {n: value for n, value in message.items() if n not in ("from", "value")}
+    role, text = message["from"], message["value"]
+    if role == "function_call":
+        call = {"type": "function", "function": _parsed(role, text, dict)}
+        return {"role": ANSWERS, "tool_calls": [call], **rest}
+    return {"role": ROLES.get(role, role), "content": text, **rest}
+
+
+def _checked(message: Any) -> Message:
+    known = isinstance(message, dict) and isinstance(message.get("role"), str)
+    content = message.get("content") if known else 0
+    if not isinstance(content, str | list | None) or not any(
+        value for name, value in message.items() if name != "role" or content is not None
+    ):
+        raise DataError(
+            f"has the message {reprlib.repr(message)}, and each needs a `role` and a `content`, "
+            f"both text."
+        )
+    for part in content if isinstance(content, list) else []:
+        if not str(part.get("type")).endswith("text") or not isinstance(part.get("text"), str):
+            raise ValueError(f"a model of text reads no part {reprlib.repr(part)}")
+    if not (calls := message.get("tool_calls")):
+        return message
+    calls = _parsed("tool_calls", calls, list)
+    for call in calls:
+        _parsed("arguments", call.get("function", call).get("arguments") or {}, dict)
+    return {**message, "tool_calls": calls}
+
+
+def _parsed(name: str, value: Any, kind: type) -> Any:
+    """Return a value that may be written as JSON."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, kind):
+        raise ValueError(f"{name!r} is no {kind.__name__}: {reprlib.repr(value)}")
+    return value
+
+
+class Encoded(NamedTuple):
+    """A conversation as tokens."""
+
+    where: str
+    tokens: np.ndarray  # int64, n
+    answers: np.ndarray  # bool, n
+
+
+def encode(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    where: str = "",
+    values: Values = NO_VALUES,
+    *,
+    optional: Collection[str] = (),
+) -> Encoded:
+    """Return the tokens of a conversation; each part is encoded alone, so that no token is of two.
+
+    The text may leave out the fields that are `optional`.
+
+    Raises:
+        DataError: if it has no answer, a message spells out a special token, or the template
+            refuses it or leaves out a field.
+    """
+    try:
+        messages = template.adapt(messages)
+        check_plain(tokenizer, messages, values)
+        pieces = template.pieces(messages, values, optional=optional)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    numbers = [tokenizer.encode(piece.text, special=True).astype(np.int64) for piece in pieces]
+    answers = [np.full(len(n), piece.is_answer) for n, piece in zip(numbers, pieces, strict=True)]
+    return Encoded(where, np.concatenate(numbers), np.concatenate(answers))
+
+
+def split_last_answer(conversation: Encoded) -> tuple[np.ndarray, np.ndarray]:  # n, m
+    """Return the tokens before the last answer of a conversation, and those of the answer."""
+    last = int(np.flatnonzero(conversation.answers)[-1]) + 1
+    before = conversation.answers[:last][::-1]
+    first = last - (int(np.argmin(before)) if not before.all() else last)
+    return conversation.tokens[:first], conversation.tokens[first:last]
+
+
+def encode_prompt(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> np.ndarray:  # n
+    """Return the tokens that a model reads before its answer to a user's message.
+
+    Raises:
+        DataError: if the text spells out a special token, or the template refuses it.
+    """
+    messages = [{"role": "user", "content": text}]
+    check_plain(tokenizer, messages)
+    return tokenizer.encode(template.render(messages, prompt=True), special=True)
+
+
+def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> np.ndarray:  # n
+    """Return the tokens of the mark that a template writes after an answer.
+
+    There are none if the template has no mark, or refuses a question and its answer.
+    """
+    answer = "seven"  # no mark has it, as a digit may be in one
+    talk = [{"role": "user", "content": "3+4?"}, {"role": ANSWERS, "content": answer}]
+    try:
+        text = "".join(piece.text for piece in template.pieces(talk))
+        _, _, mark = text.rpartition(answer)
+        return tokenizer.encode(mark.strip(), special=True)
+    except DataError:
+        return np.zeros(0, np.uint16)
+
+
+def check_plain(
+    tokenizer: Tokenizer, messages: Sequence[Message], values: Values = NO_VALUES
+) -> None:
+    """Raise DataError if a message, or a value beside them, would be read as more than plain text.
+
+    A message with a template's own marks could end its turn and begin another one.
+
+    Raises:
+        DataError: if a text of a message spells out a special token, or is not of whole characters.
+    """
+    special = _special_tokens(tokenizer)
+    named = [(f"message {i} of the {m['role'][:40]!r}", m) for i, m in enumerate(messages, 1)]
+    for name, content in [*named, ("what the row has beside its messages", values)]:
+        for text in _texts(content):
+            if SURROGATE.search(text):
+                raise DataError(f"{name} {HALF_PAIR}. Remove it.")
+            if mark := _special_in(tokenizer, special, text):
+                raise DataError(
+                    f"{name} spells out {mark}, which would be read as that token and not as text. "
+                    f"Remove it, or write it with a blank after its first character."
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of a message or a value, nested ones included."""
+    rest: list[Any] = [value]  # no recursion: a file may nest to its limit
+    while rest:
+        match rest.pop():
+            case str(text):
+                yield text
+            case dict(entries):
+                rest += [*entries, *entries.values()]
+            case list(entries):
+                rest += entries
+
+
+def _special_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    added = tokenizer.description().get("tokenizer", {}).get("added_tokens", [])
+    return [one for one in added if one.get("special")]
+
+
+def _special_in(tokenizer: Tokenizer, special: list[dict[str, Any]], text: str) -> str:
+    """Return the special token that is read in a text, or nothing."""
+    found = [one["content"] for one in special if one["content"] in text]
+    # Such tokens are found in any spelling that the tokenizer's normalizer makes equal.
+    possible = found or any(one.get("normalized") for one in special)
+    if not possible or np.array_equal(tokenizer.encode(text), tokenizer.encode(text, special=True)):
+        return ""
+    return f"the special token {max(found, key=len)}" if found else "a special token"
 
 
 class ChatRows(Packed):
@@ -154,5 +380,5 @@ def read_conversations(path: str | list[str], field: str) -> Iterator[Conversati
         DataError: if one has another form.
     """
     form = "a list of messages, each with a `role` and a `content`"
-    for where, row in read_rows(path, noun="conversation", form=form):
+    for where, row in iterate_rows(path, noun="conversation", form=form):
         yield read_conversation(where, row, field)

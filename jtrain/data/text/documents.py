@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from jtrain.data.sources.content import HEAD, decode, format_error, read_content, read_line
-from jtrain.data.text.tokenizer import HALF_PAIR, SURROGATE
+from jtrain.data.sources.files import find_files
+from jtrain.data.text.tokenizers import HALF_PAIR, SURROGATE
 from jtrain.errors import DataError
-from jtrain.io.regular_files import open_regular, parse_json
+from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
 
 By: TypeAlias = Literal["file", "line"]
 PIECE = 1 << 16  # bytes
@@ -150,3 +151,32 @@ def _field(text: str, path: Path, first: int, field: str) -> str:
         f"{path}: the line at byte {first} has no text under {field!r}. "
         + (f"Set --field {texts[0]}." if texts else "Leave the line out: it has no text at all.")
     )
+
+
+MOST = 1 << 32  # bytes of a file
+
+
+def read_text(paths: str | Path | Sequence[str | Path]) -> str:
+    """Return the text of a file, of a list of files or of a pattern (`plays/*.txt`), joined.
+
+    Raises:
+        DataError: a file that does not exist or is not UTF-8, or a text without a character.
+    """
+    text = "".join(_read(path) for path in find_files(paths))
+    if not text:
+        raise DataError(f"{paths} holds no character. Give a file with text in it.")
+    return text
+
+
+def _read(path: Path) -> str:
+    try:
+        data = read_bytes(path, most=MOST)
+    except TooLargeError:
+        raise DataError(
+            f"{path} has more than {MOST >> 30} GiB, and a text of characters is held in memory. "
+            f"Write it as tokens, which are read as they are needed: jtrain data prepare {path}"
+        ) from None
+    encoding, found = read_content(path, data[:HEAD])
+    if found != "text":
+        raise format_error(path, data[:HEAD])
+    return decode(data, path, encoding, line=1)[0].removeprefix("\ufeff")

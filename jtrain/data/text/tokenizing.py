@@ -6,10 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.text.bpe import train_bpe
-from jtrain.data.text.characters import Vocabulary
-from jtrain.data.text.tokenizer import ByteTokenizer, Tokenizer
 from jtrain.data.text.tokenizer_file import END, read_tokenizer
+from jtrain.data.text.tokenizers import ByteTokenizer, Tokenizer, Vocabulary, train_bpe
 
 
 @configclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from jtrain.checkpoint import inspect, layout
 from jtrain.config.dump import Difference, diff_configs
-from jtrain.data.batches.file_sharding import count_readers
+from jtrain.data.batches.stream import count_readers
 from jtrain.inspect.report.read_run import read_run
 from jtrain.train.hooks import metrics, step_record
 from jtrain.train.run_dir import RunDir

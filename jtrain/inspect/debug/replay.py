@@ -13,8 +13,8 @@ from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, l
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.config.wording import format_value
 from jtrain.core.state import TrainState
-from jtrain.data.batches.file_sharding import count_readers
 from jtrain.data.batches.fingerprint import digest_batch
+from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.first_difference import FACTS

@@ -13,7 +13,7 @@ from jtrain.core.loss import LossOutput, combine, normalize_loss
 from jtrain.core.pytree import conjugate, norm
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Key, Leaf, Params
-from jtrain.data.batches.skip import SkipBatches
+from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.distributed.cluster import detect
 from jtrain.errors import ConfigError
 from jtrain.parallel import Single

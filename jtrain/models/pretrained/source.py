@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jtrain.core.types import Leaf as Array
-from jtrain.data.text.gguf_tokenizer import read_header
+from jtrain.data.text.tokenizer_file import read_header
 from jtrain.errors import CheckpointError, DataError
 from jtrain.io.regular_files import read_json
 from jtrain.models.pretrained.family import Family, HFConfig

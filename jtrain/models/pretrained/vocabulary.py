@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jtrain.data.text.tokenizer import Tokenizer, describe_tokenizer
+from jtrain.data.text.tokenizers import Tokenizer, describe_tokenizer
 from jtrain.errors import DataError
 from jtrain.models.pretrained.gguf_file import GGUF
 from jtrain.models.pretrained.source import TOKENIZER, vocabulary_of, vocabulary_of_parsed

@@ -15,7 +15,7 @@ import numpy as np
 from jtrain.core.pytree import norm
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Params
-from jtrain.data.batches.skip import SkipBatches
+from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.errors import ConfigError
 from jtrain.parallel.strategies.compression import has_feedback
 from jtrain.server.plan.compute import Head, splits_rows

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data.batches.step_batches import StackedBatches
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError
 from jtrain.train.calls.schedule import CallSchedule

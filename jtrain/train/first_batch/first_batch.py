@@ -15,7 +15,7 @@ from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
-from jtrain.data.sources.foreign import to_native
+from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.first_batch.domains import OutsideValue, find_outside, outside_error

