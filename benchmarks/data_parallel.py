@@ -20,7 +20,7 @@ from typing import Any
 from pairs import machine, ratio, table, take_turns
 
 from jtrain.distributed.launcher.launch import worker_environment
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.port import free_port
 
 PEERS = Path(__file__).parent / "peers"
 SIZES = {"vocab": 65, "context": 64, "layers": 4, "heads": 4, "width": 128}

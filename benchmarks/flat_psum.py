@@ -11,7 +11,7 @@ import sys
 import time
 
 from jtrain.distributed.launcher.launch import worker_environment
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.port import free_port
 
 SCRIPT = os.path.abspath(__file__)
 

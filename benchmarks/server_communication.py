@@ -30,9 +30,9 @@ from jtrain.core.types import Params
 from jtrain.optim.schedules.simple import Constant
 from jtrain.parallel import Single
 from jtrain.parallel.strategies.compression import E3M0, BFloat16, Int4, Int8, TopK
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.codec import make_codec
+from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.shards.codec import make_codec
 from jtrain.server.threads import thread_cluster
 from jtrain.train.experiment_shapes import makers
 from jtrain.train.setup import TrainSetup, set_up

@@ -19,11 +19,11 @@ import jax
 
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError, PeerError
-from jtrain.server.coordination.coordinator import Coordinator
-from jtrain.server.coordination.supervisor import Supervisor
-from jtrain.server.plan.server_plan import Plan
-from jtrain.server.processes.process import work
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.plan import Plan
+from jtrain.server.process import work
 from jtrain.server.server_loop import take_steps
+from jtrain.server.supervisor import Supervisor
 from jtrain.server.threads import ThreadProcess, thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 

@@ -21,7 +21,7 @@ from server_communication import communication
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import Hook, train_loop
 from jtrain.core.state import TrainState
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
 from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up

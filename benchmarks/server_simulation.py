@@ -34,7 +34,7 @@ from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.plan import Plan
 from jtrain.train.setup import TrainSetup, set_up
 
 TASKS = {

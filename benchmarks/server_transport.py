@@ -18,11 +18,10 @@ import jax
 import numpy as np
 import optax
 
-from jtrain.server.shards.shard import Facts, Shard
-from jtrain.server.transport.client import Client, call_all, closing
-from jtrain.server.transport.listener import LOOPBACK, Listener
-from jtrain.server.transport.memory import with_huge_pages
-from jtrain.server.transport.wire import Message
+from jtrain.server.client import Client, call_all, closing
+from jtrain.server.listener import LOOPBACK, Listener
+from jtrain.server.shard import Facts, Shard
+from jtrain.server.wire import Message, with_huge_pages
 
 GOOD = Facts(finite=True, value=1.0, grad_norm=1.0)
 

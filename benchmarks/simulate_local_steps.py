@@ -13,12 +13,11 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
 from jtrain.parallel.strategies.compression import has_feedback
 from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
-from jtrain.server.plan.compute import Head
-from jtrain.server.plan.server_plan import Plan
-from jtrain.server.processes.local_worker import change_of
-from jtrain.server.shards.feedback import PushEncoder
-from jtrain.server.shards.published import Publisher, Subscriber
-from jtrain.server.shards.shard import Facts, Shard
+from jtrain.server.compute import Head
+from jtrain.server.feedback import Publisher, PushEncoder, Subscriber
+from jtrain.server.local_worker import change_of
+from jtrain.server.plan import Plan
+from jtrain.server.shard import Facts, Shard
 from jtrain.train.setup import TrainSetup
 
 FACTS = Facts(finite=True, value=0.0, grad_norm=0.0)

@@ -22,7 +22,7 @@ from chaos.launched import CODE, STEPS, Command, alive, differences, home_of, un
 from chaos.trial import Trial
 from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import read_record
-from jtrain.server.shards.partition import make_partition
+from jtrain.server.partition import make_partition
 
 KILLS = 6  # in a trial
 EXACT = {
@@ -137,7 +137,7 @@ class _Run(Command):
         """Return the process ids of a role by the index; of role `run`, the launcher's child."""
         found = {}
         for pid, words in _marked(self.home):
-            if words[1:4] == ["-m", "jtrain.server.processes.process", role]:
+            if words[1:4] == ["-m", "jtrain.server.process", role]:
                 found[words[4]] = pid
             elif role == "run" and "jtrain" in words and "run" in words and "launch" not in words:
                 found["run"] = pid

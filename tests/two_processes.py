@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.port import free_port
 
 
 def in_two_processes(

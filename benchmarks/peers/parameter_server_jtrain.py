@@ -14,11 +14,11 @@ import jax
 
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.resolve import resolve
-from jtrain.server.coordination.coordinator import Coordinator
-from jtrain.server.coordination.supervisor import open_cluster
-from jtrain.server.engines.engine import LocalEngine
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.engines import LocalEngine
+from jtrain.server.plan import Plan
 from jtrain.server.server_loop import coordinator_of
+from jtrain.server.supervisor import open_cluster
 from jtrain.train.setup import set_up
 
 

@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from jtrain.cli.output import print_text as print
 from jtrain.distributed.compiler_flags import check_environment
-from jtrain.distributed.heartbeat.exit_alone import exit_alone
-from jtrain.distributed.heartbeat.shutdown_request import ASKS
+from jtrain.distributed.shutdown import ASKS, exit_alone
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
 from jtrain.io.disk_errors import disk_advice

@@ -58,7 +58,7 @@ def _watch(args: argparse.Namespace) -> int:
             f"jtrain eval: --timeout {args.timeout:g} is no number of seconds from 0 on"
         )
 
-    from jtrain.distributed.heartbeat.noted_signals import NotedSignals
+    from jtrain.distributed.shutdown import NotedSignals
     from jtrain.train.watch_run import WatchEnd, wait_for_run, watch_run
 
     with NotedSignals() as asked:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from jtrain.cli import VERBS, manifests
 from jtrain.cli.arguments import Arguments
-from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.launcher import launch
+from jtrain.distributed.watchdog import Patience
 from jtrain.errors import UserError
 from jtrain.errors.spelling import did_you_mean
 

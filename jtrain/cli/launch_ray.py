@@ -10,7 +10,7 @@ from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
-from jtrain.distributed.cluster.variables import LAUNCHER, NUMBER
+from jtrain.distributed.cluster.cluster import LAUNCHER, NUMBER
 from jtrain.distributed.ray_cluster import (
     check_installed,
     connected,

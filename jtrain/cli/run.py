@@ -13,7 +13,7 @@ from jtrain.cli.output import print_text as print
 from jtrain.config.node import TYPED
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import is_run_name
-from jtrain.distributed.cluster.variables import program
+from jtrain.distributed.cluster.cluster import program
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import DONE, FAULT, STOPPED, ConfigError, UserError
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.parallel import Server
 
     if isinstance(resolved.config.parallel, Server):
-        from jtrain.server.tasks import take_part
+        from jtrain.server.join import take_part
 
         code = take_part(resolved.config, os.environ, _print_error)
         if code is not None:

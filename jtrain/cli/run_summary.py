@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jtrain.distributed.cluster.variables import program
+from jtrain.distributed.cluster.cluster import program
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.metrics import read_results

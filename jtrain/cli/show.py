@@ -149,7 +149,7 @@ def _profile(run: Path, as_json: bool) -> str:
 
 def _workers(run: Path, as_json: bool) -> str:
     """Describe the workers of a run on parameter servers: who was there, and when."""
-    from jtrain.server.coordination.attendance import attendance, format_attendance
+    from jtrain.server.members import attendance, format_attendance
 
     found = attendance(run)
     if as_json:
@@ -159,7 +159,7 @@ def _workers(run: Path, as_json: bool) -> str:
 
 def _notes_of_run(config: Path) -> list[str]:
     """Return a note about the workers of a run, if the config is that of one with some."""
-    from jtrain.server.coordination.attendance import FILE, describe_attendance
+    from jtrain.server.members import FILE, describe_attendance
 
     if config.name != "config.yaml" or not (config.parent / FILE).is_file():
         return []

@@ -12,8 +12,8 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments().parse(argv)
     directory = find_config(args.run, "work").parent
 
-    from jtrain.server.processes.join import join, read_config
-    from jtrain.server.processes.process import leave_on_signals
+    from jtrain.server.join import join, read_config
+    from jtrain.server.process import leave_on_signals
     from jtrain.train.compilation_cache import enable_compilation_cache
 
     read_config(directory)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jtrain.distributed.cluster import variables
+from jtrain.distributed.cluster.cluster import NUMBER, sets_cpu_devices
 from jtrain.distributed.cpu_threads import release_pool_variable, size_thread_pool
 from jtrain.errors import ConfigError
 from jtrain.parallel.device_names import Devices, DeviceSelection, format_devices, parse_devices
@@ -50,7 +50,7 @@ def split_cpu(asked: Devices) -> None:
     needed = max(choice.count, *(index + 1 for index in choice.indices), 0)
     number: Any = jax.config
     size_thread_pool(max(needed, number.jax_num_cpu_devices))
-    if needed and choice.platform in ("", "cpu") and not variables.sets_cpu_devices(os.environ):
+    if needed and choice.platform in ("", "cpu") and not sets_cpu_devices(os.environ):
         # Once a backend runs, the number of devices cannot change.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
@@ -129,9 +129,9 @@ def _of_process(
 
 
 def _too_few(local: list[Device], asked: Devices, needed: int, take: str) -> ConfigError:
-    if number := os.environ.get(variables.NUMBER):
+    if number := os.environ.get(NUMBER):
         forced = (
-            f"; or set {variables.NUMBER}={needed} in place of {number}: jtrain launch does so "
+            f"; or set {NUMBER}={needed} in place of {number}: jtrain launch does so "
             f"with --devices {needed}"
         )
     else:

@@ -1,6 +1,7 @@
 """Parameter servers: shards of the state, workers, and the coordinator that the run's process is.
 
-`server_loop` takes the steps of a run. `coordination` says who computes what, `processes` are the
-programs of workers and servers, `engines` start them, `shards` are parts of the state, `plan` is
-what all derive from the config, and `transport` connects them.
+`server_loop` takes the steps of a run. The `coordinator` says who computes what, by `rounds`,
+`paced` or `diloco`; `process` is the program of a worker or a server, and `engines` start it; a
+`shard` is a part of the state; `plan` is what all derive from the config; `client` and `listener`
+connect them.
 """

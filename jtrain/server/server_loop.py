@@ -19,19 +19,17 @@ from jtrain.errors import ConfigError
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
-from jtrain.server.coordination.async_diloco import AsyncDiLoCoCoordinator
-from jtrain.server.coordination.attendance import FILE
-from jtrain.server.coordination.coordinator import Coordinator
-from jtrain.server.coordination.paced import PacedCoordinator
-from jtrain.server.coordination.rounds import RoundCoordinator
-from jtrain.server.coordination.streaming import StreamingCoordinator
-from jtrain.server.coordination.supervisor import open_cluster
-from jtrain.server.engines.cluster_engine import ClusterEngine
-from jtrain.server.engines.engine import Engine, LocalEngine
-from jtrain.server.plan.checks import check_plan
-from jtrain.server.plan.server_plan import Plan
-from jtrain.server.processes.announcement import announced
-from jtrain.server.processes.registry import Registry
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.diloco import AsyncDiLoCoCoordinator, StreamingCoordinator
+from jtrain.server.engines import ClusterEngine, Engine, LocalEngine
+from jtrain.server.join import announced
+from jtrain.server.members import FILE
+from jtrain.server.paced import PacedCoordinator
+from jtrain.server.plan import Plan
+from jtrain.server.plan_checks import check_plan
+from jtrain.server.registry import Registry
+from jtrain.server.rounds import RoundCoordinator
+from jtrain.server.supervisor import open_cluster
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.setup import TrainSetup
 
@@ -91,7 +89,7 @@ def _open_engine(server: Server, directory: Path, registry: Registry) -> Iterato
     """Yield the engine of a run."""
     config = directory / "config.yaml"
     if server.engine == "ray":
-        from jtrain.server.engines.ray_engine import open_ray_engine
+        from jtrain.server.ray_engine import open_ray_engine
 
         with open_ray_engine(config, server) as engine:
             yield engine

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from jtrain.errors import STOPPED
 from jtrain.parallel import Server
-from jtrain.server.coordination.coordinator import Coordinator
-from jtrain.server.coordination.supervisor import Supervisor, open_cluster
-from jtrain.server.engines.engine import Listening, Role
-from jtrain.server.plan.checks import check_plan
-from jtrain.server.plan.server_plan import Plan
-from jtrain.server.processes.process import serve, work
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.engines import Listening, Role
+from jtrain.server.plan import Plan
+from jtrain.server.plan_checks import check_plan
+from jtrain.server.process import serve, work
 from jtrain.server.server_loop import coordinator_of
+from jtrain.server.supervisor import Supervisor, open_cluster
 
 
 class ThreadProcess:

@@ -18,8 +18,8 @@ from jtrain.config.wording import format_value
 from jtrain.distributed.cluster import Cluster, detect, start
 from jtrain.distributed.cluster.rendezvous import difference
 from jtrain.distributed.heartbeat import connect_heartbeat
-from jtrain.distributed.heartbeat.exit_alone import fail_alone
 from jtrain.distributed.multihost import all_gather
+from jtrain.distributed.shutdown import fail_alone
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.version import installed_version

@@ -9,11 +9,11 @@ from typing import TextIO
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import RUNS
-from jtrain.distributed.cluster.variables import program
+from jtrain.distributed.cluster.cluster import program
 from jtrain.distributed.compiler_flags import apply_flags
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.heartbeat.watchdog import Watchdog
 from jtrain.distributed.multihost import broadcast_from_first
+from jtrain.distributed.watchdog import Watchdog
 from jtrain.errors.user_code import api_boundary
 from jtrain.train.allocator import reuse_memory
 from jtrain.train.compilation_cache import enable_compilation_cache

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.top import BaseConfig
-from jtrain.distributed.cluster.variables import program
+from jtrain.distributed.cluster.cluster import program
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError, DataError
 from jtrain.io.atomic_write import NEW, atomic_write, check_no_links

@@ -14,8 +14,8 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.data.batches.scan import describe_nonfinite
 from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
-from jtrain.distributed.heartbeat.watchdog import DeadlockWatch
 from jtrain.distributed.multihost import all_gather
+from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.bad_steps import describe_bad_step, step_report
 from jtrain.train.banner import banner_lines

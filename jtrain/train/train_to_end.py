@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from jtrain.core.loop import Hook, LoopResult, Rollback, Stop, StoppedError
 from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.heartbeat.startup_progress import StartupProgress
 from jtrain.distributed.multihost import barrier
+from jtrain.distributed.watchdog import StartupProgress
 from jtrain.errors import ConfigError, UserError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import open_regular

@@ -11,8 +11,8 @@ import jax
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.types import Batch
-from jtrain.distributed.heartbeat.noted_signals import NotedSignals
 from jtrain.distributed.multihost import all_gather, broadcast_from_first
+from jtrain.distributed.shutdown import NotedSignals
 from jtrain.errors import STOPPED, CheckpointError, ConfigError
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.tracking import track_evaluations

@@ -9,7 +9,7 @@ import pytest
 from chaos.threads import SPLITS, Split, run_split
 from jtrain.distributed import cpu_threads
 from jtrain.distributed.cpu_threads import POOL, describe_small_pool, size_thread_pool
-from jtrain.distributed.heartbeat.watchdog import DeadlockWatch
+from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.errors import FAULT
 
 

@@ -27,7 +27,7 @@ from jtrain.config.dump import dump, to_plain
 from jtrain.config.resolve import resolve
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
-from jtrain.distributed.topology_name import TopologyName
+from jtrain.distributed.manifests.machines import TopologyName
 
 ALL = commands()
 NO_MATTER = ("export ", "#!")  # set variables, which tests/docs/test_clusters.py reads

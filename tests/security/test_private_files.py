@@ -20,7 +20,7 @@ from jtrain.io.atomic_write import (
     check_no_links,
     create_new,
 )
-from jtrain.server.processes.announcement import FILE, announced
+from jtrain.server.join import FILE, announced
 from jtrain.train.compilation_cache import enable_compilation_cache
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from quick_study import config_of
 
 from jtrain.core.loop import Hook, LoopResult, train_loop
-from jtrain.server.coordination.coordinator import Coordinator
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.coordinator import Coordinator
+from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
 from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up

@@ -21,12 +21,12 @@ from jtrain.core.mean import Mean
 from jtrain.core.precision.loss_scale import Unscaled
 from jtrain.parallel.strategies.delayed_nesterov import delayed_nesterov
 from jtrain.parallel.strategies.server_modes import Apply, Compensate, Drop, Scale
-from jtrain.server.coordination.clock import Clock
-from jtrain.server.coordination.rounds import take_metrics
-from jtrain.server.plan.compute import Head
-from jtrain.server.shards.sequence import Applied
-from jtrain.server.shards.staleness import treat
-from jtrain.server.transport.wire import Message
+from jtrain.server.clock import Clock
+from jtrain.server.compute import Head
+from jtrain.server.paced import treat
+from jtrain.server.rounds import take_metrics
+from jtrain.server.shard import Applied
+from jtrain.server.wire import Message
 
 SGD = "optimizer={kind: sgd, lr: 0.1, clip: 0.5}"
 

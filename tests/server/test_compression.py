@@ -19,10 +19,9 @@ from jtrain.parallel.strategies.compression import (
     Uncompressed,
     has_feedback,
 )
-from jtrain.server.shards.codec import make_codec
-from jtrain.server.shards.feedback import PushEncoder
-from jtrain.server.shards.partition import make_partition
-from jtrain.server.shards.published import Publisher, Subscriber
+from jtrain.server.codec import make_codec
+from jtrain.server.feedback import Publisher, PushEncoder, Subscriber
+from jtrain.server.partition import make_partition
 
 DRAW = np.random.default_rng(0)
 LOSSY = [BFloat16(), Int8(), Int4(), E3M0(), TopK(share=0.1)]

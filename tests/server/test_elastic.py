@@ -11,10 +11,10 @@ from quick_study import write_study
 from server_runs import Losses, host, server_setup, train_on_servers
 
 from jtrain.errors import ConfigError, PeerError
-from jtrain.server.plan.server_plan import Plan
-from jtrain.server.processes.process import work
+from jtrain.server.plan import Plan
+from jtrain.server.process import work
 from jtrain.server.server_loop import coordinator_of
-from jtrain.server.transport.wire import Message
+from jtrain.server.wire import Message
 from jtrain.train.multihost_checks import code_facts
 
 ROWS, BATCH = 96, 16

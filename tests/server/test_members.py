@@ -7,12 +7,11 @@ from quick_study import write_study
 
 from jtrain.cli import main
 from jtrain.io.jsonl import JsonlWriter
-from jtrain.server.coordination.attendance import FILE
-from jtrain.server.coordination.members import Members
-from jtrain.server.coordination.shares import Shares
-from jtrain.server.engines.cluster_engine import Attached
-from jtrain.server.processes.registry import Registry
-from jtrain.server.transport.wire import Message
+from jtrain.server.engines import Attached
+from jtrain.server.members import FILE, Members
+from jtrain.server.registry import Registry
+from jtrain.server.shares import Shares
+from jtrain.server.wire import Message
 
 
 def test_a_state_is_lost_with_its_worker_unless_it_was_handed_over():

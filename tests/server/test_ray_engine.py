@@ -12,7 +12,7 @@ from test_server_processes import LONG, check_complete, processes, start, state_
 
 from jtrain.errors import UserError
 from jtrain.parallel import Server
-from jtrain.server.engines.ray_engine import open_ray_engine
+from jtrain.server.ray_engine import open_ray_engine
 
 
 def test_ray_that_is_missing_is_named_with_the_command(monkeypatch, tmp_path):

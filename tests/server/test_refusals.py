@@ -12,8 +12,8 @@ import jtrain as jt
 from jtrain.data import ShardedStream
 from jtrain.errors import ConfigError, DataError, LossError, UserError
 from jtrain.parallel import Server
-from jtrain.server.plan.checks import check_plan
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.plan import Plan
+from jtrain.server.plan_checks import check_plan
 from jtrain.train.setup import set_up
 
 

@@ -58,10 +58,7 @@ def processes(name: str, role: str) -> list[int]:
             words = path.read_bytes().decode().split("\0")
         except OSError:
             continue
-        if (
-            words[1:4] == ["-m", "jtrain.server.processes.process", role]
-            and f"runs/{name}/" in words[5]
-        ):
+        if words[1:4] == ["-m", "jtrain.server.process", role] and f"runs/{name}/" in words[5]:
             found.append(int(path.parent.name))
     return sorted(found)
 

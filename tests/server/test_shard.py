@@ -10,9 +10,9 @@ from comparison import bitwise, distance
 from jtrain.core.pytree import norm
 from jtrain.errors import ShardingError
 from jtrain.optim import LBFGS, SGD, AdamW, Lamb, Muon
-from jtrain.server.plan.checks import check_splits
-from jtrain.server.shards.partition import make_partition
-from jtrain.server.shards.shard import Facts, Shard
+from jtrain.server.partition import make_partition
+from jtrain.server.plan_checks import check_splits
+from jtrain.server.shard import Facts, Shard
 
 DRAW = np.random.default_rng(0)
 

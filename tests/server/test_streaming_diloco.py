@@ -10,10 +10,9 @@ from quick_study import write_study
 from server_runs import KillAt, Losses, host, server_setup, train_on_servers
 
 from jtrain.errors import ConfigError
-from jtrain.server.plan.fragment_schedule import FragmentSchedule
-from jtrain.server.plan.server_plan import Plan
+from jtrain.server.fragments import FragmentSchedule, assign_fragments
+from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.shards.fragments import assign_fragments
 from jtrain.server.threads import thread_cluster
 
 SGD = "optimizer={kind: sgd, lr: 0.3}"

@@ -11,7 +11,7 @@ from server_runs import Losses, server_setup, train_on_one_device, train_on_serv
 
 from jtrain.core.loop import Hook, Stop
 from jtrain.core.mean import Mean
-from jtrain.server.coordination.coordinator import StepResult
+from jtrain.server.coordinator import StepResult
 from jtrain.server.server_loop import take_steps
 
 SGD = "optimizer={kind: sgd, lr: 0.3, momentum: 0.9, clip: 0.5}"

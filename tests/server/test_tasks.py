@@ -14,11 +14,11 @@ from quick_study import config_of, write_study
 from test_server_processes import LONG, start, state_of, wait_for_step
 
 from jtrain.distributed.cluster import detect
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import Async
-from jtrain.server.tasks import find_task, take_part
+from jtrain.server.join import find_task, take_part
 
 PS = {"chief": ["a:1"], "ps": ["b:1", "c:1"], "worker": ["d:1", "e:1"]}
 

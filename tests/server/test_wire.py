@@ -14,12 +14,11 @@ import pytest
 from comparison import bitwise
 
 from jtrain.errors import ConfigError, PeerError
-from jtrain.server.transport import listener as listener_module
-from jtrain.server.transport import wire
-from jtrain.server.transport.client import Client, RefusedError, call_all
-from jtrain.server.transport.listener import LOOPBACK, Listener
-from jtrain.server.transport.memory import ALIGNMENT, SMALL, BufferPool
-from jtrain.server.transport.wire import Message, WireError, receive, send
+from jtrain.server import listener as listener_module
+from jtrain.server import wire as wire
+from jtrain.server.client import Client, RefusedError, call_all
+from jtrain.server.listener import LOOPBACK, Listener
+from jtrain.server.wire import ALIGNMENT, SMALL, BufferPool, Message, WireError, receive, send
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3).T,

@@ -12,7 +12,7 @@ import jtrain.train.multihost_checks
 from jtrain.checkpoint import layout
 from jtrain.cli import main
 from jtrain.distributed.launcher.launch import worker_environment
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
 from jtrain.train.multihost_checks import (
     check_devices,

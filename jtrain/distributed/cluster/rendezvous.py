@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from jtrain.distributed.cluster.cluster import PORT, Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.greetings import MOST, Greeting, read_greetings
 from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
-from jtrain.distributed.port_holder import find_port_holder, stop_advice
+from jtrain.distributed.port import find_port_holder, stop_advice
 from jtrain.errors import ConfigError, PeerError
 from jtrain.io.formatting import escape_controls
 from jtrain.io.regular_files import parse_json

@@ -9,7 +9,7 @@ from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import TOKEN, Facts, bind_host, connect, meet
 from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
-from jtrain.distributed.heartbeat.exit_alone import fail_alone
+from jtrain.distributed.shutdown import fail_alone
 from jtrain.errors import ConfigError
 
 # Seconds after which JAX takes a process for dead. JAX's default of 100 keeps the others waiting

@@ -3,15 +3,24 @@
 JAX encrypts its coordination service and asks each process for a certificate (from jax 0.11.2 on;
 https://docs.jax.dev/en/latest/501/security.html). The processes of jtrain meet at the same port
 before, so they take the same files.
+
+A launch makes a throw-away certificate, so that its processes take nobody else in. It is its own
+authority: who has the key belongs to the launch. It lies in memory of the launcher, which its
+children of the same user reach by /proc, so that no file is left however the launcher ends.
 """
 
+import contextlib
 import dataclasses
 import os
+import re
 import socket
 import ssl
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
+from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.errors import ConfigError
 
 CERTIFICATE, KEY, AUTHORITY = "JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE"
@@ -113,3 +122,62 @@ class PeerTls:
 def is_set(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether any of the variables is set."""
     return any(environ.get(name) for name in (CERTIFICATE, KEY, AUTHORITY))
+
+
+FIRST = (0, 11, 2)  # version of JAX that takes certificates
+DAYS = 3650  # longer than any launch
+COMMAND = (
+    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    *("-nodes", "-keyout", "-", "-out", "-", "-days", f"{DAYS}", "-subj", "/CN=jtrain launch"),
+    *("-addext", f"subjectAltName=IP:{LOOPBACK},DNS:localhost"),
+)
+
+
+def takes_certificates(version: str) -> bool:
+    """Return whether a version of JAX takes certificates: `0.11.2` does."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3]) >= FIRST
+
+
+@contextlib.contextmanager
+def throwaway_certificate(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the variables that give a certificate to all processes of a launch.
+
+    None without `openssl`, with a JAX that takes no certificates, or where the environment has
+    certificates already.
+    """
+    if is_set(environ) or not takes_certificates(metadata.version("jax")):
+        yield {}
+        return
+    pem = _make()
+    if not pem:
+        yield {}
+        return
+    with contextlib.ExitStack() as stack:
+        key, certificate = (stack.enter_context(_in_memory(text)) for text in pem)
+        yield {KEY: key, CERTIFICATE: certificate, AUTHORITY: certificate}
+
+
+def _make() -> tuple[str, str] | None:
+    """Return a new key and its certificate, in the PEM format; None if openssl makes none."""
+    try:
+        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    key, certificate = (_block(name, done.stdout) for name in ("PRIVATE KEY", "CERTIFICATE"))
+    return (key, certificate) if key and certificate else None
+
+
+def _block(name: str, text: str) -> str:
+    found = re.search(f"-----BEGIN {name}-----.*?-----END {name}-----\n", text, re.S)
+    return found[0] if found else ""
+
+
+@contextlib.contextmanager
+def _in_memory(text: str) -> Iterator[str]:
+    """Yield the path of a file in memory, for this process and its children of the same user."""
+    file = os.memfd_create("jtrain launch")
+    try:
+        os.write(file, text.encode())
+        yield f"/proc/{os.getpid()}/fd/{file}"
+    finally:
+        os.close(file)

@@ -9,15 +9,14 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from jtrain.distributed.cluster import variables
+from jtrain.distributed.cluster.cluster import LAUNCHER, LOOPBACK, NUMBER
 from jtrain.distributed.cluster.rendezvous import TOKEN
-from jtrain.distributed.cluster.variables import LAUNCHER
-from jtrain.distributed.heartbeat import Patience
-from jtrain.distributed.launcher.certificate import throwaway_certificate
-from jtrain.distributed.launcher.port import LOOPBACK, claimed_port
+from jtrain.distributed.cluster.tls import throwaway_certificate
 from jtrain.distributed.launcher.process_group import ProcessGroup
 from jtrain.distributed.launcher.supervise import supervise
 from jtrain.distributed.launcher.worker import WorkerProcess
+from jtrain.distributed.port import claimed_port
+from jtrain.distributed.watchdog import Patience
 
 
 def launch(
@@ -34,7 +33,7 @@ def launch(
     """Run `command` in several processes; return the exit code of the first that failed.
 
     The processes connect on the loopback only, by a throw-away certificate where JAX takes one
-    (`jtrain.distributed.launcher.certificate`). The output of the first process is shown at once;
+    (`jtrain.distributed.cluster.tls`). The output of the first process is shown at once;
     the output of another only if it fails, at the very end. SIGINT, SIGTERM, SIGUSR1 and SIGHUP
     are forwarded; a second signal, two seconds later or more, ends all. SIGQUIT ends all at once,
     with their stacks.
@@ -91,7 +90,7 @@ def worker_environment(
         "JTRAIN_COORDINATOR": coordinator,
         "JTRAIN_PROCESSES": f"{processes}",
         "JTRAIN_PROCESS": f"{index}",
-        **({variables.NUMBER: f"{devices}"} if devices else {}),
+        **({NUMBER: f"{devices}"} if devices else {}),
     }
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jtrain.distributed.heartbeat import Beat, Patience, WatchedProcess
-from jtrain.distributed.heartbeat.heartbeat import ALONE, PHASES
-from jtrain.distributed.heartbeat.shutdown_request import ASKS
+from jtrain.distributed.heartbeat import ALONE, PHASES, Beat
 from jtrain.distributed.launcher.worker import WorkerProcess
+from jtrain.distributed.shutdown import ASKS
+from jtrain.distributed.watchdog import Patience, WatchedProcess
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.atomic_write import create_new
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from jtrain.distributed.heartbeat import Beat, read_beat
-from jtrain.distributed.heartbeat.channel import STACKS, Channel
+from jtrain.distributed.heartbeat import STACKS, Beat, Channel, read_beat
 from jtrain.io.formatting import signal_name
 
 TAIL = 400  # lines of its last output that are kept

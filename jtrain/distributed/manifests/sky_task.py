@@ -5,7 +5,7 @@ import re
 import shlex
 from typing import Any
 
-from jtrain.distributed.manifests.cluster_job import ClusterJob, to_label
+from jtrain.distributed.manifests.kubernetes import ClusterJob, to_label
 from jtrain.errors import ConfigError
 
 # A planned stop, by jtrain's own code or by the signal: restarted without being counted.

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jtrain.distributed.cluster import variables
-from jtrain.distributed.topology_name import TopologyName
+from jtrain.distributed.cluster.cluster import NUMBER, sets_cpu_devices
+from jtrain.distributed.manifests.machines import TopologyName
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.inspect.plan.compiler_logging import suppress_stderr
@@ -74,8 +74,8 @@ def prepare_environment(name: str) -> None:
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     kind, _, count = name.partition(":")
-    if kind == "cpu" and count.isdecimal() and not variables.sets_cpu_devices(os.environ):
-        os.environ[variables.NUMBER] = count
+    if kind == "cpu" and count.isdecimal() and not sets_cpu_devices(os.environ):
+        os.environ[NUMBER] = count
 
 
 def nearest_slices(kind: str, dims: Sequence[int], count: int = 3) -> list[str]:

@@ -16,8 +16,13 @@ from jax.experimental import multihost_utils
 from jtrain.core.loop import IN_FLIGHT, Hook, StatelessHook, Stop, StoppedError
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.heartbeat.early_signals import SignalGuard, handle_early_signal
-from jtrain.distributed.heartbeat.shutdown_request import ShutdownRequest, shutdown_signals, warning
+from jtrain.distributed.shutdown import (
+    ShutdownRequest,
+    SignalGuard,
+    handle_early_signal,
+    shutdown_signals,
+    warning,
+)
 from jtrain.io.formatting import format_duration
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jtrain.distributed.cluster import detect
-from jtrain.distributed.cluster.hostlist import parse_hosts, parse_tasks
-from jtrain.distributed.cluster.kinds import KINDS
+from jtrain.distributed.cluster.detect import KINDS
+from jtrain.distributed.cluster.schedulers import parse_hosts, parse_tasks
 from jtrain.errors import ConfigError
 
 

@@ -19,7 +19,7 @@ import pytest
 from jtrain.distributed.cluster import detect, greetings, rendezvous
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import HELLO, TOKEN, bind_host, meet
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError, PeerError
 
 SAME = {"config seed": "0", "package jax": "0.10.2"}

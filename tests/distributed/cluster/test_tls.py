@@ -12,10 +12,8 @@ from plain_environ import plain_environ
 from test_rendezvous import SAME, ends, member
 
 from jtrain.distributed.cluster import tls
-from jtrain.distributed.cluster.tls import PeerTls
-from jtrain.distributed.launcher import certificate
-from jtrain.distributed.launcher.certificate import takes_certificates, throwaway_certificate
-from jtrain.distributed.launcher.port import free_port
+from jtrain.distributed.cluster.tls import PeerTls, takes_certificates, throwaway_certificate
+from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
 
 SHORT = 1.5  # seconds within which two that do not meet connect
@@ -28,7 +26,7 @@ needs_tls = pytest.mark.skipif(
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch):
     """The variables of a launch under a JAX that takes certificates."""
-    monkeypatch.setattr(certificate, "takes_certificates", lambda _: True)
+    monkeypatch.setattr(tls, "takes_certificates", lambda _: True)
     with throwaway_certificate({}) as found:
         assert sorted(found) == sorted([tls.CERTIFICATE, tls.KEY, tls.AUTHORITY])
         yield found

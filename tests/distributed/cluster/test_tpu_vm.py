@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.distributed.cluster import detect, metadata_server
+from jtrain.distributed.cluster import detect
+from jtrain.distributed.cluster import tpu as metadata_server
 from jtrain.errors import ConfigError
 
 PATH = "/computeMetadata/v1/instance/attributes/"

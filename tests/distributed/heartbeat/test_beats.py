@@ -13,15 +13,8 @@ import numpy as np
 import pytest
 
 import jtrain as jt
-from jtrain.distributed.heartbeat import (
-    Beat,
-    Heartbeat,
-    Patience,
-    WatchedProcess,
-    read_beat,
-)
-from jtrain.distributed.heartbeat.channel import CHANNEL, Channel
-from jtrain.distributed.heartbeat.startup_progress import DOING, StartupProgress
+from jtrain.distributed.heartbeat import CHANNEL, Beat, Channel, Heartbeat, read_beat
+from jtrain.distributed.watchdog import DOING, Patience, StartupProgress, WatchedProcess
 from jtrain.errors import UserError
 
 

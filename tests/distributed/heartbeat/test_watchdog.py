@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.distributed.heartbeat import Heartbeat, Patience
-from jtrain.distributed.heartbeat.watchdog import Watchdog
+from jtrain.distributed.heartbeat import Heartbeat
 from jtrain.distributed.launcher import launch
+from jtrain.distributed.watchdog import Patience, Watchdog
 
 
 def until(condition, seconds: float = 200.0) -> None:
@@ -60,7 +60,7 @@ def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     code = (
         "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"
         "from jtrain.distributed.heartbeat import HEARTBEAT, Patience\n"
-        "from jtrain.distributed.heartbeat.watchdog import Watchdog\n"
+        "from jtrain.distributed.watchdog import Watchdog\n"
         "HEARTBEAT.beat('data', 1)\n"
         "with Watchdog(Path(sys.argv[1]), 0, patience=Patience.parse('1.0'), tick=0.1):\n"
         "    print('now', flush=True)\n"
@@ -93,7 +93,7 @@ SCRIPT = """
 import os, sys
 from jax.experimental import multihost_utils
 from jtrain.distributed.cluster import detect, start
-from jtrain.distributed.heartbeat.exit_alone import exit_alone
+from jtrain.distributed.shutdown import exit_alone
 from jtrain.errors import DataError
 
 start(detect(os.environ), {}, timeout=60.0)

@@ -12,9 +12,10 @@ import pytest
 from cases import by_name
 
 from jtrain.cli import main
+from jtrain.distributed import port as ports
+from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.distributed.launcher import launch, process_group
-from jtrain.distributed.launcher import port as ports
-from jtrain.distributed.launcher.port import LOOPBACK, free_port
+from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
 
 ME = "import os, sys, time; me = int(os.environ['JTRAIN_PROCESS']);"
@@ -110,8 +111,8 @@ def test_a_signal_that_ended_one_is_named(capfd):
 def launched(code: str, *before: str, **options) -> subprocess.Popen:
     """Launch two processes; a signal within 0.5 s repeats the first one."""
     starts = (
-        "from jtrain.distributed.heartbeat import shutdown_request\n"
-        "shutdown_request.REPEATS = 0.5\n"
+        "from jtrain.distributed import shutdown\n"
+        "shutdown.REPEATS = 0.5\n"
         "from jtrain.distributed.launcher import launch; "
         f"raise SystemExit(launch({of(code)!r}, processes=2))"
     )

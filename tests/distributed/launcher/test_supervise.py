@@ -12,8 +12,8 @@ import pytest
 from cases import by_name
 from test_launch import gone, of, when_written
 
-from jtrain.distributed.heartbeat import Patience
 from jtrain.distributed.launcher import launch, process_group
+from jtrain.distributed.watchdog import Patience
 
 # Each attempt appends a letter to the file of its process: the size is the number of attempts.
 LIFE = "mine = open(f'{os.environ[\"HERE\"]}/{me}', 'a+'); mine.write('x'); mine.flush();"

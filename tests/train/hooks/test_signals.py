@@ -13,14 +13,14 @@ import pytest
 from plain_environ import plain_environ
 from quick_study import CODE, write_study
 
-from jtrain.distributed.heartbeat import read_beat, shutdown_request
-from jtrain.distributed.heartbeat.channel import Channel
+from jtrain.distributed import shutdown
+from jtrain.distributed.heartbeat import Channel, read_beat
 from jtrain.train.hooks import Signals
 
 
 def test_a_second_signal_counts_two_seconds_after_the_warning():
     now = [0.0]
-    request = shutdown_request.ShutdownRequest(clock=lambda: now[0])
+    request = shutdown.ShutdownRequest(clock=lambda: now[0])
     assert not request.repeats
     came = [request.signalled()]
     now[0] = 60.0  # whoever is to say the warning is held up
@@ -41,7 +41,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored():
 
 
 def test_the_previous_handlers_are_restored(monkeypatch):
-    monkeypatch.setattr(shutdown_request, "REPEATS", 3600.0)
+    monkeypatch.setattr(shutdown, "REPEATS", 3600.0)
     called = []
     mine = lambda number, frame: called.append(number)
     before = {number: signal.signal(number, mine) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -56,7 +56,7 @@ def test_the_previous_handlers_are_restored(monkeypatch):
                 for number in before:
                     signal.raise_signal(number)
                 assert called == []
-                monkeypatch.setattr(shutdown_request, "REPEATS", 0.0)
+                monkeypatch.setattr(shutdown, "REPEATS", 0.0)
                 for number in before:
                     signal.raise_signal(number)
                 assert called == list(before)
@@ -130,10 +130,11 @@ def test_signals_close_together_are_one_and_the_checkpoint_is_kept(tmp_path: Pat
 STUCK = """
 import ctypes, signal, sys
 from jtrain.train.hooks import Signals
-from jtrain.distributed.heartbeat import HEARTBEAT, shutdown_request
-from jtrain.distributed.heartbeat.early_signals import exit_on_early_signals
+from jtrain.distributed import shutdown
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.shutdown import exit_on_early_signals
 
-shutdown_request.REPEATS = float(sys.argv[1])
+shutdown.REPEATS = float(sys.argv[1])
 exit_on_early_signals()
 HEARTBEAT.beat("step", 5)
 with Signals():

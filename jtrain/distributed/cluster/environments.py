@@ -1,0 +1,189 @@
+"""Clusters whose variables say it all: pods of Kubernetes, nodes of a cloud, tasks of TF_CONFIG."""
+
+import json
+import socket
+from typing import Any
+
+from jtrain.distributed.cluster.cluster import PORT, Cluster, ClusterVariables, CoordinatorAddress
+from jtrain.errors import ConfigError
+from jtrain.io.regular_files import parse_json
+
+
+def read_job_set(env: ClusterVariables) -> Cluster:
+    """Read one replicated job of a JobSet; the names of its pods are known beforehand."""
+    name, job = env.text("JOBSET_NAME"), env.text("REPLICATED_JOB_NAME")
+    pods, jobs = env.number("PODS_PER_JOB"), env.number("JOBS", 1)
+    index = env.number("JOB_INDEX", 0) * pods + env.number("JOB_COMPLETION_INDEX")
+    return Cluster(
+        kind="Kubernetes JobSet",
+        processes=pods * jobs,
+        index=index,
+        coordinator=CoordinatorAddress(f"{name}-{job}-0-0.{name}", PORT),
+        by=env.used,
+    )
+
+
+def read_job(env: ClusterVariables) -> Cluster:
+    """Read the pods of an indexed Job; Kubernetes tells a pod its number and no more.
+
+    The host name of a pod is that of the Job and its number. Source:
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode.
+    """
+    index, where = env.number("JOB_COMPLETION_INDEX"), env.coordinator()
+    if where is None or not env.get("JTRAIN_PROCESSES"):
+        job, _, number = env.get("HOSTNAME").rpartition("-")
+        first = f"{job}-0" if job and number == f"{index}" else "JOB-0"
+        raise ConfigError(
+            f"a Kubernetes Job started this pod as number {index} ({env.described}), and does not "
+            f"say how many pods there are nor where the first is. Set both in the template of the "
+            f"pods: JTRAIN_PROCESSES to the Job's completions, and "
+            f"JTRAIN_COORDINATOR={first}.SERVICE:{PORT}, with the headless Service that the "
+            f"template names as subdomain; or set JTRAIN_PROCESSES=1 if each pod trains by itself. "
+            f"For a JobSet: docs/clusters/jobset.md."
+        )
+    return Cluster(
+        kind="Kubernetes Job",
+        processes=env.number("JTRAIN_PROCESSES"),
+        index=index,
+        coordinator=where,
+        by=env.used,
+    )
+
+
+def read_jax_job(env: ClusterVariables) -> Cluster:
+    """Read a JAXJob of Kubeflow's training operator, the predecessor of Kubeflow Trainer.
+
+    Source: pkg/controller.v1/jax/envvar.go of kubeflow/training-operator.
+    """
+    return Cluster(
+        kind="Kubeflow JAXJob",
+        processes=env.number("NUM_PROCESSES"),
+        index=env.number("PROCESS_ID"),
+        coordinator=CoordinatorAddress(
+            env.text("COORDINATOR_ADDRESS"), env.number("COORDINATOR_PORT")
+        ),
+        by=env.used,
+    )
+
+
+def read_sky_pilot(env: ClusterVariables) -> Cluster:
+    """Read the nodes of a SkyPilot task, with one process per node."""
+    hosts, nodes = env.text("SKYPILOT_NODE_IPS").split(), env.number("SKYPILOT_NUM_NODES")
+    if len(hosts) != nodes:
+        raise ConfigError(
+            f"SKYPILOT_NUM_NODES={nodes}, and SKYPILOT_NODE_IPS has {len(hosts)} addresses "
+            f"({', '.join(hosts)}). Set both to the values of the task, or unset both to run in "
+            f"one process."
+        )
+    return Cluster(
+        kind="SkyPilot",
+        processes=nodes,
+        index=env.number("SKYPILOT_NODE_RANK"),
+        coordinator=CoordinatorAddress(hosts[0], PORT),
+        by=env.used,
+    )
+
+
+def read_aws_batch(env: ClusterVariables) -> Cluster:
+    """Read a multi-node parallel job of AWS Batch: its main node is process 0.
+
+    The main node alone has no address of the main node. Source:
+    https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html.
+    """
+    nodes, node = env.number("AWS_BATCH_JOB_NUM_NODES"), env.number("AWS_BATCH_JOB_NODE_INDEX")
+    index = (node - env.number("AWS_BATCH_JOB_MAIN_NODE_INDEX", 0)) % max(nodes, 1)
+    address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+    host = env.text(address) if index else env.get(address) or socket.gethostname()
+    return Cluster(
+        kind="AWS Batch",
+        processes=nodes,
+        index=index if node < nodes else node,
+        coordinator=CoordinatorAddress(host, PORT),
+        by=env.used,
+    )
+
+
+TASKS = ("chief", "ps", "worker", "evaluator")
+_EXAMPLE = (
+    'TF_CONFIG=\'{"cluster": {"worker": ["10.0.0.1:8476", "10.0.0.2:8476"]}, '
+    '"task": {"type": "worker", "index": 0}}\''
+)
+
+
+def read_tf_config(variables: ClusterVariables) -> Cluster:
+    """Read TF_CONFIG: the chief is process 0, else the first worker; the workers follow.
+
+    With parameter servers (`ps`) the chief coordinates, and the servers come before the workers. An
+    evaluator is a cluster of its own.
+
+    Raises:
+        ConfigError: if the variable is not JSON, or does not define a cluster.
+
+    Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable.
+    """
+    text = variables.text("TF_CONFIG")
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"TF_CONFIG is not JSON: {error}. It begins {text[:40]!r}. Set {_EXAMPLE}; or unset it "
+            f"to run in one process."
+        ) from None
+    cluster, task = _section(found, "cluster", text), _section(found, "task", text)
+    if unknown := [name for name in cluster if name not in TASKS]:
+        raise ConfigError(
+            f"TF_CONFIG has tasks of type {', '.join(unknown)}, and only {', '.join(TASKS)} are "
+            f"supported. Leave these tasks out."
+        )
+    kind, index = task.get("type"), task.get("index", 0)
+    addresses = cluster.get(kind, []) if isinstance(kind, str) else []
+    if kind not in TASKS or not isinstance(index, int):
+        raise _no_task(task, cluster)
+    if kind == "evaluator":
+        return Cluster(kind="TF_CONFIG", role="evaluates", by=variables.used)
+    if not isinstance(addresses, list) or not 0 <= index < len(addresses):
+        raise _no_task(task, cluster)
+    servers = len(cluster.get("ps", []))
+    if servers and len(cluster.get("chief", [])) != 1:
+        raise ConfigError(
+            "TF_CONFIG has tasks of type ps, and no task of type chief, which coordinates them. "
+            "Set a chief in cluster, and start its process too."
+        )
+    trainers = [address for name in TASKS[:-1] for address in cluster.get(name, [])]
+    for address in trainers:
+        try:
+            CoordinatorAddress.parse(str(address), "TF_CONFIG")
+        except ConfigError:
+            host = str(address).rpartition("//")[2].rstrip("/")
+            host = f"[{host}]" if host.count(":") > 1 else host.partition(":")[0] or "HOST"
+            raise ConfigError(
+                f"TF_CONFIG has the address {address!r} in cluster, and an address is HOST:PORT. "
+                f'Set "{host}:8476" there, with a port that is free on that machine.'
+            ) from None
+    first = sum(len(cluster.get(name, [])) for name in TASKS[: TASKS.index(kind)])
+    return Cluster(
+        kind="TF_CONFIG",
+        processes=len(trainers),
+        index=first + index,
+        coordinator=CoordinatorAddress.parse(str(trainers[0]), "TF_CONFIG"),
+        servers=servers,
+        by=variables.used,
+    )
+
+
+def _section(found: Any, name: str, text: str) -> dict[str, Any]:
+    section = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(
+            f"TF_CONFIG should have an object {name!r} and has {text[:80]!r}. Set {_EXAMPLE}; or "
+            f"unset it to run in one process."
+        )
+    return section
+
+
+def _no_task(task: dict[str, Any], cluster: dict[str, Any]) -> ConfigError:
+    counts = ", ".join(f"{len(hosts)} {name}" for name, hosts in cluster.items())
+    return ConfigError(
+        f"TF_CONFIG defines this process as task {json.dumps(task)} of a cluster with "
+        f"{counts or 'none'}, counted from 0. Set task.type and task.index to an existing task."
+    )

@@ -1,0 +1,283 @@
+"""Processes that Slurm or an MPI launcher started: Open MPI, MPICH, jsrun, any of PMI or PMIx.
+
+None of them needs an MPI library here: their variables number the processes. Most of them do not
+say where process 0 is; then JTRAIN_COORDINATOR does, which they hand to all processes (`-x` of Open
+MPI, `-genv` of MPICH).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jtrain.distributed.cluster.cluster import (
+    PORT,
+    Cluster,
+    ClusterVariables,
+    CoordinatorAddress,
+    job_port,
+)
+from jtrain.errors import ConfigError
+
+_PARTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)(?:,|$)")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def parse_hosts(text: str, variable: str = "SLURM_STEP_NODELIST") -> list[str]:
+    """Expand a list of hosts: `node[01-03,07],login` -> node01, node02, node03, node07, login.
+
+    Raises:
+        ConfigError: if the text is not a list of hosts.
+
+    Source: https://slurm.schedmd.com/scontrol.html#OPT_hostnames.
+    """
+    parts = _PARTS.findall(text)
+    if not parts or sum(len(part) + 1 for part in parts) - 1 != len(text):
+        raise _error(text, variable)
+    return [host for part in parts for host in _expand(part, text, variable)]
+
+
+def parse_tasks(text: str, variable: str = "SLURM_TASKS_PER_NODE") -> list[int]:
+    """Expand tasks per node: `2(x3),1` -> 2, 2, 2, 1.
+
+    Raises:
+        ConfigError: if the text is not a list of counts.
+    """
+    counts = []
+    for part in text.split(","):
+        found = _TASKS.fullmatch(part)
+        if not found:
+            raise ConfigError(
+                f"{variable} should be tasks per node, such as 2(x4),1, and is {text!r}. Unset it "
+                f"to use all devices of the machine in each process."
+            )
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _expand(part: str, text: str, variable: str) -> Iterator[str]:
+    """Yield the hosts of one prefix, with all its brackets."""
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    inside, closed, after = rest.partition("]")
+    if not closed or not inside:
+        raise _error(text, variable)
+    for piece in inside.split(","):
+        low, _, high = piece.partition("-")
+        if not low.isdigit() or (high and not high.isdigit()) or int(high or low) < int(low):
+            raise _error(text, variable)
+        for number in range(int(low), int(high or low) + 1):
+            for tail in _expand(after, text, variable) if after else [""]:
+                yield f"{before}{number:0{len(low)}}{tail}"
+
+
+def _error(text: str, variable: str) -> ConfigError:
+    return ConfigError(
+        f"{variable} should be a list of hosts, such as node[01-04,07], and is {text!r}. Set "
+        f"JTRAIN_COORDINATOR, JTRAIN_PROCESSES and JTRAIN_PROCESS instead."
+    )
+
+
+def read_slurm(env: ClusterVariables) -> Cluster:
+    """Read a step of a Slurm job, which `srun` starts."""
+    processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
+    nodes, node = read_nodes(env, processes), env.number("SLURM_NODEID", 0)
+    local_processes = nodes.tasks[node] if node < len(nodes.tasks) else 1
+    port = job_port(env.text("SLURM_JOB_ID"), step=env.get("SLURM_STEP_ID"))
+    if nodes.misplaced and processes > 1 and env.coordinator() is None:
+        raise ConfigError(
+            f"Slurm's list of the step's nodes is not in the order of its tasks: "
+            f"{nodes.misplaced} ({', '.join(nodes.hosts)}). Set the node of task 0 for all tasks: "
+            f"JTRAIN_COORDINATOR=NODE:{port} srun ..."
+        )
+    bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
+    return Cluster(
+        kind="Slurm",
+        processes=processes,
+        index=env.number("SLURM_PROCID"),
+        coordinator=CoordinatorAddress(nodes.hosts[0], port),
+        devices=() if bound else env.local_gpus(env.number("SLURM_LOCALID", 0), local_processes),
+        by=env.used,
+    )
+
+
+class SlurmNodes(NamedTuple):
+    """The nodes of a step, and the number of its tasks on each."""
+
+    hosts: list[str]
+    tasks: list[int]
+    misplaced: str
+    """Why the first host is not that of task 0, as far as this task knows; empty: it is."""
+
+
+def read_nodes(env: ClusterVariables, processes: int) -> SlurmNodes:
+    """Read the nodes of the step.
+
+    Slurm sorts SLURM_STEP_NODELIST by name. Tasks are in another order if the step has several
+    components, or under `--distribution=arbitrary`. For components of a job the lists of the
+    components tell the order; for those of a step only the task's own node does, to itself.
+    """
+    hosts = parse_hosts(env.text("SLURM_STEP_NODELIST"))
+    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
+    tasks = parse_tasks(spelt)
+    node, name, index = env.number("SLURM_NODEID", 0), env.get("SLURMD_NODENAME"), "SLURM_PROCID"
+    if size := env.number("SLURM_HET_SIZE", 0):
+        groups = [_read_component(env, group) for group in range(size)]
+        if sum(sum(counts) for _, counts in groups) == processes:  # the step has them all
+            hosts = [host for names, _ in groups for host in names]
+            tasks = [count for _, counts in groups for count in counts]
+    here = hosts[node] if node < len(hosts) else ""
+    if name and (here != name or (env.number(index) == 0 and hosts[0] != name)):
+        misplaced = f"task {env.number(index)} is on {name}, which is not node {node} of the list"
+        if here == name:
+            misplaced = f"task 0 is on {name}, and the list begins with {hosts[0]}"
+        return SlurmNodes(hosts, tasks, misplaced)
+    return SlurmNodes(hosts, tasks, "")
+
+
+def _read_component(env: ClusterVariables, group: int) -> tuple[list[str], list[int]]:
+    names, counts = (
+        f"SLURM_JOB_NODELIST_HET_GROUP_{group}",
+        f"SLURM_TASKS_PER_NODE_HET_GROUP_{group}",
+    )
+    return parse_hosts(env.text(names), names), parse_tasks(env.text(counts), counts)
+
+
+_HNP = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)")
+
+
+def read_open_mpi(env: ClusterVariables) -> Cluster:
+    """Read the processes that Open MPI's `mpirun` started.
+
+    Version 4 gives the address of `mpirun` and the names of its nodes; version 5 gives neither.
+    """
+    processes, index = env.number("OMPI_COMM_WORLD_SIZE"), env.number("OMPI_COMM_WORLD_RANK")
+    local = env.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
+    local_processes = env.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+    where = env.coordinator()
+    if where is None and local_processes == processes:
+        where = CoordinatorAddress("127.0.0.1", PORT)
+    if where is None:
+        uri = env.get("OMPI_MCA_orte_hnp_uri")
+        host = _first_node(env) if uri else ""
+        where = CoordinatorAddress(host, job_port(uri.partition(".")[0], 1 << 12)) if host else None
+    if where is None:
+        raise _no_address("Open MPI", processes, env, "mpirun -x JTRAIN_COORDINATOR ...")
+    return Cluster(
+        kind="Open MPI",
+        processes=processes,
+        index=index,
+        coordinator=where,
+        devices=env.local_gpus(local, local_processes),
+        by=env.used,
+    )
+
+
+def _first_node(env: ClusterVariables) -> str:
+    """Return the node of process 0 by Open MPI 4: `mpirun`'s own, if it has processes.
+
+    The nodes are in the order of the daemons, `mpirun` first: `head,n[1:1-2]@0(3)`. The variable is
+    not set for processes beside `mpirun`. Recorded from Open MPI 4.1.4.
+    """
+    nodes = _expand_nodes(env.get("OMPI_MCA_orte_node_regex"))
+    if nodes and env.number("OMPI_MCA_orte_num_nodes", len(nodes)) < len(nodes):
+        return nodes[1]
+    found = _HNP.search(env.get("OMPI_MCA_orte_hnp_uri"))
+    return (found[1] or found[2]) if found else ""
+
+
+def _expand_nodes(text: str) -> list[str]:
+    """Expand Open MPI's list of nodes: `head,n[2:8-10]@0(4)` -> head, n08, n09, n10."""
+    slurm = re.sub(r"\[(\d+):([\d,-]+)\]", _pad, text.partition("@")[0])
+    return parse_hosts(slurm, "OMPI_MCA_orte_node_regex") if slurm else []
+
+
+def _pad(found: re.Match[str]) -> str:
+    """Return one bracket with its numbers padded to their width, as in a list of Slurm."""
+    return "[" + re.sub(r"\d+", lambda number: number[0].zfill(int(found[1])), found[2]) + "]"
+
+
+def read_mpich(env: ClusterVariables) -> Cluster:
+    """Read the processes that MPICH's or Intel MPI's `mpiexec` (Hydra) started."""
+    processes, local_processes = env.number("PMI_SIZE"), env.number("MPI_LOCALNRANKS")
+    where = env.coordinator()
+    if where is None and local_processes != processes:
+        raise _no_address("MPICH", processes, env, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
+    return Cluster(
+        kind="MPICH",
+        processes=processes,
+        index=env.number("PMI_RANK"),
+        coordinator=where or CoordinatorAddress("127.0.0.1", PORT),
+        devices=env.local_gpus(env.number("MPI_LOCALRANKID", 0), local_processes),
+        by=env.used,
+    )
+
+
+def read_pmi(env: ClusterVariables) -> Cluster:
+    """Read the processes of another launcher that speaks PMI, such as Cray's PALS."""
+    processes = env.number("PMI_SIZE")
+    local = env.number("PMI_LOCAL_RANK", 0)
+    local_processes = env.number("PMI_LOCAL_SIZE", 1)
+    where = env.coordinator()
+    if where is None and local_processes != processes:
+        raise _no_address("PMI", processes, env, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")
+    return Cluster(
+        kind="PMI",
+        processes=processes,
+        index=env.number("PMI_RANK"),
+        coordinator=where or CoordinatorAddress("127.0.0.1", PORT),
+        devices=env.local_gpus(local, local_processes),
+        by=env.used,
+    )
+
+
+def read_pmix(env: ClusterVariables) -> Cluster:
+    """Read the processes of PRRTE's `prterun`: PMIx numbers them and does not say how many."""
+    index, where = env.number("PMIX_RANK"), env.coordinator()
+    if where is None or not env.get("JTRAIN_PROCESSES"):
+        raise ConfigError(
+            f"PMIx started this process as number {index} ({env.described}), and does not say "
+            f"how many there are nor where the first is. Set both: prterun "
+            f"-x JTRAIN_PROCESSES=4 -x JTRAIN_COORDINATOR=HOST:{PORT} ...; or set "
+            f"JTRAIN_PROCESSES=1 if each trains by itself."
+        )
+    return Cluster(
+        kind="PMIx",
+        processes=env.number("JTRAIN_PROCESSES"),
+        index=index,
+        coordinator=where,
+        by=env.used,
+    )
+
+
+def read_jsrun(env: ClusterVariables) -> Cluster:
+    """Read the tasks that LSF's `jsrun` started.
+
+    The first host of the job is its launch node, which has no tasks. Source: LSFEnvironment of
+    https://lightning.ai/docs/fabric/stable/_modules/lightning/fabric/plugins/environments/lsf.html.
+    """
+    processes = env.number("JSM_NAMESPACE_SIZE")
+    hosts = env.get("LSB_MCPU_HOSTS").split()[::2]  # each is followed by its number of slots
+    where = env.coordinator()
+    if where is None and hosts:
+        where = CoordinatorAddress(hosts[min(1, len(hosts) - 1)], job_port(env.get("LSB_JOBID")))
+    if where is None:
+        raise _no_address("jsrun", processes, env, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...")
+    local_processes = env.number("JSM_NAMESPACE_LOCAL_SIZE", 1)
+    return Cluster(
+        kind="LSF jsrun",
+        processes=processes,
+        index=env.number("JSM_NAMESPACE_RANK"),
+        coordinator=where,
+        devices=env.local_gpus(env.number("JSM_NAMESPACE_LOCAL_RANK", 0), local_processes),
+        by=env.used,
+    )
+
+
+def _no_address(launcher: str, processes: int, env: ClusterVariables, how: str) -> ConfigError:
+    return ConfigError(
+        f"{launcher} started {processes} processes on several machines and does not say where the "
+        f"first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT} for all of them, "
+        f"with the machine of process 0: {how}"
+    )

@@ -1,0 +1,292 @@
+"""Client: sends requests to a listener, again after a lost connection, until a deadline."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jtrain.distributed.cluster.cluster import LOOPBACK
+from jtrain.distributed.cluster.rendezvous import check_peer
+from jtrain.errors import ConfigError, PeerError
+from jtrain.server.listener import keep_alive
+from jtrain.server.wire import BufferPool, Message, VersionError, receive, send
+
+RETRY = 0.1  # seconds between two attempts to connect
+Locate = Callable[[], tuple[str, int]]
+"""Function that returns host and port of a peer; an OSError says that it is nowhere yet."""
+
+
+class SilentError(PeerError):
+    """A peer has the request, and does not answer."""
+
+    def __init__(self, client: "Client", seconds: float):
+        super().__init__(f"{client.name} did not answer within {seconds:g} s")
+        self.client = client
+
+
+class AbsentError(PeerError):
+    """A peer cannot be connected to."""
+
+    def __init__(self, client: "Client"):
+        super().__init__(f"{client.name} is not there: no answer in {client.patience:g} s")
+        self.client = client
+
+
+class RefusedError(Exception):
+    """The peer does not do what it was asked, and says why."""
+
+
+class Client:
+    """Connection to a listener, made when it is first used.
+
+    A request is sent again if its connection is lost or its answer is late, so every request must
+    be one that may be answered twice.
+
+    Args:
+        name: of the peer, for messages.
+        address: port of the loopback, or a function that is called for each connection.
+        token: of the run.
+        most: bytes of the arrays of a reply.
+        timeout: seconds that a reply may take.
+        patience: seconds in which a request is sent again; by default `timeout`.
+        reuse: keep the memory of large replies for the next ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: int | Locate,
+        *,
+        token: str,
+        most: int,
+        timeout: float,
+        patience: float | None = None,
+        reuse: bool = True,
+    ):
+        self.name, self._token = name, token
+        self._locate = (lambda: (LOOPBACK, address)) if isinstance(address, int) else address
+        self._most, self._timeout = most, timeout
+        self.patience = timeout if patience is None else patience
+        self._connection: socket.socket | None = None
+        self._due = False  # a reply is
+        self._pool = BufferPool() if reuse else None
+
+    def call(self, request: Message) -> Message:
+        """Return the reply to a request.
+
+        Raises:
+            PeerError: if there is none within the deadline.
+            RefusedError: if the peer refuses, with its words.
+            ConfigError: if it has another version or another token.
+        """
+        return call_all([self], [request])[0]
+
+    def local_host(self) -> str:
+        """Return the address of this machine by which it reaches the peer.
+
+        Raises:
+            PeerError: if the peer is not there within the deadline.
+        """
+        end = time.monotonic() + self.patience
+        while self._connection is None:
+            try:
+                self._connection = self._connect()
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise PeerError(f"{self.name} is not there: {error}") from None
+                time.sleep(RETRY)
+        return self._connection.getsockname()[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send(self, request: Message) -> bool:
+        """Send a request over the connection; return whether there is one."""
+        if self._due:  # the call before was interrupted: its reply is not that of this one
+            self.close()
+        self._due = True
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            self._connection.settimeout(self._timeout)
+            send(self._connection, request)
+            return True
+        except OSError as error:
+            self._lost(error)
+            return False
+
+    def _receive(self) -> Message | None:
+        """Return the reply; None if the connection is lost."""
+        if self._connection is None:
+            return None
+        try:
+            reply = receive(self._connection, self._most, self._pool)
+        except OSError as error:
+            self._lost(error)
+            return None
+        self._due = False
+        if reply.name == "refused":
+            raise RefusedError(f"{self.name}: {reply.fields.get('why')}")
+        return reply
+
+    def _lost(self, error: Exception) -> None:
+        self.close()
+        if isinstance(error, VersionError):
+            raise ConfigError(f"{self.name}: {error}") from None
+        if isinstance(error, TimeoutError):  # it is there and does not answer
+            raise SilentError(self, self._timeout) from None
+
+    def _connect(self) -> socket.socket:
+        host, port = self._locate()
+        connection = socket.create_connection((host, port), timeout=self._timeout)
+        try:
+            check_peer(connection)
+            keep_alive(connection)
+            send(connection, Message("hello", {"token": self._token}))
+            reply = receive(connection, 0)
+        except OSError:
+            connection.close()
+            raise
+        if reply.name != "welcome":
+            connection.close()
+            raise ConfigError(
+                f"{self.name} at port {port} refuses this process: {reply.fields.get('why')}. "
+                f"Another run listens there: set parallel.port=0."
+            )
+        return connection
+
+
+def call_all(clients: Sequence[Client], requests: Sequence[Message]) -> list[Message]:
+    """Return the reply of each client to its request, which they work on at the same time.
+
+    Raises:
+        PeerError, RefusedError, ConfigError: as `Client.call`.
+    """
+    ends = [time.monotonic() + each.patience for each in clients]
+    pending = [_start(each, request) for each, request in zip(clients, requests, strict=True)]
+    replies: list[Message] = []
+    error: Exception | None = None
+    for client, request, sent, end in zip(clients, requests, pending, ends, strict=True):
+        try:
+            replies.append(_finish(client, request, sent, end))
+        except Exception as found:  # the replies of the others are read all the same
+            error = error or found
+    if error is not None:
+        raise error
+    return replies
+
+
+def _start(client: Client, request: Message) -> bool | Exception:
+    """Send a request; return whether it is sent, or the error that `_finish` is to raise."""
+    try:
+        return client._send(request)
+    except Exception as error:
+        return error
+
+
+def _finish(client: Client, request: Message, sent: bool | Exception, end: float) -> Message:
+    while True:
+        try:
+            if isinstance(sent, Exception):
+                raise sent
+            reply = client._receive() if sent else None
+            if reply is not None:
+                return reply
+        except SilentError:
+            if time.monotonic() > end:
+                raise
+        if time.monotonic() > end:
+            raise AbsentError(client)
+        time.sleep(RETRY)
+        sent = _start(client, request)
+
+
+@contextlib.contextmanager
+def closing(clients: Sequence[Client]):
+    """Close the clients after the block."""
+    try:
+        yield clients
+    finally:
+        for each in clients:
+            each.close()
+
+
+class ShardsLostError(Exception):
+    """State was lost with a process, so that the step begins again from the snapshot."""
+
+
+class ShardCalls:
+    """The shards of a run, which one thread calls.
+
+    Args:
+        clients: connections to them.
+        supervise: called where one does not answer; it starts those that died again, and says by
+            `lost` which.
+        patience: seconds in which a shard that died has to be there again.
+    """
+
+    def __init__(self, clients: Sequence[Client], supervise: Callable[[], None], patience: float):
+        self._clients, self._supervise, self._patience = clients, supervise, patience
+        self.lost: set[int] = set()
+        """Shards that were started again, and hold nothing."""
+        self._silent: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def check(self) -> None:
+        """Raise if a shard was lost.
+
+        Raises:
+            ShardsLostError: if one was.
+        """
+        if self.lost:
+            raise ShardsLostError
+
+    def take_lost(self) -> list[int]:
+        """Return the shards that were lost, and forget that they were."""
+        lost, self.lost = sorted(self.lost), set()
+        return lost
+
+    def take_silent(self) -> set[int]:
+        """Return the shards that did not answer, and forget that they did not."""
+        silent, self._silent = self._silent, set()
+        return silent
+
+    def call_all(self, name: str, fields: dict[str, Any]) -> list[Message]:
+        """Return the replies of all shards.
+
+        Raises:
+            ShardsLostError: if one died, and was started again.
+            PeerError: if one does not come back.
+            RefusedError: if one refuses.
+        """
+        return self._call(self._clients, [Message(name, fields)] * len(self._clients))
+
+    def load(self, requests: dict[int, Message]) -> None:
+        """Load some shards, until it succeeds; one of the others may be lost meanwhile."""
+        clients = [self._clients[shard] for shard in requests]
+        while True:
+            try:
+                self._call(clients, list(requests.values()))
+                return
+            except ShardsLostError:  # one that is loaded here, or else is restored later
+                self.lost -= set(requests)
+
+    def _call(self, clients: Sequence[Client], requests: Sequence[Message]) -> list[Message]:
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return call_all(clients, requests)
+            except (PeerError, RefusedError) as error:
+                late = time.monotonic() > end
+                if isinstance(error, SilentError) or (isinstance(error, AbsentError) and late):
+                    self._silent.add(self._clients.index(error.client))
+                self._supervise()
+                self.check()
+                if isinstance(error, RefusedError) or time.monotonic() > end:
+                    raise

@@ -1,1 +1,0 @@
-"""Plan of a run on servers, which all of its processes derive from the same config."""

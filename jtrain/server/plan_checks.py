@@ -1,0 +1,240 @@
+"""Checks of a plan before any process starts: what does not suit parameter servers is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jtrain.config.guard import SkipPolicy
+from jtrain.core.extra_arguments import with_named_arguments
+from jtrain.core.pytree import named_leaves, norm
+from jtrain.core.types import Params
+from jtrain.errors import ConfigError, DataError, ShardingError
+from jtrain.optim import WithEvalParams
+from jtrain.parallel import check_divides
+from jtrain.parallel.strategies.server_modes import StreamingDiLoCo, Sync
+from jtrain.server.compute import splits_rows
+from jtrain.server.partition import Partition
+from jtrain.server.plan import Plan, shapes_of
+
+APART = 1e-5  # relative difference of an update that is computed in parts, from rounding alone
+LARGE = 1e3  # times a gradient whose numbers are about 1: what bounds a gradient bounds this one
+
+
+def check_plan(plan: Plan) -> None:
+    """Check that a run suits its mode.
+
+    Raises:
+        ConfigError: with the value to change.
+        DataError: if the data has no rows for a worker.
+        ShardingError: if the optimizer cannot be split.
+    """
+    config, server = plan.setup.config, plan.server
+    if splits_rows(server.mode):
+        _check_rows(plan)
+    if config.checks.recompute:
+        raise ConfigError(
+            "checks.recompute computes steps of one program twice, and parallel.kind=server has "
+            "none. Set checks.recompute=0."
+        )
+    if config.workers.count:
+        raise ConfigError(
+            f"workers.count={config.workers.count}: the workers of parallel.kind=server read their "
+            f"own batches, each in its own process. Set workers.count=0, and parallel.workers to "
+            f"read and compute in more processes."
+        )
+    if not isinstance(config.guard, SkipPolicy):
+        raise ConfigError(
+            f"guard.kind={config.guard.kind} needs the state of each step, which "
+            f"parallel.kind=server fetches only for evaluations and checkpoints. Set "
+            f"guard.kind=skip."
+        )
+    _check_real(plan)
+    if plan.is_local:
+        _check_local(plan)
+        if not isinstance(server.mode, StreamingDiLoCo):  # whose workers have no common state
+            _check_cadences(plan)
+    if isinstance(server.mode, StreamingDiLoCo):
+        _check_streaming(plan)
+    if isinstance(server.mode, Sync) and server.mode.backups:
+        _check_terms(plan)
+    _check_update(plan)
+    if server.shards > 1:
+        check_splits(plan.optimizer, plan.setup.like.params, plan.partition)
+
+
+def _check_real(plan: Plan) -> None:
+    for name, leaf in named_leaves(plan.setup.like.params).items():
+        if jnp.iscomplexobj(leaf):
+            raise ConfigError(
+                f"servers send real numbers, and {name} holds {leaf.dtype}. Set "
+                f"parallel.kind=mirrored, or give the real and the imaginary part as two "
+                f"parameters."
+            )
+
+
+def _check_rows(plan: Plan) -> None:
+    config, workers = plan.setup.config, plan.server.workers
+    try:
+        check_divides(config.batch, workers, config.microbatches)
+    except ConfigError as error:
+        words = str(error).replace("devices", "workers")
+        raise ConfigError(
+            f"{words} Or take parallel.workers=1, or parallel.mode.kind=async, whose workers take "
+            f"whole batches."
+        ) from None
+    try:
+        plan.setup.experiment.train.shard(workers - 1, workers)
+    except DataError as error:
+        raise DataError(
+            f"parallel.workers={workers}, each of which is a process that reads its rows: {error} "
+            f"Or take parallel.mode.kind=async, whose workers read whole batches."
+        ) from None
+
+
+def _check_update(plan: Plan) -> None:
+    """Check that the servers' optimizer needs a gradient and its norm, and no evaluations."""
+    update = with_named_arguments(plan.optimizer).update
+
+    def take(params: Params):
+        scalar = jnp.float32(1)
+        known = {"value": scalar, "grad": params, "grad_norm": scalar}
+        return update(params, plan.optimizer.init(params), params, **known)
+
+    try:
+        jax.eval_shape(take, plan.setup.like.params)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"this optimizer evaluates the loss while it updates, and servers have none: {error}. "
+            f"Set parallel.mode.kind=local_sgd, whose workers take steps of their own, or "
+            f"parallel.kind=single."
+        ) from None
+
+
+def _check_cadences(plan: Plan) -> None:
+    config, every = plan.setup.config, plan.inner_steps
+    kind = plan.server.mode.kind
+    for key, steps in {
+        "evaluate.every": config.evaluate.every,
+        "checkpoint.every": config.checkpoint.every,
+        "log.leaves": config.log.leaves,
+        "log.pictures": config.log.pictures,
+    }.items():
+        if steps % every:
+            near = -(-steps // every) * every
+            raise ConfigError(
+                f"{key}={steps} is no multiple of parallel.mode.inner_steps={every}, after which "
+                f"the workers of {kind} have one state. Nearest: {key}={near}."
+            )
+
+
+def _check_local(plan: Plan) -> None:
+    kind = plan.server.mode.kind
+    if jax.tree.leaves(plan.setup.like.scale):
+        raise ConfigError(
+            f"parallel.mode.kind={kind}: each worker would adapt a loss scale of its own. Set "
+            f"precision.kind=bf16 or f32."
+        )
+    if isinstance(plan.inner_rule, WithEvalParams):
+        raise ConfigError(
+            f"parallel.mode.kind={kind}: the average of the parameters that this optimizer "
+            f"evaluates with would be another in each worker. Set optimizer.ema=0, or "
+            f"parallel.mode.kind=sync."
+        )
+
+
+def _check_streaming(plan: Plan) -> None:
+    schedule, most = plan.fragment_schedule, plan.fragment_schedule.shortest - 1
+    apart = schedule.overlap + 1  # steps between two pushes, at least
+    least = schedule.fragments * apart
+    if schedule.fragments > schedule.inner_steps:
+        raise ConfigError(
+            f"parallel.mode.inner_steps={schedule.inner_steps} are fewer than the "
+            f"{schedule.fragments} fragments, which are pushed after different steps. Set "
+            f"parallel.mode.inner_steps={least}, or parallel.mode.fragments="
+            f"{max(schedule.inner_steps // apart, 1)}."
+        )
+    if schedule.overlap > most:
+        raise ConfigError(
+            f"parallel.mode.overlap={schedule.overlap}: {schedule.fragments} fragments of "
+            f"{schedule.inner_steps} inner steps are pushed {most + 1} steps apart, and a fragment "
+            f"is merged before the next one is pushed. Set parallel.mode.overlap={most}."
+        )
+    if jax.tree.leaves(plan.setup.like.extra):
+        raise ConfigError(
+            "parallel.mode.kind=streaming_diloco averages parameters only, and this loss has other "
+            "state, such as the statistics of batch norm. Set parallel.mode.kind=diloco."
+        )
+
+
+def _check_terms(plan: Plan) -> None:
+    batch = shapes_of(plan.setup.train[0])
+    weights = jax.eval_shape(plan.programs.weights, plan.setup.like, batch)
+    if len(weights) > 1:
+        raise ConfigError(
+            f"parallel.mode.backups={getattr(plan.server.mode, 'backups', 0)}: the loss has "
+            f"{len(weights)} terms, each with a weight of its own, and a gradient whose slowest "
+            f"shares are left out can be divided by one weight only. Set parallel.mode.backups=0."
+        )
+
+
+def check_splits(
+    optimizer: optax.GradientTransformation, params: Params, partition: Partition
+) -> None:
+    """Check that an optimizer takes the same step in parts, by taking two steps both ways.
+
+    The gradient of the second is so large that a norm which bounds it does.
+
+    Raises:
+        ShardingError: if it needs whole arrays, all arrays, or the loss itself.
+    """
+    draws = np.random.default_rng(0)
+    random = lambda leaf: draws.standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
+    weights = jax.tree.map(random, params)
+    steps = [jax.tree.map(random, params) for _ in range(2)]
+    steps[1] = jax.tree.map(lambda x: x * x.dtype.type(LARGE), steps[1])
+    norms = [norm(grads) for grads in steps]
+    whole = _walk(optimizer, weights, steps, norms)
+    count = len(partition.shards)
+    of = partition.of_params
+    parts = [
+        _walk(optimizer, of(weights, i), [of(grads, i) for grads in steps], norms)
+        for i in range(count)
+    ]
+    before = weights
+    for step, after in enumerate(whole):
+        joined = partition.join(params, [jax.tree.leaves(part[step]) for part in parts])
+        change = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), after, before)
+        apart = norm(jax.tree.map(lambda a, b: np.asarray(a) - b, after, joined))
+        before = after
+        if not apart <= APART * norm(change):
+            raise ShardingError(
+                f"this optimizer takes another step where the parameters are split over "
+                f"parallel.shards={count}: it needs whole matrices, or a norm over all of them "
+                f"that is not `optimizer.clip` alone. Set parallel.shards=1."
+            )
+
+
+def _walk(
+    optimizer: optax.GradientTransformation, params: Params, steps: list, norms: list
+) -> list[Params]:
+    """Return the parameters after each step."""
+    update = with_named_arguments(optimizer).update
+
+    @jax.jit
+    def take(params: Params, state: optax.OptState, grads: Params, size: jax.Array):
+        known = {"value": jnp.float32(1), "grad": grads, "grad_norm": size}
+        updates, state = update(grads, state, params, **known)
+        return optax.apply_updates(params, optax.tree.cast_like(updates, params)), state
+
+    state, after = optimizer.init(jax.tree.map(jnp.asarray, params)), []
+    try:
+        for grads, size in zip(steps, norms, strict=True):
+            params, state = take(params, state, grads, size)
+            after.append(params)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ShardingError(
+            f"this optimizer cannot update a part of the parameters, for parallel.shards > 1: "
+            f"{error}. Set parallel.shards=1."
+        ) from None
+    return after

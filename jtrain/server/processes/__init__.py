@@ -1,1 +1,0 @@
-"""Programs of the servers and workers, and how they find the run."""
