@@ -25,7 +25,7 @@ def measure(leaves: int, size: int, rounds: int) -> None:
     from jax.sharding import PartitionSpec as P
 
     from jtrain.distributed.cluster import detect, start
-    from jtrain.parallel.strategies.shmap import flat_psum
+    from jtrain.parallel.strategies.mirrored import flat_psum
 
     start(detect(os.environ), {}, timeout=120.0)
     mesh = Mesh(np.array(jax.devices()), ("data",))

@@ -29,7 +29,7 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Params
 from jtrain.optim.schedules.simple import Constant
 from jtrain.parallel import Single
-from jtrain.parallel.strategies.compression import E3M0, BFloat16, Int4, Int8, TopK
+from jtrain.parallel.strategies.server_modes import E3M0, BFloat16, Int4, Int8, TopK
 from jtrain.server.codec import make_codec
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps

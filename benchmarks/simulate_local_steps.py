@@ -11,8 +11,7 @@ import numpy as np
 
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
-from jtrain.parallel.strategies.compression import has_feedback
-from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
+from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo, has_feedback
 from jtrain.server.compute import Head
 from jtrain.server.feedback import Publisher, PushEncoder, Subscriber
 from jtrain.server.local_worker import change_of

@@ -162,7 +162,7 @@ def apart(one, other):
 alone = walk(jax.jit(make_step(optimizer), donate_argnums=0), start())
 walks = {"microbatches": walk(jax.jit(make_step(optimizer, 4), donate_argnums=0), start())}
 
-# 6. Data parallel: copies of the step (jtrain/parallel/strategies/shmap.py)
+# 6. Data parallel: copies of the step (jtrain/parallel/strategies/mirrored.py)
 #
 # `shard_map` runs the step on every device with its part of the rows; `psum` adds what they found.
 # All come to the same state, because all add the same sums. The rows of a microbatch are then rows

@@ -1,7 +1,7 @@
-"""Placement of activations over a mesh, by the names of their dims."""
+"""Placement of activations over a mesh, by the names of their dims, and the usage of its axes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,15 +11,69 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Layer, Unplaced
 from jtrain.core.types import Dims, Params
+from jtrain.errors import ShardingError
 from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
-from jtrain.parallel.axis_usage import AxisUsage
 from jtrain.parallel.expert_exchange import exchange_experts
+from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.offload import Offload, remat_policy
 from jtrain.parallel.pipeline.pipeline import through_stages
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.pipeline.stages import RowSplit
-from jtrain.parallel.rules import ROWS, split_evenly
+from jtrain.parallel.rules import ROWS, STATE, DimSplit, Sizes, axes_of, split_evenly
+
+# Dims of any model, which do not count as usage of an axis.
+OF_ROWS = ("rows", "batch", "group", "copies")
+# Axes that split a dim only together with another axis, which does not count as usage.
+BESIDE = {"time": {"tensor"}}
+# Models with a dim for each axis. The other axes split the rows, which every run has.
+NEEDS = {
+    "stage": "a model whose layers are stacked (model.scan=true of a transformer)",
+    "expert": "a model with experts (model.experts of a transformer)",
+    "context": "a model that names the dim `time` of what it computes, such as a transformer",
+    "tensor": "a model that names heads, hidden or vocab, such as a transformer",
+}
+
+
+class AxisUsage:
+    """Record of split and unsplit activations since a loss was traced."""
+
+    def __init__(self):
+        self.axes: set[str] = set()
+        self.saved: list[str] = []  # names of saved activations
+        self.left: dict[str, None] = {}  # reasons why dims are unsharded, in order
+
+    def note(self, choice: DimSplit, dims: Dims) -> None:
+        """Record the split of an activation."""
+        for dim, name in enumerate(dims):
+            if name not in OF_ROWS:
+                beside = BESIDE.get(name or "", set())
+                self.axes.update(axis for axis in axes_of(choice.spec, dim) if axis not in beside)
+        self.left.update(dict.fromkeys(choice.left))
+
+
+def check_axes_used(sizes: Sizes, usage: AxisUsage, leaves: Iterable[LeafSharding]) -> None:
+    """Raise unless every axis splits a leaf or a recorded activation.
+
+    Raises:
+        ShardingError: with the unused axis, why dims are unsharded, and the settings to change.
+    """
+    used, left = set(usage.axes), dict(usage.left)
+    for leaf in leaves:
+        used.update(axis for axes in leaf.axes for axis in axes)
+        left.update(dict.fromkeys(leaf.choice.left))
+    for axis, needs in NEEDS.items():
+        size = sizes.get(axis, 1)
+        if size == 1 or axis in used:
+            continue
+        names = [name for name, axes in STATE.items() if axis in axes] or ["time"]
+        reasons = [why for why in left if f" multiple of {axis} " in why][:3]
+        why = "; ".join(reasons) if reasons else f"no dim is named {' or '.join(names)}"
+        raise ShardingError(
+            f"parallel.{axis}={size}, and no dim can use that axis: {why}. "
+            f"Take parallel.{axis}=1 and give its devices to the rows (parallel.fsdp=0), or take "
+            f"{needs}."
+        )
 
 
 class MeshPlacement:

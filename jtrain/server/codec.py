@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jtrain.parallel.strategies.compression import (
+from jtrain.parallel.strategies.server_modes import (
     E3M0,
     BFloat16,
     Compression,

@@ -20,7 +20,7 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Metrics
 from jtrain.distributed.cluster.rendezvous import difference
 from jtrain.errors import ConfigError
-from jtrain.parallel.strategies.local_steps import LocalStepsState
+from jtrain.parallel.strategies.outer_optimizer import LocalStepsState
 from jtrain.server.client import Client, ShardCalls, ShardsLostError
 from jtrain.server.compute import Head
 from jtrain.server.engines import Role

@@ -10,7 +10,7 @@ import numpy as np
 
 from jtrain.core.state import TrainState
 from jtrain.core.types import Metrics, Params
-from jtrain.parallel.strategies.local_steps import WorkerState
+from jtrain.parallel.strategies.outer_optimizer import WorkerState
 from jtrain.server.compute import Head
 from jtrain.server.wire import Message
 from jtrain.server.worker import Worker, about

@@ -11,10 +11,9 @@ import optax
 
 from jtrain.core.types import Metrics
 from jtrain.parallel import Server
-from jtrain.parallel.strategies.compression import BFloat16, Int8, Uncompressed
-from jtrain.parallel.strategies.local_steps import LocalStepsState, WithLocalSteps
+from jtrain.parallel.strategies.outer_optimizer import LocalStepsState, WithLocalSteps
 from jtrain.parallel.strategies.server import outer_rule
-from jtrain.parallel.strategies.server_modes import StreamingDiLoCo
+from jtrain.parallel.strategies.server_modes import BFloat16, Int8, StreamingDiLoCo, Uncompressed
 from jtrain.server.codec import Codec, make_codec
 from jtrain.server.compute import Head, Programs, Sums, has_clock, make_programs
 from jtrain.server.fragments import FragmentSchedule, assign_fragments, split_fragments

@@ -17,7 +17,7 @@ from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Params
 from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.errors import ConfigError
-from jtrain.parallel.strategies.compression import has_feedback
+from jtrain.parallel.strategies.server_modes import has_feedback
 from jtrain.server.client import Client, RefusedError, call_all
 from jtrain.server.compute import Head, splits_rows
 from jtrain.server.feedback import Published, PushEncoder, Subscriber

@@ -11,7 +11,7 @@ from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
 from jtrain.io.formatting import format_seconds
 from jtrain.models.pretrained.source import describe_source
-from jtrain.parallel.device_names import parse_devices
+from jtrain.parallel.devices import parse_devices
 from jtrain.train.setup import TrainSetup
 from jtrain.train.summary import format_line, summarize
 

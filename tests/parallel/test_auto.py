@@ -12,7 +12,7 @@ import jtrain as jt
 from jtrain.core.state import new_state
 from jtrain.errors import ConfigError, ShardingError
 from jtrain.parallel import Auto, Axes, MemoryNeeds
-from jtrain.parallel.memory_estimate import estimate
+from jtrain.parallel.strategies.auto import estimate
 
 DIMS = {"up": ("width", "hidden"), "q": ("width", "heads", None), "table": ("vocab", "width")}
 

@@ -25,8 +25,7 @@ from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.attention.causal import Causal
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
-from jtrain.parallel.attention.ring import RingAttention
-from jtrain.parallel.attention.zigzag import zigzag
+from jtrain.parallel.attention.ring import RingAttention, zigzag
 from jtrain.train.flops import count_flops
 
 ROWS, TIME, VOCABULARY = 8, 32, 64

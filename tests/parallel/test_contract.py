@@ -17,7 +17,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.errors import RetraceError
 from jtrain.parallel import Strategy
-from jtrain.parallel.strategies.shmap import flat_psum
+from jtrain.parallel.strategies.mirrored import flat_psum
 
 ADAMW = optax.adamw(0.1)
 DEVICES = {name: 1 if name == "single" else 4 for name in STRATEGIES}

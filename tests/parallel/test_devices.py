@@ -18,8 +18,7 @@ import jtrain as jt
 from jtrain.errors import ConfigError
 from jtrain.parallel import FSDP, Auto, Axes, Mirrored, Single
 from jtrain.parallel.chips import find_chip, peak_flops
-from jtrain.parallel.device_names import parse_devices
-from jtrain.parallel.devices import devices, one_device
+from jtrain.parallel.devices import devices, one_device, parse_devices
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 BATCH = {"x": X, "y": X.sum(1), "row": np.arange(32, dtype=np.int32), "mask": np.ones(32, bool)}

@@ -19,7 +19,7 @@ from server_runs import Losses, host, server_setup, train_on_one_device, train_o
 from jtrain.core.loop import Stop
 from jtrain.core.mean import Mean
 from jtrain.core.precision.loss_scale import Unscaled
-from jtrain.parallel.strategies.delayed_nesterov import delayed_nesterov
+from jtrain.parallel.strategies.outer_optimizer import delayed_nesterov
 from jtrain.parallel.strategies.server_modes import Apply, Compensate, Drop, Scale
 from jtrain.server.clock import Clock
 from jtrain.server.compute import Head

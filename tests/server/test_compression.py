@@ -10,7 +10,7 @@ from comparison import assert_close, bitwise, distance
 from quick_study import write_study
 from server_runs import host, server_setup, train_on_servers
 
-from jtrain.parallel.strategies.compression import (
+from jtrain.parallel.strategies.server_modes import (
     E3M0,
     BFloat16,
     Int4,

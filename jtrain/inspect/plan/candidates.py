@@ -14,8 +14,8 @@ from jtrain.inspect.plan.schedule import Speeds
 from jtrain.inspect.plan.topology import Topology
 from jtrain.parallel import Auto, Axes, MemoryNeeds
 from jtrain.parallel.chips import find_chip
-from jtrain.parallel.memory_estimate import MemoryEstimate, estimate
 from jtrain.parallel.rules import AXES
+from jtrain.parallel.strategies.auto import MemoryEstimate, estimate
 from jtrain.train.auto_layout import trace_memory_needs
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import set_up

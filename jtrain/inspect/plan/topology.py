@@ -47,7 +47,7 @@ def find_topology(name: str) -> Topology:
     Raises:
         ConfigError: if the name is invalid, or the compiler for it is not installed.
     """
-    from jtrain.parallel.memory_estimate import device_memory
+    from jtrain.parallel.strategies.auto import device_memory
 
     parsed = TopologyName.parse(name)
     if parsed.kind == "cpu":

@@ -9,20 +9,23 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError
-from jtrain.parallel.device_names import Devices
-from jtrain.parallel.devices import Device, one_device
-from jtrain.parallel.strategies.compression import Compression, Uncompressed, has_feedback
-from jtrain.parallel.strategies.delayed_nesterov import delayed_nesterov
-from jtrain.parallel.strategies.local_steps import with_local_steps
-from jtrain.parallel.strategies.published import with_published
+from jtrain.parallel.devices import Device, Devices, one_device
+from jtrain.parallel.strategies.outer_optimizer import (
+    delayed_nesterov,
+    with_local_steps,
+    with_published,
+)
 from jtrain.parallel.strategies.server_modes import (
     AsyncDiLoCo,
     Compensate,
+    Compression,
     DiLoCo,
     LocalSGD,
     Mode,
     StreamingDiLoCo,
     Sync,
+    Uncompressed,
+    has_feedback,
     splits_rows,
 )
 from jtrain.parallel.strategies.single import OneDevice

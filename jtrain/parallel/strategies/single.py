@@ -12,8 +12,7 @@ from jax.stages import Lowered
 from jtrain.config.configclass import configclass
 from jtrain.core.types import Batch, Dims
 from jtrain.errors import ShardingError
-from jtrain.parallel.device_names import Devices
-from jtrain.parallel.devices import Device, one_device, split_cpu
+from jtrain.parallel.devices import Device, Devices, one_device, split_cpu
 from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.strategies.strategy import (
     BaseParallelConfig,
