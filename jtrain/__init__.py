@@ -22,7 +22,7 @@ if sys.version_info < (3, 11):  # noqa: UP036  # pip refuses it, a clone on PYTH
     raise ImportError(_OLD)
 
 if sys.argv[:1] == ["-m"]:
-    from jtrain.io.run_folders import distrust_current_directory
+    from jtrain.io.environment import distrust_current_directory
 
     distrust_current_directory()
 
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> object:
     elif name in _PACKAGES:
         value = importlib.import_module(f"jtrain.{_PACKAGES[name]}")
     elif name == "__version__":
-        value = importlib.import_module("jtrain.io.version").jtrain_version()
+        value = importlib.import_module("jtrain.io.environment").jtrain_version()
     else:
         raise AttributeError(f"module 'jtrain' has no attribute {name!r}")
     globals()[name] = value

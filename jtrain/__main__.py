@@ -10,7 +10,7 @@ from jtrain.cli import leave, main
 from jtrain.cli.output import fill_closed_streams, outlive_readers
 from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.shutdown import exit_on_early_signals
-from jtrain.io.run_folders import distrust_current_directory
+from jtrain.io.environment import distrust_current_directory
 
 
 def begin() -> NoReturn:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jtrain.checkpoint import seal
 from jtrain.errors import CheckpointError
-from jtrain.io.transient import patiently
+from jtrain.io.disk_errors import patiently
 
 DAMAGED, FOREIGN = ".damaged", ".foreign"
 _ASIDE = re.compile(rf"\d+(\{DAMAGED}|\{FOREIGN})(-\d+)?")

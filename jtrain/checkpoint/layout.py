@@ -30,9 +30,8 @@ from jtrain.checkpoint import seal
 from jtrain.checkpoint.directory_entries import DAMAGED, is_step, list_entries
 from jtrain.checkpoint.ownership import RunIdentity, check_record
 from jtrain.errors import CheckpointError, DamagedError, UserError
-from jtrain.io.disk_errors import disk_advice
+from jtrain.io.disk_errors import disk_advice, patiently
 from jtrain.io.regular_files import FACTS, LinkError, check_no_link, read_json
-from jtrain.io.transient import patiently
 
 STATE, ABOUT = "state", "about.json"
 _RECORD = ("step", "leaves", "fingerprints", "best", "about")

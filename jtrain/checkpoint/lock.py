@@ -21,8 +21,8 @@ from jtrain.checkpoint import layout, writer_beat
 from jtrain.checkpoint.writer_beat import WriterBeat
 from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import CheckpointError
+from jtrain.io.disk_errors import attempt
 from jtrain.io.regular_files import read_json
-from jtrain.io.transient import attempt
 
 NAME = ".writer"
 _PATIENCE = 0.5  # seconds, for a writer that is just closing

@@ -30,7 +30,7 @@ from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import CheckpointError, DamagedError, UnreachableError
-from jtrain.io.transient import attempt
+from jtrain.io.disk_errors import attempt
 
 
 class SetAsideError(DamagedError):

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.errors import CheckpointError
+from jtrain.io.disk_errors import patiently
 from jtrain.io.regular_files import (
     FACTS,
     JSON_BYTES,
@@ -22,7 +23,6 @@ from jtrain.io.regular_files import (
     parse_json,
     read_bytes,
 )
-from jtrain.io.transient import patiently
 
 SEAL, FORMAT, DIGEST = "seal.json", 2, "xxh3-128"
 _LOCK = ".__lock"  # TensorStore removes its locks shortly after it reports the end

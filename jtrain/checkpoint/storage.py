@@ -19,8 +19,8 @@ import numpy as np
 
 from jtrain.checkpoint.orbax_logging import hide_failures, hide_task_errors
 from jtrain.core.types import Leaf
+from jtrain.io.disk_errors import attempt, system_error, unreachable_error
 from jtrain.io.regular_files import FACTS
-from jtrain.io.transient import attempt, system_error, unreachable_error
 
 # Milliseconds in which the first process must read and seal every byte.
 BARRIER_TIMEOUT = 12 * 3600 * 1000

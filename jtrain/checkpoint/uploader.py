@@ -10,9 +10,8 @@ from pathlib import Path
 
 from jtrain.checkpoint import object_store_layout, retention, seal
 from jtrain.checkpoint.save_errors import SaveError, TakenError
-from jtrain.io.atomic_write import NEW
 from jtrain.io.object_store import ObjectStore, ObjectStoreError
-from jtrain.io.regular_files import LinkError, check_no_link, parse_json
+from jtrain.io.regular_files import NEW, LinkError, check_no_link, parse_json
 
 
 class CheckpointUploader:

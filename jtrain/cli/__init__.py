@@ -14,10 +14,9 @@ from jtrain.distributed.compiler_flags import check_environment
 from jtrain.distributed.shutdown import ASKS, exit_alone
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
 from jtrain.errors.user_code import refused_platform
-from jtrain.io.disk_errors import disk_advice
+from jtrain.io.disk_errors import disk_advice, may_pass
+from jtrain.io.environment import jtrain_version
 from jtrain.io.redact import redact
-from jtrain.io.transient import may_pass
-from jtrain.io.version import jtrain_version
 from jtrain.train.pause_collection import pause_collection
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.

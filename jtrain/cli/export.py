@@ -47,7 +47,7 @@ def export_safetensors(
     """
     from jtrain.checkpoint import export, inspect, layout
     from jtrain.checkpoint.disk_space import format_bytes
-    from jtrain.io.write_safetensors import write_safetensors
+    from jtrain.io.safetensors import write_safetensors
 
     layout.check_valid(directory, step)
     leaves = layout.read_record(directory, step)["leaves"]

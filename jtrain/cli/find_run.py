@@ -9,7 +9,7 @@ from typing import Literal
 
 from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError
-from jtrain.io.atomic_write import check_no_links
+from jtrain.io.regular_files import check_no_links
 from jtrain.train.run_record import find_run
 
 STDOUT, STDERR = 1, 2  # file descriptors

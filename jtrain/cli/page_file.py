@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import atomic_write
+from jtrain.io.regular_files import atomic_write
 
 
 def write_page(verb: str, option: str, path: Path, page: str) -> str:

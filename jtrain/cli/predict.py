@@ -71,7 +71,7 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UserError: if it cannot be written.
     """
-    from jtrain.io.atomic_write import atomic_write
+    from jtrain.io.regular_files import atomic_write
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,7 @@ from jtrain.config.wording import (
     format_choices,
     format_value,
 )
-from jtrain.errors.spelling import did_you_mean, nearest_choice, nearest_key
-from jtrain.errors.synonyms import MOVED
+from jtrain.errors.spelling import MOVED, did_you_mean, nearest_choice, nearest_key
 
 USUAL = {"lr": "1e-3"}
 """Values that a message writes for keys that must be given."""

@@ -15,7 +15,7 @@ from jtrain.config.schema import is_configclass
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.io.run_folders import in_runs, is_run
+from jtrain.io.environment import in_runs, is_run
 
 _JTRAIN = Path(__file__).parents[1]
 YAML = (".yaml", ".yml")

@@ -13,7 +13,7 @@ from jtrain.config.guard import Guard, SkipPolicy
 from jtrain.config.init_from import InitFrom
 from jtrain.config.write_paths import StoreAddress
 from jtrain.config.xla import XlaConfig, misfitting_flags
-from jtrain.io import run_folders
+from jtrain.io import environment
 from jtrain.io.object_store import is_address
 
 
@@ -57,7 +57,7 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 Cadence = Annotated[int, DurationField(0, "%")]
 
 
-RUNS = Path(run_folders.RUNS)
+RUNS = Path(environment.RUNS)
 """The directory of all runs; a run is in RUNS / name."""
 
 

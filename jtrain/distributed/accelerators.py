@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from jtrain.io.version import installed_version
+from jtrain.io.environment import installed_version
 
 # Chips by Google, vendor 0x1ae0: TPUs, not the network cards of its virtual machines.
 # Source: jax/_src/hardware_utils.py of jax 0.12.

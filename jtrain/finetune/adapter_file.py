@@ -15,8 +15,7 @@ from jtrain.core import pytree
 from jtrain.core.types import Extra, Leaf, Params
 from jtrain.errors import CheckpointError
 from jtrain.finetune.lora import AdaptedLeaf, Lora, LowRankAdapter
-from jtrain.io.safetensors import read_metadata, read_tensors
-from jtrain.io.write_safetensors import write_safetensors
+from jtrain.io.safetensors import read_metadata, read_tensors, write_safetensors
 from jtrain.models.layers.low_rank import add_product, as_dense
 
 _FORMAT = "jtrain adapter 1"

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.io.atomic_write import atomic_write
-from jtrain.io.disk_errors import disk_advice
-from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes
-from jtrain.io.transient import patiently
+from jtrain.io.disk_errors import disk_advice, patiently
+from jtrain.io.regular_files import (
+    TooLargeError,
+    atomic_write,
+    open_regular,
+    parse_json,
+    read_bytes,
+)
 
 MOST = 1 << 33  # bytes in a file of rows
 

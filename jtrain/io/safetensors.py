@@ -6,19 +6,22 @@ https://github.com/huggingface/safetensors. Read by numpy: the safetensors libra
 bfloat16, and gives whole tensors to one device in JAX.
 """
 
+import itertools
+import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.atomic_write import resolve_inside
+from jtrain.io.disk_errors import disk_advice
 from jtrain.io.gguf_header import map_bytes
-from jtrain.io.regular_files import parse_json
+from jtrain.io.regular_files import atomic_write, parse_json, resolve_inside
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 HEADER = 1 << 25
@@ -30,6 +33,7 @@ DTYPES = {
     "F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32, "F64": np.float64,
     "F8_E4M3": jnp.float8_e4m3fn, "F8_E5M2": jnp.float8_e5m2,
 }  # fmt: skip
+_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -133,3 +137,62 @@ def _broken_error(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"{path} is no complete file of tensors: {what}. Download or write it again."
     )
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, np.ndarray] | Mapping[str, jax.ShapeDtypeStruct],
+    about: Mapping[str, str],
+    read: Callable[[str], np.ndarray] | None = None,
+) -> int:
+    """Write the tensors to a file atomically, in their order, and return its size in bytes.
+
+    Args:
+        path: the file.
+        tensors: the arrays, or their shapes and dtypes.
+        about: texts for the header.
+        read: returns the array of a name, called when its turn comes, so that one is held at a
+            time; None: `tensors` has the arrays.
+
+    Raises:
+        CheckpointError: if the file cannot be written, or the format has no such dtype.
+    """
+    if path.suffix != SUFFIX:
+        raise CheckpointError(
+            f"{path} is no file of tensors: its name ends in {path.suffix or 'nothing'}. "
+            f"Name it {path.with_suffix(SUFFIX)}"
+        )
+    text, size = _encode_header(tensors, about)
+    arrays = (tensors[name] if read is None else read(name) for name in tensors)
+    parts = (_bytes_of(array, like) for array, like in zip(arrays, tensors.values(), strict=True))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, itertools.chain([len(text).to_bytes(8, "little") + text], parts))
+    except OSError as error:
+        advice = disk_advice(error, path.parent)
+        words = "Make room, or choose another path" if advice.room else advice.words
+        raise CheckpointError(f"{path} cannot be written ({error.strerror}). {words}.") from None
+    return 8 + len(text) + size
+
+
+def _encode_header(tensors: Mapping[str, Any], about: Mapping[str, str]) -> tuple[bytes, int]:
+    """Return the header, and the bytes of the tensors after it."""
+    header: dict[str, object] = {"__metadata__": dict(about)}
+    offset = 0
+    for name, array in tensors.items():
+        if array.dtype not in _NAMES:
+            raise CheckpointError(
+                f"{name} is {array.dtype}, which the safetensors format does not have; the format "
+                f"has {', '.join(map(str, _NAMES))}. Cast the leaf, or leave it out."
+            )
+        span = [offset, offset := offset + math.prod(array.shape) * array.dtype.itemsize]
+        kind = _NAMES[array.dtype]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    return text + b" " * (-len(text) % 8), offset
+
+
+def _bytes_of(array: Any, like: Any) -> bytes | memoryview:
+    array = np.require(array, requirements="C")
+    assert (array.shape, array.dtype) == (like.shape, like.dtype), "arrays are as in the header"
+    return array.reshape(-1).view(np.uint8).data if array.size else b""

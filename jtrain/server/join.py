@@ -21,8 +21,7 @@ from jtrain.config.resolve import resolve
 from jtrain.config.top import RUNS
 from jtrain.distributed.cluster import Cluster, detect
 from jtrain.errors import DONE, STOPPED, ConfigError, PeerError
-from jtrain.io.atomic_write import atomic_write
-from jtrain.io.regular_files import read_json
+from jtrain.io.regular_files import atomic_write, read_json
 from jtrain.parallel import Server
 from jtrain.server.plan import Plan, make_plan
 from jtrain.server.process import ADDRESS, TOKEN, leave_on_signals, serve_until_end, work

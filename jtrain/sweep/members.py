@@ -10,9 +10,8 @@ from typing import Any
 from jtrain.config.resolve import ResolvedConfig, resolve
 from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import atomic_write
 from jtrain.io.redact import redact_values
-from jtrain.io.regular_files import read_json
+from jtrain.io.regular_files import atomic_write, read_json
 from jtrain.sweep.grid import Grid, label
 from jtrain.train.run_dir import RunDir
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import ConfigError
-from jtrain.io.user_cache import user_cache_dir
+from jtrain.io.environment import user_cache_dir
 
 _log = logging.getLogger(__name__)
 _WRITERS = stat.S_IWGRP | stat.S_IWOTH
@@ -106,7 +106,7 @@ def find_trust_problem(directory: Path) -> str:
 
 def usual_directory() -> Path:
     """Return `jtrain/compiled` in the user's cache directory, where programs usually are."""
-    return user_cache_dir() / "jtrain" / "compiled"
+    return Path(user_cache_dir()) / "jtrain" / "compiled"
 
 
 def _own_directory() -> Path | None:

@@ -13,7 +13,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
 from jtrain.errors import ConfigError
-from jtrain.io.write_safetensors import write_safetensors
+from jtrain.io.safetensors import write_safetensors
 from jtrain.models.pretrained.write import check_empty
 from jtrain.models.transformer import Transformer
 from jtrain.train.loaded_run import LoadedRun, load

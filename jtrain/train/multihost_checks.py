@@ -22,7 +22,7 @@ from jtrain.distributed.multihost import all_gather
 from jtrain.distributed.shutdown import fail_alone
 from jtrain.errors import ConfigError
 from jtrain.errors.user_code import api_boundary
-from jtrain.io.version import installed_version
+from jtrain.io.environment import installed_version
 from jtrain.parallel.devices import split_cpu
 from jtrain.train.experiment import RunConfig
 from jtrain.train.run_dir import PACKAGES, RunDir

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jtrain.config.dump import flatten, to_plain
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.compiler_flags import VARIABLES
+from jtrain.io.environment import installed_version
 from jtrain.io.jsonl import JsonlWriter, complete_rows
-from jtrain.io.version import installed_version
 from jtrain.train.code_digest import PYTHON, digest_code
 from jtrain.train.setup import TrainSetup
 

@@ -9,9 +9,9 @@ from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.config.top import CheckpointConfig
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import FAULT, ConfigError, UnreachableError, UserError
+from jtrain.io.disk_errors import may_pass
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
-from jtrain.io.transient import may_pass
 from jtrain.train.run_dir import RunDir
 
 

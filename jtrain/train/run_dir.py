@@ -16,13 +16,11 @@ from jtrain.config.top import BaseConfig
 from jtrain.distributed.cluster.cluster import program
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError, DataError
-from jtrain.io.atomic_write import NEW, atomic_write, check_no_links
+from jtrain.io.disk_errors import attempt
 from jtrain.io.disk_errors import disk_advice as disk_advice
+from jtrain.io.environment import in_runs, installed_version, jtrain_version
 from jtrain.io.redact import redact_values
-from jtrain.io.regular_files import FACTS, open_regular
-from jtrain.io.run_folders import in_runs
-from jtrain.io.transient import attempt
-from jtrain.io.version import installed_version, jtrain_version
+from jtrain.io.regular_files import FACTS, NEW, atomic_write, check_no_links, open_regular
 from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
 from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner
 

@@ -16,10 +16,10 @@ from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.top import RUNS
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.disk_errors import attempt
+from jtrain.io.environment import in_runs, is_run
 from jtrain.io.object_store import check_local_run
 from jtrain.io.regular_files import read_json
-from jtrain.io.run_folders import in_runs, is_run
-from jtrain.io.transient import attempt
 
 RUN_JSON, IDENTITY = "run.json", "identity"
 MAX_BYTES = 1 << 24  # of a run.json

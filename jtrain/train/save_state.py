@@ -15,8 +15,8 @@ from jtrain.config.lookup import FIT
 from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import check_equal, merge_shards
+from jtrain.io.environment import jtrain_version
 from jtrain.io.jsonl import JsonlWriter
-from jtrain.io.version import jtrain_version
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.fit_weights import TREE, describe_tree

@@ -21,7 +21,7 @@ from jtrain.checkpoint.save_errors import SaveError
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
 from jtrain.io.disk_errors import disk_advice
-from jtrain.io.write_safetensors import write_safetensors
+from jtrain.io.safetensors import write_safetensors
 
 # Failed tasks of the storage library sometimes log when they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -14,7 +14,7 @@ from unreachable_files import Disk
 from jtrain.checkpoint import CheckpointManager, inspect, layout, storage
 from jtrain.checkpoint.lock import WriteLock
 from jtrain.errors import FAULT, UnreachableError
-from jtrain.io import transient
+from jtrain.io import disk_errors
 
 PASSING = ("ESTALE", "EMFILE", "EIO", "ETIMEDOUT")
 STATE = {"w": jnp.arange(64.0), "step": jnp.int32(2)}
@@ -38,7 +38,7 @@ def place(saved: Path, tmp_path: Path) -> Path:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list of waits, which take no time."""
     found: list[float] = []
-    monkeypatch.setattr(transient, "sleep", found.append)
+    monkeypatch.setattr(disk_errors, "sleep", found.append)
     return found
 
 
@@ -58,7 +58,7 @@ def test_an_error_that_passes_is_waited_for(name, ending, place, waits, monkeypa
             assert checkpoints.resume() == 2
         assert checkpoints.notices == []
     assert names(place) == ["1", "2"]
-    assert waits == list(transient.WAITS[: len(waits)]) != []
+    assert waits == list(disk_errors.WAITS[: len(waits)]) != []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_error_that_stays_ends_the_run_and_renames_nothing(
                 checkpoints.resume()
     assert refusal.value.code == FAULT
     assert names(place) == ["1", "2"]
-    assert waits == (list(transient.WAITS) if name in PASSING else [])
+    assert waits == (list(disk_errors.WAITS) if name in PASSING else [])
 
 
 def test_a_checkpoint_that_may_not_be_read_stays_and_the_advice_makes_it_readable(place, waits):
@@ -122,7 +122,7 @@ def test_a_share_that_is_away_begins_no_new_run(when, comes_back, place, monkeyp
         if comes_back and len(found) == 3:
             back(place)
 
-    monkeypatch.setattr(transient, "sleep", sleep)
+    monkeypatch.setattr(disk_errors, "sleep", sleep)
     checkpoints = CheckpointManager(place)
     checkpoints.acquire()
     if when == "before":
@@ -171,7 +171,7 @@ def test_what_tensorstore_says_of_an_error_of_the_system(place, waits, monkeypat
     monkeypatch.setattr(ocp.Checkpointer, "restore", restore)
     restored = CheckpointManager(place).restore(2, STATE)
     np.testing.assert_array_equal(restored["w"], STATE["w"])
-    assert waits == list(transient.WAITS[:2])
+    assert waits == list(disk_errors.WAITS[:2])
     errors += [ValueError(text)] * 100
     with pytest.raises(UnreachableError):
         CheckpointManager(place).restore(2, STATE)
@@ -188,4 +188,4 @@ def test_a_lock_that_cannot_be_taken_now_is_taken_later(ending, place, waits, mo
     with pytest.raises(UnreachableError) as refusal:
         WriteLock(place)
     assert refusal.value.code == FAULT
-    assert waits[-len(transient.WAITS) :] == list(transient.WAITS)
+    assert waits[-len(disk_errors.WAITS) :] == list(disk_errors.WAITS)

@@ -24,7 +24,6 @@ KERNEL = "a file of Linux, of /proc or /sys"
 CACHE = "a file of jtrain's own cache, in a directory that only this user may write"
 EXEMPT = {
     "io/regular_files.py": "the one way",
-    "io/atomic_write.py": "creates files; opens a directory to flush it",
     "config/read.py": "a pipe that a shell gives, as in `jtrain run <(sed ...)`, read up to a cap",
     "checkpoint/lock.py": "the lock, whose other end is the same program",
     "checkpoint/seal.py": "flushes what was written, without waiting",
@@ -101,7 +100,7 @@ def test_files_of_a_user_are_opened_in_one_way():
         if lines := list(openings(file)):
             found[name] = lines
     assert {n: lines for n, lines in found.items() if n not in EXEMPT} == {}
-    assert EXEMPT.keys() - found.keys() - {"io/atomic_write.py"} == set()
+    assert EXEMPT.keys() - found.keys() - {"io/regular_files.py"} == set()
 
 
 def test_each_way_to_open_is_found(tmp_path: Path):

@@ -11,9 +11,9 @@ from full_disk import files_of_at_most
 
 from jtrain.data.sources.files import cache_dir
 from jtrain.errors import CheckpointError
+from jtrain.io.environment import user_cache_dir
 from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes, read_json
-from jtrain.io.user_cache import user_cache_dir
 from jtrain.train.compilation_cache import usual_directory
 
 
@@ -120,13 +120,13 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_user_without_a_home_has_it_in_the_folder(nobody: Path):
     with pytest.raises(RuntimeError):
         Path.home()
-    assert user_cache_dir() == nobody / ".cache"
+    assert Path(user_cache_dir()) == nobody / ".cache"
     assert cache_dir() == nobody / ".cache/jtrain/data"
     assert usual_directory() == nobody / ".cache/jtrain/compiled"
 
 
 def test_variables_name_it(nobody: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(os.environ, "HOME", "/home/me")
-    assert user_cache_dir() == Path("/home/me/.cache")
+    assert Path(user_cache_dir()) == Path("/home/me/.cache")
     monkeypatch.setitem(os.environ, "XDG_CACHE_HOME", "/caches")
-    assert user_cache_dir() == Path("/caches")
+    assert Path(user_cache_dir()) == Path("/caches")

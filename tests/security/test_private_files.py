@@ -15,7 +15,7 @@ from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.io.atomic_write import (
+from jtrain.io.regular_files import (
     atomic_write,
     check_no_links,
     create_new,

@@ -19,7 +19,7 @@ from jtrain.checkpoint import layout, seal
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import FAULT, ConfigError, DamagedError, DataError
-from jtrain.io import transient
+from jtrain.io import disk_errors
 from jtrain.train.restore_run import evaluate_run
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_record import find_owner
@@ -270,7 +270,7 @@ def test_a_run_that_was_renamed_resumes_under_its_new_name(whole):
 @pytest.mark.parametrize("name", ["seal.json", "/8"])
 def test_a_checkpoint_that_cannot_be_read_now_stays_where_it_is(name, monkeypatch, capfd):
     rows = (RUN / "metrics.jsonl").read_bytes()
-    monkeypatch.setattr(transient, "sleep", lambda seconds: None)
+    monkeypatch.setattr(disk_errors, "sleep", lambda seconds: None)
     with monkeypatch.context() as patch:
         Disk(patch, name, errno.ESTALE, times=math.inf)
         assert main(["run", CONFIG, *SHORT]) == FAULT

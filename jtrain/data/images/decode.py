@@ -10,8 +10,8 @@ import numpy as np
 from jtrain.data.images.transforms import WindowDraws
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError, UnreachableError
+from jtrain.io.disk_errors import attempt
 from jtrain.io.regular_files import open_regular
-from jtrain.io.transient import attempt
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # 8 bits or fewer
 BILINEAR, BICUBIC = 2, 3  # of Image.Resampling, without importing Pillow

@@ -20,8 +20,8 @@ from jtrain.data.sources.arrays import Arrays, hold_out
 from jtrain.data.sources.records import Damaged
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
+from jtrain.io.disk_errors import may_pass
 from jtrain.io.regular_files import open_regular
-from jtrain.io.transient import may_pass
 
 VALIDATION, TEST = ("validation", "valid", "val"), ("test",)
 

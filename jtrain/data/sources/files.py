@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from jtrain.errors import DataError
+from jtrain.io.environment import user_cache_dir
 from jtrain.io.object_store import ObjectStore, ObjectStoreError, is_address
 from jtrain.io.regular_files import file_kind, open_regular
-from jtrain.io.user_cache import user_cache_dir
 
 
 def find_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -218,7 +218,7 @@ def _place(address: str, version: str) -> Path:
 
 def cache_dir() -> Path:
     """Return the folder of this user's data sets, which may not exist."""
-    return user_cache_dir() / "jtrain" / "data"
+    return Path(user_cache_dir(), "jtrain", "data")
 
 
 class DataPackage(NamedTuple):

@@ -28,10 +28,9 @@ from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import Tokenizer, fingerprint
 from jtrain.data.text.tokenizing import Tokenizing
 from jtrain.errors import DataError
-from jtrain.io.atomic_write import create_new, resolve_inside
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.object_store import check_local_path
-from jtrain.io.regular_files import open_regular, read_json
+from jtrain.io.regular_files import atomic_write, open_regular, read_json, resolve_inside
 
 SHARD = 1 << 28  # tokens a file
 BATCH = 1 << 20  # characters tokenized at once
@@ -148,7 +147,7 @@ class _Writer:
     def save(self, request: dict[str, Any]) -> None:
         note = {"place": self.place, "open": self._open, "asked": request}
         note |= {"tokens": self.tokens.sync(), "documents": self.documents.sync()}
-        replace_file(self.out / "progress.json", json.dumps(note))
+        atomic_write(self.out / "progress.json", json.dumps(note).encode())
 
     def close(self) -> None:
         self.tokens.close()
@@ -174,7 +173,7 @@ class _Writer:
             "ends": documents,
             "asked": request,
         }
-        replace_file(self.out / "header.json", json.dumps(header, indent=1))
+        atomic_write(self.out / "header.json", json.dumps(header, indent=1).encode())
         (self.out / "progress.json").unlink(missing_ok=True)
         return header
 
@@ -196,7 +195,7 @@ def _load_tokenizer(out: Path, tokenizing: Tokenizing, texts: Iterator[str]) -> 
     """Read the tokenizer of the folder; build and write it if there is none."""
     path = out / "tokenizer.json"
     if not path.exists():
-        replace_file(path, json.dumps(tokenizing.build(texts).description()))
+        atomic_write(path, json.dumps(tokenizing.build(texts).description()).encode())
     return read_tokenizer(path)
 
 
@@ -252,7 +251,7 @@ def _open_note(out: Path, request: dict[str, Any]) -> dict[str, Any]:
             f"--out {out} should be a new folder, or one that jtrain data prepare started, and "
             f"holds {', '.join(others[:3])}. Set --out {out / 'tokens'}"
         )
-    replace_file(path, json.dumps({"asked": request}))
+    atomic_write(path, json.dumps({"asked": request}).encode())
     return {}
 
 
@@ -383,13 +382,3 @@ class AppendLog:
 
     def _bytes(self, file: dict[str, Any]) -> int:
         return file["count"] * self._dtype.itemsize
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file atomically and durably, whatever ends the process."""
-    new = path.with_name(f"{path.name}.new")
-    with create_new(new) as stream:
-        stream.write(text.encode())
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(path)

@@ -12,9 +12,8 @@ from jtrain.data.sources.files import fetch_folder, find_files
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import Tokenizer, describe_tokenizer, fingerprint
 from jtrain.errors import DataError
-from jtrain.io.atomic_write import resolve_inside
 from jtrain.io.object_store import is_address
-from jtrain.io.regular_files import TooLargeError, check_regular, read_json
+from jtrain.io.regular_files import TooLargeError, check_regular, read_json, resolve_inside
 
 FORMAT = "jtrain tokens 1"
 AGAIN = "Write it: jtrain data prepare FILES --out"

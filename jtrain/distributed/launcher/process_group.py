@@ -13,7 +13,7 @@ from jtrain.distributed.launcher.worker import WorkerProcess
 from jtrain.distributed.shutdown import ASKS
 from jtrain.distributed.watchdog import Patience, WatchedProcess
 from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
-from jtrain.io.atomic_write import create_new
+from jtrain.io.regular_files import create_new
 
 
 class Culprit(NamedTuple):

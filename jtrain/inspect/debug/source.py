@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jtrain.errors.tracebacks import LIBRARIES
+from jtrain.errors import LIBRARIES
 
 # Frames in these folders are not the user's code.
 _LIBRARIES = (str(Path(jax.__file__).parent), *LIBRARIES)

@@ -17,7 +17,7 @@ from jax.stages import Lowered
 
 from jtrain.inspect.plan.compiler import compile_and_read, find_program_file, program_memory
 from jtrain.inspect.plan.topology import Topology
-from jtrain.io.atomic_write import atomic_write
+from jtrain.io.regular_files import atomic_write
 from jtrain.train.compilation_cache import usual_directory
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jtrain.inspect.plan.compiled_step import plan_cache
 from jtrain.inspect.plan.schedule import Speeds
-from jtrain.io.atomic_write import atomic_write
+from jtrain.io.regular_files import atomic_write
 
 
 def cpu_speeds(devices: int) -> Speeds:

@@ -13,7 +13,7 @@ from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.inspect.plan.compiler_logging import suppress_stderr
 from jtrain.inspect.plan.gpu_targets import FRACTION, GPU_TARGETS
-from jtrain.io.version import installed_version
+from jtrain.io.environment import installed_version
 
 # Slices of each kind of TPU that libtpu 0.0.51 compiles for.
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")

@@ -7,9 +7,8 @@ from pathlib import Path
 from jtrain.errors import ConfigError
 from jtrain.inspect.explain.compiled import operation_modules
 from jtrain.inspect.profile.read_trace import Profile, find_trace, read_profile
-from jtrain.io.atomic_write import atomic_write
 from jtrain.io.formatting import align_columns, format_bytes, format_seconds
-from jtrain.io.regular_files import read_json
+from jtrain.io.regular_files import atomic_write, read_json
 
 FOLDER, SUMMARY = "profile", "profile.json"
 ROWS, GAPS = 12, 5

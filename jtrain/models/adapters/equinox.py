@@ -12,7 +12,7 @@ from jtrain.core.pytree import name
 from jtrain.core.rows import check_no_hidden_rows, threefry
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
-from jtrain.errors.user_code import CARRY_EXTRA
+from jtrain.errors.advice import CARRY_EXTRA
 
 Module: TypeAlias = Any  # eqx.Module; equinox is no dependency
 Path: TypeAlias = tuple[str, ...]

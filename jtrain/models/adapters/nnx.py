@@ -13,7 +13,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key
 from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
 from jtrain.errors import LossError
-from jtrain.errors.user_code import CARRY_EXTRA
+from jtrain.errors.advice import CARRY_EXTRA
 from jtrain.models.adapters.library_modules import EVALUATES, OF_BATCH, TRAINS, keys_argument
 from jtrain.models.adapters.nnx_scopes import name_scopes
 from jtrain.models.layers.batch_norm import BatchNorm

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.errors import CheckpointError
-from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX
-from jtrain.io.write_safetensors import write_safetensors
+from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, write_safetensors
 from jtrain.models.pretrained.families.images import label_count
 from jtrain.models.pretrained.families.timm import timm_classes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values

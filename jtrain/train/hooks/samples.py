@@ -10,9 +10,8 @@ import numpy as np
 from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.errors import DataError
-from jtrain.io.atomic_write import atomic_write
 from jtrain.io.png import encode_png, tile_images
-from jtrain.io.regular_files import open_regular, read_bytes
+from jtrain.io.regular_files import atomic_write, open_regular, read_bytes
 
 MAX_BYTES = 1 << 30
 _HEAD = re.compile(r"^=== step (\d+) ===$", re.MULTILINE)

@@ -1,6 +1,7 @@
-"""Folders of runs, by what lies in them: a run may be a stranger's, and no code in it is imported.
+"""Around a process: folders of runs, the cache of the user, and installed versions.
 
-Only modules that Python itself has loaded are imported here: any other may lie in the run.
+A run may be a stranger's, and no code in it is imported: only modules that Python itself has loaded
+are imported here at the top, as any other may lie in the run.
 """
 
 import os
@@ -45,3 +46,28 @@ def distrust_current_directory() -> None:
         if sys.path[:1] == [here]:
             del sys.path[0]
         os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def user_cache_dir() -> str:
+    """Return `XDG_CACHE_HOME`, or `.cache` in the user's home; without a home, in this folder.
+
+    A container whose user is a number without a name has no home if HOME is unset.
+    """
+    home = os.path.expanduser("~")  # stays "~" without a home
+    cache = os.path.join(os.getcwd() if home == "~" else home, ".cache")
+    return os.environ.get("XDG_CACHE_HOME") or cache
+
+
+def jtrain_version() -> str:
+    """Return the installed version; "0.0" if the source is on the path and not installed."""
+    return installed_version("jtrain") or "0.0"
+
+
+def installed_version(package: str) -> str:
+    """Return the installed version of a package; "" if it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
