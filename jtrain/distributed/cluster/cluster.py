@@ -90,8 +90,7 @@ class Cluster:
     @property
     def variables(self) -> str:
         """The variables as text: `RANK=1, WORLD_SIZE=2`."""
-        # A list may have a line each.
-        return ", ".join(f"{name}={' '.join(value.split())}" for name, value in self.by.items())
+        return _describe(self.by)
 
     def describe(self) -> list[str]:
         """Return the lines that a run logs; of a single process only a warning."""
@@ -109,17 +108,7 @@ class Cluster:
 
     def plain(self) -> dict:
         """Return the cluster as plain values."""
-        return {
-            "kind": self.kind,
-            "processes": self.processes,
-            "index": self.index,
-            "coordinator": str(self.coordinator) if self.coordinator else "",
-            "devices": list(self.devices),
-            "role": self.role,
-            "by": dict(self.by),
-            "note": self.note,
-            "warning": self.warning,
-        }
+        return {**dataclasses.asdict(self), "coordinator": str(self.coordinator or "")}
 
     def __str__(self) -> str:
         lines = {
@@ -132,6 +121,11 @@ class Cluster:
             "warning": self.warning,
         }
         return "\n".join(f"{name:11}  {value}" for name, value in lines.items() if value)
+
+
+def _describe(variables: Mapping[str, str]) -> str:
+    # A list may have a line each.
+    return ", ".join(f"{name}={' '.join(value.split())}" for name, value in variables.items())
 
 
 def job_port(job: str, unit: int = 1, step: str = "") -> int:
@@ -151,7 +145,7 @@ class ClusterVariables:
     """Environment variables of one kind of cluster; `used` records each variable that was read."""
 
     def __init__(self, environ: Mapping[str, str], kind: str):
-        self._environ, self._kind = environ, kind
+        self._environ, self.kind = environ, kind
         self.used: dict[str, str] = {}
 
     def get(self, name: str, default: str = "") -> str:
@@ -170,7 +164,7 @@ class ClusterVariables:
         if value := self.get(name):
             return value
         raise ConfigError(
-            f"{self._kind} is half set: {self.described or 'a part of it'} is set, and {name} is "
+            f"{self.kind} is half set: {self.described or 'a part of it'} is set, and {name} is "
             f"missing. Set {name} too, or unset the others to run in one process."
         )
 
@@ -184,14 +178,34 @@ class ClusterVariables:
         if text.isascii() and text.isdigit():
             return int(text)
         raise ConfigError(
-            f"{self._kind}: {name} should be a number from 0 on and is {text!r}. Set {name}=0, say."
+            f"{self.kind}: {name} should be a number from 0 on and is {text!r}. Set {name}=0, say."
         )
 
     @property
     def described(self) -> str:
         """The variables that were read, as text: `RANK=1, WORLD_SIZE=2`."""
-        # A list may have a line each.
-        return ", ".join(f"{name}={' '.join(value.split())}" for name, value in self.used.items())
+        return _describe(self.used)
+
+    def cluster(
+        self,
+        processes: int,
+        index: int,
+        coordinator: CoordinatorAddress | None,
+        *,
+        kind: str = "",
+        devices: tuple[int, ...] = (),
+        servers: int = 0,
+    ) -> Cluster:
+        """Return the cluster that the variables read so far define."""
+        return Cluster(
+            kind=kind or self.kind,
+            processes=processes,
+            index=index,
+            coordinator=coordinator,
+            devices=devices,
+            servers=servers,
+            by=self.used,
+        )
 
     def coordinator(self) -> CoordinatorAddress | None:
         """Return the address that a person set; None without one.

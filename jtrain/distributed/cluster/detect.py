@@ -41,12 +41,12 @@ class ClusterKind(NamedTuple):
     marks: tuple[str, ...]
     """The kind is recognised if any of these variables is set."""
     read: Callable[[ClusterVariables], Cluster]
+    size: str = ""
+    """Number of processes; above 1 it is a sign of the kind, if no kind is recognised."""
+    rank: str = ""
+    """Number of this process; above 0 it is a sign of the kind, if no kind is recognised."""
     needs: tuple[str, ...] = ()
     """The kind is recognised only if all of these are set too."""
-    counts: tuple[str, ...] = ()
-    """Numbers of processes; one above 1 is a sign of the kind, if no kind is recognised."""
-    indexes: tuple[str, ...] = ()
-    """Numbers of this process; one above 0 is a sign of the kind, if no kind is recognised."""
     common: bool = False
     """Whether other programs use its names, so that a part of them is no sign."""
     quiet: bool = False
@@ -58,36 +58,25 @@ class ClusterKind(NamedTuple):
 
     def counts_several(self, environ: Mapping[str, str]) -> bool:
         """Return whether a number says that this is one of several processes."""
-        numbers = [(name, 1) for name in self.counts] + [(name, 0) for name in self.indexes]
-        values = ((environ.get(name, "").strip(), least) for name, least in numbers)
-        return any(value.isdigit() and int(value) > least for value, least in values)
+        values = ((environ.get(self.size, ""), 1), (environ.get(self.rank, ""), 0))
+        return any(value.strip().isdigit() and int(value) > least for value, least in values)
 
 
 def _jtrain(env: ClusterVariables) -> Cluster:
     """Read jtrain's own variables; JTRAIN_PROCESSES=1 alone is a process that trains by itself."""
     if env.get("JTRAIN_PROCESSES") == "1" and not env.get("JTRAIN_COORDINATOR"):
-        return Cluster(kind="jtrain", index=env.number("JTRAIN_PROCESS", 0), by=env.used)
-    return Cluster(
-        kind="jtrain",
-        processes=env.number("JTRAIN_PROCESSES"),
-        index=env.number("JTRAIN_PROCESS"),
-        coordinator=CoordinatorAddress.parse(env.text("JTRAIN_COORDINATOR"), "JTRAIN_COORDINATOR"),
-        by=env.used,
-    )
+        return env.cluster(1, env.number("JTRAIN_PROCESS", 0), None)
+    processes, index = env.number("JTRAIN_PROCESSES"), env.number("JTRAIN_PROCESS")
+    env.text("JTRAIN_COORDINATOR")
+    return env.cluster(processes, index, env.coordinator())
 
 
 def _torchrun(env: ClusterVariables) -> Cluster:
     """Read a torchrun cluster; the port is torchrun's plus one: its own store uses that port."""
-    return Cluster(
-        kind="torchrun",
-        processes=env.number("WORLD_SIZE"),
-        index=env.number("RANK"),
-        coordinator=CoordinatorAddress(
-            env.text("MASTER_ADDR"), env.number("MASTER_PORT", PORT) + 1
-        ),
-        devices=env.local_gpus(env.number("LOCAL_RANK", 0), env.number("LOCAL_WORLD_SIZE", 1)),
-        by=env.used,
-    )
+    processes, index = env.number("WORLD_SIZE"), env.number("RANK")
+    where = CoordinatorAddress(env.text("MASTER_ADDR"), env.number("MASTER_PORT", PORT) + 1)
+    devices = env.local_gpus(env.number("LOCAL_RANK", 0), env.number("LOCAL_WORLD_SIZE", 1))
+    return env.cluster(processes, index, where, devices=devices)
 
 
 def _jax(env: ClusterVariables) -> Cluster:
@@ -103,13 +92,8 @@ def _jax(env: ClusterVariables) -> Cluster:
         by_cpus = env.get("JAX_PROCESS_COUNT")  # then the port is free to choose
         port = env.get("JAX_COORDINATOR_PORT") if by_cpus else env.text("JAX_COORDINATOR_PORT")
         address = f"{address}:{port or PORT}"
-    return Cluster(
-        kind="JAX environment",
-        processes=processes,
-        index=index,
-        coordinator=CoordinatorAddress.parse(address, "JAX_COORDINATOR_ADDRESS"),
-        by=env.used,
-    )
+    where = CoordinatorAddress.parse(address, "JAX_COORDINATOR_ADDRESS")
+    return env.cluster(processes, index, where)
 
 
 def _jax_numbers(env: ClusterVariables) -> tuple[int, int]:
@@ -126,86 +110,64 @@ def _jax_numbers(env: ClusterVariables) -> tuple[int, int]:
 KINDS = (
     ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _jtrain),
     ClusterKind("TF_CONFIG", ("TF_CONFIG",), read_tf_config),
+    # A script under srun sets the others for PyTorch.
+    ClusterKind("torchrun", ("MASTER_ADDR",), _torchrun, "WORLD_SIZE", "RANK", needs=("RANK",)),
     ClusterKind(
-        "torchrun",
-        ("MASTER_ADDR",),
-        _torchrun,
-        needs=("RANK",),  # a script under srun sets the others for PyTorch
-        counts=("WORLD_SIZE",),
-        indexes=("RANK",),
-    ),
-    ClusterKind(
-        "JAX environment",
-        ("JAX_COORDINATOR_ADDRESS",),
-        _jax,
-        counts=("JAX_NUM_PROCESSES",),
-        indexes=("JAX_PROCESS_ID",),
+        "JAX environment", ("JAX_COORDINATOR_ADDRESS",), _jax, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
     ),
     ClusterKind(
         "Kubeflow JAXJob",
         ("COORDINATOR_ADDRESS",),
         read_jax_job,
+        "NUM_PROCESSES",
         needs=("COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID"),
-        counts=("NUM_PROCESSES",),
         common=True,
     ),
     ClusterKind(
-        "LSF jsrun",
-        ("JSM_NAMESPACE_SIZE",),
-        read_jsrun,
-        counts=("JSM_NAMESPACE_SIZE",),
-        indexes=("JSM_NAMESPACE_RANK",),
+        "LSF jsrun", ("JSM_NAMESPACE_SIZE",), read_jsrun, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"
     ),
     ClusterKind(
         "Open MPI",
         ("OMPI_COMM_WORLD_SIZE",),
         read_open_mpi,
-        counts=("OMPI_COMM_WORLD_SIZE",),
-        indexes=("OMPI_COMM_WORLD_RANK",),
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
     ),
-    ClusterKind("MPICH", ("MPI_LOCALNRANKS",), read_mpich, counts=("PMI_SIZE",)),
+    ClusterKind("MPICH", ("MPI_LOCALNRANKS",), read_mpich, "PMI_SIZE"),
     ClusterKind(
-        "Slurm",
-        ("SLURM_STEP_NODELIST",),
-        read_slurm,
-        counts=("SLURM_STEP_NUM_TASKS",),
-        indexes=("SLURM_PROCID",),
+        "Slurm", ("SLURM_STEP_NODELIST",), read_slurm, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
     ),
     ClusterKind(
         "TPU",
         ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"),
         read_tpu,
-        counts=("MEGASCALE_NUM_SLICES",),
-        indexes=("TPU_WORKER_ID", "MEGASCALE_SLICE_ID"),
+        "MEGASCALE_NUM_SLICES",
+        "TPU_WORKER_ID",
     ),
     ClusterKind(
         "AWS Batch",
         ("AWS_BATCH_JOB_NUM_NODES",),
         read_aws_batch,
-        counts=("AWS_BATCH_JOB_NUM_NODES",),
-        indexes=("AWS_BATCH_JOB_NODE_INDEX",),
+        "AWS_BATCH_JOB_NUM_NODES",
+        "AWS_BATCH_JOB_NODE_INDEX",
     ),
     ClusterKind(
-        "Kubernetes JobSet",
-        ("JOBSET_NAME",),
-        read_job_set,
-        counts=("PODS_PER_JOB",),
-        indexes=("JOB_COMPLETION_INDEX",),
+        "Kubernetes JobSet", ("JOBSET_NAME",), read_job_set, "PODS_PER_JOB", "JOB_COMPLETION_INDEX"
     ),
     ClusterKind(
         "SkyPilot",
         ("SKYPILOT_NODE_IPS",),
         read_sky_pilot,
-        counts=("SKYPILOT_NUM_NODES",),
-        indexes=("SKYPILOT_NODE_RANK",),
+        "SKYPILOT_NUM_NODES",
+        "SKYPILOT_NODE_RANK",
     ),
-    ClusterKind("PMI", ("PMI_SIZE",), read_pmi, counts=("PMI_SIZE",), quiet=True),
-    ClusterKind("PMIx", ("PMIX_RANK",), read_pmix, indexes=("PMIX_RANK",), quiet=True),
+    ClusterKind("PMI", ("PMI_SIZE",), read_pmi, "PMI_SIZE", quiet=True),
+    ClusterKind("PMIx", ("PMIX_RANK",), read_pmix, rank="PMIX_RANK", quiet=True),
     ClusterKind(
         "Kubernetes Job",
         ("JOB_COMPLETION_INDEX",),
         read_job,
-        indexes=("JOB_COMPLETION_INDEX",),
+        rank="JOB_COMPLETION_INDEX",
         quiet=True,
     ),
 )
@@ -271,7 +233,7 @@ def _check_not_alone(
     if cluster.processes > 1 or cluster.role != "trains" or not several:
         return
     kind = several[0]
-    names = [n for n in (*kind.marks, *kind.counts, *kind.indexes) if environ.get(n)]
+    names = [name for name in (*kind.marks, kind.size, kind.rank) if environ.get(name)]
     seen = ", ".join(f"{name}={environ[name]}" for name in dict.fromkeys(names))
     raise ConfigError(
         f"{cluster.kind} is one process ({cluster.variables}), and {kind.name} started several "

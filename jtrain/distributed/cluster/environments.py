@@ -14,13 +14,8 @@ def read_job_set(env: ClusterVariables) -> Cluster:
     name, job = env.text("JOBSET_NAME"), env.text("REPLICATED_JOB_NAME")
     pods, jobs = env.number("PODS_PER_JOB"), env.number("JOBS", 1)
     index = env.number("JOB_INDEX", 0) * pods + env.number("JOB_COMPLETION_INDEX")
-    return Cluster(
-        kind="Kubernetes JobSet",
-        processes=pods * jobs,
-        index=index,
-        coordinator=CoordinatorAddress(f"{name}-{job}-0-0.{name}", PORT),
-        by=env.used,
-    )
+    where = CoordinatorAddress(f"{name}-{job}-0-0.{name}", PORT)
+    return env.cluster(pods * jobs, index, where)
 
 
 def read_job(env: ClusterVariables) -> Cluster:
@@ -41,13 +36,7 @@ def read_job(env: ClusterVariables) -> Cluster:
             f"template names as subdomain; or set JTRAIN_PROCESSES=1 if each pod trains by itself. "
             f"For a JobSet: docs/clusters/jobset.md."
         )
-    return Cluster(
-        kind="Kubernetes Job",
-        processes=env.number("JTRAIN_PROCESSES"),
-        index=index,
-        coordinator=where,
-        by=env.used,
-    )
+    return env.cluster(env.number("JTRAIN_PROCESSES"), index, where)
 
 
 def read_jax_job(env: ClusterVariables) -> Cluster:
@@ -55,15 +44,8 @@ def read_jax_job(env: ClusterVariables) -> Cluster:
 
     Source: pkg/controller.v1/jax/envvar.go of kubeflow/training-operator.
     """
-    return Cluster(
-        kind="Kubeflow JAXJob",
-        processes=env.number("NUM_PROCESSES"),
-        index=env.number("PROCESS_ID"),
-        coordinator=CoordinatorAddress(
-            env.text("COORDINATOR_ADDRESS"), env.number("COORDINATOR_PORT")
-        ),
-        by=env.used,
-    )
+    where = CoordinatorAddress(env.text("COORDINATOR_ADDRESS"), env.number("COORDINATOR_PORT"))
+    return env.cluster(env.number("NUM_PROCESSES"), env.number("PROCESS_ID"), where)
 
 
 def read_sky_pilot(env: ClusterVariables) -> Cluster:
@@ -75,13 +57,8 @@ def read_sky_pilot(env: ClusterVariables) -> Cluster:
             f"({', '.join(hosts)}). Set both to the values of the task, or unset both to run in "
             f"one process."
         )
-    return Cluster(
-        kind="SkyPilot",
-        processes=nodes,
-        index=env.number("SKYPILOT_NODE_RANK"),
-        coordinator=CoordinatorAddress(hosts[0], PORT),
-        by=env.used,
-    )
+    where = CoordinatorAddress(hosts[0], PORT)
+    return env.cluster(nodes, env.number("SKYPILOT_NODE_RANK"), where)
 
 
 def read_aws_batch(env: ClusterVariables) -> Cluster:
@@ -94,13 +71,8 @@ def read_aws_batch(env: ClusterVariables) -> Cluster:
     index = (node - env.number("AWS_BATCH_JOB_MAIN_NODE_INDEX", 0)) % max(nodes, 1)
     address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
     host = env.text(address) if index else env.get(address) or socket.gethostname()
-    return Cluster(
-        kind="AWS Batch",
-        processes=nodes,
-        index=index if node < nodes else node,
-        coordinator=CoordinatorAddress(host, PORT),
-        by=env.used,
-    )
+    where = CoordinatorAddress(host, PORT)
+    return env.cluster(nodes, index if node < nodes else node, where)
 
 
 TASKS = ("chief", "ps", "worker", "evaluator")
@@ -161,14 +133,8 @@ def read_tf_config(variables: ClusterVariables) -> Cluster:
                 f'Set "{host}:8476" there, with a port that is free on that machine.'
             ) from None
     first = sum(len(cluster.get(name, [])) for name in TASKS[: TASKS.index(kind)])
-    return Cluster(
-        kind="TF_CONFIG",
-        processes=len(trainers),
-        index=first + index,
-        coordinator=CoordinatorAddress.parse(str(trainers[0]), "TF_CONFIG"),
-        servers=servers,
-        by=variables.used,
-    )
+    where = CoordinatorAddress.parse(str(trainers[0]), "TF_CONFIG")
+    return variables.cluster(len(trainers), first + index, where, servers=servers)
 
 
 def _section(found: Any, name: str, text: str) -> dict[str, Any]:

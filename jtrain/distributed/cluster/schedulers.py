@@ -6,10 +6,11 @@ MPI, `-genv` of MPICH).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jtrain.distributed.cluster.cluster import (
+    LOOPBACK,
     PORT,
     Cluster,
     ClusterVariables,
@@ -92,14 +93,9 @@ def read_slurm(env: ClusterVariables) -> Cluster:
             f"JTRAIN_COORDINATOR=NODE:{port} srun ..."
         )
     bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
-    return Cluster(
-        kind="Slurm",
-        processes=processes,
-        index=env.number("SLURM_PROCID"),
-        coordinator=CoordinatorAddress(nodes.hosts[0], port),
-        devices=() if bound else env.local_gpus(env.number("SLURM_LOCALID", 0), local_processes),
-        by=env.used,
-    )
+    devices = () if bound else env.local_gpus(env.number("SLURM_LOCALID", 0), local_processes)
+    where = CoordinatorAddress(nodes.hosts[0], port)
+    return env.cluster(processes, env.number("SLURM_PROCID"), where, devices=devices)
 
 
 class SlurmNodes(NamedTuple):
@@ -152,84 +148,26 @@ def read_open_mpi(env: ClusterVariables) -> Cluster:
 
     Version 4 gives the address of `mpirun` and the names of its nodes; version 5 gives neither.
     """
-    processes, index = env.number("OMPI_COMM_WORLD_SIZE"), env.number("OMPI_COMM_WORLD_RANK")
-    local = env.number("OMPI_COMM_WORLD_LOCAL_RANK", 0)
-    local_processes = env.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1)
-    where = env.coordinator()
-    if where is None and local_processes == processes:
-        where = CoordinatorAddress("127.0.0.1", PORT)
-    if where is None:
-        uri = env.get("OMPI_MCA_orte_hnp_uri")
-        host = _first_node(env) if uri else ""
-        where = CoordinatorAddress(host, job_port(uri.partition(".")[0], 1 << 12)) if host else None
-    if where is None:
-        raise _no_address("Open MPI", processes, env, "mpirun -x JTRAIN_COORDINATOR ...")
-    return Cluster(
-        kind="Open MPI",
-        processes=processes,
-        index=index,
-        coordinator=where,
-        devices=env.local_gpus(local, local_processes),
-        by=env.used,
-    )
-
-
-def _first_node(env: ClusterVariables) -> str:
-    """Return the node of process 0 by Open MPI 4: `mpirun`'s own, if it has processes.
-
-    The nodes are in the order of the daemons, `mpirun` first: `head,n[1:1-2]@0(3)`. The variable is
-    not set for processes beside `mpirun`. Recorded from Open MPI 4.1.4.
-    """
-    nodes = _expand_nodes(env.get("OMPI_MCA_orte_node_regex"))
-    if nodes and env.number("OMPI_MCA_orte_num_nodes", len(nodes)) < len(nodes):
-        return nodes[1]
-    found = _HNP.search(env.get("OMPI_MCA_orte_hnp_uri"))
-    return (found[1] or found[2]) if found else ""
-
-
-def _expand_nodes(text: str) -> list[str]:
-    """Expand Open MPI's list of nodes: `head,n[2:8-10]@0(4)` -> head, n08, n09, n10."""
-    slurm = re.sub(r"\[(\d+):([\d,-]+)\]", _pad, text.partition("@")[0])
-    return parse_hosts(slurm, "OMPI_MCA_orte_node_regex") if slurm else []
-
-
-def _pad(found: re.Match[str]) -> str:
-    """Return one bracket with its numbers padded to their width, as in a list of Slurm."""
-    return "[" + re.sub(r"\d+", lambda number: number[0].zfill(int(found[1])), found[2]) + "]"
+    names = [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
+    return _read_ranks(env, names, "mpirun -x JTRAIN_COORDINATOR ...", _first_node)
 
 
 def read_mpich(env: ClusterVariables) -> Cluster:
     """Read the processes that MPICH's or Intel MPI's `mpiexec` (Hydra) started."""
-    processes, local_processes = env.number("PMI_SIZE"), env.number("MPI_LOCALNRANKS")
-    where = env.coordinator()
-    if where is None and local_processes != processes:
-        raise _no_address("MPICH", processes, env, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
-    return Cluster(
-        kind="MPICH",
-        processes=processes,
-        index=env.number("PMI_RANK"),
-        coordinator=where or CoordinatorAddress("127.0.0.1", PORT),
-        devices=env.local_gpus(env.number("MPI_LOCALRANKID", 0), local_processes),
-        by=env.used,
-    )
+    names = ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
+    return _read_ranks(env, names, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
 
 
 def read_pmi(env: ClusterVariables) -> Cluster:
     """Read the processes of another launcher that speaks PMI, such as Cray's PALS."""
-    processes = env.number("PMI_SIZE")
-    local = env.number("PMI_LOCAL_RANK", 0)
-    local_processes = env.number("PMI_LOCAL_SIZE", 1)
-    where = env.coordinator()
-    if where is None and local_processes != processes:
-        raise _no_address("PMI", processes, env, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")
-    return Cluster(
-        kind="PMI",
-        processes=processes,
-        index=env.number("PMI_RANK"),
-        coordinator=where or CoordinatorAddress("127.0.0.1", PORT),
-        devices=env.local_gpus(local, local_processes),
-        by=env.used,
-    )
+    names = [f"PMI_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
+    return _read_ranks(env, names, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")
+
+
+def read_jsrun(env: ClusterVariables) -> Cluster:
+    """Read the tasks that LSF's `jsrun` started."""
+    names = [f"JSM_NAMESPACE_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
+    return _read_ranks(env, names, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...", _launch_node)
 
 
 def read_pmix(env: ClusterVariables) -> Cluster:
@@ -242,42 +180,71 @@ def read_pmix(env: ClusterVariables) -> Cluster:
             f"-x JTRAIN_PROCESSES=4 -x JTRAIN_COORDINATOR=HOST:{PORT} ...; or set "
             f"JTRAIN_PROCESSES=1 if each trains by itself."
         )
-    return Cluster(
-        kind="PMIx",
-        processes=env.number("JTRAIN_PROCESSES"),
-        index=index,
-        coordinator=where,
-        by=env.used,
-    )
+    return env.cluster(env.number("JTRAIN_PROCESSES"), index, where)
 
 
-def read_jsrun(env: ClusterVariables) -> Cluster:
-    """Read the tasks that LSF's `jsrun` started.
+def _read_ranks(
+    env: ClusterVariables,
+    names: Sequence[str],
+    how: str,
+    find: Callable[[ClusterVariables], CoordinatorAddress | None] = lambda env: None,
+) -> Cluster:
+    """Read processes that are numbered by four variables.
+
+    Args:
+        names: the number of all processes and of this one, and those of its machine.
+        how: what to type where nothing says where process 0 is.
+        find: returns its address, where other variables give it.
+    """
+    size, rank, local_size, local_rank = names
+    processes, local_processes = env.number(size), env.number(local_size, 1)
+    where = env.coordinator()
+    if where is None and local_processes == processes:
+        where = CoordinatorAddress(LOOPBACK, PORT)
+    where = where or find(env)
+    if where is None:
+        raise ConfigError(
+            f"{env.kind} started {processes} processes on several machines and does not say where "
+            f"the first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT} for all of "
+            f"them, with the machine of process 0: {how}"
+        )
+    devices = env.local_gpus(env.number(local_rank, 0), local_processes)
+    return env.cluster(processes, env.number(rank), where, devices=devices)
+
+
+def _launch_node(env: ClusterVariables) -> CoordinatorAddress | None:
+    """Return the address of process 0 by LSF.
 
     The first host of the job is its launch node, which has no tasks. Source: LSFEnvironment of
     https://lightning.ai/docs/fabric/stable/_modules/lightning/fabric/plugins/environments/lsf.html.
     """
-    processes = env.number("JSM_NAMESPACE_SIZE")
     hosts = env.get("LSB_MCPU_HOSTS").split()[::2]  # each is followed by its number of slots
-    where = env.coordinator()
-    if where is None and hosts:
-        where = CoordinatorAddress(hosts[min(1, len(hosts) - 1)], job_port(env.get("LSB_JOBID")))
-    if where is None:
-        raise _no_address("jsrun", processes, env, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...")
-    local_processes = env.number("JSM_NAMESPACE_LOCAL_SIZE", 1)
-    return Cluster(
-        kind="LSF jsrun",
-        processes=processes,
-        index=env.number("JSM_NAMESPACE_RANK"),
-        coordinator=where,
-        devices=env.local_gpus(env.number("JSM_NAMESPACE_LOCAL_RANK", 0), local_processes),
-        by=env.used,
-    )
+    port = job_port(env.get("LSB_JOBID"))
+    return CoordinatorAddress(hosts[min(1, len(hosts) - 1)], port) if hosts else None
 
 
-def _no_address(launcher: str, processes: int, env: ClusterVariables, how: str) -> ConfigError:
-    return ConfigError(
-        f"{launcher} started {processes} processes on several machines and does not say where the "
-        f"first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT} for all of them, "
-        f"with the machine of process 0: {how}"
-    )
+def _first_node(env: ClusterVariables) -> CoordinatorAddress | None:
+    """Return the address of process 0 by Open MPI 4: on `mpirun`'s own node, if it has processes.
+
+    The nodes are in the order of the daemons, `mpirun` first: `head,n[1:1-2]@0(3)`. The variable is
+    not set for processes beside `mpirun`. Recorded from Open MPI 4.1.4.
+    """
+    uri = env.get("OMPI_MCA_orte_hnp_uri")
+    nodes = _expand_nodes(env.get("OMPI_MCA_orte_node_regex")) if uri else []
+    if nodes and env.number("OMPI_MCA_orte_num_nodes", len(nodes)) < len(nodes):
+        host = nodes[1]
+    else:
+        found = _HNP.search(uri)
+        host = (found[1] or found[2]) if found else ""
+    return CoordinatorAddress(host, job_port(uri.partition(".")[0], 1 << 12)) if host else None
+
+
+def _expand_nodes(text: str) -> list[str]:
+    """Expand Open MPI's list of nodes: `head,n[2:8-10]@0(4)` -> head, n08, n09, n10."""
+    slurm = re.sub(r"\[(\d+):([\d,-]+)\]", _pad, text.partition("@")[0])
+    return parse_hosts(slurm, "OMPI_MCA_orte_node_regex") if slurm else []
+
+
+def _pad(found: re.Match[str]) -> str:
+    """Return one bracket with its numbers padded to their width, as in a list of Slurm."""
+    return "[" + re.sub(r"\d+", lambda number: number[0].zfill(int(found[1])), found[2]) + "]"

@@ -1,5 +1,6 @@
 """TPU slices: by the variables of Google Kubernetes Engine, or by a TPU VM's metadata server."""
 
+import dataclasses
 import http.client
 import time
 from collections.abc import Mapping
@@ -29,12 +30,11 @@ def read_tpu(env: ClusterVariables) -> Cluster:
         )
     first = env.get("MEGASCALE_COORDINATOR_ADDRESS") if slices > 1 else workers[0]
     host = _host(first) or env.text("MEGASCALE_COORDINATOR_ADDRESS")
-    return Cluster(
+    return env.cluster(
+        slices * len(workers),
+        slice_ * len(workers) + worker,
+        CoordinatorAddress(host, PORT),
         kind="TPU slice" if slices == 1 else f"{slices} TPU slices",
-        processes=slices * len(workers),
-        index=slice_ * len(workers) + worker,
-        coordinator=CoordinatorAddress(host, PORT),
-        by=env.used,
     )
 
 
@@ -75,14 +75,7 @@ def detect_tpu_vm(environ: Mapping[str, str], root: Path) -> Cluster | None:
     slices = {name: environ.get(name) or tpu_env.get(name, "") for name in _SLICES}
     cluster = read_tpu(ClusterVariables(values | slices, "TPU"))
     note = f"by the metadata server at {server.host}{f': {kind.strip()}' if kind.strip() else ''}"
-    return Cluster(
-        kind=cluster.kind,
-        processes=cluster.processes,
-        index=cluster.index,
-        coordinator=cluster.coordinator,
-        by=cluster.by,
-        note=note,
-    )
+    return dataclasses.replace(cluster, note=note)
 
 
 def _parse_endpoints(text: str) -> list[str]:
