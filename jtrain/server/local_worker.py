@@ -36,17 +36,13 @@ class LocalWorker(Worker):
     def _work(self, lease: Message) -> None:
         """Take the steps of a round from the pulled parameters, and push how far they went."""
         fields, share = lease.fields, lease.fields["share"]
-        before, epoch = self._pull(), fields["epoch"]
-        if fields["done"] < fields["first"]:
-            opt_state = self._restore(share, epoch, fields["first"]).opt_state
-            state, metrics = self._head(lease).state(before, opt_state), []
-        else:
-            state, metrics = self._partial_state(share, epoch)
-        for step in range(fields["done"] + 1, fields["last"] + 1):
+        before, epoch, metrics = self._pull(), fields["epoch"], []
+        opt_state = self._restore(share, epoch, fields["first"]).opt_state
+        state = self._head(lease).state(before, opt_state)
+        for step in range(fields["first"], fields["last"] + 1):
             state = self._take(state, step, share, metrics)
             if step < fields["last"] and self._leaves():
-                self._hand_over_partial(lease, step, state, metrics)
-                return
+                return  # another worker takes the share again, from the first step of the round
         if len(self._inner) > 1:  # the states of other shares wait on the host
             on_host = {s: (e, last, jax.device_get(x)) for s, (e, last, x) in self._inner.items()}
             self._inner = on_host
@@ -100,31 +96,10 @@ class LocalWorker(Worker):
         """Send the states of shares to the run."""
         for share in shares:
             epoch, last, opt_state = self._inner.pop(share)
-            fields = {"share": share, "epoch": epoch, "done": last, "partial": False}
+            fields = {"share": share, "epoch": epoch, "done": last}
             state = self._own_state(share, opt_state, ())
             self._ask("hand_over", fields, jax.tree.leaves(state))
             self._inner[share] = epoch, last, opt_state
-
-    def _hand_over_partial(
-        self, lease: Message, done: int, state: TrainState, metrics: Sequence[Metrics]
-    ) -> None:
-        """Send the state in the middle of a round, from which another worker goes on."""
-        fields = {**about(lease), "done": done, "partial": True}
-        stacked = jax.tree.map(lambda *xs: np.stack(xs), *metrics)
-        own = self._own_state(fields["share"], state.opt_state, ())
-        trees = Head.of(state), state.params, own, stacked
-        self._ask("hand_over", fields, jax.tree.leaves(trees))
-
-    def _partial_state(self, share: int, epoch: int) -> tuple[TrainState, list[Metrics]]:
-        """Return the state in which another worker has left a share, and its metrics so far."""
-        plan = self._plan
-        like = plan.head, plan.setup.like.params, plan.inner_state, plan.metrics
-        arrays = self._ask_inner(share, epoch).arrays
-        head, params, own, stacked = jax.tree.structure(like).unflatten(arrays)
-        found = self._take_up(share, Message("inner", {}, jax.tree.leaves(own)))
-        count = len(jax.tree.leaves(stacked)[0])
-        metrics = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
-        return head.state(params, found.opt_state), metrics
 
 
 def change_of(before: Params, after: Params) -> Params:

@@ -183,17 +183,12 @@ class RoundCoordinator(Coordinator):
         if share is None:
             return None
         first, last = self._open
-        partial = self._shares.partial(share)
         fields = {"first": first, "last": last, "number": self._number + 1, "epoch": self.epoch}
         fields |= {"share": share, "weighs": not self._backups}
-        fields["done"] = first - 1 if partial is None else partial[0]
         return self._send_head(self.head, fields)
 
     def _inner_state(self, share: int) -> Message:
-        """Return the optimizer state of a share; in the middle of a round, all that it needs."""
-        partial = self._shares.partial(share)
-        if partial is not None:
-            return Message("inner", arrays=partial[1])
+        """Return the optimizer state of a share."""
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(self._inner[share])]
         self.state_bytes += sum(array.nbytes for array in arrays)
         return Message("inner", arrays=arrays)
@@ -204,14 +199,12 @@ class RoundCoordinator(Coordinator):
         self.state_bytes += request.frame_bytes
         if fields["epoch"] != self.epoch:
             return
-        if fields["partial"]:
-            if self._is_open(request, worker):
-                self._shares.keep_partial(share, worker, fields["done"], request.arrays)
-        elif self._shares.take_over(share, worker, fields["done"]):
+        if self._shares.take_over(share, worker, fields["done"]):
             self._inner[share] = jax.tree.structure(self.plan.inner_state).unflatten(request.arrays)
             self._changed.notify_all()
 
     def _before_leave(self, worker: int) -> Message | None:
+        self._shares.end_lease(worker)  # it has stopped in the middle of a round
         shares = self._shares.to_hand_over(worker, True)
         return Message("hand_over", {"shares": shares}) if shares else None
 

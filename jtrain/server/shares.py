@@ -4,8 +4,7 @@ Pure logic: no threads, no network. A share stays with its worker from round to 
 when that worker is gone, and moves when another worker has none.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
 
 class Shares:
@@ -24,7 +23,6 @@ class Shares:
         self._leased: set[int] = set()  # shares that are being computed
         self._steps = [step] * count  # the step that the state of a share is after
         self._copies = [step] * count  # that of the copy in the run's own process
-        self._partial: dict[int, tuple[int, Sequence[Any]]] = {}
 
     def held(self, worker: int) -> list[int]:
         """Return the shares of a worker."""
@@ -57,13 +55,15 @@ class Shares:
     def report(self, share: int, step: int) -> None:
         """Record that a share is computed up to a step."""
         self._leased.discard(share)
-        self._partial.pop(share, None)
         self._steps[share] = step
+
+    def end_lease(self, worker: int) -> None:
+        """End the lease of a worker that has stopped; the share stays its own until it leaves."""
+        self._leased -= set(self.held(worker))
 
     def end_round(self) -> None:
         """End all leases of a round."""
         self._leased.clear()
-        self._partial.clear()
 
     def leave(self, worker: int) -> set[int]:
         """Free the shares of a worker that is gone; return those whose state is gone with it."""
@@ -103,15 +103,5 @@ class Shares:
         self._copies[share] = done
         return True
 
-    def keep_partial(self, share: int, worker: int, done: int, arrays: Sequence[Any]) -> None:
-        """Keep the state of a share in the middle of a round, whose other steps another takes."""
-        if self.lease_of(worker) == share:
-            self._partial[share] = done, arrays
-
-    def partial(self, share: int) -> tuple[int, Sequence[Any]] | None:
-        """Return the last step of a share that is done in the middle of a round, and its state."""
-        return self._partial.get(share)
-
     def _is_here(self, share: int) -> bool:
-        here = self._copies[share] == self._steps[share] or share in self._partial
-        return here or not self._keeps
+        return self._copies[share] == self._steps[share] or not self._keeps

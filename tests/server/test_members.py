@@ -32,20 +32,18 @@ def test_a_state_is_lost_with_its_worker_unless_it_was_handed_over():
     assert shares.leave(1) == {0}
 
 
-def test_a_share_in_the_middle_of_a_round_goes_on_where_it_was_left():
+def test_a_share_whose_worker_leaves_in_the_middle_of_a_round_is_computed_again():
     shares = Shares(1, keeps=True, step=0)
     shares.lease(0, [])
     shares.report(0, 4)
     shares.end_round()
     shares.lease(0, [])
-    shares.keep_partial(0, 0, 6, ["state"])
+    assert shares.to_hand_over(0, True) == [], "it computes"
+    shares.end_lease(0)
+    assert shares.to_hand_over(0, True) == [0]
+    assert shares.take_over(0, 0, 4)
     assert shares.leave(0) == set()
     assert shares.lease(3, []) == 0
-    assert shares.partial(0) == (6, ["state"])
-    assert shares.leave(3) == set(), "the next one dies, and the state is there still"
-    shares.lease(4, [])
-    shares.report(0, 8)
-    assert shares.partial(0) is None
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -63,10 +61,9 @@ def test_every_share_is_computed_once_a_round_whoever_comes_and_goes(seed, keeps
                 present.add(draw.randrange(7))
             if draw.random() < 0.2 and len(present) > (1 if keeps else 4):
                 worker = draw.choice(sorted(present))
+                shares.end_lease(worker)
                 for share in shares.to_hand_over(worker, True):
                     shares.take_over(share, worker, shares.step(share))
-                if (current := shares.lease_of(worker)) is not None:
-                    shares.keep_partial(current, worker, step + 2, [])
                 assert shares.leave(worker) == set()
                 present.discard(worker)
             worker = draw.choice(sorted(present))
