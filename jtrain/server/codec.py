@@ -4,9 +4,8 @@ The leaves of a part are one run of float32 numbers, cut into blocks. A number t
 makes its whole block NaN, so that it is not hidden.
 """
 
-import abc
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -23,48 +22,13 @@ from jtrain.parallel.strategies.server_modes import (
 Arrays = Sequence[np.ndarray]
 
 
-class Codec(abc.ABC):
-    """Codec of the leaves of a part."""
-
-    @abc.abstractmethod
-    def encode(self, leaves: Arrays) -> list[np.ndarray]:
-        """Return the arrays to send."""
-
-    @abc.abstractmethod
-    def decode(self, arrays: Arrays, like: Sequence[Any]) -> list[np.ndarray]:
-        """Return the leaves, with the shapes and dtypes of `like`."""
-
-
-def make_codec(compress: Compression) -> Codec:
-    """Return the codec of a config."""
-    if isinstance(compress, BFloat16):
-        return BFloat16Codec()
-    if isinstance(compress, Int8):
-        return LevelsCodec(127, compress.block, packed=False)
-    if isinstance(compress, Int4):
-        return LevelsCodec(7, compress.block, packed=True)
-    if isinstance(compress, E3M0):
-        return PowersCodec(compress.block)
-    if isinstance(compress, TopK):
-        return TopKCodec(compress.share)
-    return PlainCodec()
-
-
-class PlainCodec(Codec):
-    """The leaves as they are."""
-
-    def encode(self, leaves: Arrays) -> list[np.ndarray]:
-        """Return the leaves."""
-        return list(leaves)
-
-    def decode(self, arrays: Arrays, like: Sequence[Any]) -> list[np.ndarray]:
-        """Return the leaves."""
-        del like
-        return list(arrays)
-
-
-class FlatCodec(Codec):
+class FlatCodec(NamedTuple):
     """Codec of one run of float32 numbers."""
+
+    encode_flat: Callable[[np.ndarray], list[np.ndarray]]
+    """Returns the arrays to send."""
+    decode_flat: Callable[[Arrays, int], np.ndarray]
+    """Returns so many numbers."""
 
     def encode(self, leaves: Arrays) -> list[np.ndarray]:
         """Return the arrays to send."""
@@ -81,61 +45,65 @@ class FlatCodec(Codec):
             for run, leaf in zip(runs, like, strict=True)
         ]
 
-    @abc.abstractmethod
-    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays to send."""
 
-    @abc.abstractmethod
-    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
-        """Return `size` numbers."""
+class PlainCodec:
+    """The leaves as they are."""
 
+    def encode(self, leaves: Arrays) -> list[np.ndarray]:
+        """Return the leaves."""
+        return list(leaves)
 
-class BFloat16Codec(FlatCodec):
-    """Numbers in bfloat16, rounded to the nearest."""
-
-    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return one array."""
-        return [flat.astype(ml_dtypes.bfloat16)]
-
-    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
-        """Return the numbers."""
-        del size
-        return arrays[0].astype(np.float32)
+    def decode(self, arrays: Arrays, like: Sequence[Any]) -> list[np.ndarray]:
+        """Return the leaves."""
+        del like
+        return list(arrays)
 
 
-class LevelsCodec(FlatCodec):
-    """Whole multiples of a block's largest magnitude / `levels`, rounded to the nearest."""
+Codec: TypeAlias = FlatCodec | PlainCodec
 
-    def __init__(self, levels: int, block: int, *, packed: bool):
-        self._levels, self._block, self._packed = levels, block, packed
 
-    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return codes, one or two a byte, and scales."""
-        blocks = _blocks(flat, self._block)
-        units, scales = _normalize(blocks)
-        codes = np.rint(units * self._levels).astype(np.int8).reshape(-1)[: flat.size]
-        scales = scales / np.float32(self._levels)
-        return [_pack(codes + self._levels + 1) if self._packed else codes, scales]
+def make_codec(compress: Compression) -> Codec:
+    """Return the codec of a config."""
+    match compress:
+        case BFloat16():
+            return FlatCodec(
+                lambda flat: [flat.astype(ml_dtypes.bfloat16)],
+                lambda arrays, size: arrays[0].astype(np.float32),
+            )
+        case Int8(block=block):
+            return _levels(127, block, packed=False)
+        case Int4(block=block):
+            return _levels(7, block, packed=True)
+        case E3M0(block=block):
+            return _powers(block)
+        case TopK(share=share):
+            return _top_k(share)
+    return PlainCodec()
 
-    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
-        """Return the numbers."""
+
+def _levels(levels: int, block: int, *, packed: bool) -> FlatCodec:
+    """Return whole multiples of a block's largest magnitude / `levels`, rounded to the nearest."""
+
+    def encode(flat: np.ndarray) -> list[np.ndarray]:
+        units, scales = _normalize(_blocks(flat, block))
+        codes = np.rint(units * levels).astype(np.int8).reshape(-1)[: flat.size]
+        scales = scales / np.float32(levels)
+        return [_pack(codes + levels + 1) if packed else codes, scales]
+
+    def decode(arrays: Arrays, size: int) -> np.ndarray:
         codes, scales = arrays
-        if self._packed:
-            codes = _unpack(codes, size).astype(np.int8) - (self._levels + 1)
-        blocks = _blocks(codes.astype(np.float32), self._block)
-        return (blocks * scales[:, None]).reshape(-1)[:size]
+        if packed:
+            codes = _unpack(codes, size).astype(np.int8) - (levels + 1)
+        return (_blocks(codes.astype(np.float32), block) * scales[:, None]).reshape(-1)[:size]
+
+    return FlatCodec(encode, decode)
 
 
-class PowersCodec(FlatCodec):
-    """Powers of two: E3M0, of which code 0 is 0 and code c is scale x 2^(c - 7)."""
+def _powers(block: int) -> FlatCodec:
+    """Return powers of two: E3M0, of which code 0 is 0 and code c is scale x 2^(c - 7)."""
 
-    def __init__(self, block: int):
-        self._block = block
-
-    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return codes, two a byte, and scales."""
-        blocks = _blocks(flat, self._block)
-        units, scales = _normalize(blocks)
+    def encode(flat: np.ndarray) -> list[np.ndarray]:
+        units, scales = _normalize(_blocks(flat, block))
         sizes = np.abs(units)
         fraction, exponent = np.frexp(sizes)  # fraction in 1/2 .. 1
         nearest = exponent - 1 + (fraction >= 0.75)  # between 2^k and 2^(k + 1), half way up
@@ -144,37 +112,33 @@ class PowersCodec(FlatCodec):
         codes = (codes + 8 * signs).astype(np.uint8).reshape(-1)[: flat.size]
         return [_pack(codes), scales]
 
-    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
-        """Return the numbers."""
+    def decode(arrays: Arrays, size: int) -> np.ndarray:
         packed, scales = arrays
         powers = np.ldexp(np.float32(1), np.arange(8) - 7)
         powers[0] = 0
         table = np.concatenate([powers, -powers]).astype(np.float32)
-        blocks = _blocks(table[_unpack(packed, size)], self._block)
-        return (blocks * scales[:, None]).reshape(-1)[:size]
+        return (_blocks(table[_unpack(packed, size)], block) * scales[:, None]).reshape(-1)[:size]
+
+    return FlatCodec(encode, decode)
 
 
-class TopKCodec(FlatCodec):
-    """The largest magnitudes, with their places."""
+def _top_k(share: float) -> FlatCodec:
+    """Return the largest magnitudes, with their places from the first on; 0 where none was sent."""
 
-    def __init__(self, share: float):
-        self._share = share
-
-    def encode_flat(self, flat: np.ndarray) -> list[np.ndarray]:
-        """Return places, from the first on, and numbers."""
-        count = min(flat.size, max(1, round(self._share * flat.size)))
+    def encode(flat: np.ndarray) -> list[np.ndarray]:
+        count = min(flat.size, max(1, round(share * flat.size)))
         if not count:
             return [np.zeros(0, np.uint32), flat]
-        places = np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :]
-        places = np.sort(places)
+        places = np.sort(np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :])
         return [places.astype(np.uint32), flat[places]]
 
-    def decode_flat(self, arrays: Arrays, size: int) -> np.ndarray:
-        """Return the numbers, 0 where none was sent."""
+    def decode(arrays: Arrays, size: int) -> np.ndarray:
         places, values = arrays
         flat = np.zeros(size, np.float32)
         flat[places] = values
         return flat
+
+    return FlatCodec(encode, decode)
 
 
 def _blocks(flat: np.ndarray, block: int) -> np.ndarray:
