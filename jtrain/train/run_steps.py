@@ -1,21 +1,16 @@
 """Steps of a run: feed the compiled step, call the hooks, and explain why it stopped."""
 
-import contextlib
 import dataclasses
 import functools
 import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
-
 from jtrain.core.loop import LoopResult, Stop, StoppedError, train_loop
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.data.batches.scan import describe_nonfinite
-from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.multihost import all_gather
-from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.bad_steps import describe_bad_step, step_report
 from jtrain.train.banner import banner_lines
@@ -42,7 +37,7 @@ def run_steps(
         notices: lines to log after the banner.
     """
     setup, start = resume.setup, resume.start
-    with _deadlock_watch(setup), hooks.checks.feed as feed:
+    with hooks.checks.feed as feed:
         for line in [*banner_lines(setup, start), *notices]:
             hooks.measures.lines.print(line)
         try:
@@ -71,13 +66,6 @@ def run_steps(
     if stop is not None and stop.kind == "failed":
         stop = _explain_failure(setup, hooks.checks.policy, ended, stop)
     return dataclasses.replace(ended, stop=stop)
-
-
-def _deadlock_watch(setup: TrainSetup) -> contextlib.AbstractContextManager[None]:
-    """Return a watch over several CPU devices of one process; those of several wait for peers."""
-    devices = count_cpu_devices(setup.devices)
-    alone = jax.process_count() == 1 and devices > 1
-    return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
 
 def _find_loop(
