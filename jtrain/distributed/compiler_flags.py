@@ -4,18 +4,14 @@ XLA reads XLA_FLAGS when JAX first needs a device, and libtpu reads LIBTPU_INIT_
 loaded. Both end the process at a flag that they do not know.
 """
 
-import contextlib
-import difflib
 import functools
 import importlib.util
-import mmap
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from jtrain.errors import ConfigError
 
@@ -26,7 +22,6 @@ _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
 _UNKNOWN_TPU = re.compile(r"Unknown command line flag '(\w+)'")
 _VALUE = re.compile(r"Couldn't interpret value (.*) for flag (\w+)\.")
 _CPU_DEVICES = "xla_force_host_platform_device_count"
-_IN_LIBRARY = re.compile(rb"\0(xla_[a-z0-9_]+)(?=\0)")
 
 # Each flag exists in jaxlib 0.10.2 and 0.12.0.1, those of libtpu in 0.0.42.1 and 0.0.52.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -79,17 +74,6 @@ def refused_flags(errors: str) -> list[str]:
     names += _UNKNOWN_TPU.findall(errors)
     names += [name for _, name in _VALUE.findall(errors)]
     return list(dict.fromkeys(names))
-
-
-def installed_flags() -> list[str]:
-    """Return the names of flags in the installed jaxlib, from its library; it is not loaded."""
-    found = importlib.util.find_spec("jaxlib")
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        library = Path(folder) / "libjax_common.so"
-        with contextlib.suppress(OSError, ValueError), library.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return sorted({name.decode() for name in _IN_LIBRARY.findall(content)})
-    return []
 
 
 def refused_values(errors: str) -> dict[str, str]:
@@ -181,19 +165,11 @@ def check_known(variables: Mapping[str, str]) -> None:
         return
     values = refused_values(errors)
     found = [f"--{n}={values[n]}" if n in values else f"--{n}" for n in names]
-    near = closest_flag(names[0]) if names[0] not in values else ""
     them = "it" if len(found) == 1 else "them"
     raise ConfigError(
-        f"xla: the installed compiler refuses {', '.join(found)}, and would end the process"
-        f"{near or '.'} Remove {them} from xla.flags, xla.tpu_flags or the "
-        f"variable {' or '.join(VARIABLES)}."
+        f"xla: the installed compiler refuses {', '.join(found)}, and would end the process. "
+        f"Remove {them} from xla.flags, xla.tpu_flags or the variable {' or '.join(VARIABLES)}."
     )
-
-
-def closest_flag(name: str) -> str:
-    """Return `; did you mean --xla_...?`, or nothing."""
-    near = difflib.get_close_matches(name, installed_flags(), 1, 0.8)
-    return f"; did you mean --{near[0]}?" if near else ""
 
 
 # What reads a variable, and ends at an unknown flag. libtpu is loaded for a topology, so that the

@@ -69,7 +69,6 @@ def test_an_unknown_flag_and_a_wrong_value_are_errors_of_the_config():
     with pytest.raises(ConfigError) as refused:
         check_known({FLAGS: "--xla_gpu_enable_latncy_hiding_scheduler=true"})
     assert "refuses --xla_gpu_enable_latncy_hiding_scheduler" in str(refused.value)
-    assert "did you mean --xla_gpu_enable_latency_hiding_scheduler?" in str(refused.value)
     with pytest.raises(ConfigError, match="--xla_backend_optimization_level=high"):
         check_known({FLAGS: "--xla_backend_optimization_level=high"})
 
