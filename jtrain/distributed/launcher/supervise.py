@@ -16,10 +16,10 @@ from typing import Any
 from jtrain.distributed.heartbeat import Beat
 from jtrain.distributed.launcher.process_group import POLL, GroupExit, ProcessGroup
 from jtrain.distributed.shutdown import REPEATS, ShutdownRequest, shutdown_signals
-from jtrain.errors import DONE, FAULT, MISTAKE, STOPPED
-from jtrain.io.regular_files import TooLargeError, parse_json, read_bytes
+from jtrain.errors import DONE, FAULT, MISTAKE, STOPPED, CheckpointError
+from jtrain.io.jsonl import complete_rows
+from jtrain.io.regular_files import read_json
 
-MOST_BYTES = 1 << 30  # bytes of a run's file that are read
 ATTEMPTS = 3  # attempts that end at the same step: the failure is systematic
 
 
@@ -37,15 +37,20 @@ class ReportedFault:
     @classmethod
     def read(cls, run: str) -> "ReportedFault | None":
         """Read the fault from the directory of a run; None unless the run itself reports one."""
-        status = _rows(run, "run.json", single=True)
-        if not status or status[0].get("status") != "failed" or not status[0].get("why"):
+        try:
+            status = read_json(Path(run) / "run.json", inside=Path(run)) if run else {}
+        except (OSError, ValueError):
+            return None
+        if not isinstance(status, dict) or status.get("status") != "failed":
+            return None
+        if not status.get("why"):
             return None
         bad = next(reversed(_rows(run, "events.jsonl")), {})
-        step, batch = bad.get("step", status[0].get("step", 0)), bad.get("batch")
+        step, batch = bad.get("step", status.get("step", 0)), bad.get("batch")
         return cls(
             step if type(step) is int else 0,
             batch if type(batch) is int else None,
-            f"{status[0]['why']}",
+            f"{status['why']}",
             bad.get("done") == "stopped",
         )
 
@@ -155,23 +160,12 @@ def _last_loss(run: str) -> str:
     return "none was written"
 
 
-def _rows(run: str, name: str, *, single: bool = False) -> list[dict[str, Any]]:
-    """Return the JSON objects in a file of a run: one per line, or a `single` one in all."""
+def _rows(run: str, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of a run; none if it cannot be read."""
     try:
-        content = read_bytes(Path(run) / name, most=MOST_BYTES, inside=Path(run)) if run else b""
-    except (OSError, TooLargeError):
+        return complete_rows(Path(run) / name) if run else []
+    except CheckpointError:
         return []
-    text = content.decode("utf-8", "replace")
-    rows = map(_row, [text] if single else text.splitlines())
-    return [row for row in rows if row]
-
-
-def _row(text: str) -> dict[str, Any]:
-    try:
-        row = parse_json(text)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 FIRST, MOST = 0.25, 60.0  # seconds before the first restart, and at most before a later one

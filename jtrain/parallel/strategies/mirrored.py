@@ -62,7 +62,7 @@ class ShardMap(MeshStrategy):
         )
 
 
-class Pmap(MeshStrategy):
+class Pmap(ShardMap):
     """Replicas of the step by the older transformation; for one process.
 
     For users who come from `pmap`, which since JAX 0.8 is itself written with `jit` and
@@ -76,11 +76,6 @@ class Pmap(MeshStrategy):
                 f"{jax.process_count()}. Take parallel.impl=shard_map: the same replicas and sums."
             )
         super().__init__(mesh)
-
-    @property
-    def psum(self) -> Callable[[Any], Any]:
-        """Sum over the devices."""
-        return lambda tree: jax.lax.psum(tree, DATA)
 
     def to_global(self, fn: Callable, stacked: bool) -> Callable:
         """Map `fn` by `jax.pmap`; every device computes the same state."""
