@@ -9,13 +9,14 @@ run's own process, then come the servers, then the workers.
 """
 
 import contextlib
+import functools
 import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from jtrain.config.resolve import resolve
 from jtrain.config.top import RUNS
@@ -23,7 +24,7 @@ from jtrain.distributed.cluster import Cluster, detect
 from jtrain.errors import DONE, STOPPED, ConfigError, PeerError
 from jtrain.io.regular_files import atomic_write, read_json
 from jtrain.parallel import Server
-from jtrain.server.plan import Plan, make_plan
+from jtrain.server.plan import make_plan
 from jtrain.server.process import ADDRESS, TOKEN, leave_on_signals, serve_until_end, work
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
@@ -108,7 +109,6 @@ def take_part(
 
 
 POLL = 0.5  # seconds between two looks for the run
-T = TypeVar("T")
 
 
 def join(
@@ -127,24 +127,14 @@ def join(
         ConfigError: if the run has no parameter servers, or this machine has other code.
         PeerError: if the run's own process is not there for `wait` seconds.
     """
-    run = _Run(directory, wait, log)
-    plan: Plan | None = None
-    while not leaving.is_set():
-        environ = run.find(leaving)
-        if environ is None:
-            break
-        plan = plan or make_plan(read_config(directory))
-        log(f"joining {directory} at {environ['JTRAIN_SERVER_ADDRESS']}")
-        try:
-            facts = code_facts(plan.setup.config)
-            ended = work(plan, None, environ, leaving=leaving, facts=facts)
-            return DONE if ended else STOPPED
-        except (PeerError, ConfigError) as error:
-            if isinstance(error, ConfigError) and read_announcement(directory) == environ:
-                raise
-            if run.has_ended(environ, error):
-                return DONE
-    return STOPPED
+    plan = functools.cache(lambda: make_plan(read_config(directory)))
+
+    def take_part(environ: Mapping[str, str]) -> int:
+        log(f"joining {directory} at {environ[ADDRESS]}")
+        facts = code_facts(plan().setup.config)
+        return DONE if work(plan(), None, environ, leaving=leaving, facts=facts) else STOPPED
+
+    return _follow_run(directory, take_part, wait, leaving, log)
 
 
 def hold_shard(directory: Path, index: int, *, wait: float, log: Callable[[str], None]) -> int:
@@ -153,17 +143,60 @@ def hold_shard(directory: Path, index: int, *, wait: float, log: Callable[[str],
     Raises:
         PeerError: if the run's own process is not there for `wait` seconds.
     """
-    run = _Run(directory, wait, log)
-    while True:
-        environ = run.find(threading.Event())
-        assert environ is not None, "nothing asks a server to leave"
+    hold = lambda environ: serve_until_end(make_plan(read_config(directory)), index, environ)
+    return _follow_run(directory, hold, wait, threading.Event(), log)
+
+
+def _follow_run(
+    directory: Path,
+    take_part: Callable[[Mapping[str, str]], int],
+    wait: float,
+    leaving: threading.Event,
+    log: Callable[[str], None],
+) -> int:
+    """Take part in a run, and in the next one where its process is gone; return the exit code."""
+    gone: Mapping[str, str] | None = None  # the announcement of a process that is gone
+    while (environ := _find_run(directory, gone, wait, leaving, log)) is not None:
         try:
-            return serve_until_end(make_plan(read_config(directory)), index, environ)
+            return take_part(environ)
         except (PeerError, ConfigError) as error:
-            if isinstance(error, ConfigError) and read_announcement(directory) == environ:
+            announced = read_announcement(directory)
+            if isinstance(error, ConfigError) and announced == environ:
                 raise
-            if run.has_ended(environ, error):
+            if announced is None:  # the run has ended, and not failed
                 return DONE
+            gone = environ
+            log(f"{error}; waiting for the run to be started again")
+    return STOPPED
+
+
+def _find_run(
+    directory: Path,
+    gone: Mapping[str, str] | None,
+    wait: float,
+    leaving: threading.Event,
+    log: Callable[[str], None],
+) -> Mapping[str, str] | None:
+    """Return the announcement of the run once it is there; None if `leaving` was set.
+
+    Raises:
+        PeerError: after `wait` seconds.
+    """
+    end, said = time.monotonic() + wait, False
+    while not leaving.is_set():
+        environ = read_announcement(directory)
+        if environ is not None and environ != gone:
+            return environ
+        if time.monotonic() > end:
+            raise PeerError(
+                f"{directory / FILE} has named no running run for {wait:g} s. Start it: jtrain run "
+                f"{directory}/config.yaml; or wait longer for it by --wait"
+            )
+        if not said:
+            log(f"waiting for the run in {directory}")
+            said = True
+        leaving.wait(POLL)
+    return None
 
 
 def read_config(directory: Path) -> RunConfig:
@@ -179,46 +212,6 @@ def read_config(directory: Path) -> RunConfig:
             f"parallel.kind=server only. To train it: jtrain run {directory}/config.yaml"
         )
     return config
-
-
-class _Run:
-    """The announcement of a run, and for how long it was not there."""
-
-    def __init__(self, directory: Path, wait: float, log: Callable[[str], None]):
-        self._directory, self._wait, self._log = directory, wait, log
-        self._gone: Mapping[str, str] | None = None  # the announcement of a process that is gone
-        self._since = time.monotonic()
-
-    def find(self, leaving: threading.Event) -> Mapping[str, str] | None:
-        """Return the announcement of the run once it is there; None if `leaving` was set.
-
-        Raises:
-            PeerError: after `wait` seconds.
-        """
-        self._since, said = time.monotonic(), False
-        while not leaving.is_set():
-            environ = read_announcement(self._directory)
-            if environ is not None and environ != self._gone:
-                return environ
-            if time.monotonic() > self._since + self._wait:
-                raise PeerError(
-                    f"{self._directory / FILE} has named no running run for {self._wait:g} s. "
-                    f"Start it: jtrain run {self._directory}/config.yaml; or wait longer for it by "
-                    f"--wait"
-                )
-            if not said:
-                self._log(f"waiting for the run in {self._directory}")
-                said = True
-            leaving.wait(POLL)
-        return None
-
-    def has_ended(self, environ: Mapping[str, str], error: Exception) -> bool:
-        """Return whether the run whose process is gone has ended, and not failed."""
-        if read_announcement(self._directory) is None:
-            return True
-        self._gone = environ
-        self._log(f"{error}; waiting for the run to be started again")
-        return False
 
 
 FILE, MOST = ".server.json", 1 << 16  # copies in an object store have no file with a dot

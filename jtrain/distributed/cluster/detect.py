@@ -246,17 +246,7 @@ _BY_HAND = f"JTRAIN_COORDINATOR=HOST:{PORT}, JTRAIN_PROCESSES and JTRAIN_PROCESS
 
 
 def find_sign(environ: Mapping[str, str]) -> str:
-    """Return a warning about a job of several processes; empty without one.
-
-    Raises:
-        ConfigError: if this process is certainly one of several.
-    """
-    if number := _pbsdsh_number(environ):
-        raise ConfigError(
-            f"pbsdsh started this process on another node of the PBS job ({number}), and does not "
-            f"say how many there are. Start them by mpiexec, or set {_BY_HAND} for each; or set "
-            f"JTRAIN_PROCESSES=1 if each trains by itself."
-        )
+    """Return a warning about a job of several processes; empty without one."""
     return _slurm(environ) or _pbs(environ) or _lsf(environ) or _mpi_job(environ)
 
 
@@ -269,16 +259,6 @@ def _slurm(environ: Mapping[str, str]) -> str:
         f"a Slurm job of {several}, and srun did not start this process, so that it trains by "
         f"itself: type srun before it"
     )
-
-
-def _pbsdsh_number(environ: Mapping[str, str]) -> str:
-    """Return the number of a process that pbsdsh started beyond the first node; empty if none.
-
-    Source: https://linux.die.net/man/1/pbsdsh.
-    """
-    names = ("PBS_NODENUM", "PBS_VNODENUM")
-    later = (name for name in names if environ.get(name, "").isdigit() and int(environ[name]))
-    return next((f"{name}={environ[name]}" for name in later), "")
 
 
 def _pbs(environ: Mapping[str, str]) -> str:

@@ -7,7 +7,6 @@ MPI, `-genv` of MPICH).
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from jtrain.distributed.cluster.cluster import (
     LOOPBACK,
@@ -81,63 +80,34 @@ def _error(text: str, variable: str) -> ConfigError:
 
 
 def read_slurm(env: ClusterVariables) -> Cluster:
-    """Read a step of a Slurm job, which `srun` starts."""
+    """Read a step of a Slurm job, which `srun` starts.
+
+    Slurm sorts SLURM_STEP_NODELIST by name. Tasks are in another order if the step has several
+    components, or under `--distribution=arbitrary`; only the task's own node tells so, to itself.
+    """
     processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
-    nodes, node = read_nodes(env, processes), env.number("SLURM_NODEID", 0)
-    local_processes = nodes.tasks[node] if node < len(nodes.tasks) else 1
-    port = job_port(env.text("SLURM_JOB_ID"), step=env.get("SLURM_STEP_ID"))
-    if nodes.misplaced and processes > 1 and env.coordinator() is None:
+    hosts, node = parse_hosts(env.text("SLURM_STEP_NODELIST")), env.number("SLURM_NODEID", 0)
+    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
+    tasks, port = (
+        parse_tasks(spelt),
+        job_port(env.text("SLURM_JOB_ID"), step=env.get("SLURM_STEP_ID")),
+    )
+    index, here = env.number("SLURM_PROCID"), env.get("SLURMD_NODENAME")
+    listed = hosts[node] if node < len(hosts) else ""
+    misplaced = here and (listed != here or (index == 0 and hosts[0] != here))
+    if misplaced and processes > 1 and env.coordinator() is None:
+        why = f"task {index} is on {here}, which is not node {node} of the list"
+        if listed == here:
+            why = f"task 0 is on {here}, and the list begins with {hosts[0]}"
         raise ConfigError(
-            f"Slurm's list of the step's nodes is not in the order of its tasks: "
-            f"{nodes.misplaced} ({', '.join(nodes.hosts)}). Set the node of task 0 for all tasks: "
+            f"Slurm's list of the step's nodes is not in the order of its tasks: {why} "
+            f"({', '.join(hosts)}). Set the node of task 0 for all tasks: "
             f"JTRAIN_COORDINATOR=NODE:{port} srun ..."
         )
     bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
+    local_processes = tasks[node] if node < len(tasks) else 1
     devices = () if bound else env.local_gpus(env.number("SLURM_LOCALID", 0), local_processes)
-    where = CoordinatorAddress(nodes.hosts[0], port)
-    return env.cluster(processes, env.number("SLURM_PROCID"), where, devices=devices)
-
-
-class SlurmNodes(NamedTuple):
-    """The nodes of a step, and the number of its tasks on each."""
-
-    hosts: list[str]
-    tasks: list[int]
-    misplaced: str
-    """Why the first host is not that of task 0, as far as this task knows; empty: it is."""
-
-
-def read_nodes(env: ClusterVariables, processes: int) -> SlurmNodes:
-    """Read the nodes of the step.
-
-    Slurm sorts SLURM_STEP_NODELIST by name. Tasks are in another order if the step has several
-    components, or under `--distribution=arbitrary`. For components of a job the lists of the
-    components tell the order; for those of a step only the task's own node does, to itself.
-    """
-    hosts = parse_hosts(env.text("SLURM_STEP_NODELIST"))
-    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
-    tasks = parse_tasks(spelt)
-    node, name, index = env.number("SLURM_NODEID", 0), env.get("SLURMD_NODENAME"), "SLURM_PROCID"
-    if size := env.number("SLURM_HET_SIZE", 0):
-        groups = [_read_component(env, group) for group in range(size)]
-        if sum(sum(counts) for _, counts in groups) == processes:  # the step has them all
-            hosts = [host for names, _ in groups for host in names]
-            tasks = [count for _, counts in groups for count in counts]
-    here = hosts[node] if node < len(hosts) else ""
-    if name and (here != name or (env.number(index) == 0 and hosts[0] != name)):
-        misplaced = f"task {env.number(index)} is on {name}, which is not node {node} of the list"
-        if here == name:
-            misplaced = f"task 0 is on {name}, and the list begins with {hosts[0]}"
-        return SlurmNodes(hosts, tasks, misplaced)
-    return SlurmNodes(hosts, tasks, "")
-
-
-def _read_component(env: ClusterVariables, group: int) -> tuple[list[str], list[int]]:
-    names, counts = (
-        f"SLURM_JOB_NODELIST_HET_GROUP_{group}",
-        f"SLURM_TASKS_PER_NODE_HET_GROUP_{group}",
-    )
-    return parse_hosts(env.text(names), names), parse_tasks(env.text(counts), counts)
+    return env.cluster(processes, index, CoordinatorAddress(hosts[0], port), devices=devices)
 
 
 _HNP = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)")

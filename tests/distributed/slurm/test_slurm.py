@@ -92,12 +92,6 @@ STEPS = {
         3,
         "node1",
     ),
-    "components of a job, the first on the second node": (
-        ["--ntasks=1", "-w", "node2", ":", "--ntasks=2", "-w", "node1"],
-        f"srun --het-group=0,1 {DETECT}",
-        3,
-        "node2",
-    ),
 }
 
 
