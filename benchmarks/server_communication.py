@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from server_threads import thread_cluster
 
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import train_loop
@@ -33,7 +34,6 @@ from jtrain.parallel.strategies.server_modes import E3M0, BFloat16, Int4, Int8, 
 from jtrain.server.codec import make_codec
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.threads import thread_cluster
 from jtrain.train.experiment_shapes import makers
 from jtrain.train.setup import TrainSetup, set_up
 

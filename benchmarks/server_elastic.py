@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from server_threads import ThreadProcess, thread_cluster
 
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError, PeerError
@@ -24,7 +25,6 @@ from jtrain.server.plan import Plan
 from jtrain.server.process import work
 from jtrain.server.server_loop import take_steps
 from jtrain.server.supervisor import Supervisor
-from jtrain.server.threads import ThreadProcess, thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 
 

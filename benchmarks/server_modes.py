@@ -17,13 +17,13 @@ from pathlib import Path
 
 import jax
 from server_communication import communication
+from server_threads import thread_cluster
 
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import Hook, train_loop
 from jtrain.core.state import TrainState
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 
 SERVER = "parallel={kind: server, workers: 4, shards: 2, snapshot_every: 1000, mode: %s}"

@@ -1,7 +1,6 @@
 """The loop of a run on parameter servers: it calls the hooks as `train_loop` does."""
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jtrain.core.loop import Hook, LoopResult, Stop
-from jtrain.core.mean import Mean
 from jtrain.core.state import TrainState
 from jtrain.core.types import Metrics
 from jtrain.distributed.cluster import detect
@@ -122,28 +120,25 @@ def take_steps(
     Hooks that read the state are called where all steps are done and no other is begun; the workers
     wait there. The others get None for the state.
     """
-    feed = _Calls(hooks, steps_per_call)
-    number, asked = start, None
-    gate = start
-    while number < gate or (number < stop and asked is None):
+    calls = _Calls(hooks, steps_per_call)
+    number = gate = start
+    while number < gate or (number < stop and calls.asked is None):
         if number == gate:
             gate = _next_gate(coordinator.plan, hooks, number, stop)
         for result in coordinator.advance(gate):
             if result.step <= number:  # taken again, after a server was restored
                 continue
             number = result.step
-            answer = feed.numbers(number, result.metrics)
-            asked = asked or answer
+            calls.on_numbers(number, result.metrics)
             if number < gate:
-                answer = feed.without_state(number)
-                asked = asked or answer
-                if feed.due or asked:
+                calls.on_state(number, None)
+                if calls.due or calls.asked:
                     gate = min(gate, max(coordinator.close(), number))
         if number == gate:
             state = jax.tree.map(jnp.asarray, coordinator.fetch(number))
-            answer = feed.with_state(number, state)
-            asked = asked or answer
-    return LoopResult(state, number, feed.end(number, stop, asked), feed.last)
+            calls.on_state(number, state)
+    calls.end(number, stop)
+    return LoopResult(state, number, calls.asked, calls.last)
 
 
 def _next_gate(plan: Plan, hooks: Sequence[Hook], number: int, stop: int) -> int:
@@ -154,75 +149,53 @@ def _next_gate(plan: Plan, hooks: Sequence[Hook], number: int, stop: int) -> int
     return min([stop, *(number + each - number % each for each in cadences)])
 
 
-@dataclasses.dataclass
 class _Calls:
     """Calls of the hooks."""
 
-    hooks: Sequence[Hook]
-    steps_per_call: int
-
-    def __post_init__(self):
+    def __init__(self, hooks: Sequence[Hook], steps_per_call: int):
+        self._hooks, self._steps_per_call = hooks, steps_per_call
         self._metrics: list[Metrics] = []
         self.last: dict[str, float] = {}
         """Numbers of the last step."""
+        self.asked: Stop | None = None
+        """The first request to end."""
         self.due = False
         """Whether a hook needs the state of a step that is passed."""
 
-    def numbers(self, number: int, metrics: Metrics) -> Stop | None:
+    def on_numbers(self, number: int, metrics: Metrics) -> None:
         """Call `on_done` and `on_numbers` for a step."""
-        self._metrics = [*self._metrics, metrics][-self.steps_per_call :]
+        self._metrics = [*self._metrics, metrics][-self._steps_per_call :]
         self.last = {name: mean.value() for name, mean in metrics.items()}
-        asked = None
-        for hook in self.hooks:
-            if number % self.steps_per_call == 0:
+        for hook in self._hooks:
+            if number % self._steps_per_call == 0:
                 hook.on_done(number)
             if number % hook.every == 0:
-                answer = hook.on_numbers(number, self.last)
-                asked = asked or answer
-        return asked
+                self._note(hook.on_numbers(number, self.last))
 
-    def without_state(self, number: int) -> Stop | None:
-        """Call `on_state` of the hooks that read no state; note if another is due."""
-        asked = None
-        for hook in self._at(number):
-            if hook.reads_state():
+    def on_state(self, number: int, state: TrainState | None) -> None:
+        """Call `on_state` of the hooks; without a state of those that read none."""
+        self.due = self.due and state is None
+        for hook in self._hooks:
+            if type(hook).on_state is Hook.on_state or number % hook.every:
+                continue
+            if state is None and hook.reads_state():
                 self.due = True
             else:
-                answer = hook.on_state(number, None, self._stacked())
-                asked = asked or answer
-        return asked
+                self._note(hook.on_state(number, state, self._stacked()))
 
-    def with_state(self, number: int, state: TrainState) -> Stop | None:
-        """Call `on_state` of all hooks."""
-        asked, self.due = None, False
-        for hook in self._at(number):
-            answer = hook.on_state(number, state, self._stacked())
-            asked = asked or answer
-        return asked
-
-    def end(self, number: int, stop: int, asked: Stop | None) -> Stop | None:
-        """Return the first request to end, after hooks that wait for the last step have it."""
-        over = number >= stop or (asked is not None and asked.kind == "finished")
-        if self.last and over and (asked is None or asked.kind != "failed"):
-            for hook in self.hooks:
+    def end(self, number: int, stop: int) -> None:
+        """Give the last step to hooks that wait for it."""
+        over = number >= stop or (self.asked is not None and self.asked.kind == "finished")
+        if self.last and over and (self.asked is None or self.asked.kind != "failed"):
+            for hook in self._hooks:
                 if hook.last and number % hook.every:
-                    answer = hook.on_numbers(number, self.last)
-                    asked = asked or answer
-        return asked
+                    self._note(hook.on_numbers(number, self.last))
 
-    def _at(self, number: int) -> list[Hook]:
-        watches = [hook for hook in self.hooks if type(hook).on_state is not Hook.on_state]
-        return [hook for hook in watches if number % hook.every == 0]
+    def _note(self, answer: Stop | None) -> None:
+        self.asked = self.asked or answer
 
     def _stacked(self) -> Metrics:
         """Return the metrics of a call, as a scan of several steps stacks them."""
-        if self.steps_per_call == 1:
+        if self._steps_per_call == 1:
             return self._metrics[-1]
-        stack = lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves])
-        return {
-            name: Mean(
-                stack(*(each[name].total for each in self._metrics)),
-                stack(*(each[name].weight for each in self._metrics)),
-            )
-            for name in self._metrics[-1]
-        }
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._metrics)

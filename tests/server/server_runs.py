@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from quick_study import config_of
 
+from benchmarks.server_threads import thread_cluster
 from jtrain.core.loop import Hook, LoopResult, train_loop
 from jtrain.server.coordinator import Coordinator
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.threads import thread_cluster
 from jtrain.train.setup import TrainSetup, set_up
 
 SERVER = "parallel={kind: server, workers: %d, shards: %d, timeout: 20, mode: %s}"

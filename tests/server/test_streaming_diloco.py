@@ -9,11 +9,11 @@ from comparison import bitwise, distance
 from quick_study import write_study
 from server_runs import KillAt, Losses, host, server_setup, train_on_servers
 
+from benchmarks.server_threads import thread_cluster
 from jtrain.errors import ConfigError
 from jtrain.server.fragments import FragmentSchedule, assign_fragments
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.server.threads import thread_cluster
 
 SGD = "optimizer={kind: sgd, lr: 0.3}"
 MOMENTUM = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
