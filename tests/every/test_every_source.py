@@ -21,9 +21,8 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
-from jtrain.data.batches.process_workers import serialize
+from jtrain.data.batches.process_workers import ThreadWorkers, serialize
 from jtrain.data.batches.row_cache import DiskCache, MemoryCache
-from jtrain.data.batches.workers import ThreadWorkers
 from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder
 from jtrain.data.known_sets import Shakespeare, read_digits

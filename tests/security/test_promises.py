@@ -37,7 +37,7 @@ WORDS = re.compile(
 EXEMPT = {
     ("jtrain/parallel/program_cache.py", "jax.experimental.serialize_executable"),
     ("jtrain/data/batches/process_workers.py", "cloudpickle"),
-    ("jtrain/data/batches/worker_process.py", "pickle"),
+    ("jtrain/data/batches/process_workers.py", "pickle"),
 }
 
 

@@ -1,8 +1,8 @@
-"""Prefetching for the training loop, if reading is slow enough to pay for a thread."""
+"""Prefetching by a thread, for the training loop if reading is slow enough to pay for it."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,14 +11,6 @@ from jtrain.errors import DataError
 T = TypeVar("T")
 TRIAL = 8  # reads between two decisions whether reading is slow
 QUICK = 64  # reads of a thread between two decisions whether it is of use
-
-
-class _Failed(NamedTuple):
-    error: BaseException
-
-
-class _Ended(NamedTuple):
-    """The thread has ended, since its reads were not slow."""
 
 
 class ReadAhead(Generic[T]):
@@ -55,9 +47,8 @@ class ReadAhead(Generic[T]):
         self.waited = 0.0
         """Total seconds in which the caller waited for data."""
         self._get, self._step, self._stop, self._after = get, start, stop, after
-        self._depth, self._slow = depth, slow
-        self._reads = self._slow_reads = 0
-        self._thread: _Reader[T] | None = None
+        self._depth, self._pace = depth, _Pace(slow, TRIAL, TRIAL // 2 + 1)
+        self._thread: ReaderThread[T] | None = None
         self._close: Callable[[], None] | None = close
 
     @property
@@ -74,24 +65,18 @@ class ReadAhead(Generic[T]):
             raise StopIteration
         began = time.perf_counter()
         try:
-            value = self._thread.next() if self._thread else self._get(self._step)
-            if isinstance(value, _Ended):
-                self._thread, value = None, self._get(self._step)
-        except BaseException as error:
+            value = self._read()
+        except BaseException:
             self._stop = self._step  # like a generator that raised, this one ends
             self.close()
-            if isinstance(error, StopIteration):  # it would end the loop, which has no such end
-                raise DataError(
-                    f"Every step has a batch, and reading on after step {self._step} raised "
-                    f"StopIteration: the data was read to its end. Begin it again there, or train "
-                    f"for fewer steps."
-                ) from error
             raise
         seconds = time.perf_counter() - began
         self.waited += seconds
         self._step = self._after(self._step)
-        if self._thread is None:
-            self._start_if_slow(seconds)
+        if self._thread is None and self._pace.is_slow(seconds):
+            steps = self._step, self._stop, self._after
+            values = _read_while_slow(self._get, *steps, self._pace.slow)
+            self._thread = ReaderThread(values, self._depth)
         return value
 
     def close(self) -> None:
@@ -110,84 +95,106 @@ class ReadAhead(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if thread := getattr(self, "_thread", None):
-            thread.closed.set()
-            thread.free.release()
-
-    def _start_if_slow(self, seconds: float) -> None:
-        """Start the thread if most of the last `TRIAL` reads were slow."""
-        self._reads += 1
-        self._slow_reads += seconds > self._slow
-        if self._reads == TRIAL:
-            if self._slow_reads > TRIAL // 2:
-                steps = self._step, self._stop, self._after
-                self._thread = _Reader(self._get, *steps, self._depth, self._slow)
-            self._reads = self._slow_reads = 0
+    def _read(self) -> T:
+        if self._thread is not None:
+            try:
+                return next(self._thread)
+            except StopIteration:  # its reads were not slow
+                self._thread = None
+        return _read_step(self._get, self._step)
 
 
-class _Reader(Generic[T]):
-    """A thread that prefetches at most `depth` steps.
+class _Failure(NamedTuple):
+    error: BaseException
 
-    The thread has no reference to its `ReadAhead`, so an unfinished `ReadAhead` that is dropped is
-    collected, and its `__del__` ends the thread.
+
+class ReaderThread(Generic[T]):
+    """A thread that takes the values of an iterator, at most `ahead` before they are asked for.
+
+    The thread has no reference to this object: one that is dropped ends its thread.
     """
 
-    def __init__(
-        self,
-        get: Callable[[int], T],
-        start: int,
-        stop: int | None,
-        after: Callable[[int], int],
-        depth: int,
-        slow: float,
-    ):
-        self.free, self.closed = threading.Semaphore(depth), threading.Event()
-        self._ready: SimpleQueue[T | _Failed | _Ended] = SimpleQueue()
-        work = (get, start, stop, after, slow, self.free, self.closed, self._ready)
-        self._thread = threading.Thread(target=_read, args=work, name="read-ahead", daemon=True)
+    def __init__(self, values: Iterator[T], ahead: int, name: str = "read-ahead"):
+        self._free, self._closed = threading.Semaphore(ahead), threading.Event()
+        self._ready: SimpleQueue[T | _Failure] = SimpleQueue()
+        work = values, self._free, self._closed, self._ready
+        self._thread = threading.Thread(target=_take, args=work, name=name, daemon=True)
         self._thread.start()
 
-    def next(self) -> T | _Ended:
+    def __next__(self) -> T:
+        """Return the next value, or raise what the iterator raised."""
         value = self._ready.get()
-        self.free.release()
-        if isinstance(value, _Failed):
+        self._free.release()
+        if isinstance(value, _Failure):
             raise value.error
         return value
 
-    def close(self) -> None:
-        self.closed.set()
-        self.free.release()
-        self._thread.join(timeout=1.0)
+    def close(self, seconds: float = 1.0) -> None:
+        """End the thread after its current value, and wait for its end."""
+        self.__del__()
+        self._ready.put(_Failure(RuntimeError("closed while a batch was awaited")))
+        self._thread.join(seconds)
+
+    def __del__(self) -> None:
+        self._closed.set()
+        self._free.release()
 
 
-def _read(
-    get: Callable[[int], T],
-    step: int,
-    stop: int | None,
-    after: Callable[[int], int],
-    slow: float,
+def _take(
+    values: Iterator[T],
     free: threading.Semaphore,
     closed: threading.Event,
-    ready: "SimpleQueue[T | _Failed | _Ended]",
+    ready: "SimpleQueue[T | _Failure]",
 ) -> None:
-    """Read the steps in order until `stop` or `closed`, or until reads are not slow."""
-    reads = slow_reads = 0
-    while stop is None or step < stop:
+    while True:
         free.acquire()
         if closed.is_set():
             return
-        began = time.perf_counter()
         try:
-            ready.put(get(step))
-        except BaseException as error:  # raised again in the loop, at its step
-            ready.put(_Failed(error))
+            ready.put(next(values))
+        except BaseException as error:  # raised again by who asks for the value
+            ready.put(_Failure(error))
+            return
+
+
+class _Pace:
+    """Whether reads are slow: at least `enough` of every `reads` of them took `slow` seconds."""
+
+    def __init__(self, slow: float, reads: int, enough: int):
+        self.slow, self._reads, self._enough = slow, reads, enough
+        self._count = self._slow_count = 0
+
+    def is_slow(self, seconds: float) -> bool | None:
+        """Count a read; return None unless it is the last of `reads`."""
+        self._count += 1
+        self._slow_count += seconds > self.slow
+        if self._count < self._reads:
+            return None
+        result = self._slow_count >= self._enough
+        self._count = self._slow_count = 0
+        return result
+
+
+def _read_while_slow(
+    get: Callable[[int], T], step: int, stop: int | None, after: Callable[[int], int], slow: float
+) -> Iterator[T]:
+    """Yield the values of the steps in order until `stop`, or until reads are not slow."""
+    pace = _Pace(slow, QUICK, QUICK // 8)
+    while stop is None or step < stop:
+        began = time.perf_counter()
+        value = _read_step(get, step)
+        is_slow = pace.is_slow(time.perf_counter() - began)
+        yield value
+        if is_slow is False:
             return
         step = after(step)
-        reads += 1
-        slow_reads += time.perf_counter() - began > slow
-        if reads == QUICK:
-            if slow_reads < QUICK // 8:
-                ready.put(_Ended())
-                return
-            reads = slow_reads = 0
+
+
+def _read_step(get: Callable[[int], T], step: int) -> T:
+    try:
+        return get(step)
+    except StopIteration as error:  # it would end the loop, which has no such end
+        raise DataError(
+            f"Every step has a batch, and reading on after step {step} raised StopIteration: the "
+            f"data was read to its end. Begin it again there, or train for fewer steps."
+        ) from error

@@ -1,34 +1,81 @@
-"""Batches read by several processes, in order."""
+"""Batches read by several threads or processes, in order."""
 
 import contextlib
 import io
+import itertools
 import multiprocessing
-import queue
+import os
+import pickle
 import signal
 import threading
-from collections.abc import Callable
-from multiprocessing import resource_tracker
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing import parent_process, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from jtrain.data.batches.worker_process import WorkerFailure, receive, run_worker
+from jtrain.data.batches.prefetch import ReaderThread
 from jtrain.errors import DataError, PeerError
 from jtrain.io.formatting import signal_name
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
-POLL = 0.2  # seconds between two checks whether the reader was closed
 ENDS = 10.0  # seconds that a killed process may take to exit
 PARENT_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # handled by the run
 
 
-class ProcessWorkers:
-    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` processes.
+def _steps(first: int, stop: int | None, every: int) -> Iterable[int]:
+    return itertools.count(first, every) if stop is None else range(first, stop, every)
 
-    Worker i reads the steps `start + i`, `start + i + workers`, ...; a thread for each worker
-    receives at most `ahead` batches in advance, and one more waits in the pipe.
+
+class ThreadWorkers:
+    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` threads.
+
+    Worker i reads the steps `start + i`, `start + i + workers`, ..., at most `ahead` of them in
+    advance. An error in `get` is raised here, at its step, with its traceback.
+    """
+
+    name = "read-batches"
+
+    def __init__(
+        self,
+        get: Callable[[int], Any],
+        *,
+        start: int,
+        stop: int | None,
+        workers: int,
+        ahead: int = 2,
+    ):
+        self._start_threads([get] * workers, start, stop, ahead)
+
+    def _start_threads(
+        self, gets: Sequence[Callable[[int], Any]], start: int, stop: int | None, ahead: int
+    ) -> None:
+        self._next, every = start, len(gets)
+        threads = [
+            ReaderThread(map(get, _steps(start + i, stop, every)), ahead, self.name)
+            for i, get in enumerate(gets)
+        ]
+        self._threads, self._turns = threads, itertools.cycle(threads)
+
+    def __call__(self, step: int, /) -> Any:
+        """Return the batch of the next step."""
+        assert step == self._next, f"step {self._next} comes next, not {step}"
+        self._next += 1
+        return next(next(self._turns))
+
+    def close(self) -> None:
+        """Stop the threads, each after its current batch."""
+        for thread in self._threads:
+            thread.close(ENDS)
+
+
+class ProcessWorkers(ThreadWorkers):
+    """A reader like `ThreadWorkers`, by processes; a thread for each receives what it sends.
 
     The only resource that a worker shares with this process is a pipe, which the system removes
     when either process ends. So workers can be killed at any time, and nothing is left behind
@@ -41,6 +88,8 @@ class ProcessWorkers:
         PeerError: if a worker died, at the step of the batch that it was reading.
     """
 
+    name = "receive-batches"
+
     def __init__(
         self,
         get: Callable[[int], Any],
@@ -50,118 +99,97 @@ class ProcessWorkers:
         workers: int,
         ahead: int = 2,
     ):
-        self.payload = serialize(get, workers)
-        """The pickled function that each worker receives."""
-        self._start, self._next = start, start
+        payload = serialize(get, workers)
         self._same: dict[tuple[str, bytes], np.ndarray] = {}
         # Start the tracker now: a later start would unblock the signals that `_Worker` blocks.
         resource_tracker.ensure_running()
         self._workers = [
-            _Worker(self.payload, start + i, workers, stop, ahead) for i in range(workers)
+            _Worker(payload, _steps(start + i, stop, workers), workers) for i in range(workers)
         ]
+        self._start_threads([worker.receive for worker in self._workers], start, stop, ahead)
 
     def __call__(self, step: int, /) -> Any:
         """Return the batch of the next step."""
-        assert step == self._next, f"step {self._next} comes next, not {step}"
-        worker = self._workers[(step - self._start) % len(self._workers)]
-        batch = worker.received.get()
-        if isinstance(batch, WorkerFailure):
-            if batch.trace:
-                batch.error.add_note(f"In a worker process:\n{batch.trace}")
-            raise batch.error
-        if batch is None:
-            raise self._death_error(worker, step)
-        self._next += 1
-        return {name: self._intern(name, array) for name, array in batch.items()}
+        return {name: self._intern(name, array) for name, array in super().__call__(step).items()}
 
     def close(self) -> None:
         """End the workers, whatever they do."""
         for worker in self._workers:
-            worker.end()
+            worker.kill()
+        super().close()
         for worker in self._workers:
-            worker.join(ENDS)
-
-    def _death_error(self, worker: "_Worker", step: int) -> PeerError:
-        worker.process.join(ENDS)
-        return PeerError(
-            f"workers.count={len(self._workers)} processes read batches, and one of them, process "
-            f"{worker.process.pid}, {_describe_exit(worker.process.exitcode)} before it sent the "
-            f"batch of step {step}. If the system's log says that memory ran out, lower "
-            "workers.count, workers.ahead or batch; then give the same command again, which "
-            "resumes from the newest checkpoint."
-        )
+            worker.join()
 
     def _intern(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return the array; for equal `row` and `mask` always the same read-only object."""
         if name not in ("row", "mask"):
             return array
-        key = name, array.tobytes()
-        if key not in self._same:
-            array.setflags(write=False)
-            self._same[key] = array
-        return self._same[key]
+        array.setflags(write=False)
+        return self._same.setdefault((name, array.tobytes()), array)
 
 
 class _Worker:
-    """A process, and the thread that starts it and receives what it sends."""
+    """A process, started by the thread that receives its first batch."""
 
-    def __init__(self, get: bytes, first: int, every: int, stop: int | None, ahead: int):
+    def __init__(self, get: bytes, steps: Iterable[int], workers: int):
         spawned = multiprocessing.get_context("spawn")
         self._source, self._sink = spawned.Pipe(duplex=False)
-        self.received: queue.Queue[Any] = queue.Queue(ahead)
-        """Batches, then None where the worker ended by itself."""
-        work_of = (self._sink, get, first, every, stop)
-        self.process: BaseProcess = spawned.Process(
-            target=run_worker, args=work_of, daemon=True, name=f"reads-from-{first}"
+        self._process: BaseProcess = spawned.Process(
+            target=run_worker, args=(self._sink, get, steps), daemon=True, name="reads-batches"
         )
-        self._closed, self._started = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._receive, name="receive-batches", daemon=True)
-        self._thread.start()
+        self._workers = workers
+        self._starting, self._killed = threading.Lock(), False
 
-    def end(self) -> None:
-        """Kill the process, and let the thread end."""
-        self._closed.set()
-        self._started.wait(ENDS)
-        if self.process.pid is not None:
-            self.process.kill()
+    def receive(self, step: int) -> dict[str, np.ndarray]:
+        """Return the next batch that the process sends, that of `step`."""
+        try:
+            if self._process.pid is None:
+                self._start()
+            batch = _receive(self._source)
+        except (EOFError, OSError):
+            raise self._death_error(step) from None
+        if isinstance(batch, WorkerFailure):
+            batch.error.add_note(f"In a worker process:\n{batch.trace}")
+            raise batch.error
+        return batch
 
-    def join(self, seconds: float) -> None:
-        """Wait until the thread and the process have ended."""
-        self._thread.join(seconds)
-        if self.process.pid is not None:
-            self.process.join(seconds)
+    def kill(self) -> None:
+        """Kill the process; a start that is under way is waited for."""
+        waited = self._starting.acquire(timeout=ENDS)
+        self._killed = True
+        if self._process.pid is not None:
+            self._process.kill()
+        if waited:
+            self._starting.release()
 
-    def _receive(self) -> None:
+    def join(self) -> None:
+        """Wait until the process has ended, and close the pipe."""
+        if self._process.pid is not None:
+            self._process.join(ENDS)
+        self._source.close()
+        self._sink.close()
+
+    def _start(self) -> None:
         # The process inherits this thread's signal mask: Ctrl-C is for the run, not for workers.
         signal.pthread_sigmask(signal.SIG_BLOCK, PARENT_SIGNALS)
-        try:
-            with self._source, self._sink:
-                try:
-                    self.process.start()
-                finally:
-                    self._started.set()
-                self._sink.close()  # the worker has the only one left: the pipe closes with it
-                if self._closed.is_set():  # `end` did not wait for so late a start
-                    self.process.kill()
-                while not self._closed.is_set():
-                    self._put(receive(self._source))
-        except (EOFError, OSError):
-            self._put(None)
-        except BaseException as error:  # raised again when a batch is requested
-            self._put(WorkerFailure(error, ""))
+        with self._starting:
+            if not self._killed:
+                self._process.start()
+            self._sink.close()  # the worker has the only one left: the pipe closes with it
+        if self._killed and self._process.pid is not None:  # `kill` did not wait so long
+            self._process.kill()
 
-        finally:
-            # Wake up a thread that still awaits a batch; nobody waits in front of a full queue.
-            closed = WorkerFailure(RuntimeError("closed while a batch was awaited"), "")
-            with contextlib.suppress(queue.Full):
-                self.received.put_nowait(closed)
-
-    def _put(self, batch: Any) -> None:
-        while not self._closed.is_set():
-            try:
-                return self.received.put(batch, timeout=POLL)
-            except queue.Full:
-                pass
+    def _death_error(self, step: int) -> PeerError:
+        process = self._process
+        if process.pid is not None:
+            process.join(ENDS)
+        return PeerError(
+            f"workers.count={self._workers} processes read batches, and one of them, process "
+            f"{process.pid}, {_describe_exit(process.exitcode)} before it sent the "
+            f"batch of step {step}. If the system's log says that memory ran out, lower "
+            "workers.count, workers.ahead or batch; then give the same command again, which "
+            "resumes from the newest checkpoint."
+        )
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -208,3 +236,70 @@ def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         return f"was ended by signal {-code} ({signal_name(-code)})"
     return f"ended with exit code {code}"
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An error that a worker sends in place of a batch."""
+
+    error: BaseException
+    trace: str
+    """The traceback in the worker."""
+
+
+def run_worker(sink: Connection, get: bytes, steps: Iterable[int]) -> None:
+    """Send the batches of some steps, then wait for the end; the body of a worker process.
+
+    A batch is sent as the names, types and shapes of its arrays, and then the bytes of each array.
+
+    Args:
+        sink: the sending end of a pipe. Sending waits until the pipe has room.
+        get: the pickled function that reads the batch of a step.
+    """
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    read = None
+    with contextlib.suppress(BrokenPipeError):  # the parent has closed the pipe
+        for step in steps:
+            try:
+                read = read or pickle.loads(get)
+                batch = {name: np.asarray(array) for name, array in read(step).items()}
+            except BaseException as error:  # also SystemExit, which the parent raises at its step
+                sink.send(WorkerFailure(_sendable(error), traceback.format_exc()))
+            else:
+                sink.send([(name, array.dtype, array.shape) for name, array in batch.items()])
+                for array in batch.values():
+                    if array.nbytes:
+                        sink.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        threading.Event().wait()  # only the parent ends a worker: an exit counts as a death
+
+
+def _receive(source: Connection) -> Any:
+    """Receive a batch from `run_worker`: arrays by name, or `WorkerFailure`.
+
+    Raises:
+        EOFError: if the worker ended.
+    """
+    shapes = source.recv()
+    if isinstance(shapes, WorkerFailure):
+        return shapes
+    batch = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
+    for array in batch.values():
+        if array.nbytes:
+            source.recv_bytes_into(array.reshape(-1).view(np.uint8).data)
+    return batch
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()  # waits on a pipe, which the system closes when the parent ends
+        os._exit(0)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Return the error, or a RuntimeError with its text if it cannot be pickled and restored."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,51 +1,15 @@
-"""Workers that read batches in parallel: their config, and readers by the caller or by threads."""
+"""Workers that read batches in parallel: their config."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.loader_batches import LoaderBatches
+from jtrain.data.batches.process_workers import ProcessWorkers, ThreadWorkers
 from jtrain.data.batches.step_batches import ResumableBatches
 from jtrain.errors import DataError
-
-ENDLESS = 1 << 48  # steps, if a run has no last step
-
-
-class ThreadWorkers:
-    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` threads.
-
-    At most `workers * ahead` batches are prefetched. An error in `get` is raised here, at its step,
-    with its traceback.
-    """
-
-    def __init__(
-        self,
-        get: Callable[[int], Any],
-        *,
-        start: int,
-        stop: int | None,
-        workers: int,
-        ahead: int = 2,
-    ):
-        import grain  # imports JAX
-
-        steps = grain.MapDataset.range(start, start + ENDLESS if stop is None else stop)
-        options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=workers * ahead)
-        self._next = start
-        self._batches: Iterator[Any] = iter(steps.map(get).to_iter_dataset(options))
-
-    def __call__(self, step: int, /) -> Any:
-        """Return the batch of the next step."""
-        assert step == self._next, f"step {self._next} comes next, not {step}"
-        self._next += 1
-        return next(self._batches)
-
-    def close(self) -> None:
-        """Stop the threads, each after its current batch."""
-        self._batches.close()  # pyright: ignore[reportAttributeAccessIssue]
-
 
 Get: TypeAlias = Callable[[int], Mapping[str, Any]]
 
@@ -88,8 +52,6 @@ class Workers:
         """
         if not self.count or self.kind == "threads":
             return self.build_threads(get, start=start, stop=stop)
-        from jtrain.data.batches.process_workers import ProcessWorkers  # imports Grain
-
         return ProcessWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
 
     def build_threads(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
@@ -99,7 +61,6 @@ class Workers:
         """
         if not self.count or self.kind != "threads":
             return InlineReader(get)
-
         return ThreadWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
 
     def check(self, batches: Any) -> None:
