@@ -7,7 +7,6 @@ import numpy as np
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
-from jtrain.data.batches.fingerprint import fingerprint_values
 from jtrain.data.batches.shuffle import integers
 from jtrain.data.text.corpora import Corpus
 from jtrain.errors import DataError
@@ -32,7 +31,7 @@ class RandomTokens:
 
     def fingerprint(self) -> str:
         """Return the fingerprint: the number of rows, the context and the vocabulary."""
-        return fingerprint_values(rows=self._rows, context=self._context, vocab=self._vocab)
+        return f"rows={self._rows} context={self._context} vocab={self._vocab}"
 
 
 class NumberVocabulary:

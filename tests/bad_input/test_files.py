@@ -141,7 +141,7 @@ CASES = [
     Case("a bit that fell over", lambda f: TokenFiles(changed(f)).verify(), ("tokens-00001.bin",
         "checksum", "was changed since", "jtrain data prepare"), lambda f: again(f).verify()),
     Case("a header that was cut", lambda f: header(f, b'{"format": "jtrain tok'), ("header.json",
-        "from byte 11 on", "jtrain data prepare"), again),
+        "char 11", "jtrain data prepare"), again),
     Case("a folder that is not finished", lambda f: TokenFiles(unfinished(f)), ("is not finished",
         "jtrain data prepare FILES --out"), again),
     Case("no folder", lambda f: TokenFiles(f / "nothing"), ("no such folder",

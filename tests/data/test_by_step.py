@@ -5,8 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
+from experiments.mnist1d import FullBatches
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.batches.by_step import FullBatches
 
 
 def numbered(rows: int) -> Arrays:

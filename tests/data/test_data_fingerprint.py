@@ -26,7 +26,7 @@ from jtrain.data.batches.fingerprint import (
     digest_batch,
     fingerprint,
 )
-from jtrain.data.images.augment import Augmentation, Augmented
+from jtrain.data.images.augment import Augment, Augmented
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizers import ByteTokenizer
 from jtrain.data.text.tokenizing import ByteTokens
@@ -91,7 +91,7 @@ SOURCES: dict[str, Build] = {
     "Grain": grain_rows,
     "a part": lambda f, c: hold_out(rows(f, c), 0.3)[0],
     "shuffled": lambda f, c: Shuffled(rows(f, c), size=4, seed=1),
-    "augmented": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Augmentation(flip=0.5)),
+    "augmented": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Augment(flip=0.5)),
     "mixed": lambda f, c: MixedBatches({"a": (rows(f, 0), 1), "b": (rows(f, c), 2)}, size=4),
 }
 

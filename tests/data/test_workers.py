@@ -17,7 +17,7 @@ from listening import descendants
 
 from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled
 from jtrain.data.batches.workers import Workers
-from jtrain.data.images.augment import Augmentation, Augmented
+from jtrain.data.images.augment import Augment, Augmented
 from jtrain.errors import DataError
 
 KINDS = ["threads", "processes"]
@@ -71,7 +71,7 @@ def nothing_is_left():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_workers_reads_the_same_batches(kind: str):
-    changed = Augmented(images(), Augmentation(flip=0.5, crop=1, mixup=0.2), classes=7).shard(1, 2)
+    changed = Augmented(images(), Augment(flip=0.5, crop=1, mixup=0.2), classes=7).shard(1, 2)
     for count, start in [(3, 5)] if kind == "processes" else [(1, 0), (2, 5), (3, 11)]:
         workers, stop = Workers(kind=kind, count=count), start + 9
         got = read_all(workers.build(changed.__getitem__, start=start, stop=stop), start, stop)

@@ -10,8 +10,8 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
+from experiments.mnist1d import FullBatches
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.data.batches.by_step import FullBatches
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.train import fit_arguments, fit_data
 

@@ -80,11 +80,6 @@ def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
     return f"{files} of {total} bytes {digest.hexdigest()}"
 
 
-def fingerprint_values(**values: Any) -> str:
-    """Return `rows=4096 vocab=97`: data that depends on these values only."""
-    return " ".join(f"{name}={value}" for name, value in values.items())
-
-
 def fingerprint_tokens(tokens: Any) -> str:
     """Return the fingerprint of a row of tokens in memory, or that of a folder of tokens."""
     return (

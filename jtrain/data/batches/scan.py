@@ -19,15 +19,10 @@ def check_finite(source: Source) -> None:
         DataError: a value that is not finite.
     """
     for first, rows in _blocks(source):
-        for name, array in rows.items():
-            if array.dtype.kind != "f" or np.isfinite(array).all():
-                continue
-            row, *place = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            where = f"[{', '.join(map(str, place))}]" if place else ""
+        if found := find_nonfinite({**rows, "row": np.arange(first, first + BLOCK)}):
             raise DataError(
-                f"Every value should be finite; row {first + row} of `{name}` has "
-                f"{array[(row, *place)]}{' at ' + where if where else ''}. "
-                f"Drop the row, or fill it: np.nan_to_num({name})."
+                f"Every value should be finite; row {found.row} of `{found.array}` has {found}. "
+                f"Drop the row, or fill it: np.nan_to_num({found.array})."
             )
 
 

@@ -1,7 +1,7 @@
 """Augmentation of images: its config, and the rows that it gives."""
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -27,19 +27,29 @@ PARTNER_LANE, SHARE = 16, 32
 assert SHARE + 2 * ATTEMPTS < 256
 
 
-class Augmentation(NamedTuple):
-    """The changes of the images; none if all are 0."""
+@configclass
+class Augment:
+    """Random changes of the training images; by default none."""
 
-    flip: float = 0.0
-    """The chance of a horizontal flip."""
-    crop: int = 0
-    """Pixels of 0 around an image before a random crop of the old size."""
-    mixup: float = 0.0
-    """The alpha of Beta(alpha, alpha), from which the share of an image is drawn; in 0 .. 1."""
-    cutmix: float = 0.0
-    """The alpha of the share of an image that the box of another does not cover; in 0 .. 1."""
-    zoom: float = 0.0
-    """The smallest share of an image in a random window, which is resized to the full size."""
+    flip: float = Field(default=0.0, ge=0, le=1)
+    """The chance of a horizontal flip: 0.5, if a mirror image belongs to the same class."""
+    crop: int = Field(default=0, ge=0)
+    """Black pixels of padding around an image before a random crop of the old size: 4 is usual for
+    32 x 32."""
+    zoom: float = Field(default=0.0, ge=0, le=1)
+    """The smallest share of an image's area in a random resized crop, 3:4 to 4:3 in shape: 0.08 is
+    usual for photographs; 0: no such crop."""
+    mixup: float = Field(default=0.0, ge=0, le=1)
+    """The alpha of mixup: the share of an image is drawn from Beta(alpha, alpha), the rest is
+    another image; 0 mixes nothing, 0.2 is usual. The loss takes `chances` in place of `label`."""
+    cutmix: float = Field(default=0.0, ge=0, le=1)
+    """The alpha of cutmix: a box of another image is pasted over an image; 0 pastes none, 1 is
+    usual. The loss takes `chances` in place of `label`."""
+
+    def build(self, batches: Any, *, classes: int) -> Any:
+        """Return the batches of `Shuffled`, augmented; unchanged if there is nothing to do."""
+        changes = any((self.flip, self.crop, self.zoom, self.mixup, self.cutmix))
+        return Augmented(batches, self, classes=classes) if changes else batches
 
 
 class Augmented:
@@ -67,7 +77,7 @@ class Augmented:
     def __init__(
         self,
         batches: Any,
-        changes: Augmentation,
+        changes: Augment,
         *,
         classes: int = 0,
         image: str = "image",
@@ -211,28 +221,3 @@ class Augmented:
                 f"Mixing was configured with classes 0 .. {self._classes - 1}, and a row has class "
                 f"{label[wrong][0]}. Set classes={max(int(label.max()) + 1, 1)}, or fix the row."
             )
-
-
-@configclass
-class Augment:
-    """Random changes of the training images; by default none."""
-
-    flip: float = Field(default=0.0, ge=0, le=1)
-    """The chance of a horizontal flip: 0.5, if a mirror image belongs to the same class."""
-    crop: int = Field(default=0, ge=0)
-    """Black pixels of padding around an image before a random crop of the old size: 4 is usual for
-    32 x 32."""
-    zoom: float = Field(default=0.0, ge=0, le=1)
-    """The smallest share of an image's area in a random resized crop, 3:4 to 4:3 in shape: 0.08 is
-    usual for photographs; 0: no such crop."""
-    mixup: float = Field(default=0.0, ge=0, le=1)
-    """The alpha of mixup: the share of an image is drawn from Beta(alpha, alpha), the rest is
-    another image; 0 mixes nothing, 0.2 is usual. The loss takes `chances` in place of `label`."""
-    cutmix: float = Field(default=0.0, ge=0, le=1)
-    """The alpha of cutmix: a box of another image is pasted over an image; 0 pastes none, 1 is
-    usual. The loss takes `chances` in place of `label`."""
-
-    def build(self, batches: Any, *, classes: int) -> Any:
-        """Return the batches of `Shuffled`, augmented; unchanged if there is nothing to do."""
-        changes = Augmentation(self.flip, self.crop, self.mixup, self.cutmix, self.zoom)
-        return Augmented(batches, changes, classes=classes) if any(changes) else batches

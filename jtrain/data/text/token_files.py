@@ -13,7 +13,7 @@ from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import Tokenizer, describe_tokenizer, fingerprint
 from jtrain.errors import DataError
 from jtrain.io.object_store import is_address
-from jtrain.io.regular_files import TooLargeError, check_regular, read_json, resolve_inside
+from jtrain.io.regular_files import check_regular, read_json, resolve_inside
 
 FORMAT = "jtrain tokens 1"
 AGAIN = "Write it: jtrain data prepare FILES --out"
@@ -30,17 +30,11 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise DataError(_missing(folder))
     try:
         header = read_json(path)
-    except (OSError, TooLargeError) as error:
-        words = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} should be the header of token files, and {words}. {AGAIN} {folder}-2"
+            f"{path} should be the header of token files and cannot be read: {error}. It was "
+            f"cut or belongs to other data. {AGAIN} {folder}-2"
         ) from None
-    except ValueError as error:
-        place = getattr(error, "pos", getattr(error, "start", 0))
-        raise DataError(
-            f"{path} should be the header of token files and is no JSON from byte {place} on: it "
-            f"was cut or belongs to other data. {AGAIN} {folder}-2"
-        ) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format", "no format") if isinstance(header, dict) else "no object"
         raise DataError(

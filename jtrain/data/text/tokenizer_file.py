@@ -8,7 +8,7 @@ from jtrain.data.sources.files import find_files
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer, Tokenizer, Vocabulary
 from jtrain.errors import DataError
 from jtrain.io import gguf_header
-from jtrain.io.regular_files import TooLargeError, read_json
+from jtrain.io.regular_files import read_json
 
 GGUF = ".gguf"
 CONTROL, USER_DEFINED = 3, 4  # kinds of tokens
@@ -104,27 +104,13 @@ def read_tokenizer(path: str | Path, *, end: str = END) -> Tokenizer:
         return read_gguf_tokenizer(path, end=end)
     try:
         parsed = read_json(path)
-    except OSError as error:
+        if not isinstance(parsed, dict):
+            raise ValueError(f"it holds a {type(parsed).__name__}")
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} should hold a tokenizer and cannot be read ({error.strerror}). Make it "
-            f"readable, or give another file: chmod u+r {path}"
+            f"{path} should hold a tokenizer as JSON and cannot be read: {error}. Give a "
+            f"tokenizer.json, or the one in a folder that jtrain data prepare wrote."
         ) from None
-    except TooLargeError as error:
-        raise DataError(
-            f"{path} should hold a tokenizer as JSON, and {error}. Give a tokenizer.json, or the "
-            f"one in a folder that jtrain data prepare wrote."
-        ) from None
-    except ValueError as error:
-        place = getattr(error, "pos", getattr(error, "start", 0))
-        raise DataError(
-            f"{path} should hold a tokenizer as JSON and is invalid from byte {place} on. "
-            f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
-        ) from error
-    if not isinstance(parsed, dict):
-        raise DataError(
-            f"{path} should hold a tokenizer and holds a {type(parsed).__name__}. "
-            f"Give a tokenizer.json, or the one in a folder that jtrain data prepare wrote."
-        )
     if "kind" in parsed:
         return build_tokenizer(parsed)
     return BPE(parsed, end=end)
