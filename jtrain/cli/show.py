@@ -153,7 +153,7 @@ def _workers(run: Path, as_json: bool) -> str:
 
     found = attendance(run)
     if as_json:
-        return json.dumps([stay._asdict() for stay in found])
+        return json.dumps(found)
     return format_attendance(found)
 
 

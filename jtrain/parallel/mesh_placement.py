@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
 from jtrain.core.placement import Layer, Unplaced
 from jtrain.core.types import Dims, Params
 from jtrain.errors import ShardingError
-from jtrain.parallel.attention.protocol import Attention
 from jtrain.parallel.attention.sequence_parallel import ContextBy, SequenceParallelAttention
 from jtrain.parallel.expert_exchange import exchange_experts
 from jtrain.parallel.leaf_sharding import LeafSharding
@@ -90,7 +88,12 @@ class MeshPlacement:
     ):
         self._mesh, self._rules, self._sizes = mesh, rules, dict(mesh.shape)
         repeats = schedule.repeats if schedule else 1
-        self._attention = SequenceParallelAttention(mesh, rules, context_by, repeats=repeats)
+        attention = SequenceParallelAttention(mesh, rules, context_by, repeats=repeats)
+        self.attend, self.order, self.put_back = (
+            attention.attend,
+            attention.order,
+            attention.put_back,
+        )
         self._usage, self._offload, self._schedule = usage, offload, schedule
 
     @property
@@ -112,25 +115,6 @@ class MeshPlacement:
         choice = split_evenly(x.shape, dims, self._rules, self._sizes)
         self._usage.note(choice, dims)
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, choice.spec))
-
-    def attend(
-        self,
-        attention: Attention,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s g k"],
-        v: Float[Array, "b s g k"],
-        segments: Int[Array, "b s"] | None = None,
-    ) -> Float[Array, "b t h k"]:
-        """Return `attention(q, k, v, segments)`; see `SequenceParallelAttention`."""
-        return self._attention.attend(attention, q, k, v, segments)
-
-    def order(self, time: int) -> np.ndarray | None:
-        """Return the order of positions with equal work on the devices of `context`."""
-        return self._attention.order(time)
-
-    def put_back(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Return `x` with its positions in their original order."""
-        return self._attention.put_back(x)
 
     def saved(self, names: Sequence[str]) -> Callable[..., Any]:
         """Return the policy that saves these names on the device or in the memory of the host."""

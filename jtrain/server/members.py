@@ -4,9 +4,9 @@ import dataclasses
 import datetime
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jtrain.errors import UserError
 from jtrain.io.jsonl import complete_rows
@@ -166,24 +166,11 @@ class Members:
 FILE = "workers.jsonl"
 
 
-class Stay(NamedTuple):
-    """A worker from its arrival to its end."""
+def attendance(directory: Path) -> list[dict[str, Any]]:
+    """Return a row for each stay of a worker in a run, in the order of their arrival.
 
-    worker: int
-    host: str
-    pid: int
-    joined: float
-    """Seconds since 1970."""
-    from_step: int
-    to_step: int | None = None
-    """None: it is there, or the run ended with it."""
-    why: str = ""
-    leases: int | None = None
-    """Leases that it has done: steps, or shares of a round."""
-
-
-def attendance(directory: Path) -> list[Stay]:
-    """Return the stays of the workers of a run in the order of their arrival.
+    `to_step` and `leases`, the leases that it has done, are None while it is there, and where the
+    run ended with it.
 
     Raises:
         UserError: if the run has none.
@@ -195,26 +182,27 @@ def attendance(directory: Path) -> list[Stay]:
             f"{path} does not exist or is empty: the run has no workers of its own, or has not "
             f"begun. They are recorded with parallel.kind=server."
         )
-    stays: list[Stay] = []
-    open_stays: dict[int, int] = {}
+    stays: list[dict[str, Any]] = []
+    present: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["event"] == "joined":
-            open_stays[row["worker"]] = len(stays)
-            stays.append(_begin(row))
-        elif (index := open_stays.pop(row["worker"], None)) is not None:
-            facts = {"to_step": row["step"], "why": row["why"], "leases": row["leases"]}
-            stays[index] = stays[index]._replace(**facts)
+            stay = {name: row[name] for name in ("worker", "host", "pid")}
+            stay |= {"joined": row["time"], "from_step": row["step"]}
+            stays.append(stay | {"to_step": None, "why": "", "leases": None})
+            present[row["worker"]] = stays[-1]
+        elif (stay := present.pop(row["worker"], None)) is not None:
+            stay |= {"to_step": row["step"], "why": row["why"], "leases": row["leases"]}
     return stays
 
 
 def describe_attendance(directory: Path) -> str:
     """Return a line: how many workers came, and how many left."""
     stays = attendance(directory)
-    left = sum(stay.to_step is not None for stay in stays)
+    left = sum(stay["to_step"] is not None for stay in stays)
     return f"{len(stays)} workers joined this run, and {left} left it before its end"
 
 
-def format_attendance(stays: list[Stay]) -> str:
+def format_attendance(stays: Sequence[Mapping[str, Any]]) -> str:
     """Return a table."""
     head = ("worker", "host", "process", "joined", "steps", "leases", "left")
     rows = [head, *(_row(stay) for stay in stays)]
@@ -223,13 +211,8 @@ def format_attendance(stays: list[Stay]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _begin(row: dict[str, Any]) -> Stay:
-    return Stay(row["worker"], row["host"], row["pid"], row["time"], row["step"])
-
-
-def _row(stay: Stay) -> tuple[str, ...]:
-    joined = datetime.datetime.fromtimestamp(stay.joined).strftime("%Y-%m-%d %H:%M:%S")
-    end = "" if stay.to_step is None else f"{stay.to_step}"
-    leases = "" if stay.leases is None else f"{stay.leases}"
-    place = f"{stay.worker}", stay.host, f"{stay.pid}", joined
-    return *place, f"{stay.from_step}..{end}", leases, stay.why
+def _row(stay: Mapping[str, Any]) -> tuple[str, ...]:
+    joined = datetime.datetime.fromtimestamp(stay["joined"]).strftime("%Y-%m-%d %H:%M:%S")
+    end, leases = ("" if stay[name] is None else f"{stay[name]}" for name in ("to_step", "leases"))
+    place = f"{stay['worker']}", stay["host"], f"{stay['pid']}", joined
+    return *place, f"{stay['from_step']}..{end}", leases, stay["why"]

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jtrain.distributed.heartbeat import ALONE, PHASES, Beat
 from jtrain.distributed.launcher.worker import WorkerProcess
@@ -16,15 +15,12 @@ from jtrain.errors import DONE, HUNG, MISTAKE, STOPPED
 from jtrain.io.regular_files import create_new
 
 
-class Culprit(NamedTuple):
-    """The culprit, and the status of all processes as evidence."""
+def find_culprit(
+    workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]
+) -> tuple[WorkerProcess, str]:
+    """Return the culprit, and the status of all processes as evidence.
 
-    worker: WorkerProcess
-    text: str
-
-
-def find_culprit(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProcess]) -> Culprit:
-    """Return the process that is stopped; else furthest behind; else in a phase without peers.
+    It is the process that is stopped; else furthest behind; else in a phase without peers.
 
     Args:
         watched: the observations of each process.
@@ -36,9 +32,8 @@ def find_culprit(workers: Sequence[WorkerProcess], watched: Sequence[WatchedProc
         return not stopped, beat.step, beat.phase not in ALONE, PHASES.index(beat.phase)
 
     order = sorted(range(len(workers)), key=rank)
-    first = order[0]
     text = "; ".join(_status(workers[index], watched[index]) for index in order)
-    return Culprit(workers[first], text)
+    return workers[order[0]], text
 
 
 def _status(worker: WorkerProcess, watched: WatchedProcess) -> str:
@@ -182,11 +177,11 @@ class ProcessGroup:
         watched = [self._watched[worker.index] for worker in running]
         for worker in running:
             self._late(worker, 0.0)  # ensures that each process has been observed
-        found = find_culprit(running, watched)
+        culprit, status = find_culprit(running, watched)
         now = time.monotonic()
         self._dump([worker for worker in running if worker.beat().number > 0])
         run = next((Path(run) for run in (worker.beat().run for worker in running) if run), None)
-        return GroupExit(code, now, found.worker, found.text, _write_stacks(running, run))
+        return GroupExit(code, now, culprit, status, _write_stacks(running, run))
 
     def _late(self, worker: WorkerProcess, seconds: float) -> bool:
         beat, watched = worker.beat(), self._watched[worker.index]
