@@ -12,10 +12,9 @@ import numpy as np
 
 from jtrain.core.state import TrainState
 from jtrain.server.client import ShardsLostError
-from jtrain.server.clock import Clock
 from jtrain.server.coordinator import Coordinator, StepResult
 from jtrain.server.fragments import StreamingRound
-from jtrain.server.paced import LeasesCoordinator
+from jtrain.server.paced import Clock, LeasesCoordinator
 from jtrain.server.rounds import RoundCoordinator, take_metrics
 from jtrain.server.wire import Message
 

@@ -21,9 +21,8 @@ from jtrain.core.mean import Mean
 from jtrain.core.precision.loss_scale import Unscaled
 from jtrain.parallel.strategies.outer_optimizer import delayed_nesterov
 from jtrain.parallel.strategies.server_modes import Apply, Compensate, Drop, Scale
-from jtrain.server.clock import Clock
 from jtrain.server.compute import Head
-from jtrain.server.paced import treat
+from jtrain.server.paced import Clock, treat
 from jtrain.server.rounds import take_metrics
 from jtrain.server.shard import Applied
 from jtrain.server.wire import Message

@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 from jtrain.distributed.cluster.cluster import PORT, Cluster, ClusterVariables, CoordinatorAddress
 from jtrain.distributed.cluster.environments import (
+    detect_tpu_vm,
     read_aws_batch,
     read_jax_job,
     read_job,
     read_job_set,
     read_sky_pilot,
     read_tf_config,
+    read_tpu,
 )
 from jtrain.distributed.cluster.schedulers import (
     read_jsrun,
@@ -29,7 +31,6 @@ from jtrain.distributed.cluster.schedulers import (
     read_pmix,
     read_slurm,
 )
-from jtrain.distributed.cluster.tpu import detect_tpu_vm, read_tpu
 from jtrain.errors import ConfigError
 from jtrain.io.regular_files import read_bytes
 

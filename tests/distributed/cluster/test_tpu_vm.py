@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.distributed.cluster import detect
-from jtrain.distributed.cluster import tpu as metadata_server
+from jtrain.distributed.cluster import detect, environments
 from jtrain.errors import ConfigError
 
 PATH = "/computeMetadata/v1/instance/attributes/"
@@ -89,8 +88,8 @@ def chips(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_server, "TIMEOUT", 20.0)
-    monkeypatch.setattr(metadata_server, "PAUSE", 0.01)
+    monkeypatch.setattr(environments, "TIMEOUT", 20.0)
+    monkeypatch.setattr(environments, "PAUSE", 0.01)
 
 
 def test_a_host_finds_its_slice(chips: Path):
@@ -125,7 +124,7 @@ def test_a_fault_of_the_server_is_asked_again(chips: Path):
 
 
 def test_a_late_answer_is_not_waited_for_and_warned_of(chips: Path, monkeypatch):
-    monkeypatch.setattr(metadata_server, "TIMEOUT", 0.2)
+    monkeypatch.setattr(environments, "TIMEOUT", 0.2)
     with answering(SLICE, late=True) as server:
         found = detect({"GCE_METADATA_IP": server.host}, root=chips)
     assert found.processes == 1, "it answers when this is over"
