@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated
 
+import numpy as np
 from jaxtyping import Array
 from pydantic import Field
 
@@ -11,10 +12,12 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
+from jtrain.data.batches.shuffle import permute
 from jtrain.data.images.augment import Augment
 from jtrain.data.images.image_dataset import ImageDataset
 from jtrain.data.known_sets import FashionMnist
-from jtrain.data.sources.arrays import some_rows
+from jtrain.data.sources.arrays import SPLIT, Subset
+from jtrain.errors import DataError
 from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
 from jtrain.models.cnn import CNN
 from jtrain.models.efficientnet_lite import EfficientNetLite
@@ -39,7 +42,13 @@ class Clothes(FashionMnist):
             DataError: if the files do not exist or are incomplete, or have fewer rows.
         """
         data = super().build()
-        return data._replace(train=some_rows(data.train, self.rows)) if self.rows else data
+        count = len(data.train)
+        if not self.rows:
+            return data
+        if self.rows > count:
+            raise DataError(f"data.rows={self.rows} rows of {count}. Set data.rows={count}, or 0.")
+        places = permute(np.arange(count), count, seed=SPLIT, epoch=0)
+        return data._replace(train=Subset(data.train, np.sort(places[: self.rows])))
 
 
 @jt.configclass

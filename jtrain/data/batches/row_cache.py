@@ -13,6 +13,7 @@ import numpy as np
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.sources.source import Source
 from jtrain.errors import DataError
+from jtrain.io.formatting import format_bytes
 
 MEMORY = "memory"
 DIGEST = np.dtype("<u8")  # of each row; 0 for a row that is not cached
@@ -71,12 +72,14 @@ class MemoryCache(CachedRows):
 
     def __init__(self, source: Source):
         example = source[np.zeros(1, np.int64)]
-        needed, free = _bytes(source, example), _free_memory()
+        import psutil
+
+        needed, free = _bytes(source, example), psutil.virtual_memory().available
         if needed > free:
             raise DataError(
-                f"A cache in memory was requested, which takes {_gb(needed)} for {len(source):,} "
-                f"rows, and {_gb(free)} are free. Set data.cache to a folder, or data.cache= for "
-                f"no cache."
+                f"A cache in memory was requested, which takes {format_bytes(needed)} for "
+                f"{len(source):,} rows, and {format_bytes(free)} are free. Set data.cache to a "
+                f"folder, or data.cache= for no cache."
             )
         rows = {name: np.empty((len(source), *x.shape[1:]), x.dtype) for name, x in example.items()}
         super().__init__(source, rows, np.zeros(len(source), DIGEST))
@@ -119,9 +122,9 @@ class DiskCache(CachedRows):
             digests = np.memmap(self.path / "digests", DIGEST, "r+", shape=(len(source),))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"A cache of {_gb(_bytes(source, example))} in {folder} was requested and cannot "
-                f"be created ({error}). Make room, set data.cache to a folder on another disk, or "
-                f"remove it and start again: rm -r {self.path}"
+                f"A cache of {format_bytes(_bytes(source, example))} in {folder} was requested and "
+                f"cannot be created ({error}). Make room, set data.cache to a folder on another "
+                f"disk, or remove it and start again: rm -r {self.path}"
             ) from error
         super().__init__(source, rows, digests)
 
@@ -186,21 +189,7 @@ def _bytes(source: Source, example: Mapping[str, np.ndarray]) -> int:
     return len(source) * (DIGEST.itemsize + sum(array[0].nbytes for array in example.values()))
 
 
-def _free_memory() -> int:
-    """Return the bytes available without swapping; where the system does not say, no limit."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = dict(line.split(":", 1) for line in lines)
-        return int(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1 << 62
-
-
 def _short(text: str) -> str:
     import xxhash
 
     return xxhash.xxh3_64(text.encode()).hexdigest()
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

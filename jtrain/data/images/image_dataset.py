@@ -111,32 +111,25 @@ def read_idx(path: str | Path) -> np.ndarray:
     """
     path = Path(path)
     with open_decompressed(path) as stream:
-        header = _header(path, stream)
-        dtype = np.dtype(header.type)
-        size = math.prod(header.shape) * dtype.itemsize
+        dtype, shape = _header(path, stream)
+        begin, size = 4 + 4 * len(shape), math.prod(shape) * dtype.itemsize
         file_size = os.path.getsize(path)
         if path.suffix != ".gz":
-            _check_size(path, header, size, file_size - header.bytes)
+            _check_size(path, shape, size, file_size - begin)
             if dtype.itemsize == 1 and size:
-                return np.memmap(path, dtype, "r", header.bytes, header.shape)
+                return np.memmap(path, dtype, "r", begin, shape)
         elif size > file_size * MAX_DEFLATE_RATIO:  # reject the file before allocating memory
             raise DataError(
-                f"{path} claims at byte 4 to hold {_by(header.shape)} numbers, which its "
+                f"{path} claims at byte 4 to hold {_by(shape)} numbers, which its "
                 f"{file_size} packed bytes cannot hold. It is damaged or no idx file: get it again."
             )
-        array = np.empty(header.shape, dtype)
+        array = np.empty(shape, dtype)
         found = read_into(stream, array.reshape(-1).view("u1").data) if size else 0
-        _check_size(path, header, size, found + len(stream.read(1)))
+        _check_size(path, shape, size, found + len(stream.read(1)))
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
-class _Header(NamedTuple):
-    type: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-def _header(path: Path, stream: io.BufferedIOBase) -> _Header:
+def _header(path: Path, stream: io.BufferedIOBase) -> tuple[np.dtype, tuple[int, ...]]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not magic[3]:
         raise DataError(
@@ -151,19 +144,19 @@ def _header(path: Path, stream: io.BufferedIOBase) -> _Header:
             f"{path} should have the sizes of {dims} dims and ends within them, at byte "
             f"{4 + len(shape)}. It was cut off: get it again."
         )
-    return _Header(TYPES[magic[2]], struct.unpack(f">{dims}I", shape), 4 + 4 * dims)
+    return np.dtype(TYPES[magic[2]]), struct.unpack(f">{dims}I", shape)
 
 
-def _check_size(path: Path, header: _Header, size: int, found: int) -> None:
+def _check_size(path: Path, shape: tuple[int, ...], size: int, found: int) -> None:
     """Raise DataError unless `found`, the bytes behind the header, are those of the array."""
-    end, shape = header.bytes + size, _by(header.shape)
+    begin, numbers = 4 + 4 * len(shape), _by(shape)
     if found < size:
         raise DataError(
-            f"{path} should hold {shape} numbers up to byte {end} and ends at byte "
-            f"{header.bytes + found}. It was cut off: get it again."
+            f"{path} should hold {numbers} numbers up to byte {begin + size} and ends at byte "
+            f"{begin + found}. It was cut off: get it again."
         )
     if found > size:
         raise DataError(
-            f"{path} should hold {shape} numbers up to byte {end} and continues behind it. It is "
-            f"another file, or two in one: get it again."
+            f"{path} should hold {numbers} numbers up to byte {begin + size} and continues "
+            f"behind it. It is another file, or two in one: get it again."
         )

@@ -163,21 +163,6 @@ def hold_out_last(
     return rows[:first], rows[first:]
 
 
-def some_rows(source: Source, rows: int) -> Subset:
-    """Return `rows` of the rows, drawn by a fixed seed, in the order of the source.
-
-    Raises:
-        DataError: if the source has fewer.
-    """
-    if rows > len(source):
-        raise DataError(
-            f"data.rows={rows} rows were requested of {len(source)}. Set data.rows={len(source)}, "
-            f"or 0 for all."
-        )
-    places = permute(np.arange(len(source), dtype=np.int64), len(source), seed=SPLIT, epoch=0)
-    return Subset(source, np.sort(places[:rows]))
-
-
 def _valid_share(rows: int) -> str:
     """Return a share that leaves rows on both sides."""
     return "0.1" if rows >= 10 else "0.5"
