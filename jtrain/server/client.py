@@ -1,4 +1,7 @@
-"""Client: sends requests to a listener, again after a lost connection, until a deadline."""
+"""Clients of listeners, and the calls of the coordinator to all servers.
+
+A client sends requests to a listener, again after a lost connection, until a deadline.
+"""
 
 import contextlib
 import socket

@@ -212,14 +212,14 @@ def detect_tpu_vm(environ: Mapping[str, str], root: Path) -> Cluster | None:
         return None
     if not has_tpu_chips(root):
         return None
-    server = MetadataServer(environ)
+    host = next(filter(None, map(environ.get, VARIABLES)), HOST)
     try:
-        worker = server.attribute("agent-worker-number")
+        worker = read_attribute(host, "agent-worker-number")
         if worker is None:  # a virtual machine with TPU chips that is no host of a slice
             return None
-        hosts = _parse_endpoints(server.attribute("worker-network-endpoints") or "")
-        tpu_env = _parse_tpu_env(server.attribute("tpu-env") or "")
-        kind = tpu_env.get("ACCELERATOR_TYPE") or server.attribute("accelerator-type") or ""
+        hosts = _parse_endpoints(read_attribute(host, "worker-network-endpoints") or "")
+        tpu_env = _parse_tpu_env(read_attribute(host, "tpu-env") or "")
+        kind = tpu_env.get("ACCELERATOR_TYPE") or read_attribute(host, "accelerator-type") or ""
     except NoAnswerError as error:
         return Cluster(
             warning=f"this machine has TPU chips, and {error}: this process trains by itself. If "
@@ -228,7 +228,7 @@ def detect_tpu_vm(environ: Mapping[str, str], root: Path) -> Cluster | None:
     values = {"TPU_WORKER_ID": worker.strip(), "TPU_WORKER_HOSTNAMES": ",".join(hosts)}
     slices = {name: environ.get(name) or tpu_env.get(name, "") for name in _SLICES}
     cluster = read_tpu(ClusterVariables(values | slices, "TPU"))
-    note = f"by the metadata server at {server.host}{f': {kind.strip()}' if kind.strip() else ''}"
+    note = f"by the metadata server at {host}{f': {kind.strip()}' if kind.strip() else ''}"
     return dataclasses.replace(cluster, note=note)
 
 
@@ -266,46 +266,40 @@ class NoAnswerError(Exception):
     """The metadata server gave no answer in time."""
 
 
-class MetadataServer:
-    """Attributes of this virtual machine."""
+def read_attribute(host: str, name: str) -> str | None:
+    """Return the text of an attribute of this virtual machine; None if it has none of this name.
 
-    def __init__(self, environ: Mapping[str, str]):
-        """Choose the server; nothing is sent."""
-        self.host = next(filter(None, map(environ.get, VARIABLES)), HOST)
+    Raises:
+        NoAnswerError: if the server does not answer, after three attempts of two seconds each,
+            or another program answers in its place.
+    """
+    why = ""
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE if attempt else 0)
+        try:
+            status, answer = _get_attribute(host, name)
+        except (OSError, http.client.HTTPException) as error:
+            why = f"{error or type(error).__name__}"
+            continue
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if status == HTTPStatus.OK:
+            return answer
+        why = f"HTTP {status}"
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:  # the same question has the same answer
+            break
+    raise NoAnswerError(f"its metadata server at {host} does not answer ({why})")
 
-    def attribute(self, name: str) -> str | None:
-        """Return the text of an attribute; None if the machine has none of this name.
 
-        Raises:
-            NoAnswerError: if the server does not answer, after three attempts of two seconds each,
-                or another program answers in its place.
-        """
-        why = ""
-        for attempt in range(ATTEMPTS):
-            time.sleep(PAUSE if attempt else 0)
-            try:
-                status, answer = self._get(name)
-            except (OSError, http.client.HTTPException) as error:
-                why = f"{error or type(error).__name__}"
-                continue
-            if status == HTTPStatus.NOT_FOUND:
-                return None
-            if status == HTTPStatus.OK:
-                return answer
-            why = f"HTTP {status}"
-            if status < HTTPStatus.INTERNAL_SERVER_ERROR:  # the same question has the same answer
-                break
-        raise NoAnswerError(f"its metadata server at {self.host} does not answer ({why})")
-
-    def _get(self, name: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self.host, timeout=TIMEOUT)  # by no proxy
-        with closing(connection):
-            path = f"/computeMetadata/v1/instance/attributes/{quote(name)}"
-            connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
-            answer = connection.getresponse()
-            text, flavor = answer.read(LONGEST), answer.getheader("Metadata-Flavor")
-        # Google's server says so in each answer, and google-auth checks the same
-        # (google/auth/compute_engine/_metadata.py, `ping`).
-        if answer.status == HTTPStatus.OK and flavor != "Google":
-            raise http.client.HTTPException("another program answers")
-        return answer.status, text.decode(errors="replace")
+def _get_attribute(host: str, name: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, timeout=TIMEOUT)  # by no proxy
+    with closing(connection):
+        path = f"/computeMetadata/v1/instance/attributes/{quote(name)}"
+        connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+        answer = connection.getresponse()
+        text, flavor = answer.read(LONGEST), answer.getheader("Metadata-Flavor")
+    # Google's server says so in each answer, and google-auth checks the same
+    # (google/auth/compute_engine/_metadata.py, `ping`).
+    if answer.status == HTTPStatus.OK and flavor != "Google":
+        raise http.client.HTTPException("another program answers")
+    return answer.status, text.decode(errors="replace")
