@@ -27,7 +27,7 @@ def write_model(folder: Path, layers: int) -> None:
     """Write a random Llama."""
     import numpy as np
 
-    from jtrain.models.pretrained.registry import family_of
+    from jtrain.models.pretrained.families import family_of
     from jtrain.models.pretrained.tensors_table import model_shapes
     from jtrain.models.pretrained.write import write_folder
     from jtrain.models.transformer import Transformer

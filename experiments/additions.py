@@ -19,7 +19,7 @@ from jtrain.data.text.tokenizers import Tokenizer, Vocabulary, fingerprint
 from jtrain.errors import DataError
 from jtrain.finetune.rollouts import sample_answers, until_end
 from jtrain.losses.next_token import next_token
-from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.models.transformer import Transformer
 from jtrain.train.complete_text import make_complete
 

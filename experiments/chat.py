@@ -15,7 +15,7 @@ from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors.spelling import did_you_mean
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
-from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.models.transformer import Transformer
 from jtrain.train.answers import (
     AnswerEvaluation,

@@ -16,10 +16,9 @@ from jtrain.data.text.corpora import TextPairs
 from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors import ConfigError
 from jtrain.losses.info_nce import info_nce
-from jtrain.models.embeddings import mean_pool
+from jtrain.models.embeddings import map_rows, mean_pool
 from jtrain.models.encoder import Encoder
-from jtrain.models.pretrained.vocabulary import check_vocabulary
-from jtrain.models.row_chunks import map_rows
+from jtrain.models.pretrained.source import check_vocabulary
 
 
 @jt.configclass

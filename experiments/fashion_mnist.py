@@ -21,7 +21,7 @@ from jtrain.errors import DataError
 from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
 from jtrain.models.cnn import CNN
 from jtrain.models.efficientnet_lite import EfficientNetLite
-from jtrain.models.layers.image_classes import classes
+from jtrain.models.images import classes
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 

@@ -11,7 +11,7 @@ from jtrain.data import InOrder, Shuffled
 from jtrain.data.text.tokenizers import fingerprint
 from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
 from jtrain.finetune.rollouts import describe_rollouts
-from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.train.complete_text import make_complete
 
 

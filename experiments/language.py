@@ -15,8 +15,8 @@ from jtrain.data.text.tokenizers import fingerprint
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, segments_of
-from jtrain.models.experts.experts import NoExperts
-from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.models.experts import NoExperts
+from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.models.transformer import Transformer
 from jtrain.train.complete_text import make_complete
 

@@ -15,8 +15,8 @@ from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled, Source
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.adapters.function import from_function
-from jtrain.models.layers.image_classes import classes
+from jtrain.models.adapters import from_function
+from jtrain.models.images import classes
 
 # Ten digits of twelve strokes; the tables and constants are those of the publication.
 STROKES = np.array(

@@ -29,7 +29,7 @@ from jtrain.finetune.rollouts import (
     until_end,
 )
 from jtrain.losses.group_policy import advantages_by_row, dapo, dr_grpo, grpo, gspo
-from jtrain.models.language_model import LanguageModel
+from jtrain.models.transformer import LanguageModel
 
 Below = Annotated[float, Field(gt=0, lt=1)]
 Above = Annotated[float, Field(gt=0)]

@@ -18,8 +18,7 @@ from jtrain.core import pytree
 from jtrain.core.rows import row_keys
 from jtrain.core.types import Batch, Dims, Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError
-from jtrain.models.layers.low_rank import LowRank, as_dense
-from jtrain.models.layers.quantized import Quantized, keeps_dims, quantize
+from jtrain.models.layers.low_rank import LowRank, Quantized, as_dense, keeps_dims, quantize
 from jtrain.optim.groups import check_pattern, matches, nearest
 from jtrain.optim.stacked_layers import stacked_dims
 

@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jtrain.core.types import Batch, Extra, Params
 from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.losses.preferences import token_log_probs
-from jtrain.models.attention.scores import soft_cap
+from jtrain.models.attention import soft_cap
 from jtrain.models.generate import generate
-from jtrain.models.language_model import LanguageModel
+from jtrain.models.transformer import LanguageModel
 
 RewardFn: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
 """Reward of each answer to the question of its row: a plain function."""

@@ -28,7 +28,7 @@ def info_nce(
     own positive.
 
     All rows are coupled, as in `contrastive`: the experiment declares `couples="batch"`, and
-    `jtrain.models.row_chunks.map_rows` embeds the rows in the place of microbatches.
+    `jtrain.models.embeddings.map_rows` embeds the rows in the place of microbatches.
 
     Raises:
         LossError: if the shapes differ, or the temperature is not above 0.

@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jtrain.models.adapters.equinox import from_equinox as from_equinox
-    from jtrain.models.adapters.haiku import from_haiku as from_haiku
-    from jtrain.models.adapters.library_modules import mean_of_slices as mean_of_slices
-    from jtrain.models.adapters.linen import from_linen as from_linen
+    from jtrain.models.adapters import mean_of_slices as mean_of_slices
+    from jtrain.models.adapters.libraries import from_equinox as from_equinox
+    from jtrain.models.adapters.libraries import from_haiku as from_haiku
+    from jtrain.models.adapters.libraries import from_linen as from_linen
     from jtrain.models.adapters.nnx import from_nnx as from_nnx
     from jtrain.models.cnn import CNN as CNN
     from jtrain.models.efficientnet_lite import EfficientNetLite as EfficientNetLite
@@ -26,11 +26,11 @@ _MODULES = {
     "ResNet": "resnet",
     "Transformer": "transformer",
     "ViT": "vit",
-    "from_equinox": "adapters.equinox",
-    "from_haiku": "adapters.haiku",
-    "from_linen": "adapters.linen",
+    "from_equinox": "adapters.libraries",
+    "from_haiku": "adapters.libraries",
+    "from_linen": "adapters.libraries",
     "from_nnx": "adapters.nnx",
-    "mean_of_slices": "adapters.library_modules",
+    "mean_of_slices": "adapters",
 }
 
 

@@ -8,7 +8,7 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.layers.image_classes import check_sizes
+from jtrain.models.images import check_sizes
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -56,18 +56,7 @@ class CNN:
             ConfigError: if `image` or `classes` is still 0.
         """
         check_sizes(self.kind, self.image, self.classes)
-        from jtrain.models.adapters.nnx import from_nnx
-        from jtrain.models.networks.cnn import CNNModule  # flax: 0.6 s, only where built
+        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
+        from jtrain.models.networks.classifiers import CNNModule
 
-        return from_nnx(
-            lambda rngs: CNNModule(
-                image=self.image,
-                channels=self.channels,
-                kernel=self.kernel,
-                widths=self.widths,
-                classes=self.classes,
-                dropout=self.dropout,
-                placement=placement,
-                rngs=rngs,
-            )
-        )
+        return from_nnx(lambda rngs: CNNModule(self, placement, rngs))

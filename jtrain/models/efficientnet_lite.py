@@ -9,11 +9,8 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
-from jtrain.models.image_classifier import ImageClassifier
-from jtrain.models.layers.image_classes import check_sizes
-from jtrain.models.pixels import Pixels
-from jtrain.models.presets.vision import LITE_PRESETS, LitePreset, with_preset
-from jtrain.models.pretrained.config_values import with_pretrained
+from jtrain.models.images import ImageClassifier, Pixels, check_sizes
+from jtrain.models.presets import LITE_PRESETS, LitePreset
 
 Size = Annotated[int, Field(gt=0)]
 Stages = tuple[Size, Size, Size, Size, Size, Size, Size]
@@ -55,11 +52,6 @@ class EfficientNetLite(ImageClassifier):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate of the inputs of the linear map to the logits."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(with_pretrained(given, cls), LITE_PRESETS)
-
     @model_validator(mode="after")
     def _check_pixels(self) -> "EfficientNetLite":
         self.pixels.shape(self.image)
@@ -80,20 +72,6 @@ class EfficientNetLite(ImageClassifier):
         """
         check_sizes(self.kind, self.image, self.classes)
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.efficientnet_lite import EfficientNetLiteModule
+        from jtrain.models.networks.classifiers import EfficientNetLiteModule
 
-        return from_nnx(
-            lambda rngs: EfficientNetLiteModule(
-                image=self.image,
-                pixels=self.pixels,
-                stem=self.stem,
-                widths=self.widths,
-                blocks=self.blocks,
-                features=self.features,
-                statistics=self.statistics,
-                classes=self.classes,
-                dropout=self.dropout,
-                placement=placement,
-                rngs=rngs,
-            )
-        )
+        return from_nnx(lambda rngs: EfficientNetLiteModule(self, placement, rngs))

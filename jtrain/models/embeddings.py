@@ -1,11 +1,15 @@
-"""Embeddings of texts from the vectors of their positions."""
+"""Embeddings of texts: rows in chunks, means of positions, and hard negatives."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.errors import DataError
+from jtrain.errors import DataError, LossError
 
 _EQUAL = 1 - 1e-5  # a cosine of equal texts is 1 but for rounding: 1e-6 in float32
 
@@ -79,3 +83,34 @@ def _check_count(start: int, others: Int[np.ndarray, "b"], count: int, skip: int
         f"texts are another than anchor {start + row} and its positive. "
         + (f"Set {settings} or less, or give more texts." if most else "Give more texts.")
     )
+
+
+def map_rows(call: Callable[[Any], Array], rows: Any, chunks: int) -> Array:
+    """Return `call(rows)`, computed a chunk of rows after the other.
+
+    The backward pass computes each chunk again, so that the memory of `call` is that of a chunk;
+    the outputs of all rows then meet in the loss, whose gradient is that of the whole batch. A
+    chunk has rows of every device: rows 0, c, 2 c, ... of c chunks.
+
+    Args:
+        call: a function of rows b ... that gives b ..., in which no row depends on another.
+        rows: a tree of arrays b ....
+        chunks: number of chunks, which divides b; 1 calls the function as it is.
+
+    Raises:
+        LossError: if the rows do not divide into the chunks.
+
+    Source: Gao et al. 2021 (GradCache), arXiv 2101.06983.
+    """
+    count = len(jax.tree.leaves(rows)[0])
+    if chunks < 1 or count % chunks:
+        near = [n for n in range(1, count + 1) if count % n == 0]
+        raise LossError(
+            f"{count} rows do not divide into chunks={chunks}. Set "
+            f"chunks={min(near, key=lambda n: abs(n - chunks))}, or another number of rows."
+        )
+    if chunks == 1:
+        return call(rows)
+    split = lambda x: x.reshape(count // chunks, chunks, *x.shape[1:]).swapaxes(0, 1)
+    outputs = jax.lax.map(jax.checkpoint(call), jax.tree.map(split, rows))
+    return outputs.swapaxes(0, 1).reshape(count, *outputs.shape[2:])

@@ -1,6 +1,6 @@
 """The config of a text encoder; importing it imports no flax."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -8,7 +8,7 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.pretrained.config_values import Published, with_pretrained
+from jtrain.models.presets import Published
 
 
 @configclass
@@ -45,11 +45,6 @@ class Encoder(Published):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate after the embedding, each attention and each MLP."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_pretrained(cls, given: Any) -> Any:
-        return with_pretrained(given, cls)
-
     @model_validator(mode="after")
     def _check_heads(self) -> "Encoder":
         if self.width % self.heads:
@@ -74,20 +69,4 @@ class Encoder(Published):
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
         from jtrain.models.networks.encoder import TextEncoder
 
-        return from_nnx(
-            lambda rngs: TextEncoder(
-                vocab=self.vocab,
-                context=self.context,
-                token_types=self.token_types,
-                layers=self.layers,
-                heads=self.heads,
-                width=self.width,
-                hidden=self.size_of_hidden,
-                epsilon=self.epsilon,
-                activation=self.activation,
-                pooler=self.pooler,
-                dropout=self.dropout,
-                placement=placement,
-                rngs=rngs,
-            )
-        )
+        return from_nnx(lambda rngs: TextEncoder(self, placement, rngs))

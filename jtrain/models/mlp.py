@@ -39,15 +39,6 @@ class MLP:
                 f"experiment did not say what its data has. Set model.inputs and model.classes."
             )
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.mlp import MLPModule
+        from jtrain.models.networks.classifiers import MLPModule
 
-        return from_nnx(
-            lambda rngs: MLPModule(
-                inputs=self.inputs,
-                widths=self.widths,
-                classes=self.classes,
-                dropout=self.dropout,
-                placement=placement,
-                rngs=rngs,
-            )
-        )
+        return from_nnx(lambda rngs: MLPModule(self, placement, rngs))

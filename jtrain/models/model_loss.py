@@ -25,8 +25,14 @@ from jtrain.losses.index_marks import in_domain
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.losses.shapes import spread_weights
 from jtrain.losses.squared_error import squared_error
-from jtrain.models.adapters.any_model import AnyModel, as_model
-from jtrain.models.adapters.library_modules import EVALUATES, OF_BATCH, TRAINS, stateful_output
+from jtrain.models.adapters import (
+    EVALUATES,
+    OF_BATCH,
+    TRAINS,
+    AnyModel,
+    as_model,
+    stateful_output,
+)
 
 # (outputs, batch) -> loss and metrics
 Head: TypeAlias = Callable[[Any, Batch], tuple[Mean, Metrics]]

@@ -10,11 +10,8 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
-from jtrain.models.image_classifier import ImageClassifier
-from jtrain.models.layers.image_classes import check_sizes
-from jtrain.models.pixels import Pixels
-from jtrain.models.presets.vision import RESNET_PRESETS, ResNetPreset, with_preset
-from jtrain.models.pretrained.config_values import with_pretrained
+from jtrain.models.images import ImageClassifier, Pixels, check_sizes
+from jtrain.models.presets import RESNET_PRESETS, ResNetPreset
 
 
 @configclass
@@ -59,11 +56,6 @@ class ResNet(ImageClassifier):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate of the inputs of the linear map to the logits."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(with_pretrained(given, cls), RESNET_PRESETS)
-
     @model_validator(mode="after")
     def _check_groups(self) -> "ResNet":
         if self.norm == "group" and self.width % self.groups:
@@ -101,23 +93,6 @@ class ResNet(ImageClassifier):
         """
         check_sizes(self.kind, self.image, self.classes)
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.resnet import ResNetModule
+        from jtrain.models.networks.classifiers import ResNetModule
 
-        return from_nnx(
-            lambda rngs: ResNetModule(
-                image=self.image,
-                pixels=self.pixels,
-                blocks=self.blocks,
-                bottleneck=self.bottleneck,
-                width=self.width,
-                stem=self.stem,
-                norm=self.norm,
-                groups=self.groups,
-                statistics=self.statistics,
-                quiet=self.quiet,
-                classes=self.classes,
-                dropout=self.dropout,
-                placement=placement,
-                rngs=rngs,
-            )
-        )
+        return from_nnx(lambda rngs: ResNetModule(self, placement, rngs))

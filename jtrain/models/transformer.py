@@ -1,4 +1,4 @@
-"""The config of a decoder-only transformer; importing it imports no flax."""
+"""The config of a decoder-only transformer, and the language model that it builds; no flax."""
 
 import dataclasses
 import functools
@@ -6,18 +6,23 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
+from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
+from jtrain.core.types import Extra, Keys, Params
 from jtrain.errors import ConfigError
-from jtrain.models.attention.positions import LearnedPositions, Positions
-from jtrain.models.experts.experts import Experts, NoExperts
-from jtrain.models.language_model import LanguageModel, build_language_model
-from jtrain.models.layers.feed_forward import Activation
-from jtrain.models.presets.language import LANGUAGE_PRESETS, LanguagePreset
-from jtrain.models.presets.vision import with_preset
-from jtrain.models.pretrained.config_values import Published, with_pretrained
+from jtrain.models.attention import KVCache
+from jtrain.models.attention.rotary import LearnedPositions, Positions
+from jtrain.models.experts import Activation, Experts, NoExperts
+from jtrain.models.presets import (
+    LANGUAGE_PRESETS,
+    LanguagePreset,
+    Published,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -103,11 +108,6 @@ class Transformer(Published):
     saved: tuple[Literal["qkv", "attention", "hidden"], ...] = ()
     """With remat `names`: queries, keys and values; attention outputs; MLPs before activation."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(with_pretrained(given, cls), cls.presets)
-
     @model_validator(mode="after")
     def _check_fields(self) -> "Transformer":
         for message in self._errors():
@@ -190,11 +190,11 @@ class Transformer(Published):
             _warn_unused_tokens(self.vocab, count)
         return self if self.vocab else dataclasses.replace(self, vocab=count)
 
-    def build(self, placement: Placement = Unplaced()) -> LanguageModel:
+    def build(self, placement: Placement = Unplaced()) -> "LanguageModel":
         """Build the model: `apply(params, {}, tokens, rng=keys)` returns logits b t v.
 
         `keys` are those of the rows (`jtrain.row_keys`), for dropout; `segments=` are those of
-        packed rows. `jtrain.models.language_model` has the model's other functions.
+        packed rows. `LanguageModel` has the model's other functions.
 
         Raises:
             ConfigError: if `vocab` is still 0.
@@ -204,54 +204,94 @@ class Transformer(Published):
                 "a transformer of vocab=0 has no tokens: the experiment did not say how many its "
                 "data has. Set model.vocab."
             )
-        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where built
+        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
         from jtrain.models.networks.decoder import Decoder
 
-        def make(rngs: Any) -> Decoder:
-            return Decoder(
-                vocab=self.vocab,
-                context=self.context,
-                layers=self.layers,
-                heads=self.heads,
-                width=self.width,
-                kv_heads=self.groups,
-                head_size=self.size_of_head,
-                hidden=self.size_of_hidden,
-                positions=self.positions,
-                norm=self.norm,
-                epsilon=self.epsilon,
-                activation=self.activation,
-                experts=self.experts,
-                dropout=self.dropout,
-                bias=self.bias,
-                qkv_bias=self.qkv_bias,
-                tied=self.tied,
-                qk_norm=self.qk_norm,
-                post_norm=self.post_norm,
-                zero_centered=self.zero_centered,
-                embedding_scale=self.embedding_scale,
-                windows=tuple(self.window_of(layer) for layer in range(self.layers)),
-                attention_cap=self.attention_cap,
-                attention_scale=self.attention_scale,
-                logit_cap=self.logit_cap,
-                attention=self.attention,
-                scan=self.scan,
-                remat=self.remat,
-                saved=self.saved,
-                placement=placement,
-                rngs=rngs,
-            )
+        model = LanguageModel(*from_nnx(lambda rngs: Decoder(self, placement, rngs)))
+        model.config = self
+        return model
 
-        return build_language_model(
-            from_nnx(make),
-            context=self.context,
-            layers=self.layers,
-            kv_heads=self.groups,
-            head_size=self.size_of_head,
-            tied=self.tied,
-            scan=self.scan,
-            logit_cap=self.logit_cap,
-        )
+
+class LanguageModel(Model):
+    """A Model whose inputs are tokens and, of packed rows, `segments=`.
+
+    Its `rng` are the keys of the rows, for dropout. Beside `init` and `apply` the model has
+
+    - `hidden(params, extra, tokens, segments)` and `head(params)`, whose product is the logits
+      (before `logit_cap`): for a loss that never holds the logits of a whole batch,
+    - `routed(...)`: `hidden`, and the logits of the routers where there are experts,
+    - `empty(params, rows)` and `extend(params, cache, tokens, at)`: for text drawn token by token.
+    """
+
+    config: Transformer
+
+    @property
+    def context(self) -> int:
+        """Most tokens that the model reads at once."""
+        return self.config.context
+
+    @property
+    def logit_cap(self) -> float | None:
+        """Soft cap of the logits."""
+        return self.config.logit_cap
+
+    def hidden(
+        self,
+        params: Params,
+        extra: Extra,
+        tokens: Int[Array, "b t"],
+        segments: Int[Array, "b t"] | None = None,
+        *,
+        rng: Keys | None = None,
+        train: bool | None = None,
+    ) -> tuple[Float[Array, "b t d"], Extra]:
+        """Return the input of the head, and `extra`; arguments and errors are those of `apply`."""
+        options = {"segments": segments, "rng": rng, "train": train}
+        return self.apply(params, extra, tokens, **options, method="hidden")
+
+    def routed(
+        self,
+        params: Params,
+        extra: Extra,
+        tokens: Int[Array, "b t"],
+        segments: Int[Array, "b t"] | None = None,
+        *,
+        rng: Keys | None = None,
+        train: bool | None = None,
+    ) -> tuple[tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None], Extra]:
+        """Return `hidden` with each layer's router logits (None without experts), and `extra`.
+
+        `jtrain.losses.balance` takes the logits.
+        """
+        options = {"segments": segments, "rng": rng, "train": train}
+        return self.apply(params, extra, tokens, **options, method="routed")
+
+    def head(self, params: Params) -> Float[Array, "v d"]:
+        """Return the matrix of the logits, hidden @ head.T; the token embedding where tied."""
+        return params["tokens" if self.config.tied else "head"]
+
+    def empty(self, params: Params, rows: int) -> list[KVCache] | KVCache:
+        """Return the cache of rows without a token: room for `context` keys and values a layer."""
+        config, dtype = self.config, params["tokens"].dtype
+        shape = (rows, config.context, config.groups, config.size_of_head)
+        if config.scan:
+            shape = (config.layers, *shape)
+        make = lambda: KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        return make() if config.scan else [make() for _ in range(config.layers)]
+
+    def extend(
+        self,
+        params: Params,
+        cache: list[KVCache] | KVCache,
+        tokens: Int[Array, "b t"],
+        at: int | Int[Array, ""],
+    ) -> tuple[Float[Array, "b v"], list[KVCache] | KVCache]:
+        """Return the logits after the last of `tokens`, and the cache.
+
+        The tokens stand at the positions `at` .. `at + t - 1`.
+        """
+        at = jnp.asarray(at, jnp.int32)
+        return self.apply(params, {}, tokens, cache, at, method="extend")[0]
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -11,11 +11,9 @@ from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
-from jtrain.models.image_classifier import ImageClassifier
-from jtrain.models.layers.image_classes import check_sizes
-from jtrain.models.pixels import Pixels
-from jtrain.models.presets.vision import VIT_PRESETS, ViTPreset, with_preset
-from jtrain.models.pretrained.config_values import with_pretrained
+from jtrain.models.experts import Activation
+from jtrain.models.images import ImageClassifier, Pixels, check_sizes
+from jtrain.models.presets import VIT_PRESETS, ViTPreset
 
 
 @configclass
@@ -57,11 +55,7 @@ class ViT(ImageClassifier):
     """Dropout rate after the embedding, each attention and each MLP."""
 
     couples = "nothing"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        return with_preset(with_pretrained(given, cls), VIT_PRESETS)
+    activation: ClassVar[Activation] = "gelu_exact"
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "ViT":
@@ -125,26 +119,9 @@ class ViT(ImageClassifier):
         """
         check_sizes(self.kind, self.image, self.classes)
         from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.vit import ViTModule
+        from jtrain.models.networks.encoder import ViTModule
 
-        return from_nnx(
-            lambda rngs: ViTModule(
-                image=self.image,
-                pixels=self.pixels,
-                patch=self.patch,
-                layers=self.layers,
-                heads=self.heads,
-                width=self.width,
-                hidden=self.size_of_hidden,
-                epsilon=self.epsilon,
-                pool=self.pool,
-                classes=self.classes,
-                dropout=self.dropout,
-                positions=self.positions,
-                placement=placement,
-                rngs=rngs,
-            )
-        )
+        return from_nnx(lambda rngs: ViTModule(self, placement, rngs))
 
 
 def _nearest(wanted: int, fits: Any, most: int) -> int:

@@ -14,8 +14,7 @@ from jtrain.core.types import Extra, Params
 from jtrain.data.text.conversations import Encoded, split_last_answer
 from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.errors import ConfigError
-from jtrain.models.generate import IncrementalModel
-from jtrain.models.generate_answers import generate_answers
+from jtrain.models.generate import IncrementalModel, generate_answers
 from jtrain.train.complete_text import until_mark
 
 Verifier: TypeAlias = Callable[[str, str], float]

@@ -12,7 +12,7 @@ from jtrain.checkpoint.init_from import is_requested
 from jtrain.config.resolve import resolve
 from jtrain.errors import CheckpointError
 from jtrain.finetune.lora import Lora
-from jtrain.models.pretrained.registry import family_name, family_of
+from jtrain.models.pretrained.families import family_name, family_of
 from jtrain.models.pretrained.source import is_pretrained, read_hf_config
 from jtrain.models.pretrained.tensors_table import model_shapes
 from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder

@@ -9,8 +9,7 @@ import numpy as np
 
 from jtrain.core import pytree
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
-from jtrain.models.layers.low_rank import LowRank
-from jtrain.models.layers.quantized import Quantized
+from jtrain.models.layers.low_rank import LowRank, Quantized
 
 Read = Callable[[str], np.ndarray]
 

@@ -24,7 +24,7 @@ from jtrain.data.sources.source import to_native
 from jtrain.errors import ConfigError, DataError, LossError
 from jtrain.errors.plain_numbers import to_number
 from jtrain.errors.spelling import did_you_mean
-from jtrain.models.adapters.any_model import check_model_type, is_nnx
+from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
@@ -105,8 +105,7 @@ def build_start(
     check_model_type(params)
     meets = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
     if is_nnx(params):
-        from jtrain.models.adapters.module_loss import module_loss
-        from jtrain.models.adapters.nnx import SplitModule
+        from jtrain.models.adapters.nnx import SplitModule, module_loss
 
         module = SplitModule(params)
         if not isinstance(loss, Stateful):

@@ -16,7 +16,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Couples, Extra, LossFn, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary, check_takes, user_code
-from jtrain.models.adapters.any_model import check_model_type, is_nnx
+from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data

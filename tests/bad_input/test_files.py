@@ -31,7 +31,7 @@ from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizing import ByteTokens, CharacterTokens, PretrainedTokenizer
 from jtrain.errors import CheckpointError, DataError, UserError
 from jtrain.io.safetensors import read_tensors
-from jtrain.models.pretrained.gguf_file import read_gguf
+from jtrain.models.pretrained.gguf import read_gguf
 
 VERSE = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
 

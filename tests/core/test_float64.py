@@ -11,7 +11,7 @@ from jtrain.core.evaluate import evaluate, make_evaluate
 from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.models.adapters.library_modules import mean_of_slices
+from jtrain.models.adapters import mean_of_slices
 
 DRAW = np.random.default_rng(0).random(48)
 PARAMS = {"b": np.float64(0)}

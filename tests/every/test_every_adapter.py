@@ -22,11 +22,8 @@ from jtrain.core.pytree import describe
 from jtrain.core.state import TrainState
 from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.adapters.equinox import from_equinox
-from jtrain.models.adapters.function import from_function
-from jtrain.models.adapters.haiku import from_haiku
-from jtrain.models.adapters.library_modules import mean_of_slices
-from jtrain.models.adapters.linen import from_linen
+from jtrain.models.adapters import from_function, mean_of_slices
+from jtrain.models.adapters.libraries import from_equinox, from_haiku, from_linen
 from jtrain.models.adapters.nnx import from_nnx
 
 eqx = pytest.importorskip("equinox")

@@ -21,7 +21,7 @@ from jtrain.core.step import make_step
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.next_token import inputs_and_targets, next_token
-from jtrain.models.experts.experts import NoExperts
+from jtrain.models.experts import NoExperts
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
 

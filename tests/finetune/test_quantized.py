@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.layers.low_rank import LowRank
-from jtrain.models.layers.quantized import NF4, Quantized, dequantize, quantize
+from jtrain.models.layers.low_rank import NF4, LowRank, Quantized, dequantize, quantize
 
 DRAW = np.random.default_rng(0)
 

@@ -19,7 +19,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import ConfigError, LossError
 from jtrain.losses.info_nce import info_nce
-from jtrain.models.row_chunks import map_rows
+from jtrain.models.embeddings import map_rows
 from jtrain.parallel import FSDP, Mirrored
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.attention.attention import attention
-from jtrain.models.attention.splash import splash
+from jtrain.models.attention import attention
+from jtrain.models.attention.kernels import splash
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, K = 2, 10, 4, 8

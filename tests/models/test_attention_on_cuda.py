@@ -106,7 +106,7 @@ PROGRAM = textwrap.dedent(
     import jax, jax.numpy as jnp
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
-    from jtrain.models.attention.attention import attention
+    from jtrain.models.attention import attention
 
     chip = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
     shape = lambda *s, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(

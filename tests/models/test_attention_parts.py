@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.attention import blockwise
-from jtrain.models.attention.attention import attention
-from jtrain.models.attention.blockwise import ScoreRule, part, part_gradient
+from jtrain.models.attention import attention, blockwise
+from jtrain.models.attention.blockwise import Causal
 from jtrain.parallel.attention.protocol import BlockPositions
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -24,12 +23,12 @@ def draw(dtype=jnp.float32) -> list[jax.Array]:
 
 
 def parts_of(window=None, soft_cap=None, scale=None, segments=None):
-    """Score rule, and the keys and positions of each block."""
+    """Attention, and the keys and positions of each block."""
     parts = []
     for keys in (slice(0, CUT), slice(CUT, T)):
         ids = None if segments is None else (segments, segments[:, keys])
         parts.append((keys, BlockPositions(jnp.int32(-keys.start), ids)))
-    return ScoreRule(window, soft_cap, scale), parts
+    return Causal(window, soft_cap, scale), parts
 
 
 @pytest.fixture(
@@ -42,8 +41,8 @@ def _block(request, monkeypatch: pytest.MonkeyPatch):
 
 
 def combined(q, k, v, **options):
-    sight, parts = parts_of(**options)
-    got = [part(sight, q, k[:, keys], v[:, keys], stand) for keys, stand in parts]
+    attend, parts = parts_of(**options)
+    got = [attend.part(q, k[:, keys], v[:, keys], stand) for keys, stand in parts]
     log_sum = jnp.logaddexp(got[0][1], got[1][1])
     return sum(jnp.exp(own - log_sum)[..., None] * mean for mean, own in got), log_sum
 
@@ -58,9 +57,9 @@ def test_two_parts_and_their_gradients_are_the_whole(options):
     assert_close(out, wanted, 2e-6)
 
     q, k, v = qkv
-    sight, parts = parts_of(**options)
+    attend, parts = parts_of(**options)
     told = log_sum, (out * cotangent).sum(-1), cotangent
-    got = [part_gradient(sight, q, k[:, own], v[:, own], at, *told) for own, at in parts]
+    got = [attend.part_gradient(q, k[:, own], v[:, own], at, *told) for own, at in parts]
     grads = got[0][0] + got[1][0], *(jnp.concatenate(x, 1) for x in zip(*got, strict=True))
     for ours, theirs in zip((grads[0], *grads[2:]), back(cotangent), strict=True):
         assert_close(ours, theirs, 5e-6)
@@ -68,13 +67,13 @@ def test_two_parts_and_their_gradients_are_the_whole(options):
 
 def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing():
     q, k, v, cotangent = draw()
-    sight, stand = (
-        ScoreRule(None, None, None),
+    attend, stand = (
+        Causal(),
         BlockPositions(jnp.int32(-T), None),
     )  # keys after all queries
-    mean, log_sum = part(sight, q, k, v, stand)
+    mean, log_sum = attend.part(q, k, v, stand)
     assert jnp.isfinite(mean).all()
     assert (log_sum < -1e29).all()
     of_others = jnp.zeros(log_sum.shape)
-    grads = part_gradient(sight, q, k, v, stand, of_others, of_others, cotangent)
+    grads = attend.part_gradient(q, k, v, stand, of_others, of_others, cotangent)
     assert not any(grad.any() for grad in grads)

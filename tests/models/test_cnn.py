@@ -9,8 +9,7 @@ from flax import nnx
 
 from jtrain.core.jaxpr import operations
 from jtrain.models.cnn import CNN
-from jtrain.models.layers.convolution import Convolution
-from jtrain.models.layers.pooling import max_pool
+from jtrain.models.layers.convolution import Convolution, max_pool
 
 VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 9, 8, 1)).astype(np.uint8)

@@ -8,7 +8,7 @@ from comparison import assert_close
 
 from jtrain.core.rows import row_keys
 from jtrain.errors import LossError
-from jtrain.models.adapters.equinox import from_equinox
+from jtrain.models.adapters.libraries import from_equinox
 
 eqx = pytest.importorskip("equinox")
 

@@ -10,10 +10,10 @@ from comparison import assert_close, assert_leaves_close
 
 from jtrain.core.placement import Unplaced
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.experts.experts import Capacity, Dropless
-from jtrain.models.experts.mixture import MixtureOfExperts
+from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
-from jtrain.models.networks.block import STD
+from jtrain.models.layers.feed_forward import MixtureOfExperts
+from jtrain.models.networks.decoder import STD
 from jtrain.models.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.generate import draw, generate
-from jtrain.models.generate_answers import generate_answers
+from jtrain.models.generate import draw, generate, generate_answers
 from jtrain.models.transformer import Transformer
 
 MODEL = Transformer(context=24, layers=1, heads=2, width=16, vocab=11)

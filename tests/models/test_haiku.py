@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jtrain.core.rows import row_keys
-from jtrain.models.adapters.function import from_function
-from jtrain.models.adapters.haiku import from_haiku
+from jtrain.models.adapters import from_function
+from jtrain.models.adapters.libraries import from_haiku
 
 hk = pytest.importorskip("haiku")
 

@@ -10,12 +10,10 @@ from flax import nnx
 
 import jtrain as jt
 from jtrain.core.mean import Mean
-from jtrain.models.adapters.library_modules import mean_of_slices
+from jtrain.models.adapters import mean_of_slices
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.layers.batch_norm import EPSILON, BatchNorm, standardize_rows
-from jtrain.models.layers.group_norm import EPSILON as EPSILON_OF_GROUPS
-from jtrain.models.layers.group_norm import GroupNorm
-from jtrain.models.layers.norms import layer_norm
+from jtrain.models.layers.norms import EPSILON, BatchNorm, GroupNorm, layer_norm, standardize_rows
+from jtrain.models.layers.norms import EPSILON as EPSILON_OF_GROUPS
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jtrain.core.pytree import describe, named_leaves
 from jtrain.core.rows import row_keys
-from jtrain.models.adapters.linen import from_linen
+from jtrain.models.adapters.libraries import from_linen
 from jtrain.models.adapters.nnx import from_nnx
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 4)), jnp.float32)

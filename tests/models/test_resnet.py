@@ -12,7 +12,7 @@ from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.efficientnet_lite import EfficientNetLite
 from jtrain.models.layers.convolution import convolve, convolve_channels
-from jtrain.models.networks.vit import FullAttention, cut
+from jtrain.models.networks.encoder import FullAttention, cut
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT
 

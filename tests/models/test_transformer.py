@@ -9,7 +9,7 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.pytree import named_leaves, num_elements
-from jtrain.models.presets.language import LANGUAGE_PRESETS
+from jtrain.models.presets import LANGUAGE_PRESETS
 from jtrain.models.transformer import Transformer
 
 SIZES = {"vocab": 11, "context": 8, "layers": 2, "heads": 2, "width": 16}

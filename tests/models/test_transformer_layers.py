@@ -14,7 +14,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import row_keys
 from jtrain.data.text.token_rows import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.attention.scores import places_within
+from jtrain.models.attention import places_within
 from jtrain.models.layers.block_stack import stack_layers, unstack_layers
 from jtrain.models.transformer import Transformer
 

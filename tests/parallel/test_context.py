@@ -22,7 +22,7 @@ from jtrain.core.rows import row_keys
 from jtrain.errors import ShardingError
 from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.attention.causal import Causal
+from jtrain.models.attention.blockwise import Causal
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes, Single, Strategy
 from jtrain.parallel.attention.ring import RingAttention, zigzag

@@ -12,9 +12,9 @@ from comparison import distance
 from jtrain.core.placement import Unplaced
 from jtrain.errors import ShardingError
 from jtrain.models.adapters.nnx import from_nnx
-from jtrain.models.experts.experts import Capacity, Dropless
-from jtrain.models.experts.mixture import MixtureOfExperts
+from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
+from jtrain.models.layers.feed_forward import MixtureOfExperts
 from jtrain.parallel import Axes
 
 ROWS, TIME, WIDTH, EXPERTS = 8, 6, 8, 4

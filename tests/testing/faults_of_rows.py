@@ -22,8 +22,8 @@ from planted import (
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
 from jtrain.core.rows import first_key, row_keys
-from jtrain.models.adapters.library_modules import mean_of_slices
-from jtrain.models.adapters.linen import from_linen
+from jtrain.models.adapters import mean_of_slices
+from jtrain.models.adapters.libraries import from_linen
 
 
 def inverted(params, batch, rng):

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from quick_study import config_of
 
 from jtrain.models.cnn import CNN
-from jtrain.models.experts.experts import Capacity, Dropless
+from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.transformer import Transformer
 from jtrain.train.auto_layout import remat_regions, saved_residuals
 from jtrain.train.flops import count_flops

@@ -1,5 +1,6 @@
 """Any flax nnx module as two pure functions over plain dicts of arrays."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -8,15 +9,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jtrain.core.loss import Stateful
 from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import named_leaves
-from jtrain.core.rows import first_key
-from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
+from jtrain.core.rows import first_key, row_keys
+from jtrain.core.types import Batch, Couples, Dims, Extra, Key, Keys, Metrics, Params
 from jtrain.errors import LossError
-from jtrain.errors.advice import CARRY_EXTRA
-from jtrain.models.adapters.library_modules import EVALUATES, OF_BATCH, TRAINS, keys_argument
-from jtrain.models.adapters.nnx_scopes import name_scopes
-from jtrain.models.layers.batch_norm import BatchNorm
+from jtrain.errors.advice import CARRY_EXTRA, check_takes
+from jtrain.models.adapters import (
+    EVALUATES,
+    OF_BATCH,
+    TRAINS,
+    keys_argument,
+    stateful_output,
+)
+from jtrain.models.layers.norms import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
 PARTS = (nnx.Param, nnx.RngState, ...)  # differentiated, random, and the rest
@@ -211,3 +218,64 @@ def _streams(like: State, rng: Keys | None, train: bool) -> State:
 def _variables(state: State) -> list[tuple[tuple[Any, ...], Any]]:
     """Return each variable with its path."""
     return list(nnx.to_flat_state(state))
+
+
+def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
+    """Return a loss of (module, batch, rng) as a loss of the module's arrays.
+
+    With a key the module is in training mode, with its random streams filled from the keys of the
+    rows. The layers' state (running statistics) is carried on.
+
+    Raises:
+        LossError: if `loss` does not take these arguments.
+    """
+    check_takes(loss, ("module", "batch", "rng"), "the loss of an nnx module")
+
+    def call(
+        params: Params, extra: Extra, batch: Batch, rng: Key | None
+    ) -> tuple[Any, Metrics, Extra]:
+        keys = row_keys(rng, batch)
+        inner = module.module(params, extra, keys, rng is not None)
+        result = loss(inner, batch, rng)
+        pair = type(result) is tuple and len(result) == 2
+        value, metrics = result if pair else (result, {})
+        return value, metrics, stateful_output(extra, module.extra_of(inner), batch["mask"])
+
+    return Stateful(call)
+
+
+SCOPE = "scope_name"  # a static attribute of the module, so it survives split and merge
+
+
+def name_scopes(module: nnx.Module) -> None:
+    """Make each module inside `module` run in a named scope: its path from the module around it.
+
+    The modules get a subclass of their class with the same name, whose `__call__` enters the scope.
+    No array is touched.
+    """
+    paths = {path for path, part in nnx.iter_modules(module) if path and _can_scope(part)}
+    for path, part in list(nnx.iter_modules(module)):
+        if path not in paths:
+            continue
+        around = max((p for p in paths if p == path[: len(p)] and p != path), key=len, default=())
+        part.__class__ = _scoped_class(type(part))
+        setattr(part, SCOPE, "/".join(map(str, path[len(around) :])))
+
+
+def _can_scope(module: nnx.Module) -> bool:
+    return callable(module) and not hasattr(module, SCOPE)
+
+
+@functools.cache
+def _scoped_class(kind: type[nnx.Module]) -> type[nnx.Module]:
+    plain_call: Any = kind.__call__
+
+    @functools.wraps(plain_call)
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(getattr(self, SCOPE)):
+            return plain_call(self, *args, **kwargs)
+
+    names = {"__call__": call, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    scoped = type(kind.__name__, (kind,), names)
+    scoped.__qualname__ = kind.__qualname__
+    return scoped

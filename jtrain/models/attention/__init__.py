@@ -1,1 +1,208 @@
-"""Attention: kernels, masks, rotary positions and the cache of keys and values."""
+"""Attention of a decoder and of an encoder, with soft caps, windows, segments and a cache.
+
+`FullAttention`, and `Causal` of `jtrain.models.attention.blockwise`, are what a network hands to
+its placement.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jtrain.core.pytree import at_least_f32
+from jtrain.errors import ConfigError
+
+Implementation: TypeAlias = Literal["xla", "cudnn", "splash"]
+
+
+def attention(
+    q: Float[Array, "b t h k"],
+    k: Float[Array, "b s g k"],
+    v: Float[Array, "b s g k"],
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+    segments: Int[Array, "b s"] | None = None,
+    implementation: str | None = "xla",
+    platform: str | None = None,
+) -> Float[Array, "b t h k"]:
+    """Return softmax(q k / sqrt(head size)) v over the positions up to each query's own.
+
+    The queries are the last `t` of the `s` positions. Head `i` reads the keys and values of group
+    `i // (h / g)`. The softmax is taken in at least float32.
+
+    Args:
+        q: queries.
+        k: keys, one for each group of heads.
+        v: values, one for each group of heads.
+        window: positions that a query sees, its own included; None: all before it.
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: no cap.
+        scale: factor of the products; None: 1 / sqrt(k).
+        segments: a number for each position, which sees only positions of the same number.
+        implementation: `xla` (or None) writes the scores out and runs anywhere; `cudnn` needs an
+            NVIDIA GPU, `splash` a TPU. Neither is chosen by itself.
+        platform: platform of the compiled program, if it is not that of this machine.
+
+    Raises:
+        ConfigError: if the heads are no multiple of the groups, a number is out of its range, or
+            the implementation does not support the arguments or the platform.
+
+    Sources: Vaswani et al. 2017, arXiv 1706.03762; groups: Ainslie et al. 2023, arXiv 2305.13245;
+    windows: Beltagy et al. 2020, arXiv 2004.05150; soft caps: Gemma 2, 2024, arXiv 2408.00118.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    _check(q, k, window, soft_cap)
+    if implementation == "cudnn":
+        from jtrain.models.attention.kernels import cudnn
+
+        options = {"window": window, "soft_cap": soft_cap, "scale": scale, "segments": segments}
+        return cudnn(q, k, v, platform=platform, **options)
+    if implementation == "splash":
+        from jtrain.models.attention.kernels import check_tpu, splash  # pallas: 0.4 s
+
+        check_tpu(platform or jax.default_backend())
+        return splash(q, k, v, window=window, soft_cap=soft_cap, scale=scale, segments=segments)
+    if implementation not in (None, "xla"):
+        raise ConfigError(
+            f"there is no implementation {implementation!r} of attention. "
+            f"Implementations: {', '.join(get_args(Implementation))}."
+        )
+    mask = visible(q.shape[1], k.shape[1], window)  # t s
+    if segments is not None:
+        mask = mask[None] & (segments[:, -q.shape[1] :, None] == segments[:, None])  # b t s
+    return attention_where(q, k, v, mask, scale=scale, soft_cap=soft_cap)
+
+
+def attention_where(
+    q: Float[Array, "b t h k"],
+    k: Float[Array, "b s g k"],
+    v: Float[Array, "b s g k"],
+    mask: Bool[Array, "t s"] | Bool[Array, "b t s"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+) -> Float[Array, "b t h k"]:
+    """Return softmax(scale x q k) v where `mask` is true; each query needs one position or more.
+
+    Heads are a leading dim inside, so that they are a batch of plain matrix products.
+    """
+    q, k, v = (jnp.moveaxis(x, 2, 1) for x in (q, k, v))  # b h t k, b g s k
+    shape, groups = q.shape, k.shape[1]
+    if groups != shape[1]:  # the heads of a group are more rows of one product
+        q = q.reshape(shape[0], groups, -1, shape[-1])
+    scores = at_least_f32(jnp.einsum("bhtk,bhsk->bhts", q, k)) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    # Added, not selected: for a select XLA:CPU writes a constant array of the size of the scores.
+    hidden = jnp.where(mask, 0, -1e30).astype(scores.dtype)
+    hidden = hidden[None, None] if mask.ndim == 2 else hidden[:, None]
+    if groups != shape[1]:
+        hidden = jnp.tile(hidden, (1, 1, shape[1] // groups, 1))
+    chances = jax.nn.softmax(scores + hidden, axis=-1).astype(v.dtype)
+    return jnp.moveaxis(jnp.einsum("bhts,bhsk->bhtk", chances, v).reshape(shape), 1, 2)
+
+
+def visible(t: int, s: int, window: int | None = None) -> Bool[Array, "t s"]:
+    """Return which of the `s` positions each of the last `t` sees."""
+    before = jnp.tri(t, s, s - t, dtype=bool)
+    return before if window is None else before & ~jnp.tri(t, s, s - t - window, dtype=bool)
+
+
+def _check(q, k, window, soft_cap):
+    (_, t, heads, _), (_, s, groups, _) = q.shape, k.shape
+    if heads % groups:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ConfigError(
+            f"{heads} heads cannot share {groups} groups of keys and values evenly. "
+            f"Nearest: {min(divisors, key=lambda n: abs(n - groups))} groups."
+        )
+    if t > s:
+        raise ConfigError(
+            f"{t} queries cannot be the last of {s} positions. Give as many keys as queries."
+        )
+    if window is not None and window < 1:
+        raise ConfigError(
+            f"a window of {window} positions sees nothing. The least is window=1, the "
+            f"position itself; window=None sees all before it."
+        )
+    if soft_cap is not None and not soft_cap > 0:
+        raise ConfigError(
+            f"a soft cap of {soft_cap} bounds the scores to nothing. Give a positive number "
+            f"(Gemma 2 has 50), or soft_cap=None for no bound."
+        )
+
+
+def soft_cap(x: Float[Array, "*b"], cap: float | None) -> Float[Array, "*b"]:
+    """Return cap x tanh(x / cap), in at least float32; `x` itself without a cap.
+
+    Source: Gemma team 2024, https://arxiv.org/abs/2408.00118.
+    """
+    if cap is None:
+        return x
+    return (cap * jnp.tanh(at_least_f32(x) / cap)).astype(x.dtype)
+
+
+def places_within(segments: Int[Array, "b t"]) -> Int[Array, "b t"]:
+    """Return each position's index in its segment, from 0; a segment is a run of one number."""
+    index = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
+    before = jnp.concatenate([segments[:, :1], segments[:, :-1]], axis=1)
+    starts = jnp.where(segments != before, index, 0)
+    return index - jax.lax.cummax(starts, axis=1)
+
+
+class FullAttention:
+    """Attention of each position to all."""
+
+    kernel = False
+
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s h k"],
+        v: Float[Array, "b s h k"],
+        segments: Int[Array, "b s"] | None = None,
+        *,
+        platform: str | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """Return softmax(q k / sqrt(head size)) v over all positions of the same segment."""
+        del platform
+        visible = jnp.ones((q.shape[1], k.shape[1]), bool)
+        if segments is not None:
+            visible = segments[:, :, None] == segments[:, None]
+        return attention_where(q, k, v, visible, scale=1 / math.sqrt(q.shape[-1]))
+
+
+class KVCache(NamedTuple):
+    """The keys and values of a layer; s is the context, filled from the start."""
+
+    k: Float[Array, "b s g k"]
+    v: Float[Array, "b s g k"]
+
+
+def remembering(
+    cache: KVCache,
+    at: Int[Array, ""],
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Return `attend(q, k, v)` for new tokens at `at`, `at` + 1, ...; it also returns the cache.
+
+    A position sees itself and the positions before it, at most `window` in all. Entries of the
+    cache after the last new token are never seen.
+    """
+
+    def attend(q, k, v):
+        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, at, axis=1)
+        new_cache = KVCache(put(cache.k, k), put(cache.v, v))
+        positions = at + jnp.arange(q.shape[1], dtype=at.dtype)
+        back = positions[:, None] - jnp.arange(cache.k.shape[1], dtype=at.dtype)[None]  # t s
+        mask = back >= 0 if window is None else (back >= 0) & (back < window)
+        factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        return attention_where(q, *new_cache, mask, scale=factor, soft_cap=soft_cap), new_cache
+
+    return attend

@@ -1,91 +1,109 @@
-"""Attention of some queries to some keys, to be combined with the attention to other keys.
+"""Causal attention, also of some queries to some keys, to be combined with that to other keys.
 
 Scores exist for at most `BLOCK` queries at a time, in at least float32.
 Sources: the online softmax of Milakov and Gimelshein 2018, arXiv 1805.02867; its gradient as in
 FlashAttention, Dao et al. 2022, arXiv 2205.14135.
 """
 
+import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jtrain.core.pytree import at_least_f32
+from jtrain.models.attention import attention
 from jtrain.parallel.attention.protocol import BlockPositions
 
 BLOCK = 512
 HIDDEN = -1e30  # added to the score of a hidden key
 
 
-class ScoreRule(NamedTuple):
-    """Window, soft cap and scale of the scores."""
+@dataclasses.dataclass(frozen=True)
+class Causal:
+    """Attention of each position to itself and those before; see `attention`."""
 
-    window: int | None
-    soft_cap: float | None
-    scale: float | None
+    window: int | None = None
+    soft_cap: float | None = None
+    scale: float | None = None
+    implementation: str | None = "xla"
 
+    @property
+    def kernel(self) -> bool:
+        """Use of a kernel, which the compiler cannot split over devices."""
+        return self.implementation not in (None, "xla")
 
-def part(
-    rule: ScoreRule,
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b s g k"],
-    v: Float[Array, "b s g k"],
-    positions: BlockPositions,
-) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
-    """Return the weighted mean of the values and the log of the sum of the weights.
+    def __call__(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        segments: Int[Array, "b s"] | None = None,
+        *,
+        platform: str | None = None,
+    ) -> Float[Array, "b t h k"]:
+        """Return `attention(q, k, v)` with these values; raise as `attention` does."""
+        return attention(q, k, v, segments=segments, platform=platform, **dataclasses.asdict(self))
 
-    Both are at least float32. For a query that sees none of the keys the mean is finite and the log
-    about `HIDDEN`.
-    """
+    def part(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        positions: BlockPositions,
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
+        """Return the weighted mean of the values and the log of the sum of the weights.
 
-    def block_step(_, block):
-        q, at = block
-        scores, _ = _scores(rule, q, k, at)
-        top = scores.max(-1, keepdims=True)
-        powers = jnp.exp(scores - top)
-        total = powers.sum(-1, keepdims=True)  # b g e t 1
-        mean = _product("bgets,bsgk->btgek", powers.astype(v.dtype), v)
-        return None, (mean / jnp.moveaxis(total, 3, 1), _by_query(top + jnp.log(total)))
+        Both are at least float32. For a query that sees none of the keys the mean is finite and the
+        log about `HIDDEN`.
+        """
 
-    _, (mean, log_sum) = _scan_blocks(block_step, None, _blocks(_grouped(q, k), positions))
-    return _join_blocks(mean).reshape(q.shape), _join_blocks(log_sum).reshape(q.shape[:3])
+        def block_step(_, block):
+            q, at = block
+            scores, _ = _scores(self, q, k, at)
+            top = scores.max(-1, keepdims=True)
+            powers = jnp.exp(scores - top)
+            total = powers.sum(-1, keepdims=True)  # b g e t 1
+            mean = _product("bgets,bsgk->btgek", powers.astype(v.dtype), v)
+            return None, (mean / jnp.moveaxis(total, 3, 1), _by_query(top + jnp.log(total)))
 
+        _, (mean, log_sum) = _scan_blocks(block_step, None, _blocks(_grouped(q, k), positions))
+        return _join_blocks(mean).reshape(q.shape), _join_blocks(log_sum).reshape(q.shape[:3])
 
-def part_gradient(
-    rule: ScoreRule,
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b s g k"],
-    v: Float[Array, "b s g k"],
-    positions: BlockPositions,
-    log_sum: Float[Array, "b t h"],
-    dot: Float[Array, "b t h"],
-    cotangent: Float[Array, "b t h k"],
-) -> tuple[Float[Array, "b t h k"], Float[Array, "b s g k"], Float[Array, "b s g k"]]:
-    """Return what these keys and values add to the gradients in q, k and v, at least float32.
+    def part_gradient(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        positions: BlockPositions,
+        log_sum: Float[Array, "b t h"],
+        dot: Float[Array, "b t h"],
+        cotangent: Float[Array, "b t h k"],
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b s g k"], Float[Array, "b s g k"]]:
+        """Return what these keys add to the gradients in q, k and v, at least float32.
 
-    Args:
-        log_sum: log of the sum of the weights of all keys, these and others.
-        dot: `cotangent` x the output over all keys, summed over each head.
-        cotangent: gradient of the output over all keys.
-    """
+        Args:
+            log_sum: log of the sum of the weights of all keys, these and others.
+            dot: `cotangent` x the output over all keys, summed over each head.
+            cotangent: gradient of the output over all keys.
+        """
 
-    def block_step(sums, block):
-        (q, cotangent, log_sum, dot), at = block
-        scores, slope = _scores(rule, q, k, at)
-        chances = jnp.exp(scores - _by_score(log_sum))
-        slopes = chances * (_product("btgek,bsgk->bgets", cotangent, v) - _by_score(dot))
-        slopes = (slopes * slope).astype(k.dtype)
-        grad_k = sums[0] + _product("bgets,btgek->bsgk", slopes, q)
-        grad_v = sums[1] + _product("bgets,btgek->bsgk", chances.astype(v.dtype), cotangent)
-        return (grad_k, grad_v), _product("bgets,bsgk->btgek", slopes, k)
+        def block_step(sums, block):
+            (q, cotangent, log_sum, dot), at = block
+            scores, slope = _scores(self, q, k, at)
+            chances = jnp.exp(scores - _by_score(log_sum))
+            slopes = chances * (_product("btgek,bsgk->bgets", cotangent, v) - _by_score(dot))
+            slopes = (slopes * slope).astype(k.dtype)
+            grad_k = sums[0] + _product("bgets,btgek->bsgk", slopes, q)
+            grad_v = sums[1] + _product("bgets,btgek->bsgk", chances.astype(v.dtype), cotangent)
+            return (grad_k, grad_v), _product("bgets,bsgk->btgek", slopes, k)
 
-    heads = lambda x: x.reshape(*x.shape[:2], k.shape[2], -1)
-    given = _grouped(q, k), _grouped(cotangent, k).astype(v.dtype), heads(log_sum), heads(dot)
-    zeros = tuple(jnp.zeros_like(at_least_f32(x)) for x in (k, v))
-    (grad_k, grad_v), grad_q = _scan_blocks(block_step, zeros, _blocks(given, positions))
-    return _join_blocks(grad_q).reshape(q.shape), grad_k, grad_v
+        heads = lambda x: x.reshape(*x.shape[:2], k.shape[2], -1)
+        given = _grouped(q, k), _grouped(cotangent, k).astype(v.dtype), heads(log_sum), heads(dot)
+        zeros = tuple(jnp.zeros_like(at_least_f32(x)) for x in (k, v))
+        (grad_k, grad_v), grad_q = _scan_blocks(block_step, zeros, _blocks(given, positions))
+        return _join_blocks(grad_q).reshape(q.shape), grad_k, grad_v
 
 
 def _scores(rule, q, k, positions):

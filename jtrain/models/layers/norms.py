@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: functions with closed-form backward passes, and modules."""
+"""Norms with closed-form backward passes: LayerNorm and RMSNorm, batch norm and group norm."""
 
 import functools
 from typing import Any, Literal
@@ -6,8 +6,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 
 
@@ -25,7 +26,7 @@ def rms_norm(
     return (wide * rate).astype(x.dtype) * jnp.expand_dims(scale, range(x.ndim - 1))
 
 
-EPSILON = 1e-5  # as in GPT-2
+EPSILON = 1e-5  # as in GPT-2 and in the published ResNets
 
 
 def layer_norm(
@@ -61,10 +62,10 @@ def _scaled(epsilon, x, scales, scale):
         scales: `scale` for each row; it has the gradient, which autodiff adds up over the rows.
         scale: what is saved of it.
     """
-    return _forward(epsilon, x, scales, scale)[0]
+    return _layer_forward(epsilon, x, scales, scale)[0]
 
 
-def _forward(epsilon, x, scales, scale):
+def _layer_forward(epsilon, x, scales, scale):
     wide = at_least_f32(x)
     mean = wide.mean(-1, keepdims=True)
     centred = wide - mean
@@ -73,7 +74,7 @@ def _forward(epsilon, x, scales, scale):
     return y.astype(jnp.result_type(x, scale)), (x, mean, rate, scale)
 
 
-def _backward(epsilon, saved, grad):
+def _layer_backward(epsilon, saved, grad):
     del epsilon  # part of the rate
     x, mean, rate, scale = saved
     y, g = (at_least_f32(x) - mean) * rate, at_least_f32(grad)
@@ -83,7 +84,7 @@ def _backward(epsilon, saved, grad):
     return grad_x.astype(x.dtype), (g * y).astype(scale.dtype), jnp.zeros_like(scale)
 
 
-_scaled.defvjp(_forward, _backward)
+_scaled.defvjp(_layer_forward, _layer_backward)
 
 
 class Norm(nnx.Module):
@@ -119,3 +120,164 @@ class Norm(nnx.Module):
         if self.kind == "rms":
             return rms_norm(wide, scale, epsilon=self.epsilon).astype(x.dtype)
         return layer_norm(wide, scale, bias, epsilon=self.epsilon).astype(x.dtype)
+
+
+DECAY = 0.9  # of the running statistics a step, as in the published ResNets
+
+
+class BatchNorm(nnx.Module):
+    """`x` with mean 0 and variance 1 in each channel, times `scale`, plus `bias`.
+
+    In training the statistics are those of the batch's rows that the mask shows, which couples the
+    rows: the model declares `couples="batch"`. Statistics are computed in at least float32, and the
+    running ones, `mean` and `var`, are returned as Means of those rows, by the contract of `extra`.
+    Evaluation uses the running statistics and leaves them unchanged; so does training where they
+    are `frozen`, and then no row depends on another.
+
+    Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167; the running variance is the
+    unbiased one, as there.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        scale: float = 1.0,
+        epsilon: float = EPSILON,
+        frozen: bool = False,
+    ):
+        self.use_running_average = False  # switched by `train()` and `eval()` of a module
+        self.epsilon, self.frozen = epsilon, frozen
+        self.scale = nnx.Param(jnp.full(channels, scale))
+        self.bias = nnx.Param(jnp.zeros(channels))
+        self.mean = nnx.BatchStat(jnp.zeros(channels))
+        self.var = nnx.BatchStat(jnp.ones(channels))
+
+    def __call__(
+        self, x: Float[Array, "b h w c"], mask: Bool[Array, "b"] | None = None
+    ) -> Float[Array, "b h w c"]:
+        """Normalise `x`; without a mask every row counts."""
+        leading = (0, 1, 2)
+        scale, bias = (at_least_f32(p[...]) for p in (self.scale, self.bias))
+        if self.use_running_average or self.frozen:
+            rate = scale * jax.lax.rsqrt(self.var[...] + self.epsilon)
+            shift = bias - self.mean[...] * rate
+            y = at_least_f32(x) * jnp.expand_dims(rate, leading) + jnp.expand_dims(shift, leading)
+            return y.astype(x.dtype)
+        real = jnp.ones(x.shape[0]) if mask is None else mask.astype(jnp.float32)
+        y, mean, var = standardize_rows(x, real, self.epsilon)
+        self._update(mean, var, real.sum(), x.shape[1] * x.shape[2])
+        y = at_least_f32(y) * jnp.expand_dims(scale, leading) + jnp.expand_dims(bias, leading)
+        return y.astype(x.dtype)
+
+    def _update(self, mean: Array, var: Array, rows: Array, size: int) -> None:
+        """Move the running statistics towards those of these rows."""
+        numbers = rows * size
+        unbiased = var * numbers / jnp.maximum(numbers - 1, 1)
+        for running, new in ((self.mean, mean), (self.var, unbiased)):
+            after = DECAY * running[...] + (1 - DECAY) * jax.lax.stop_gradient(new)
+            value: Any = Mean(after * rows, rows)  # as a stateful loss returns it
+            running.set_value(value)
+
+
+def standardize_rows(
+    x: Float[Array, "b h w c"], real: Float[Array, "b"], epsilon: float = EPSILON
+) -> tuple[Float[Array, "b h w c"], Float[Array, "c"], Float[Array, "c"]]:
+    """Give `x` mean 0 and variance 1 in each channel over the rows where `real` is 1, not 0.
+
+    The mean and the variance are returned too, as constants to autodiff. Only reverse mode:
+    `jax.jvp` raises. A row that is not real is normalised too and is in no statistic, but its
+    gradient counts: mask its loss.
+    """
+    return _standardize(x, real, epsilon)
+
+
+def _mean_of_rows(x: Array, real: Array) -> Array:
+    """Return the mean over the real rows, 1 1 1 c; sums are within rows first, then over rows.
+
+    XLA:CPU adds hundreds of thousands of numbers one after the other: an error larger than the
+    order of devices may cause.
+    """
+    by_row = jax.lax.optimization_barrier(x.sum((1, 2)))  # b c
+    total = (by_row * real[:, None]).sum(0)
+    return (total / (jnp.maximum(real.sum(), 1) * x.shape[1] * x.shape[2]))[None, None, None]
+
+
+def _batch_forward(x, real, epsilon):
+    wide = at_least_f32(x)
+    mean = _mean_of_rows(wide, real)
+    centred = wide - mean
+    var = _mean_of_rows(jnp.square(centred), real)
+    rate = jax.lax.rsqrt(var + epsilon)
+    y = (centred * rate).astype(x.dtype)
+    return (y, mean.reshape(-1), var.reshape(-1)), (y, rate, real)
+
+
+def _batch_backward(epsilon, saved, grads):
+    del epsilon  # part of the rate
+    y, rate, real = saved
+    wide, g = at_least_f32(y), at_least_f32(grads[0])
+    # The statistics affect every row, and only real rows affect the statistics.
+    all_rows = jnp.ones_like(real)
+    share = len(real) / jnp.maximum(real.sum(), 1)
+    level = _mean_of_rows(g, all_rows) * share
+    slope = _mean_of_rows(g * wide, all_rows) * share
+    shows = jnp.expand_dims(real, (1, 2, 3))
+    return (rate * (g - shows * (level + wide * slope))).astype(y.dtype), jnp.zeros_like(real)
+
+
+_standardize = jax.custom_vjp(lambda *given: _batch_forward(*given)[0], nondiff_argnums=(2,))
+_standardize.defvjp(_batch_forward, _batch_backward)
+
+
+class GroupNorm(nnx.Module):
+    """Each image with mean 0 and variance 1 in each group of channels, times `scale`, plus `bias`.
+
+    Source: Wu and He 2018, https://arxiv.org/abs/1803.08494.
+    """
+
+    def __init__(self, channels: int, *, groups: int, scale: float = 1.0):
+        assert channels % groups == 0, f"{channels} channels in {groups} groups"
+        self.groups = groups
+        self.scale = nnx.Param(jnp.full(channels, scale))
+        self.bias = nnx.Param(jnp.zeros(channels))
+
+    def __call__(
+        self, x: Float[Array, "b h w c"], mask: Bool[Array, "b"] | None = None
+    ) -> Float[Array, "b h w c"]:
+        """Normalise `x`; the mask changes nothing, as rows are independent."""
+        del mask
+        b, h, w, c = x.shape
+        y = standardize_groups(x.reshape(b, h * w, self.groups, c // self.groups)).reshape(x.shape)
+        scale, bias = (jnp.expand_dims(p[...], (0, 1, 2)) for p in (self.scale, self.bias))
+        return (at_least_f32(y) * at_least_f32(scale) + at_least_f32(bias)).astype(x.dtype)
+
+
+@jax.custom_vjp
+def standardize_groups(x: Float[Array, "b n g k"]) -> Float[Array, "b n g k"]:
+    """Give `x` mean 0 and variance 1 over n and k, computed in at least float32.
+
+    Only reverse mode: `jax.jvp` and `jax.hessian` raise.
+    """
+    return _group_forward(x)[0]
+
+
+def _mean_of_groups(x: Array) -> Array:
+    return x.mean((1, 3), keepdims=True)
+
+
+def _group_forward(x):
+    wide = at_least_f32(x)
+    centred = wide - _mean_of_groups(wide)
+    rate = jax.lax.rsqrt(_mean_of_groups(jnp.square(centred)) + EPSILON)
+    y = (centred * rate).astype(x.dtype)
+    return y, (y, rate)
+
+
+def _group_backward(saved, grad):
+    y, rate = saved
+    wide, g = at_least_f32(y), at_least_f32(grad)
+    return ((rate * (g - _mean_of_groups(g) - wide * _mean_of_groups(g * wide))).astype(y.dtype),)
+
+
+standardize_groups.defvjp(_group_forward, _group_backward)

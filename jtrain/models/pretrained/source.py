@@ -8,23 +8,38 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.core.types import Extra, Params
 from jtrain.core.types import Leaf as Array
 from jtrain.data.text.tokenizer_file import read_header
+from jtrain.data.text.tokenizers import Tokenizer, describe_tokenizer
 from jtrain.errors import CheckpointError, DataError
 from jtrain.io.regular_files import read_json
-from jtrain.models.pretrained.family import Family, HFConfig
-from jtrain.models.pretrained.folder import check_no_pickle, is_folder, read_config, read_folder
-from jtrain.models.pretrained.gguf_file import GGUF, read_gguf
-from jtrain.models.pretrained.preprocessor import assumed_range, read_pixels
-from jtrain.models.pretrained.registry import (
+from jtrain.models.pretrained.families import (
     FAMILIES,
     build_model,
     family_name,
     find_family,
     model_values,
 )
-from jtrain.models.pretrained.slices import put_slices, release_host_memory, same_numbers
-from jtrain.models.pretrained.tensors_table import HEAD, Tensors, make_table
+from jtrain.models.pretrained.family import Family, HFConfig
+from jtrain.models.pretrained.folder import (
+    assumed_range,
+    check_no_pickle,
+    is_folder,
+    read_config,
+    read_folder,
+    read_pixels,
+)
+from jtrain.models.pretrained.gguf import GGUF, read_gguf
+from jtrain.models.pretrained.tensors_table import (
+    HEAD,
+    Tensors,
+    make_table,
+    model_shapes,
+    put_slices,
+    release_host_memory,
+    same_numbers,
+)
 
 TOKENIZER = "tokenizer.json"
 TIED = "tie_word_embeddings"
@@ -190,6 +205,30 @@ class PretrainedWeights:
         return part
 
 
+def params_from_timm(model: Any, weights: Mapping[str, np.ndarray]) -> tuple[Params, Extra]:
+    """Return the parameters of an image classifier, and its running statistics, from timm's.
+
+    Args:
+        model: a ResNet, a ViT or an EfficientNetLite.
+        weights: `{name: x.numpy() for name, x in net.state_dict().items()}` of a module of timm or
+            torchvision; no torch is needed here.
+
+    Raises:
+        CheckpointError: with every weight that is missing, surplus or of another shape.
+    """
+    family = FAMILIES.get(f"timm_{model.kind}", FAMILIES.get(model.kind))
+    shapes = model_shapes(model)
+    if family is None or not family.timm or {x.ours for x in family.leaves(model)} != set(shapes):
+        raise CheckpointError(
+            f"timm has no {model.kind} with the parameters of this one. Set the values of the "
+            f"model that was trained (preset=..., pool=class for a ViT)."
+        )
+    table = make_table(family, model, weights, "the dict of weights")
+    params, extra = jax.eval_shape(model.build().init, jax.random.key(0))
+    arrays = [table.read(name).array for name in shapes]
+    return jax.tree.unflatten(jax.tree.structure((params, extra)), arrays)
+
+
 def _shape_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a slice of an array."""
     return tuple(len(range(n)[one]) for one, n in zip(index, shape, strict=True))
@@ -223,3 +262,40 @@ def vocabulary_of_parsed(parsed: Mapping[str, Any]) -> dict[str, int]:
 
 def _unigram(vocab: Any) -> Iterator[tuple[str, int]]:
     return ((token, i) for i, (token, _) in enumerate(vocab))
+
+
+def check_vocabulary(pretrained: str, tokenizer: Tokenizer, *, option: str = "") -> None:
+    """Raise DataError if a published model was trained with other tokens than the data has.
+
+    Args:
+        pretrained: the folder or GGUF file of the model; empty: nothing is compared.
+        tokenizer: of the data. Plain numbers, without a text behind them, are not compared.
+        option: the option that names the tokenizer; empty: the data is written with it.
+    """
+    if not pretrained or tokenizer.kind == "numbers":
+        return
+    path = Path(pretrained)
+    theirs = vocabulary_of(path) if path.exists() else None
+    if theirs is None:
+        return
+    parsed = tokenizer.description().get("tokenizer")
+    ours = vocabulary_of_parsed(parsed) if isinstance(parsed, dict) else {}
+    differ = [token for token, number in ours.items() if theirs.get(token) != number]
+    if ours and not differ:
+        return
+    file = pretrained if path.suffix == GGUF else f"{pretrained}/{TOKENIZER}"
+    found = (
+        f"{len(differ):,} of its tokens have another number there, {differ[0]!r} among them"
+        if differ
+        else f"it is of another kind than {file}"
+    )
+    remedy = (
+        f"Set {option}={file}."
+        if option
+        else f"Write the data with the model's: jtrain data prepare FILES --tokenizer {file} "
+        f"--out DIR"
+    )
+    raise DataError(
+        f"the data has the tokenizer {describe_tokenizer(tokenizer)}, and model.from={pretrained} "
+        f"was trained with another one: {found}. {remedy}"
+    )

@@ -13,11 +13,9 @@ import numpy as np
 
 from jtrain.errors import CheckpointError
 from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, write_safetensors
-from jtrain.models.pretrained.families.images import label_count
-from jtrain.models.pretrained.families.timm import timm_classes
+from jtrain.models.pretrained.families.images import label_count, timm_classes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
-from jtrain.models.pretrained.folder import CONFIG
-from jtrain.models.pretrained.preprocessor import write_preprocessor
+from jtrain.models.pretrained.folder import CONFIG, write_preprocessor
 from jtrain.models.pretrained.tensors_table import model_shapes
 
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]

@@ -7,7 +7,7 @@ import published_models as published
 import pytest
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.registry import FAMILIES, build_model, family_name
+from jtrain.models.pretrained.families import FAMILIES, build_model, family_name
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
 from jtrain.models.encoder import Encoder
 from jtrain.models.mlp import MLP
-from jtrain.models.pretrained.registry import FAMILIES, family_name, family_of
+from jtrain.models.pretrained.families import FAMILIES, family_name, family_of
 from jtrain.models.pretrained.source import PretrainedWeights, describe_source
 from jtrain.models.pretrained.write import write_folder
 from jtrain.models.transformer import Transformer

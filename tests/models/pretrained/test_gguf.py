@@ -8,8 +8,8 @@ import published_models as published
 import pytest
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.gguf_file import Dequantised, _config, read_gguf
-from jtrain.models.pretrained.registry import FAMILIES, build_model, find_family
+from jtrain.models.pretrained.families import FAMILIES, build_model, find_family
+from jtrain.models.pretrained.gguf import Dequantised, _config, read_gguf
 from jtrain.models.pretrained.source import PretrainedWeights, vocabulary_of
 
 gguf = pytest.importorskip("gguf")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jtrain.models.pretrained.gguf_file import read_gguf
+from jtrain.models.pretrained.gguf import read_gguf
 
 gguf = pytest.importorskip("gguf")
 

@@ -13,8 +13,8 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.pytree import named_leaves
-from jtrain.models.pixels import Pixels
-from jtrain.models.pretrained.preprocessor import PREPROCESSOR
+from jtrain.models.images import Pixels
+from jtrain.models.pretrained.folder import PREPROCESSOR
 from jtrain.models.pretrained.source import PretrainedWeights
 from jtrain.models.resnet import ResNet
 from jtrain.models.vit import ViT

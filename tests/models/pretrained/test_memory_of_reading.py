@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jtrain.models.pretrained.slices import put_slices, release_host_memory
+from jtrain.models.pretrained.tensors_table import put_slices, release_host_memory
 
 ROOT = Path(__file__).parents[3]
 DEVICES = 4

@@ -4,9 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.models.attention.positions import LinearScaling, Llama3Scaling, Rotary
-from jtrain.models.pretrained import checks
-from jtrain.models.pretrained.family import HFConfig, Values
+from jtrain.models.attention.rotary import LinearScaling, Llama3Scaling, Rotary
+from jtrain.models.pretrained.family import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SIZE,
+    Condition,
+    HFConfig,
+    Supported,
+    Values,
+    is_list_of,
+)
 
 DECODER = {
     "vocab": "vocab_size",
@@ -18,19 +27,19 @@ DECODER = {
     "epsilon": "rms_norm_eps",
 }
 """Our fields by the entry of a decoder's config.json."""
-COMMON: checks.Supported = {
-    "tie_word_embeddings": (checks.FLAG,),
+COMMON: Supported = {
+    "tie_word_embeddings": (FLAG,),
     **dict.fromkeys(("quantization_config", "pruned_heads"), (None, {})),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), (False, None)),
 }
 """Entries that `transformers` reads for every model."""
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
-ABOVE_1 = checks.Condition("a number above 1", lambda x: checks.NUMBER.holds(x) and x > 1)
-ROPE: checks.Supported = {
+ABOVE_1 = Condition("a number above 1", lambda x: NUMBER.holds(x) and x > 1)
+ROPE: Supported = {
     **dict.fromkeys(("rope_type", "type"), ("default", "linear", "llama3")),
     "rope_theta": (ABOVE_1,),
-    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), (checks.NUMBER,)),
-    "original_max_position_embeddings": (checks.SIZE,),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), (NUMBER,)),
+    "original_max_position_embeddings": (SIZE,),
     "partial_rotary_factor": (1.0, None),
     # Angles for each kind of layer, which Gemma 3 alone has.
     **dict.fromkeys(("full_attention", "sliding_attention"), (None,)),
@@ -38,24 +47,24 @@ ROPE: checks.Supported = {
 """Entries of rotary positions."""
 
 
-def size_entries(names: Mapping[str, str]) -> checks.Supported:
+def size_entries(names: Mapping[str, str]) -> Supported:
     """Return what is computed of entries by our names of them: sizes, beside layers and epsilon."""
-    others = {"layers": checks.COUNT, "epsilon": checks.NUMBER}
-    return {theirs: (others.get(ours, checks.SIZE),) for ours, theirs in names.items()}
+    others = {"layers": COUNT, "epsilon": NUMBER}
+    return {theirs: (others.get(ours, SIZE),) for ours, theirs in names.items()}
 
 
-DECODER_ENTRIES: checks.Supported = {
+DECODER_ENTRIES: Supported = {
     **COMMON,
     **size_entries(DECODER),
     "hidden_act": ("silu", "swish"),
-    **dict.fromkeys(("num_key_value_heads", "head_dim"), (checks.SIZE, None)),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), (SIZE, None)),
     "rope_theta": (ABOVE_1,),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), ROPE),
-    "original_max_position_embeddings": (checks.SIZE,),
+    "original_max_position_embeddings": (SIZE,),
     "partial_rotary_factor": (1.0, None),
     "is_causal": (True, None),
     "use_bidirectional_attention": (False, None),
-    "layer_types": (checks.is_list_of("full_attention"), None),
+    "layer_types": (is_list_of("full_attention"), None),
 }
 """Entries of a decoder of Llama's layers."""
 

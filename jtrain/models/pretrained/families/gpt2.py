@@ -3,10 +3,22 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import COMMON, TANH_GELU, size_entries, sizes
-from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values, layer_norm_leaves
-from jtrain.models.pretrained.transforms import by_group, chain, from_columns, linear, thirds
+from jtrain.models.pretrained.family import (
+    SIZE,
+    Family,
+    HFConfig,
+    Leaf,
+    Supported,
+    Values,
+    by_group,
+    chain,
+    check_entries,
+    from_columns,
+    layer_norm_leaves,
+    linear,
+    thirds,
+)
 
 SIZES = {
     "vocab": "vocab_size",
@@ -17,10 +29,10 @@ SIZES = {
     "epsilon": "layer_norm_epsilon",
 }
 
-ENTRIES: checks.Supported = {
+ENTRIES: Supported = {
     **COMMON,
     **size_entries(SIZES),
-    "n_inner": (checks.SIZE, None),
+    "n_inner": (SIZE, None),
     "activation_function": TANH_GELU,
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -33,7 +45,7 @@ ALIASES |= {"num_attention_heads": "heads", "num_hidden_layers": "layers"}
 
 def _values(hf: HFConfig) -> Values:
     found = sizes(hf, SIZES)
-    checks.check_entries(hf, {alias: (found[ours],) for alias, ours in ALIASES.items()})
+    check_entries(hf, {alias: (found[ours],) for alias, ours in ALIASES.items()})
     return {
         **found,
         "kv_heads": found["heads"],

@@ -1,19 +1,33 @@
-"""Entries and tables that families of image classifiers share."""
+"""What families of image classifiers share, and folders as timm lays them out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from jtrain.models.pretrained import checks
+from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.families.entries import COMMON
-from jtrain.models.pretrained.family import HFConfig, Leaf, Values, layer_norm_leaves
-from jtrain.models.pretrained.transforms import Transform, linear, single
+from jtrain.models.pretrained.family import (
+    NUMBER,
+    OBJECT,
+    SIZE,
+    TEXT,
+    HFConfig,
+    Leaf,
+    Supported,
+    Transform,
+    Values,
+    is_list_of,
+    layer_norm_leaves,
+    linear,
+    single,
+)
 
 CONVOLUTION = single(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 """Between o i k k and k k i o."""
-IMAGE_ENTRIES: checks.Supported = {
+IMAGE_ENTRIES: Supported = {
     **COMMON,
-    "num_channels": (checks.SIZE,),
-    "num_labels": (checks.SIZE, None),
-    "id2label": (checks.OBJECT, checks.is_list_of(checks.TEXT), None),
+    "num_channels": (SIZE,),
+    "num_labels": (SIZE, None),
+    "id2label": (OBJECT, is_list_of(TEXT), None),
 }
 """Entries of a classifier of `transformers`."""
 COUNTERS = ("num_batches_tracked",)  # of the norms: a fixed momentum does not read them
@@ -62,3 +76,74 @@ def square(image: tuple[int, int, int]) -> int | list[int]:
 def sides(size: int | list[int]) -> tuple[int, int]:
     """Return height and width for an entry of config.json."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+TIMM_ENTRIES: Supported = {
+    "num_classes": (SIZE, None),
+    "model_args": (None, {}),
+    "pretrained_cfg": {
+        "num_classes": (SIZE, None),
+        "input_size": (is_list_of(SIZE, length=3),),
+        "mean": (is_list_of(0, NUMBER),),
+        "std": (is_list_of(NUMBER),),
+    },
+}
+"""Entries of a config.json of timm."""
+
+
+def timm_classes(hf: HFConfig) -> int:
+    """Return the number of classes of a config.json of timm, whose default is ImageNet's."""
+    cfg = hf.get("pretrained_cfg") or {}
+    return hf.get("num_classes") or cfg.get("num_classes") or 1000
+
+
+def timm_image(hf: HFConfig, image: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return height, width and channels of the images of a config.json, which may not say them."""
+    channels, height, width = (hf.get("pretrained_cfg") or {}).get("input_size") or (
+        image[2],
+        *image[:2],
+    )
+    return height, width, channels
+
+
+def timm_entries(
+    architectures: Mapping[str, Values], model: Any, *, head: str, first: str
+) -> Values:
+    """Return config.json for our config.
+
+    Args:
+        architectures: fields of our config by the name of an architecture.
+        head, first: the names of the last and of the first layer.
+
+    Raises:
+        CheckpointError: if no architecture has these sizes.
+    """
+    height, width, channels = model.shape
+    pixels = model.pixels
+    for name, values in architectures.items():
+        fields = {key: value for key, value in values.items() if key != "image"}
+        ours = {key: _explicit(model, key) for key in fields}
+        side = values.get("image", (height, width, channels))
+        if ours == fields and side == (height, width, channels):
+            about: Values = {
+                "architecture": name,
+                "input_size": [channels, height, width],
+                "num_classes": model.classes,
+                "first_conv": first,
+                "classifier": head,
+                "interpolation": "bilinear",  # in one step to the size, without a crop
+                "crop_mode": "squash",
+                "crop_pct": 1.0,
+                # A reader takes a mean of its own where there is none.
+                "mean": list(pixels.mean or (0.0,) * channels),
+                "std": list(pixels.std or (1.0,) * channels),
+            }
+            return {"architecture": name, "num_classes": model.classes, "pretrained_cfg": about}
+    raise CheckpointError(
+        f"timm has no {model.kind} of these sizes, only {', '.join(architectures)}. Export the "
+        f"tensors under jtrain's names: --to safetensors"
+    )
+
+
+def _explicit(model: Any, name: str) -> Any:
+    return model.size_of_hidden if name == "hidden" else getattr(model, name)

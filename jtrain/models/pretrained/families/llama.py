@@ -1,20 +1,42 @@
-"""Llama, and families with its layers: SmolLM2, Mistral, Mixtral, Qwen2 and Qwen3."""
+"""Decoders of Llama's layers: Llama, SmolLM2, Mistral, Mixtral, Qwen2, Qwen3, and Gemma 2 and 3."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from jtrain.models.pretrained import checks
 from jtrain.models.pretrained.families.entries import (
+    ABOVE_1,
     DECODER,
     DECODER_ENTRIES,
+    ROPE,
+    TANH_GELU,
     get,
     head_sizes,
+    layer_types,
     rotary,
     rotary_entries,
     sizes,
+    windows,
 )
-from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
-from jtrain.models.pretrained.transforms import TRANSPOSE, by_group, linear, stack
+from jtrain.models.pretrained.family import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SIZE,
+    TEXT,
+    TRANSPOSE,
+    Condition,
+    Family,
+    HFConfig,
+    Leaf,
+    Supported,
+    Values,
+    by_group,
+    check_entries,
+    is_list_of,
+    linear,
+    linear_leaves,
+    stack,
+)
 
 MLP: TypeAlias = Callable[[Any, str, str], Iterator[Leaf]]
 
@@ -94,15 +116,6 @@ def mlp_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
         yield from linear_leaves(f"{ours}/{name}", f"{theirs}.mlp.{name}_proj", a, b, model.bias)
 
 
-def linear_leaves(
-    ours: str, theirs: str, inputs: int, outputs: int, bias: bool = True
-) -> Iterator[Leaf]:
-    """Yield the kernel of a linear map, and its bias."""
-    yield Leaf(f"{ours}/kernel", (f"{theirs}.weight",), linear(inputs, outputs))
-    if bias:
-        yield Leaf(f"{ours}/bias", (f"{theirs}.bias",))
-
-
 def _expert_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
     """Yield the table of experts: w1 is gate, w3 up, w2 down."""
     mixture, moe = f"{ours}/mixture", f"{theirs}.block_sparse_moe"
@@ -114,8 +127,8 @@ def _expert_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
 
 def _llama_values(hf: HFConfig) -> Values:
     bias = hf.get("attention_bias", False)
-    same = checks.Condition(f"that of attention_bias, {bias}", lambda x: x == bias)
-    checks.check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (same,)})
+    same = Condition(f"that of attention_bias, {bias}", lambda x: x == bias)
+    check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (same,)})
     return {**decoder_values(hf), "bias": bias}
 
 
@@ -127,7 +140,7 @@ def _llama_entries(model: Any) -> Values:
 def _mistral_values(hf: HFConfig) -> Values:
     window = hf["sliding_window"]
     kind = "sliding_attention" if window else "full_attention"
-    checks.check_entries(hf, {"layer_types": (checks.is_list_of(kind), None)})
+    check_entries(hf, {"layer_types": (is_list_of(kind), None)})
     return {**decoder_values(hf), "window": window}
 
 
@@ -142,7 +155,7 @@ def _mixtral_values(hf: HFConfig) -> Values:
         "top_k": get(hf, "num_experts_per_tok"),
         "weights": "chosen",
     }
-    checks.check_entries(hf, {"num_experts": (experts["count"],)})  # another name of the entry
+    check_entries(hf, {"num_experts": (experts["count"],)})  # another name of the entry
     return {**_mistral_values(hf), "experts": experts}
 
 
@@ -156,7 +169,7 @@ def _qwen2_values(hf: HFConfig) -> Values:
     # A window that no layer has does not matter.
     full = hf.get("layer_types") or hf["max_window_layers"] >= get(hf, "num_hidden_layers")
     if not full and hf["sliding_window"]:
-        checks.check_entries(hf, {"use_sliding_window": (False,)})
+        check_entries(hf, {"use_sliding_window": (False,)})
     return {**decoder_values(hf), "qkv_bias": True}
 
 
@@ -168,7 +181,7 @@ def decoder_family(
     name: str,
     architecture: str,
     *,
-    entries: checks.Supported,
+    entries: Supported,
     defaults: HFConfig,
     values: Callable[[HFConfig], Values],
     hf: Callable[[Any], Values],
@@ -192,16 +205,16 @@ def decoder_family(
     )
 
 
-_WINDOW: checks.Supported = {
-    "sliding_window": (checks.SIZE, None),
-    "layer_types": (checks.is_list_of(checks.TEXT), None),
+_WINDOW: Supported = {
+    "sliding_window": (SIZE, None),
+    "layer_types": (is_list_of(TEXT), None),
 }
-_EXPERTS = {key: (checks.COUNT,) for key in ("num_local_experts", "num_experts_per_tok")}
-_BIASES = {key: (checks.FLAG,) for key in ("attention_bias", "mlp_bias")}
-_QWEN: checks.Supported = {
-    "use_sliding_window": (checks.FLAG,),
-    "sliding_window": (checks.SIZE, None),
-    "max_window_layers": (checks.COUNT, 0),
+_EXPERTS = {key: (COUNT,) for key in ("num_local_experts", "num_experts_per_tok")}
+_BIASES = {key: (FLAG,) for key in ("attention_bias", "mlp_bias")}
+_QWEN: Supported = {
+    "use_sliding_window": (FLAG,),
+    "sliding_window": (SIZE, None),
+    "max_window_layers": (COUNT, 0),
 }
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 LLAMA = decoder_family(
@@ -227,4 +240,112 @@ QWEN3 = decoder_family(
     "qwen3", "Qwen3ForCausalLM", entries={**_QWEN, "attention_bias": (False,)},
     defaults={**_QWEN_DEFAULTS, "head_dim": 128}, values=_qwen3_values,
     hf=lambda model: {**QWEN2.hf(model), "attention_bias": False},
+)  # fmt: skip
+
+
+_GEMMA: Supported = {
+    "hidden_act": (TEXT,),  # of older files; `hidden_activation` wins
+    "hidden_activation": TANH_GELU,
+    "attention_bias": (False,),
+    "query_pre_attn_scalar": (NUMBER,),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (NUMBER, None)),
+    "sliding_window": (SIZE, None),
+    "sliding_window_pattern": (COUNT,),
+    "layer_types": (is_list_of("full_attention", "sliding_attention"), None),
+}
+_GEMMA3: Supported = {
+    **_GEMMA,
+    "rope_local_base_freq": (ABOVE_1,),
+    "rope_parameters": {
+        **dict.fromkeys(ROPE, (None,)),
+        "full_attention": ROPE,
+        # Angles of layers with a window are not scaled.
+        "sliding_attention": {**ROPE, "rope_type": ("default",), "type": ("default",)},
+    },
+}
+_GEMMA_DEFAULTS = {
+    "vocab_size": 262144,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+
+def _shared_values(hf: HFConfig) -> Values:
+    if "hidden_activation" not in hf:
+        check_entries(hf, {"hidden_act": TANH_GELU})
+    return {
+        **decoder_values({**hf, "rope_parameters": None}),
+        "activation": "geglu",
+        "post_norm": True,
+        "zero_centered": True,
+        "embedding_scale": get(hf, "hidden_size") ** 0.5,
+        "attention_scale": get(hf, "query_pre_attn_scalar") ** -0.5,
+        "attention_cap": hf.get("attn_logit_softcapping"),
+        "logit_cap": hf.get("final_logit_softcapping"),
+    }
+
+
+def _shared_entries(model: Any) -> Values:
+    scale = model.attention_scale or model.size_of_head**-0.5
+    scalar = scale**-2
+    entries = {
+        **decoder_entries(model),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar,
+        "attn_logit_softcapping": model.attention_cap,
+        "final_logit_softcapping": model.logit_cap,
+        "sliding_window": model.window or model.context,  # null fails, where no layer has a window
+        "layer_types": layer_types(model.layers, model.global_every if model.window else 1),
+    }
+    del entries["hidden_act"]
+    if model.window and model.global_every > model.layers:  # layer_types do not tell it
+        entries["sliding_window_pattern"] = model.global_every
+    return entries
+
+
+def _gemma2_values(hf: HFConfig) -> Values:
+    if not hf.get("layer_types"):
+        check_entries(hf, {"sliding_window_pattern": (2,)})
+    return {**_shared_values(hf), **windows(hf, 2), "positions": rotary(hf)}
+
+
+def _gemma3_values(hf: HFConfig) -> Values:
+    rope = hf.get("rope_parameters") or {}
+    scaled = {**(rope.get("full_attention") or {}), **(hf.get("rope_scaling") or {})}
+    windowed = rope.get("sliding_attention") or {}
+    local = windowed.get("rope_theta", hf["rope_local_base_freq"])
+    positions = rotary({**hf, "rope_scaling": scaled, "rope_parameters": None})
+    return {
+        **_shared_values({**hf, "rope_scaling": None}),
+        **windows(hf, 6),
+        "qk_norm": True,
+        "positions": {**positions, "local_base": float(local)},
+    }
+
+
+def _gemma3_entries(model: Any) -> Values:
+    local = getattr(model.positions, "local_base", None)
+    return {
+        **_shared_entries(model),
+        "rope_local_base_freq": local or model.positions.base,
+        "use_bidirectional_attention": False,
+    }
+
+
+GEMMA2 = decoder_family(
+    "gemma2", "Gemma2ForCausalLM", entries=_GEMMA,
+    defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    values=_gemma2_values, hf=_shared_entries,
+)  # fmt: skip
+GEMMA3 = decoder_family(
+    "gemma3_text", "Gemma3ForCausalLM", entries=_GEMMA3,
+    defaults={**_GEMMA_DEFAULTS, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    values=_gemma3_values, hf=_gemma3_entries,
 )  # fmt: skip

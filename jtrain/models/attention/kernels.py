@@ -1,7 +1,13 @@
-"""Attention by cuDNN's fused kernels, on an NVIDIA GPU: the scores are never written out."""
+"""Attention by fused kernels, which never write the scores out.
+
+cuDNN's run on an NVIDIA GPU, splash on a TPU. The compiler cannot split a kernel over devices:
+under a mesh the placement runs it on each device's rows and heads
+(`jtrain.parallel.attention.sequence_parallel`).
+"""
 
 import os
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +31,7 @@ def cudnn(
     segments: Int[Array, "b t"] | None,
     platform: str | None = None,
 ) -> Float[Array, "b t h k"]:
-    """Return `jtrain.models.attention.attention`, in float16 or bfloat16, summed in float32.
+    """Return `jtrain.models.attention`, in float16 or bfloat16, summed in float32.
 
     With `segments` the mask is an array b t t, whose memory is that of the scores of one head.
 
@@ -135,3 +141,70 @@ def check_order_is_free(flags: str) -> None:
             '(model.attention=xla, implementation="xla"), or leave the operations free '
             "(xla.preset=none)."
         )
+
+
+LANES = 128  # of a TPU: the least block
+BLOCK = 512  # positions at once, at most
+
+
+def splash(
+    q: Float[Array, "b t h k"],
+    k: Float[Array, "b s g k"],
+    v: Float[Array, "b s g k"],
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    scale: float,
+    segments: Int[Array, "b s"] | None,
+    interpret: bool = False,
+) -> Float[Array, "b t h k"]:
+    """Return `jtrain.models.attention`; sums are float32 whatever the inputs.
+
+    `interpret` runs the kernel anywhere, in plain operations: for tests.
+
+    Raises:
+        ConfigError: if the positions are no multiple of 128.
+    """
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels  # 0.4 s
+
+    t, s = q.shape[1], k.shape[1]
+    if t % LANES or s % LANES:
+        raise ConfigError(
+            f"splash attention takes blocks of {LANES} positions, and there are {t} queries and "
+            f"{s} keys. Nearest: a context of {max(LANES, round(s / LANES) * LANES)}; or take "
+            f'implementation="xla" (model.attention=xla).'
+        )
+    before = (None if window is None else window - 1, 0)
+    mask = kernels.LocalMask((t, s), before, s - t) if window else kernels.CausalMask((t, s), s - t)
+    queries: Any = {f"block_q{end}": _block(t) for end in ("", "_dkv", "_dq")}
+    ends = ("", "_compute", "_dkv", "_dkv_compute", "_dq")
+    keys: Any = {f"block_kv{end}": _block(s) for end in ends}
+    kernel = kernels.make_splash_mha(
+        kernels.MultiHeadMask([mask] * q.shape[2]),
+        block_sizes=kernels.BlockSizes(**queries, **keys),
+        attn_logits_soft_cap=soft_cap,
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    q, k, v = (jnp.moveaxis(x, 2, 1) for x in (q * jnp.asarray(scale, q.dtype), k, v))  # b h t k
+    if segments is None:
+        out: Any = jax.vmap(lambda *row: kernel(*row))(q, k, v)
+    else:
+        ids = kernels.SegmentIds(segments[:, s - t :], segments)
+        out = jax.vmap(lambda *row: kernel(*row[:3], segment_ids=row[3]))(q, k, v, ids)
+    return jnp.moveaxis(out, 1, 2)
+
+
+def check_tpu(platform: str) -> None:
+    """Raise ConfigError unless the program is for a TPU."""
+    if platform != "tpu":
+        raise ConfigError(
+            f"splash attention is a kernel for TPUs, and this program is for {platform!r}. "
+            f'Take implementation="xla" (model.attention=xla); to compile for a TPU of another '
+            f'machine, platform="tpu".'
+        )
+
+
+def _block(length):
+    return next(n for n in (BLOCK, BLOCK // 2, LANES) if length % n == 0)

@@ -1,4 +1,4 @@
-"""Configs of a mixture of experts; importing them imports no flax."""
+"""Configs of the feed-forward part of a block; importing them imports no flax."""
 
 import math
 from typing import Annotated, ClassVar, Literal, TypeAlias
@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
+
+Activation: TypeAlias = Literal["gelu", "gelu_exact", "swiglu", "geglu"]
 
 
 @configclass

@@ -1,24 +1,175 @@
-"""Any equinox module as two pure functions over plain dicts of arrays."""
+"""Models of linen, haiku and equinox as two pure functions over plain dicts of arrays."""
 
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import flax.core.meta
+import flax.errors
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import name
-from jtrain.core.rows import check_no_hidden_rows, threefry
+from jtrain.core.rows import check_no_hidden_rows, first_key, threefry
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.advice import CARRY_EXTRA
+from jtrain.models.adapters import OF_BATCH, keys_argument, make_switch
 
-Module: TypeAlias = Any  # eqx.Module; equinox is no dependency
+
+def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
+    """Return a linen module as `Model(init, apply)`; `inputs` are example arrays or shapes.
+
+    `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
+    nested dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes `train` to the module
+    by the argument that the module has for it (`train`, `deterministic`, ...; see
+    `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the
+    outputs and the new `extra`.
+
+    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used: a flax
+    layer draws one mask for all rows of a call.
+
+    `BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
+    (`nn.BatchNorm(...)(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
+
+    Raises:
+        LossError: if the module takes `**keywords`; from `apply`, if it draws in training and `rng`
+            is None.
+    """
+    switch = make_switch(module.__call__, f"the linen module {type(module).__name__}")
+    taken = inspect.signature(module.__call__).parameters
+    named = tuple(name for name in OF_BATCH if name in taken)
+
+    def init(key: Key) -> tuple[Params, Extra]:
+        like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
+        rngs = _rngs(("params", *streams), key)
+        variables = flax.core.meta.unbox(module.init(rngs, *like, **switch(False)))
+        return variables.pop("params", {}), variables
+
+    def apply(
+        params: Params,
+        extra: Extra,
+        *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
+        **named: Any,
+    ):
+        train = is_training(rng, train, inputs)
+        rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
+        try:
+            outputs, changed = module.apply(
+                {"params": params, **extra},
+                *inputs,
+                **named,
+                **keys_argument(module.__call__, rng),
+                **switch(train),
+                rngs=rngs,
+                mutable=list(extra) if train else [],
+            )
+        except flax.errors.InvalidRngError as error:
+            raise _rng_error(error, streams, rng) from None
+        return outputs, {**extra, **changed}
+
+    return Model(init, apply, named=named)
+
+
+def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:
+    return {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
+
+
+def _rng_error(error: Exception, streams: Sequence[str], rng: Keys | None) -> LossError:
+    if rng is None:
+        return LossError(
+            "this model draws random numbers in training, and `apply` got rng=None. Pass the "
+            "loss's `rng`, or train=False."
+        )
+    return LossError(
+        f"this model has the streams {', '.join(streams) or 'none'}, and draws from another "
+        f"({str(error).split(' (')[0]}). Name all streams: from_linen(..., "
+        f'streams=("dropout", "noise")).'
+    )
+
+
+Transformed: TypeAlias = Any  # hk.Transformed or hk.TransformedWithState; haiku is no dependency
+
+
+def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
+    """Return `hk.transform(f)` or `hk.transform_with_state(f)` as `Model(init, apply)`.
+
+    `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
+    are haiku's own dicts of dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes
+    `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
+    `jtrain.models.adapters`).
+
+    `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
+    `hk.dropout` draws one mask for all rows of a call.
+
+    `hk.BatchNorm` couples rows: declare `couples="batch"`. It takes no mask, so a function with
+    state trains on full batches only.
+
+    Raises:
+        ConfigError: if haiku is not installed.
+        LossError: if `transformed` is neither, or `f` takes `**keywords`; from `apply`, if it draws
+            and `rng` is None, or if it has state and trains where rows may be hidden.
+    """
+    if not (hasattr(transformed, "init") and hasattr(transformed, "apply")):
+        raise LossError(
+            f"from_haiku takes hk.transform(f) or hk.transform_with_state(f), and got "
+            f"{type(transformed).__name__}. Write from_haiku(hk.transform_with_state(f), x)."
+        )
+    hk = _haiku()
+    if isinstance(transformed, hk.Transformed):
+        transformed = hk.with_empty_state(transformed)
+    switch = make_switch(transformed.apply, "the haiku function")
+
+    def init(key: Key) -> tuple[Params, Extra]:
+        like = [jnp.zeros(x.shape, x.dtype) for x in inputs]
+        # Called in training mode: only then does hk.BatchNorm make the state of its statistics.
+        params, state = transformed.init(key, *like, **switch(True))
+        return dict(params), dict(state)
+
+    def apply(
+        params: Params,
+        extra: Extra,
+        *inputs: Any,
+        rng: Keys | None = None,
+        train: bool | None = None,
+    ):
+        train = is_training(rng, train, inputs)
+        if train and extra:
+            check_no_hidden_rows("a haiku function with state")
+        key = None if rng is None else first_key(rng)
+        try:
+            outputs, changed = transformed.apply(params, extra, key, *inputs, **switch(train))
+        except ValueError as error:  # haiku's own class for it is private
+            if key is not None or "PRNGKey" not in str(error):
+                raise
+            raise LossError(
+                "this model draws random numbers, and `apply` got rng=None. Pass the loss's "
+                "`rng`, or draw only where the argument `train` of the function is true."
+            ) from None
+        return outputs, dict(changed) if train else extra
+
+    return Model(init, apply)
+
+
+def _haiku() -> Any:
+    try:
+        import haiku
+    except ImportError:
+        raise ConfigError(
+            "from_haiku needs haiku, which is not installed. Type: pip install dm-haiku"
+        ) from None
+    return haiku
+
+
+EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
 Path: TypeAlias = tuple[str, ...]
 
 
-def from_equinox(make: Callable[[Key], Module | tuple[Module, Any]]) -> Model:
+def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]]) -> Model:
     """Return the module that `make(key)` builds as `Model(init, apply)`.
 
     A module with state is made by `eqx.nn.make_with_state(Net)`. `params` (every array of floats)
@@ -117,7 +268,7 @@ def _equinox() -> Any:
     return equinox
 
 
-def _row_axis(eqx: Any, module: Module) -> str:
+def _row_axis(eqx: Any, module: EquinoxModule) -> str:
     """Return the batch norms' name of the axis of rows; empty without a batch norm."""
     is_norm = lambda x: isinstance(x, eqx.nn.BatchNorm)
     norms = filter(is_norm, jax.tree.leaves(module, is_leaf=is_norm))

@@ -1,26 +1,34 @@
-"""Residual networks: ResNet of `transformers`, and of timm and torchvision."""
+"""Convolutional networks: ResNet of `transformers`, timm and torchvision; EfficientNet-lite."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.checks import COUNT, SIZE, Supported, is_list_of
+from jtrain.models.presets import LITE_PRESETS
 from jtrain.models.pretrained.families.entries import get
 from jtrain.models.pretrained.families.images import (
     COUNTERS,
     IMAGE_ENTRIES,
+    TIMM_ENTRIES,
     convolution_leaves,
     label_count,
     label_entries,
-)
-from jtrain.models.pretrained.families.llama import linear_leaves
-from jtrain.models.pretrained.families.timm import (
-    TIMM_ENTRIES,
     timm_classes,
     timm_entries,
     timm_image,
 )
-from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
+from jtrain.models.pretrained.family import (
+    COUNT,
+    SIZE,
+    Family,
+    HFConfig,
+    Leaf,
+    Supported,
+    Values,
+    is_list_of,
+    linear_leaves,
+)
 
 EXPANSION = 4  # of the last convolution of a bottleneck
 SIDE = 224  # of images, where nothing says another; no parameter depends on it
@@ -31,7 +39,7 @@ _DEPTHS = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-TIMM = {
+TIMM_RESNETS = {
     f"resnet{layers}": {
         "blocks": blocks,
         "bottleneck": layers >= 50,
@@ -42,7 +50,7 @@ TIMM = {
     for layers, blocks in _DEPTHS.items()
 }
 
-ENTRIES: Supported = {
+RESNET_ENTRIES: Supported = {
     **IMAGE_ENTRIES,
     "hidden_act": ("relu",),
     "layer_type": ("bottleneck", "basic"),
@@ -54,10 +62,10 @@ ENTRIES: Supported = {
 }
 
 
-def _values(hf: HFConfig) -> Values:
+def _resnet_values(hf: HFConfig) -> Values:
     bottleneck = hf.get("layer_type", "bottleneck") == "bottleneck"
     width, channels = get(hf, "embedding_size", 64), list(get(hf, "hidden_sizes"))
-    doubled = _channels(width, bottleneck, len(channels))
+    doubled = _resnet_channels(width, bottleneck, len(channels))
     if channels != doubled:
         raise CheckpointError(
             f"config.json has hidden_sizes={channels} and embedding_size={width}, and jtrain's "
@@ -74,16 +82,16 @@ def _values(hf: HFConfig) -> Values:
     }
 
 
-def _channels(width: int, bottleneck: bool, stages: int) -> list[int]:
+def _resnet_channels(width: int, bottleneck: bool, stages: int) -> list[int]:
     return [width * 2**i * (EXPANSION if bottleneck else 1) for i in range(stages)]
 
 
-def _entries(model: Any) -> Values:
+def _resnet_entries(model: Any) -> Values:
     stages = len(model.blocks)
     names = [f"stage{i}" for i in range(1, stages + 1)]
     return {
         "embedding_size": model.width,
-        "hidden_sizes": _channels(model.width, model.bottleneck, stages),
+        "hidden_sizes": _resnet_channels(model.width, model.bottleneck, stages),
         "depths": list(model.blocks),
         "layer_type": "bottleneck" if model.bottleneck else "basic",
         "num_channels": model.shape[2],
@@ -130,7 +138,7 @@ TIMM_NAMES = _Names(
 )
 
 
-def _leaves(model: Any, names: _Names) -> Iterator[Leaf]:
+def _resnet_leaves(model: Any, names: _Names) -> Iterator[Leaf]:
     yield from convolution_leaves("stem", names.stem, "norm", names.stem_norm)
     blocks = [(stage, n) for stage, count in enumerate(model.blocks) for n in range(count)]
     for index, (stage, number) in enumerate(blocks):
@@ -149,7 +157,7 @@ def _leaves(model: Any, names: _Names) -> Iterator[Leaf]:
                 f"{ours}/norm_short",
                 f"{theirs}.{names.short_norm}",
             )
-    channels = _channels(model.width, model.bottleneck, len(model.blocks))[-1]
+    channels = _resnet_channels(model.width, model.bottleneck, len(model.blocks))[-1]
     yield from linear_leaves("head", names.head, channels, model.classes)
 
 
@@ -157,10 +165,10 @@ RESNET = Family(
     name="resnet",
     architecture="ResNetForImageClassification",
     kind="resnet",
-    entries=ENTRIES,
-    values=_values,
-    hf=_entries,
-    leaves=lambda model: _leaves(model, HF_NAMES),
+    entries=RESNET_ENTRIES,
+    values=_resnet_values,
+    hf=_resnet_entries,
+    leaves=lambda model: _resnet_leaves(model, HF_NAMES),
     prefix="resnet.",
     ignored=COUNTERS,
 )
@@ -168,14 +176,94 @@ TIMM_RESNET = Family(
     name="timm_resnet",
     architecture="",
     kind="resnet",
-    timm=frozenset(TIMM),
+    timm=frozenset(TIMM_RESNETS),
     entries={**TIMM_ENTRIES, "global_pool": ("avg", "", None)},
     values=lambda hf: {
-        **TIMM[hf["architecture"]],
+        **TIMM_RESNETS[hf["architecture"]],
         "image": timm_image(hf, (SIDE, SIDE, 3)),
         "classes": timm_classes(hf),
     },
-    hf=lambda model: timm_entries(TIMM, model, head="fc", first="conv1"),
-    leaves=lambda model: _leaves(model, TIMM_NAMES),
+    hf=lambda model: timm_entries(TIMM_RESNETS, model, head="fc", first="conv1"),
+    leaves=lambda model: _resnet_leaves(model, TIMM_NAMES),
     ignored=COUNTERS,
+)
+
+
+_BEGINNING = "tf_efficientnet_"
+# The converted weights of TensorFlow, with its padding; timm's own `efficientnet_lite` pad evenly.
+TIMM_LITES = {
+    f"{_BEGINNING}{name}": {
+        key: value for key, value in preset.items() if key not in {"classes", "image"}
+    }
+    for name, preset in LITE_PRESETS.items()
+}
+# Layers of a block: ours, and their ends in timm with an expansion and without one.
+_LAYERS = (
+    ("expand", "conv_pw", "bn1"),
+    ("depthwise", "conv_dw", "bn2"),
+    ("project", "conv_pwl", "bn3"),
+)
+_FIRST = (("depthwise", "conv_dw", "bn1"), ("project", "conv_pw", "bn2"))
+# The other package: a norm's number does not depend on whether a block expands.
+_OTHER = {
+    "_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2",
+    "_project_conv": "conv_pwl", "_bn2": "bn3",
+}  # fmt: skip
+_OTHER_FIRST = {
+    "_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2",
+}  # fmt: skip
+_OTHER_OUTSIDE = {
+    "_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2",
+    "_fc": "classifier",
+}  # fmt: skip
+
+
+def _lite_values(hf: HFConfig) -> Values:
+    name = hf["architecture"]
+    image = LITE_PRESETS[name.removeprefix(_BEGINNING)]["image"]
+    return {**TIMM_LITES[name], "image": timm_image(hf, image), "classes": timm_classes(hf)}
+
+
+def _lite_leaves(model: Any) -> Iterator[Leaf]:
+    yield from convolution_leaves("stem", "conv_stem", "norm", "bn1")
+    for index, (stage, number) in enumerate(_lite_blocks(model)):
+        for our, their, norm in _LAYERS if stage else _FIRST:
+            ours, theirs = f"blocks/{index}", f"blocks.{stage}.{number}"
+            yield from convolution_leaves(
+                f"{ours}/{our}", f"{theirs}.{their}", f"{ours}/norm_{our}", f"{theirs}.{norm}"
+            )
+    yield from convolution_leaves("features", "conv_head", "norm_features", "bn2")
+    yield from linear_leaves("head", "classifier", model.features, model.classes)
+
+
+def _lite_blocks(model: Any) -> list[tuple[int, int]]:
+    return [(stage, n) for stage, count in enumerate(model.blocks) for n in range(count)]
+
+
+def _lite_rename(model: Any, name: str) -> str:
+    """Return timm's name for one of the other package."""
+    if found := re.fullmatch(r"_lite_blocks\.(\d+)\.(\w+)\.(\w+)", name):
+        index, layer, end = int(found[1]), found[2], found[3]
+        blocks = _lite_blocks(model)
+        if index >= len(blocks):
+            return name
+        stage, number = blocks[index]
+        ends = _OTHER if stage else _OTHER_FIRST
+        return f"blocks.{stage}.{number}.{ends.get(layer, layer)}.{end}"
+    layer, _, end = name.partition(".")
+    return f"{_OTHER_OUTSIDE.get(layer, layer)}.{end}"
+
+
+EFFICIENTNET_LITE = Family(
+    name="efficientnet_lite",
+    architecture="",
+    kind="efficientnet_lite",
+    timm=frozenset(TIMM_LITES),
+    mean=0.5,
+    entries={**TIMM_ENTRIES, "global_pool": ("avg", "", None)},
+    values=_lite_values,
+    hf=lambda model: timm_entries(TIMM_LITES, model, head="classifier", first="conv_stem"),
+    leaves=_lite_leaves,
+    ignored=COUNTERS,
+    rename=_lite_rename,
 )

@@ -1,1 +1,0 @@
-"""Mixtures of experts: routing, capacity and dispatch."""

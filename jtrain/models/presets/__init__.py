@@ -1,1 +1,0 @@
-"""Presets of published models, and conversion of published weights."""
