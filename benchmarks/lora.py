@@ -19,8 +19,7 @@ import optax
 
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.finetune.adapted import adapted_loss
-from jtrain.finetune.lora import Lora, build_adapter
+from jtrain.finetune.lora import Lora, adapted_loss, build_adapter
 from jtrain.losses.next_token import next_token
 from jtrain.models.transformer import Transformer
 

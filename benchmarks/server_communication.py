@@ -28,7 +28,7 @@ from jtrain.config.resolve import resolve
 from jtrain.core.loop import train_loop
 from jtrain.core.state import TrainState
 from jtrain.core.types import Params
-from jtrain.optim.schedules.simple import Constant
+from jtrain.optim.schedules import Constant
 from jtrain.parallel import Single
 from jtrain.parallel.strategies.server_modes import E3M0, BFloat16, Int4, Int8, TopK
 from jtrain.server.codec import make_codec

@@ -17,7 +17,7 @@ from jtrain.data import Arrays, InOrder, Shuffled
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import Tokenizer, Vocabulary, fingerprint
 from jtrain.errors import DataError
-from jtrain.finetune.rollouts import sample_answers, until_end
+from jtrain.finetune.group_policy import sample_answers, until_end
 from jtrain.losses.next_token import next_token
 from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.models.transformer import Transformer

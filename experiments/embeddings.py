@@ -15,7 +15,7 @@ from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data.text.corpora import TextPairs
 from jtrain.data.text.tokenizers import fingerprint
 from jtrain.errors import ConfigError
-from jtrain.losses.info_nce import info_nce
+from jtrain.losses.contrastive import info_nce
 from jtrain.models.embeddings import map_rows, mean_pool
 from jtrain.models.encoder import Encoder
 from jtrain.models.pretrained.source import check_vocabulary

@@ -1,60 +1,33 @@
 """Losses: functions of model outputs that return Means; `jt.losses.cross_entropy(...)`."""
 
-from jtrain.losses.accuracy import accuracy, calibration, confusion, expected_calibration_error
-from jtrain.losses.balance import balance, with_router, z_loss
-from jtrain.losses.chunked_next_token import chunked_next_token
-from jtrain.losses.contrastive import contrastive
-from jtrain.losses.cross_entropy import (
-    binary_cross_entropy,
-    cross_entropy,
-    distillation,
-    soft_cross_entropy,
-)
-from jtrain.losses.elbo import elbo
-from jtrain.losses.group_policy import (
-    advantages_by_row,
-    dapo,
-    dr_grpo,
-    group_advantages,
-    grpo,
-    gspo,
-)
-from jtrain.losses.info_nce import info_nce
-from jtrain.losses.next_token import next_token, perplexity
-from jtrain.losses.preferences import dpo, ipo, kto, response_log_probs, token_log_probs
-from jtrain.losses.squared_error import huber, squared_error
-from jtrain.losses.token_divergence import token_divergence
-
-__all__ = [
-    "accuracy",
-    "advantages_by_row",
-    "balance",
-    "binary_cross_entropy",
-    "calibration",
-    "chunked_next_token",
-    "confusion",
-    "contrastive",
-    "cross_entropy",
-    "dapo",
-    "distillation",
-    "dpo",
-    "dr_grpo",
-    "elbo",
-    "expected_calibration_error",
-    "group_advantages",
-    "grpo",
-    "gspo",
-    "huber",
-    "info_nce",
-    "ipo",
-    "kto",
-    "next_token",
-    "perplexity",
-    "response_log_probs",
-    "soft_cross_entropy",
-    "squared_error",
-    "token_divergence",
-    "token_log_probs",
-    "with_router",
-    "z_loss",
-]
+from jtrain.losses.accuracy import accuracy as accuracy
+from jtrain.losses.accuracy import calibration as calibration
+from jtrain.losses.accuracy import confusion as confusion
+from jtrain.losses.accuracy import expected_calibration_error as expected_calibration_error
+from jtrain.losses.balance import balance as balance
+from jtrain.losses.balance import with_router as with_router
+from jtrain.losses.balance import z_loss as z_loss
+from jtrain.losses.chunked_next_token import chunked_next_token as chunked_next_token
+from jtrain.losses.contrastive import contrastive as contrastive
+from jtrain.losses.contrastive import info_nce as info_nce
+from jtrain.losses.cross_entropy import binary_cross_entropy as binary_cross_entropy
+from jtrain.losses.cross_entropy import cross_entropy as cross_entropy
+from jtrain.losses.cross_entropy import distillation as distillation
+from jtrain.losses.cross_entropy import soft_cross_entropy as soft_cross_entropy
+from jtrain.losses.elbo import elbo as elbo
+from jtrain.losses.group_policy import advantages_by_row as advantages_by_row
+from jtrain.losses.group_policy import dapo as dapo
+from jtrain.losses.group_policy import dr_grpo as dr_grpo
+from jtrain.losses.group_policy import group_advantages as group_advantages
+from jtrain.losses.group_policy import grpo as grpo
+from jtrain.losses.group_policy import gspo as gspo
+from jtrain.losses.next_token import next_token as next_token
+from jtrain.losses.next_token import perplexity as perplexity
+from jtrain.losses.next_token import token_divergence as token_divergence
+from jtrain.losses.preferences import dpo as dpo
+from jtrain.losses.preferences import ipo as ipo
+from jtrain.losses.preferences import kto as kto
+from jtrain.losses.preferences import response_log_probs as response_log_probs
+from jtrain.losses.preferences import token_log_probs as token_log_probs
+from jtrain.losses.squared_error import huber as huber
+from jtrain.losses.squared_error import squared_error as squared_error

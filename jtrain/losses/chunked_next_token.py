@@ -12,8 +12,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
-from jtrain.losses.index_marks import in_range
-from jtrain.losses.shapes import check_labels_shape, spread_weights
+from jtrain.losses.shapes import check_labels_shape, in_range, spread_weights
 
 
 def chunked_next_token(

@@ -11,8 +11,14 @@ from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Metrics
 from jtrain.errors import LossError
-from jtrain.losses.index_marks import in_domain, in_range
-from jtrain.losses.shapes import check_labels_shape, check_mask, check_same_shape, spread_weights
+from jtrain.losses.shapes import (
+    check_labels_shape,
+    check_mask,
+    check_same_shape,
+    in_domain,
+    in_range,
+    spread_weights,
+)
 
 
 def cross_entropy(

@@ -21,9 +21,8 @@ from jtrain.losses.cross_entropy import (
     cross_entropy_per_label,
     soft_cross_entropy,
 )
-from jtrain.losses.index_marks import in_domain
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.losses.shapes import spread_weights
+from jtrain.losses.shapes import in_domain, spread_weights
 from jtrain.losses.squared_error import squared_error
 from jtrain.models.adapters import (
     EVALUATES,

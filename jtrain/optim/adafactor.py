@@ -10,8 +10,8 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.core.types import Leaf
 from jtrain.errors import ConfigError
+from jtrain.optim.groups import layerwise, stacked_dims
 from jtrain.optim.recipe import NO_NAMES, NamedDims, OptimizerConfig
-from jtrain.optim.stacked_layers import layerwise, stacked_dims
 
 
 @configclass

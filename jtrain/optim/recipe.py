@@ -16,13 +16,11 @@ from jtrain.config.durations import Duration
 from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
-from jtrain.optim.clip import clip_by_norm
-from jtrain.optim.complex_leaves import by_parts
 from jtrain.optim.evaluation import chain_before, with_average
-from jtrain.optim.groups import ParamGroup, check_patterns, group_of, matches
-from jtrain.optim.schedules import Constant, LearningRate, Schedule
-from jtrain.optim.stacked_layers import layer_ndim
-from jtrain.optim.trained_only import freeze_others
+from jtrain.optim.groups import ParamGroup, check_patterns, group_of, layer_ndim, matches
+from jtrain.optim.join import Schedule
+from jtrain.optim.schedules import Constant, LearningRate
+from jtrain.optim.transformations import by_parts, clip_by_norm, freeze_others
 
 NamedDims: TypeAlias = Mapping[str, Dims]  # by parameter, as in `Model.dims`
 NO_NAMES: NamedDims = MappingProxyType({})

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.optim.adam import Moments
-from jtrain.optim.complex_leaves import by_parts
 from jtrain.optim.evaluation import WithEvalParams
 from jtrain.optim.schedules import LearningRate
+from jtrain.optim.transformations import by_parts
 
 
 @configclass

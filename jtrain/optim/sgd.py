@@ -1,4 +1,4 @@
-"""SGD: gradient descent, with momentum and Nesterov's momentum."""
+"""SGD, with momentum and Nesterov's momentum, and Lion: steps by the sign of a mean gradient."""
 
 from typing import Literal
 
@@ -36,3 +36,23 @@ class SGD(OptimizerConfig):
         if not self.momentum:
             return decay
         return optax.chain(decay, optax.trace(self.momentum, self.nesterov))
+
+
+@configclass
+class Lion(OptimizerConfig):
+    """Chen et al., https://arxiv.org/abs/2302.06675.
+
+    The authors advise a learning rate 3 to 10 times below AdamW's, and a decay as many times above.
+    """
+
+    kind: Literal["lion"] = "lion"
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Weight decay of the leaves that `decay` names, before the learning rate scales it."""
+    b1: float = Field(default=0.9, ge=0, lt=1)
+    """Share of the running mean in the signed direction; the rest is the gradient."""
+    b2: float = Field(default=0.99, ge=0, lt=1)
+    """Decay rate of the running mean of gradients."""
+
+    def rule(self, decay: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Return the sign plus the decay."""
+        return optax.chain(optax.scale_by_lion(self.b1, self.b2), decay)

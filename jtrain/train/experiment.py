@@ -24,18 +24,20 @@ from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.user_code import check_takes, user_code
-from jtrain.finetune.adapted import (
+from jtrain.finetune.lora import (
     InitExtra,
+    Lora,
+    LowRankAdapter,
     adapted,
     adapted_init_extra,
     adapted_loss,
     adapted_model,
+    build_adapter,
 )
-from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
 from jtrain.optim.recipe import OptimizerConfig
-from jtrain.optim.trained_only import differentiate_only
+from jtrain.optim.transformations import differentiate_only
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.train.eight_bits import quantize_experiment
 from jtrain.train.trackers import Tracker

@@ -20,8 +20,8 @@ from jtrain.core.types import Couples, Extra, LossFn, Params
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
+from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
-from jtrain.optim.schedules import Schedule
 from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments, fit_data
 from jtrain.train.allocator import reuse_memory

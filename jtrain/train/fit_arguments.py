@@ -27,8 +27,9 @@ from jtrain.errors.spelling import did_you_mean
 from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.optim import Optimizer
+from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
-from jtrain.optim.schedules import LearningRate, Schedule
+from jtrain.optim.schedules import LearningRate
 from jtrain.parallel import Auto, Layout, Parallel
 
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}

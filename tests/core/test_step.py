@@ -18,7 +18,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.errors import ConfigError
-from jtrain.optim.trained_only import differentiate_only, freeze_others
+from jtrain.optim.transformations import differentiate_only, freeze_others
 from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)

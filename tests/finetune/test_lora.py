@@ -20,9 +20,8 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import CheckpointError
-from jtrain.finetune.adapted import adapted_loss
 from jtrain.finetune.adapter_file import merge, read_adapter, write_adapter
-from jtrain.finetune.lora import Lora, build_adapter
+from jtrain.finetune.lora import Lora, adapted_loss, build_adapter
 from jtrain.parallel import FSDP, Mirrored, Single
 from jtrain.train.experiment import build_experiment
 

@@ -18,7 +18,7 @@ from jtrain.core.placement import Unplaced
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import ConfigError, LossError
-from jtrain.losses.info_nce import info_nce
+from jtrain.losses.contrastive import info_nce
 from jtrain.models.embeddings import map_rows
 from jtrain.parallel import FSDP, Mirrored
 

@@ -9,8 +9,8 @@ import pytest
 from comparison import assert_close
 
 from jtrain.losses.group_policy import dapo, dr_grpo, group_advantages, grpo, gspo
+from jtrain.losses.next_token import token_divergence
 from jtrain.losses.preferences import dpo, ipo, kto, response_log_probs, token_log_probs
-from jtrain.losses.token_divergence import token_divergence
 from jtrain.parallel import FSDP, Mirrored
 from jtrain.testing import assert_invariant
 

@@ -24,7 +24,7 @@ from jtrain.optim import (
     ScheduleFree,
     evaluation_params,
 )
-from jtrain.optim.complex_leaves import by_parts
+from jtrain.optim.transformations import by_parts
 
 GOAL = np.complex64(1 + 2j)
 DRAW = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from comparison import assert_close, assert_leaves_close
 from chaos.numbers import config
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.optim import ParamGroup
-from jtrain.optim.clip import clip_by_norm
 from jtrain.optim.groups import group_of, matches
+from jtrain.optim.transformations import clip_by_norm
 from jtrain.parallel import FSDP
 from jtrain.train.setup import set_up
 

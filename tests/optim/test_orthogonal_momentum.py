@@ -13,7 +13,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.optim import AdamW, Muon
-from jtrain.optim.orthogonal_momentum import scale_by_orthogonal_momentum
+from jtrain.optim.muon import scale_by_orthogonal_momentum
 from jtrain.parallel import Axes, Single
 
 DIMS = {

@@ -21,7 +21,7 @@ from jtrain.optim import (
     SchedulePiece,
     WarmupStableDecay,
 )
-from jtrain.optim.schedules import Schedule
+from jtrain.optim.join import Schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "learning_rates.txt"
 STEPS = 12

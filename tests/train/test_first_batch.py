@@ -15,7 +15,7 @@ import jtrain as jt
 from jtrain.errors import DataError, LossError
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.losses.index_marks import in_range
+from jtrain.losses.shapes import in_range
 from jtrain.parallel import FSDP
 from jtrain.train.first_batch.index_uses import find_uses
 

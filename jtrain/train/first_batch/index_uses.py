@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
-from jtrain.losses.index_marks import DOMAIN, MARK
+from jtrain.losses.shapes import DOMAIN, MARK
 
 # Primitives that return their inputs.
 _SAME = {"copy", "optimization_barrier", "sharding_constraint", "stop_gradient"}

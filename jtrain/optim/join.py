@@ -1,4 +1,4 @@
-"""Schedules joined one after the other."""
+"""Schedules joined one after the other, and the union of all schedules."""
 
 from itertools import accumulate
 from typing import Annotated, Any, Literal, TypeAlias
@@ -9,26 +9,24 @@ from pydantic import Field
 from jtrain.config.configclass import configclass
 from jtrain.config.durations import DurationField
 from jtrain.errors import ConfigError
-from jtrain.optim.schedules.base import ScheduleBase
-from jtrain.optim.schedules.cosine import Cosine, OneCycle, Restarts
-from jtrain.optim.schedules.rate import LearningRate, check_run
-from jtrain.optim.schedules.simple import (
+from jtrain.optim.schedules import (
     Constant,
+    Cosine,
+    Exponential,
     InverseSquareRoot,
+    LearningRate,
     LinearSchedule,
+    OneCycle,
+    Restarts,
+    ScheduleBase,
     WarmupStableDecay,
+    check_run,
 )
 
-SimpleSchedule: TypeAlias = Annotated[
-    Constant
-    | LinearSchedule
-    | Cosine
-    | WarmupStableDecay
-    | InverseSquareRoot
-    | OneCycle
-    | Restarts,
-    Field(discriminator="kind"),
-]
+_Simple: TypeAlias = (
+    Constant | LinearSchedule | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts
+)
+SimpleSchedule: TypeAlias = Annotated[_Simple, Field(discriminator="kind")]
 
 
 @configclass
@@ -100,3 +98,6 @@ class Join(ScheduleBase):
                 f"run has {steps}: set steps={sum(lengths) + open_ends}, or give {fill}."
             )
         return [length or left for length in lengths]
+
+
+Schedule: TypeAlias = Annotated[_Simple | Join | Exponential, Field(discriminator="kind")]
