@@ -31,6 +31,8 @@ from jtrain.models.transformer import LanguageModel
 
 Below = Annotated[float, Field(gt=0, lt=1)]
 Above = Annotated[float, Field(gt=0)]
+RewardFn: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
+"""Reward of each answer to the question of its row: a plain function."""
 
 
 @configclass
@@ -219,10 +221,6 @@ def _record(extra: Extra, rollouts: Extra, batch: Batch) -> Extra:
         "steps": Mean(first * (extra["steps"] + 1).astype(jnp.float32), first),
         "rollouts": jax.tree.map(place, rollouts, extra["rollouts"]),
     }
-
-
-RewardFn: TypeAlias = Callable[[Int[Array, "b g a"], Batch], Float[Array, "b g"]]
-"""Reward of each answer to the question of its row: a plain function."""
 
 
 def sample_answers(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,23 +30,12 @@ class WithEvalParams(optax.GradientTransformationExtraArgs):
         return self
 
 
-@runtime_checkable
-class OptimizedState(Protocol):
-    """A training state with parameters and an optimizer state."""
+def evaluation_params(optimizer: optax.GradientTransformation, state: Any) -> Params:
+    """Return the parameters to evaluate: the optimizer's `eval_params`, or the trained ones.
 
-    @property
-    def params(self) -> Params:
-        """The trained parameters."""
-        ...
-
-    @property
-    def opt_state(self) -> Any:
-        """The state of the optimizer."""
-        ...
-
-
-def evaluation_params(optimizer: optax.GradientTransformation, state: OptimizedState) -> Params:
-    """Return the parameters to evaluate: the optimizer's `eval_params`, or the trained ones."""
+    Args:
+        state: has `params` and `opt_state`.
+    """
     if isinstance(optimizer, WithEvalParams):
         return optimizer.eval_params(state.opt_state, state.params)
     return state.params

@@ -15,7 +15,7 @@ from tiny_configs import TINY
 
 import jtrain as jt
 from jtrain.core.pytree import named_leaves
-from jtrain.data.text.characters import Vocabulary
+from jtrain.data.text.tokenizers import Vocabulary
 from jtrain.finetune.group_policy import (
     answer_log_probs,
     sample_answers,
