@@ -15,7 +15,8 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key, row_keys
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, Keys, Metrics, Params
 from jtrain.errors import LossError
-from jtrain.errors.advice import CARRY_EXTRA, check_takes
+from jtrain.errors.advice import CARRY_EXTRA
+from jtrain.errors.user_code import check_takes
 from jtrain.models.adapters import (
     EVALUATES,
     OF_BATCH,
