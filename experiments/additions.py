@@ -21,7 +21,7 @@ from jtrain.finetune.group_policy import sample_answers, until_end
 from jtrain.losses.next_token import next_token
 from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.models.transformer import Transformer
-from jtrain.train.complete_text import make_complete
+from jtrain.train.answers import make_complete
 
 
 class Questions(NamedTuple):

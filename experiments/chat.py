@@ -21,11 +21,11 @@ from jtrain.train.answers import (
     AnswerEvaluation,
     Verifier,
     check_fits,
+    make_complete,
     make_question,
     same_number,
     same_text,
 )
-from jtrain.train.complete_text import make_complete
 
 # Plain functions of the answer that was written and the expected one. Add yours here.
 VERIFIERS: Mapping[str, Verifier] = {"same_text": same_text, "same_number": same_number}

@@ -18,7 +18,7 @@ from jtrain.losses.next_token import inputs_and_targets, segments_of
 from jtrain.models.experts import NoExperts
 from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.models.transformer import Transformer
-from jtrain.train.complete_text import make_complete
+from jtrain.train.answers import make_complete
 
 
 @jt.configclass

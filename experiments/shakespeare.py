@@ -15,7 +15,7 @@ from jtrain.data.text.corpora import Mixture, Text, Tokens
 from jtrain.data.text.tokenizers import fingerprint
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.transformer import Transformer
-from jtrain.train.complete_text import make_complete
+from jtrain.train.answers import make_complete
 
 
 def next_char(model: Model) -> LossFn:

@@ -67,7 +67,7 @@ def export_safetensors(
 
 def _safetensors(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from jtrain.checkpoint import layout
-    from jtrain.train.export_lora import has_terms
+    from jtrain.train.export import has_terms
 
     directory, step = _checkpoint(args)
     layout.check_valid(directory, step)
@@ -83,7 +83,7 @@ def _safetensors(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _hf(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from jtrain.checkpoint.disk_space import format_bytes
-    from jtrain.train.export_hf import export_hf
+    from jtrain.train.export import export_hf
 
     directory, step = _checkpoint(args)
     config = find_config(args.run, "export")
@@ -98,7 +98,7 @@ def _hf(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _stablehlo(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from jtrain.train.export_stablehlo import export_stablehlo
+    from jtrain.train.export import export_stablehlo
 
     found = export_stablehlo(args.run, parse_step(args.step, "export"), Path(args.out))
     inputs = ", ".join(f"{name} {shape}" for name, shape in found["inputs"].items())

@@ -122,7 +122,7 @@ def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any
 def _progress(of: int) -> Iterator["Report"]:
     """Yield what prints the progress of a search: lines, and on a terminal a bar below them."""
     from jtrain.io.formatting import format_duration
-    from jtrain.train.hooks.live_line import live_line_for
+    from jtrain.train.hooks.progress import live_line_for
 
     kind, began = live_line_for(sys.stderr), time.monotonic()
     live = kind(sys.stderr) if kind else None

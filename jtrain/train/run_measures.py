@@ -15,17 +15,14 @@ from jtrain.data import ReadAhead
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
-from jtrain.train.hooks.live_cell import LiveCell, LossCurve
-from jtrain.train.hooks.live_line import live_line_for
 from jtrain.train.hooks.log import LogHook, LogLines
 from jtrain.train.hooks.metrics import MetricHistory, MetricsFile, read_results
-from jtrain.train.hooks.progress import ProgressBar
+from jtrain.train.hooks.progress import LiveCell, LossCurve, ProgressBar, live_line_for
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking, build_tracking
-from jtrain.train.memory_use import measure_memory
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
-from jtrain.train.summary import measure_work
+from jtrain.train.summary import measure_memory, measure_work
 
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}

@@ -35,13 +35,13 @@ from jtrain.train.calls.reading import Observe, read_call, read_calls
 from jtrain.train.calls.schedule import CallSchedule, HookEnds, choose_schedule
 from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.eight_bits import check_hardware, int8_loss
+from jtrain.train.evaluation import SetEvaluations, check_set_names
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
 from jtrain.train.experiment_shapes import Weights, makers, with_shardings
 from jtrain.train.first_batch.first_rows import FirstRows
 from jtrain.train.initial_state import make_initial_state, plan_initial_weights, shardings_of
 from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
-from jtrain.train.set_evaluations import SetEvaluations, check_set_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

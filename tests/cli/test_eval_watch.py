@@ -17,10 +17,10 @@ from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
 from jtrain.cli import find_run, main
 from jtrain.train import watch_run
-from jtrain.train.evaluation_rows import NAME
+from jtrain.train.evaluation import NAME
 from jtrain.train.run_result import RunResult
 from jtrain.train.trackers import TensorBoard, TrackedRun
-from jtrain.train.watched_checkpoints import PINS
+from jtrain.train.watch_run import PINS
 
 KEEP_ALL = ("checkpoint.every=4", "checkpoint.keep=9")
 

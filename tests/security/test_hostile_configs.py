@@ -23,7 +23,7 @@ from jtrain.config.resolve import resolve
 from jtrain.config.write_paths import WRITABLE
 from jtrain.config.xla import XlaConfig, misfitting_flags
 from jtrain.errors import ConfigError
-from jtrain.train.trackers.tensorboard import TensorBoard
+from jtrain.train.trackers import TensorBoard
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [

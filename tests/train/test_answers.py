@@ -19,11 +19,16 @@ from jtrain import Prompt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.data.text.chat_template import ChatTemplate
-from jtrain.data.text.conversations import encode, end_of_turn
-from jtrain.data.text.tokenizers import ByteTokenizer
-from jtrain.train import complete_text
-from jtrain.train.answers import AnswerEvaluation, make_question, same_number, same_text
-from jtrain.train.complete_text import make_complete
+from jtrain.data.text.encode_chat import encode, end_of_turn
+from jtrain.data.text.tokenizer import ByteTokenizer
+from jtrain.train import answers
+from jtrain.train.answers import (
+    AnswerEvaluation,
+    make_complete,
+    make_question,
+    same_number,
+    same_text,
+)
 
 CONFIG = Path(__file__).parents[2] / "configs" / "chat.yaml"
 BYTES = ByteTokenizer()
@@ -161,7 +166,7 @@ def test_a_continuation_ends_with_the_tokens_to_stop_at(
 ):
     bytes_of = ByteTokenizer()
     row = bytes_of.encode("a.b.c.d")[None]
-    monkeypatch.setattr(complete_text, "generate", lambda *_, **__: row)
+    monkeypatch.setattr(answers, "generate", lambda *_, **__: row)
     encode = lambda prompt: bytes_of.encode(f"{prompt}.")
     complete = make_complete(lambda: NO_MODEL, bytes_of, encode=encode, stop=bytes_of.encode(stop))
     assert complete({}, (), jax.random.key(0), Prompt(text="a")) == text

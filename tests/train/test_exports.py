@@ -17,8 +17,9 @@ from jtrain.core.pytree import named_leaves
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer
 from jtrain.errors import DataError
 from jtrain.models.layers.block_stack import unstack_layers
-from jtrain.models.pretrained.source import PretrainedWeights, check_vocabulary
-from jtrain.train import export_stablehlo
+from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.train import export
 
 LANGUAGE = """
 experiment: language
@@ -131,8 +132,8 @@ def test_a_predict_that_reads_the_mask_is_exported(tmp_path, monkeypatch):
         outputs=lambda: predict,
     )
     pytest.importorskip("flatbuffers")
-    monkeypatch.setattr(export_stablehlo, "load", lambda *args, **named: run)
-    found = export_stablehlo.export_stablehlo("run", "newest", tmp_path / "served")
+    monkeypatch.setattr(export, "load", lambda *args, **named: run)
+    found = export.export_stablehlo("run", "newest", tmp_path / "served")
     assert found["inputs"] == {"x": "float32[b,2]"}
     function = jax.export.deserialize(bytearray((tmp_path / "served/model.stablehlo").read_bytes()))
     arrays, x = load_file(tmp_path / "served/weights.safetensors"), np.float32([[1, 0], [0, 1]])

@@ -14,8 +14,7 @@ from jtrain.models.cnn import CNN
 from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.transformer import Transformer
 from jtrain.train.auto_layout import remat_regions, saved_residuals
-from jtrain.train.flops import count_flops
-from jtrain.train.model_flops import count_model_flops
+from jtrain.train.flops import count_flops, count_model_flops
 from jtrain.train.setup import set_up
 from jtrain.train.summary import count_step_flops, summarize
 

@@ -1,16 +1,17 @@
 """Progress bar: a live line on a terminal or in a notebook."""
 
 import contextlib
+import html
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 from jtrain.core.loop import Hook
 from jtrain.io.formatting import format_count, format_duration, format_number
-from jtrain.train.hooks.live_line import LiveLine, live_line_for
 from jtrain.train.hooks.speed import Speed
-from jtrain.train.svg_chart import Points
+from jtrain.train.svg_chart import Points, chart
 
 
 class ProgressBar(Hook):
@@ -128,3 +129,205 @@ class ProgressBar(Hook):
             if self._step < self._stop:
                 cells.append(f"{format_duration(pace.left)} left")
         return "  ".join([*cells, self._doing] if self._doing else cells)
+
+
+BAR = 20  # characters, in a notebook
+
+
+class LiveLine(Protocol):
+    """Display of a line."""
+
+    period: float
+    """Seconds between two drawings."""
+
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
+        """Redraw the line: a bar for `done` of `of`, the text, and where there is room the curves.
+
+        Args:
+            curves: loss by step, for each set.
+        """
+        ...
+
+    def print(self, line: str) -> None:
+        """Print a permanent line above the live one."""
+        ...
+
+    def close(self) -> None:
+        """Leave the last drawing in place and restore the stream."""
+        ...
+
+
+def live_line_for(
+    stream: TextIO,
+) -> type["TerminalLine"] | type["NotebookLine"] | type["LiveCell"] | None:
+    """Return the class that draws on `stream`; None for a file, a pipe or a dumb terminal."""
+    if any(cls.__module__.startswith("ipykernel.") for cls in type(stream).__mro__):
+        # A stream that is no tty, but follows carriage returns.
+        return LiveCell if has_rich_output() else NotebookLine
+    if "JPY_PARENT_PID" in os.environ:
+        return None  # `!jtrain run` in a cell, which does not follow the cursor of its terminal
+    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
+        return TerminalLine
+    return None
+
+
+class TerminalLine:
+    """Line drawn by rich, over the full width; the cursor stays visible, even after SIGKILL."""
+
+    period = 0.2
+
+    def __init__(self, stream: TextIO):
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream)
+        self._live = Live("", console=self._console, auto_refresh=False)
+        self._live.start()
+        self._console.show_cursor(True)
+
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
+        """Redraw the line; the bar fills the width that the text leaves."""
+        del curves
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(expand=True, padding=(0, 1))
+        line.add_column(ratio=1, min_width=4)
+        line.add_column(no_wrap=True, overflow="crop")
+        bar: Any = ProgressBar(total=max(of, 1), completed=done)
+        line.add_row(bar, Text(text, no_wrap=True, overflow="crop"))
+        self._live.update(line, refresh=True)
+
+    def print(self, line: str) -> None:
+        """Print a line above the live one, without markup."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Stop drawing; the cursor stays visible."""
+        self._live.stop()
+
+
+class NotebookLine:
+    """Line drawn with carriage returns, in a kernel whose cells show text alone.
+
+    Drawings are half a second apart, because they add up in the notebook's file until it is saved.
+    """
+
+    period = 0.5
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._drawn = stream, ""
+
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
+        """Redraw the line, padded to cover a longer one."""
+        del curves
+        full = min(BAR, BAR * done // max(of, 1))
+        self._show("━" * full + "─" * (BAR - full) + "  " + text)
+
+    def print(self, line: str) -> None:
+        """Print a line in place of the live one, which is redrawn below."""
+        live = self._drawn
+        self._show(line)
+        self._drawn = ""
+        self._stream.write("\n")
+        self._show(live)
+
+    def close(self) -> None:
+        """End the line."""
+        self._stream.write("\n" if self._drawn else "")
+        self._stream.flush()
+
+    def _show(self, line: str) -> None:
+        if line or self._drawn:
+            self._stream.write("\r" + line.ljust(len(self._drawn)))
+            self._stream.flush()
+        self._drawn = line
+
+
+def has_rich_output() -> bool:
+    """Return whether the cells of this process show HTML: whether it is a kernel of IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+class LiveCell:
+    """Output of a cell that is replaced at each drawing, so that a long run adds nothing to it.
+
+    Lines that are printed stand below it.
+    """
+
+    period = 0.5
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._handle = stream, None
+
+    def draw(self, done: int, of: int, text: str, curves: Mapping[str, Points]) -> None:
+        """Redraw the bar and the text, with the curves under them."""
+        from IPython.display import display
+
+        data = {"text/html": _page(done, of, text, curves), "text/plain": text}
+        if self._handle is None:
+            self._handle: Any = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def print(self, line: str) -> None:
+        """Print a line below the drawing."""
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the last drawing in place."""
+        self._stream.flush()
+
+
+class LossCurve(Hook):
+    """Hook that keeps the loss by step, at most `most` points over the whole run.
+
+    Where there are more, each second one is dropped, and from then on each second one is kept.
+
+    Args:
+        every: steps between two points.
+        earlier: points before the step that the run resumes from.
+        valid: gives the losses of the validation set by step.
+    """
+
+    last = True
+    most = 200
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        earlier: Points | None = None,
+        valid: Callable[[], Points] = dict,
+    ):
+        self.every, self._valid = every, valid
+        self._points: dict[int, float] = {}
+        for step, loss in (earlier or {}).items():
+            self.on_numbers(step, {"loss": loss})
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Keep the loss of a step."""
+        if "loss" not in numbers:
+            return
+        self._points[step] = numbers["loss"]
+        if len(self._points) > self.most:
+            self._points = dict(list(self._points.items())[::2])
+            self.every *= 2
+
+    def curves(self) -> Mapping[str, Points]:
+        """Return the losses by set and step."""
+        return {"train": self._points, "valid": self._valid()}
+
+
+def _page(done: int, of: int, text: str, curves: Mapping[str, Points]) -> str:
+    share = 100 * done / max(of, 1)
+    return (
+        '<div style="max-width:760px">'
+        '<div style="height:6px;border-radius:3px;background:rgba(128,128,128,.25)">'
+        f'<div style="height:6px;border-radius:3px;background:#1f77b4;width:{share:.1f}%"></div>'
+        f'</div><code style="white-space:pre-wrap">{html.escape(text)}</code></div>'
+        f"{chart('loss', curves)}"
+    )

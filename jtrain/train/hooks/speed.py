@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jtrain.core.loop import Hook
 from jtrain.io.jsonl import JsonlWriter
-from jtrain.train.memory_use import MemoryUse
+from jtrain.train.summary import MemoryUse
 
 CALLS = 512  # whose times the quantiles are of
 

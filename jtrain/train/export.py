@@ -1,0 +1,277 @@
+"""Exports of a trained model: Hugging Face folders, LoRA adapters, StableHLO programs."""
+
+import functools
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from jtrain.checkpoint import inspect, layout, leaf_table
+from jtrain.checkpoint.init_from import is_requested
+from jtrain.config.resolve import resolve
+from jtrain.core import pytree
+from jtrain.core.pytree import named_leaves
+from jtrain.core.rows import with_rows
+from jtrain.core.types import Batch
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
+from jtrain.io.write_safetensors import write_safetensors
+from jtrain.models.layers.low_rank import LowRank
+from jtrain.models.layers.quantized import Quantized
+from jtrain.models.pretrained.registry import family_name, family_of
+from jtrain.models.pretrained.source import is_pretrained, read_hf_config
+from jtrain.models.pretrained.tensors_table import model_shapes
+from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder
+from jtrain.models.transformer import Transformer
+from jtrain.train.loaded_run import LoadedRun, load
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def export_hf(config: Path, directory: Path, step: int, out: Path, dtype: str = "") -> Export:
+    """Write the trained parameters of a checkpoint as a folder of the family that computes them.
+
+    The terms of a run with LoRA are added to the weights beside them.
+
+    Args:
+        config: the run's config file.
+        directory: of its checkpoints.
+        step: of the checkpoint.
+        out: the new folder.
+        dtype: of the tensors; empty: that of the model that the run came from, or float32.
+
+    Raises:
+        CheckpointError: if no family computes the model, or the folder cannot be written.
+    """
+    check_empty(out)
+    resolved = resolve(config).config
+    model, lora = getattr(resolved, "model", None), getattr(resolved, "lora", Lora())
+    layout.check_valid(directory, step)
+    record = layout.read_record(directory, step)["leaves"]
+    if model is None or not hasattr(model, "build"):
+        raise CheckpointError(
+            f"{config} has no `model` that is a network of jtrain, and only those have a published "
+            f"family. Export the tensors: --to safetensors"
+        )
+    model = with_sizes_of_data(model, directory, step, record)
+    source = Path(getattr(model, "pretrained", "") or "")
+    known = bool(source.name) and is_pretrained(source)
+    base = read_hf_config(source) if known else {}
+    start = resolved.init_from
+    if start.path or not is_requested("head/bias", start):
+        base = without_class_names(base)  # they are of another head
+    family = family_of(model, family_name(base))
+    chosen = dtype or base.get("torch_dtype") or base.get("dtype") or "float32"
+    return write_folder(
+        out,
+        family,
+        model,
+        _reader(model, lora, directory, step, record),
+        dtype=chosen if chosen in DTYPES else "float32",
+        base=base if family_name(base) == family.name else {},
+        beside=source if known and source.is_dir() else None,
+    )
+
+
+def with_sizes_of_data(model: Any, directory: Path, step: int, record: Any) -> Any:
+    """Return the config with the sizes that its data gave, by the leaves of the checkpoint.
+
+    They are the vocabulary of a text model, and images and classes of an image classifier.
+    """
+    if hasattr(model, "for_leaves"):
+        prefix = "extra/base/" if has_terms(record) else "params/"
+        if f"{prefix}head/bias" not in record:
+            return model
+        return model.for_leaves(lambda name: _stored_shape(record, prefix, name))
+    if getattr(model, "vocab", None) != 0:
+        return model
+    name = "extra/base/tokens" if has_terms(record) else "params/tokens"
+    if (terms := "params/tokens/a") in record:  # a row of `a` for each token
+        name = terms
+    if name not in record:
+        return model
+    return model.for_tokens(len(inspect.read_arrays(directory, step, [name])[name]))
+
+
+def _stored_shape(record: Any, prefix: str, name: str) -> tuple[int, ...]:
+    """Return the shape of a leaf; (inputs, outputs) of one that is stored in fewer bits."""
+    if stored := record.get(f"{prefix}{name}"):
+        return leaf_table.parse_leaf(stored).shape
+    a, b = (leaf_table.parse_leaf(record[f"params/{name}/{term}"]).shape for term in "ab")
+    return a[0], b[-1]
+
+
+def _reader(
+    model: Any, lora: Lora, directory: Path, step: int, record: Any
+) -> Callable[[str], np.ndarray]:
+    """Return a function that reads a parameter by its name, of blocks one by one."""
+
+    def read_leaf(full: str) -> np.ndarray:
+        return inspect.read_arrays(directory, step, [full])[full]
+
+    read_full = merged_reader(model, lora, read_leaf) if lora.rank else read_leaf
+
+    @functools.lru_cache(maxsize=1)
+    def stored(name: str) -> np.ndarray:
+        return read_full(_stored_name(name))
+
+    def read(name: str) -> np.ndarray:
+        if not (getattr(model, "scan", False) and name.startswith("blocks/")):
+            return stored(name)
+        _, index, rest = name.split("/", 2)
+        return stored(f"blocks/{rest}")[int(index)]
+
+    shapes = model_shapes(model)
+    scanned = getattr(model, "scan", False)
+    missing = [] if scanned or lora.rank else [n for n in shapes if _stored_name(n) not in record]
+    if missing:
+        raise CheckpointError(
+            f"{directory / str(step)} should have {_stored_name(missing[0])} for its config, and "
+            f"has {', '.join(list(record)[:5])}. Export a run that was trained with its config."
+        )
+    return read
+
+
+def _stored_name(name: str) -> str:
+    return name if name.startswith("extra/") else f"params/{name}"
+
+
+Read = Callable[[str], np.ndarray]
+
+
+def merged_reader(model: Any, settings: Lora, read: Read) -> Read:
+    """Return a function that reads a leaf of the model as `params/NAME` or `extra/NAME`.
+
+    Args:
+        model: the config of the model.
+        settings: of the run.
+        read: reads a leaf as the run stored it.
+    """
+    built = model.build()
+    params, _ = jax.eval_shape(built.init, jax.random.key(0))
+    adapter = build_adapter(settings, params, built.dims, built.linear)
+    dtypes = {name: leaf.dtype for name, leaf in pytree.named_leaves(params).items()}
+
+    def read_merged(full: str) -> np.ndarray:
+        kind, name = full.split("/", 1)
+        if kind == "extra":
+            return read(f"extra/rest/{name}")
+        if name not in adapter.leaves:
+            return read(f"extra/base/{name}").astype(dtypes[name])
+        return np.asarray(_merged(adapter, name, read))
+
+    return read_merged
+
+
+def has_terms(record: Mapping[str, Any]) -> bool:
+    """Return whether these leaves of a checkpoint are those of a run with LoRA."""
+    params = [name for name in record if name.startswith("params/")]
+    frozen = any(name.startswith("extra/base/") for name in record)
+    return frozen and bool(params) and all(name.endswith(("/a", "/b")) for name in params)
+
+
+def _merged(adapter: LowRankAdapter, name: str, read: Read) -> jax.Array:
+    settings, leaf, base = adapter.settings, adapter.leaves[name], f"extra/base/{name}"
+    if settings.frozen == "int8" or settings.frozen == "nf4":
+        shape = leaf.shape[leaf.stack :]
+        codes, scales = (jnp.asarray(read(f"{base}/{part}")) for part in ("codes", "scales"))
+        frozen = Quantized(codes, scales, shape, settings.frozen)
+    else:
+        frozen = jnp.asarray(read(base))
+    a, b = (jnp.asarray(read(f"params/{name}/{part}")) for part in "ab")
+    scale = settings.alpha / settings.rank
+    return LowRank(frozen, a, b, None, scale, 0.0, leaf.transposed).merged()
+
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+FUNCTION, WEIGHTS, SIGNATURE = "model.stablehlo", "weights.safetensors", "signature.json"
+
+
+def export_stablehlo(
+    run: str | Path, step: int | Literal["newest", "best"], out: Path
+) -> dict[str, Any]:
+    """Write a run's function, its weights and its signature into a new folder.
+
+    The function takes the weights, a list of arrays in the order of the signature, and a dict of
+    inputs whose first dim, the rows, may have any size:
+    `jax.export.deserialize(bytes).call(weights, inputs)`.
+
+    Raises:
+        CheckpointError: if the folder has files, or the run has no such checkpoint.
+        ConfigError: if the experiment has neither a `predict` nor a transformer as its model, or
+            `flatbuffers` is not installed.
+    """
+    check_empty(out)
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ConfigError(
+            "--to stablehlo was requested, and the package `flatbuffers`, by which jax.export "
+            "writes a function, is not installed. Install it: pip install 'jtrain[export]'"
+        )
+    loaded = load(run, step, parallel="single")
+    outputs, inputs = _function(loaded)
+    weights = loaded.params, loaded.extra
+    structure = jax.tree.structure(weights)
+    (rows,) = export.symbolic_shape("b")
+    batch = {n: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for n, x in inputs.items()}
+    leaves = named_leaves({"params": weights[0], "extra": weights[1]})
+    arrays = {name: np.asarray(jax.device_get(leaf)) for name, leaf in leaves.items()}
+    ordered = {name: arrays[name] for name in _order(weights)}
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ordered.values()]
+
+    def call(flat: list[Any], batch: Batch) -> Any:
+        weights = jax.tree.unflatten(structure, flat)
+
+        def one_row(row: Batch) -> Any:
+            found = outputs(weights, with_rows(jax.tree.map(lambda x: x[None], row)))
+            return jax.tree.map(lambda x: x[0], found)
+
+        # Row by row: layers choose blocks by the number of rows, which is open here.
+        return jax.vmap(one_row)(batch)
+
+    exported = export.export(jax.jit(call), platforms=PLATFORMS)(like, batch)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / FUNCTION).write_bytes(bytes(exported.serialize()))
+    write_safetensors(out / WEIGHTS, ordered, {"format": "np"})
+    found = {
+        "step": loaded.step,
+        "inputs": {name: _text(x) for name, x in batch.items()},
+        "outputs": [_text(x) for x in exported.out_avals],
+        "weights": list(ordered),
+        "platforms": ", ".join(exported.platforms),
+        "jax": jax.__version__,
+        "calling_convention_version": exported.calling_convention_version,
+    }
+    (out / SIGNATURE).write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def _function(loaded: LoadedRun) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+    """Return a function of the weights and a batch, and the inputs of one row."""
+    experiment, model = loaded.experiment, getattr(loaded.config, "model", None)
+    if experiment is not None and experiment.predict is not None:
+        return loaded.outputs(), dict(loaded.inputs)
+    if experiment is None or experiment.model is None or not isinstance(model, Transformer):
+        raise ConfigError(
+            f"{loaded.directory} has no function to export: its experiment has no `predict`, and "
+            f"its model is no transformer. Add one: jt.Experiment(..., predict=lambda params, "
+            f"extra, batch: outputs)."
+        )
+    apply, tokens = experiment.model.apply, jax.ShapeDtypeStruct((model.context,), np.int32)
+    return lambda weights, batch: apply(*weights, batch["tokens"])[0], {"tokens": tokens}
+
+
+def _order(weights: Any) -> list[str]:
+    """Return the names of the weights in the order of their leaves."""
+    params, extra = weights
+    names = [f"params/{name}" for name in named_leaves(params)]
+    return names + [f"extra/{name}" for name in named_leaves(extra)]
+
+
+def _text(x: Any) -> str:
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"

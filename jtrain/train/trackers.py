@@ -1,0 +1,237 @@
+"""Trackers: services that take a run's numbers; a tracker is a value with `open(about)`."""
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+from pydantic import Field
+
+from jtrain.config.configclass import configclass
+from jtrain.config.write_paths import TrackingUri, WrittenPath
+from jtrain.errors import ConfigError
+
+End: TypeAlias = Literal["done", "stopped", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """The run that is tracked."""
+
+    name: str
+    directory: Path
+    """Directory of the run, where a tracker may keep its files."""
+    config: Mapping[str, Any]
+    """Values by dotted key."""
+    id: str = ""
+    """Id of the service's run to resume; empty for a new one."""
+    run: str = ""
+    """Id that jtrain gave the run; a copy of the run has another."""
+
+
+@runtime_checkable
+class TrackerRun(Protocol):
+    """Run in a service. Its methods are called in one thread, and may raise and take long."""
+
+    id: str
+    """Id of the run in the service."""
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
+        ...
+
+    def close(self, end: End) -> None:
+        """Report how the run ended, and send the remaining rows."""
+        ...
+
+
+@runtime_checkable
+class TrackerBackend(Protocol):
+    """Tracker. `open` imports its package, and may raise and take long."""
+
+    @property
+    def kind(self) -> str:
+        """Name in configs and in the log."""
+        ...
+
+    def open(self, about: TrackedRun) -> TrackerRun:
+        """Open a new run in the service, or the one with the id `about.id`."""
+        ...
+
+
+def check_installed(trackers: Sequence[TrackerBackend]) -> None:
+    """Raise unless the packages of the trackers are installed; imports none.
+
+    Raises:
+        ConfigError: with the command that installs the missing package.
+    """
+    for tracker in trackers:
+        package = getattr(tracker, "package", None)
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"trackers: {tracker.kind} needs the package {package}, which is not installed. "
+                f"Type: pip install 'jtrain[{tracker.kind}]', or run without it: trackers=[]"
+            )
+
+
+@configclass
+class TensorBoard:
+    """Event files that `tensorboard --logdir runs` shows; `pip install 'jtrain[tensorboard]'`."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+    directory: WrittenPath = ""
+    """Directory of the event files, in a folder named after the run; empty:
+    runs/NAME/tensorboard."""
+
+    package: ClassVar[str] = "tensorboardX"
+
+    def open(self, about: TrackedRun) -> "_Events":
+        """Start a file beside existing ones, which a new run hides."""
+        if self.directory:
+            return _Events(Path(self.directory) / about.name, about)
+        return _Events(about.directory / "tensorboard", about)
+
+
+class _Events:
+    id = "events"
+
+    def __init__(self, folder: Path, about: TrackedRun):
+        package = importlib.import_module("tensorboardX")
+        old = len(list(folder.glob("events.out.tfevents.*")))
+        self._writer = package.SummaryWriter(
+            str(folder),
+            # A session that starts at step 0 hides everything that was written before it.
+            purge_step=0 if old and not about.id else None,
+            filename_suffix=f".{old}",  # files of the same second would overwrite each other
+        )
+        if not about.id:
+            table = "\n".join(f"    {key}: {value}" for key, value in about.config.items())
+            self._writer.add_text("config", table, 0)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, end: End) -> None:
+        del end
+        self._writer.close()
+
+
+_STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_BATCH = 100  # parameters a call
+
+
+@configclass
+class MLflow:
+    """A run of MLflow; `pip install 'jtrain[mlflow]'`."""
+
+    kind: Literal["mlflow"] = "mlflow"
+    uri: TrackingUri = ""
+    """URI of the server, a directory (file:mlruns) or a database (sqlite:///mlflow.db); empty:
+    MLFLOW_TRACKING_URI, or MLflow's default."""
+    experiment: str = "jtrain"
+    """MLflow experiment of the run."""
+
+    package: ClassVar[str] = "mlflow"
+
+    def open(self, about: TrackedRun) -> "_MLflowRun":
+        """Start a run, or resume one."""
+        tracking = importlib.import_module("mlflow.tracking")
+        if self.uri.startswith("file:"):  # MLflow 3.17 refuses files without this
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = tracking.MlflowClient(tracking_uri=self.uri or None)
+        if about.id:
+            client.update_run(about.id, status="RUNNING")
+            return _MLflowRun(client, about.id)
+        found = client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
+        run = _MLflowRun(client, client.create_run(experiment, run_name=about.name).info.run_id)
+        run.log_config(about.config)
+        return run
+
+
+class _MLflowRun:
+    def __init__(self, client: Any, id: str):
+        self.id, self._client = id, client
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        entities = importlib.import_module("mlflow.entities")
+        params = [entities.Param(_allowed(key), str(value)[:6000]) for key, value in config.items()]
+        for i in range(0, len(params), _BATCH):
+            self._client.log_batch(self.id, params=params[i : i + _BATCH])
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        entities = importlib.import_module("mlflow.entities")
+        now = int(time.time() * 1000)
+        metrics = [entities.Metric(_allowed(n), x, now, step) for n, x in numbers.items()]
+        self._client.log_batch(self.id, metrics=metrics)
+
+    def close(self, end: End) -> None:
+        self._client.set_terminated(self.id, status=_STATUS[end])
+
+
+def _allowed(name: str) -> str:
+    """Return a name with the characters that MLflow rejects replaced."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+@configclass
+class WandB:
+    """A run at wandb.ai, or at your own server; `pip install 'jtrain[wandb]'`."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "jtrain"
+    """W&B project of the run."""
+    entity: str = ""
+    """User or team of the project; empty: the user who is logged in."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes runs/NAME/wandb, which `wandb sync` sends later."""
+
+    package: ClassVar[str] = "wandb"
+
+    def open(self, about: TrackedRun) -> "_WandBRun":
+        """Start a run, or resume one.
+
+        Raises:
+            ConfigError: if the mode is online and nobody is logged in.
+        """
+        wandb = importlib.import_module("wandb")
+        if self.mode == "online" and not wandb.api.api_key:  # wandb would prompt and wait
+            raise ConfigError(
+                "nobody is logged in to wandb. Type: wandb login, or write files that are synced "
+                "later: trackers=[{kind: wandb, mode: offline}]"
+            )
+        return _WandBRun(
+            wandb.init(
+                project=self.project,
+                entity=self.entity or None,
+                mode=self.mode,
+                name=about.name,
+                id=about.id or None,
+                resume="allow" if about.id else None,
+                dir=str(about.directory),
+                config=dict(about.config),
+                settings=wandb.Settings(console="off", silent=True),
+                reinit="create_new",
+            )
+        )
+
+
+class _WandBRun:
+    def __init__(self, run):
+        self.id, self._run = run.id, run
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self, end: End) -> None:
+        self._run.finish(exit_code=int(end == "failed"))
+
+
+Tracker: TypeAlias = Annotated[TensorBoard | WandB | MLflow, Field(discriminator="kind")]
