@@ -29,7 +29,7 @@ from jtrain.core.step import make_step
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.cnn import CNN
 from jtrain.parallel import Mirrored
-from jtrain.train.allocator import reuse_memory
+from jtrain.train.runtime import reuse_memory
 
 BATCH = 128
 TARGET = 0.75  # of the same network plainly written in flax

@@ -19,7 +19,7 @@ from jtrain.config.top import LogConfig
 from jtrain.core.loop import Hook
 from jtrain.train.hooks import LogHook, MetricsFile, Speed
 from jtrain.train.hooks.function_hooks import HeartbeatHook
-from jtrain.train.hooks.time_rows import TimeRows
+from jtrain.train.hooks.speed import TimeRows
 
 MEASURES = (HeartbeatHook, TimeRows, Speed, LogHook, MetricsFile)
 

@@ -26,7 +26,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
-from jtrain.train.allocator import reuse_memory
+from jtrain.train.runtime import reuse_memory
 
 SIZES: dict[str, Any] = {"vocab": 65, "context": 64, "layers": 4, "heads": 4, "width": 128}
 BATCH = 12

@@ -1,4 +1,4 @@
-"""Evaluation by generation: the share of questions whose answer a verifier accepts."""
+"""Generated answers: text completion, and the share of questions that a verifier accepts."""
 
 import dataclasses
 import functools

@@ -13,8 +13,7 @@ from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.precision.cast import cast_params
 from jtrain.core.state import TrainState
 from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
-from jtrain.train.experiment import Experiment, RunConfig, build_experiment
-from jtrain.train.experiment_shapes import makers, shapes
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment, makers, shapes
 from jtrain.train.schedule_steps import resolve_durations
 
 CHECKPOINT = {"checkpoint", "remat2"}  # what `jax.checkpoint` is called in a traced function

@@ -19,9 +19,7 @@ from jtrain.data.batches.scan import find_nonfinite
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.parallel.offload import to_device
 from jtrain.train.bad_steps import step_report
-from jtrain.train.hooks.bad_step_guard import BadStepGuard
-from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done
-from jtrain.train.hooks.nonfinite_data import NonfiniteData
+from jtrain.train.hooks.bad_steps import BadStep, BadStepGuard, BadStepLog, Done, NonfiniteData
 from jtrain.train.hooks.skipped_steps import RecentSteps, SkippedSteps
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup

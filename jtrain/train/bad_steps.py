@@ -16,7 +16,7 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Leaf
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel.offload import to_device
-from jtrain.train.hooks.bad_step_log import BadStep
+from jtrain.train.hooks.bad_steps import BadStep
 from jtrain.train.setup import TrainSetup
 
 

@@ -1,20 +1,247 @@
-"""8-bit products of an experiment, as its config asks for."""
+"""Losses with their linear layers in 8 bits: a traced program whose products become others."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.core import eval_jaxpr
+from jaxtyping import Array
 
 from jtrain.config.precision import FP8, Precision
+from jtrain.core.jaxpr import inner_jaxprs, scan_sizes
 from jtrain.core.loss import Stateful
-from jtrain.core.types import LossFn
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import LossFn, Params
 from jtrain.errors import ConfigError
+from jtrain.optim.groups import check_pattern, matches, nearest
 from jtrain.parallel.devices import Device, compute_capability
-from jtrain.train.quantize.loss import quantize_loss
-from jtrain.train.quantize.products import fp8_product, int8_product
+from jtrain.train.eight_bit_products import Contraction, fp8_product, int8_product
 
 if TYPE_CHECKING:
     from jtrain.train.experiment import Experiment, RunConfig
+
+
+# (activations, weight, dims that are summed) -> the product, free dims of both
+Product: TypeAlias = Callable[[Array, Array, Contraction], Array]
+
+
+class Rewritten(NamedTuple):
+    """A program and what became of the products of each leaf."""
+
+    jaxpr: Any
+    plain: frozenset[int]  # leaves with a product that can be replaced, chosen or not
+    kept: Mapping[int, str]  # leaf: a use of it that cannot
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedFunction:
+    """A function of parameters whose products with some leaves are computed by `product`.
+
+    Any function will do: it is traced, and its program rewritten (`rewrite_products`).
+    """
+
+    function: Callable[..., Any]
+    product: Product
+    products: Sequence[str]  # patterns of leaves
+    exclude: Sequence[str]  # patterns of leaves that stay as they are
+    key: str  # of the config, for errors
+
+    def __call__(self, params: Params, *rest: Any) -> Any:
+        """Call the function.
+
+        Raises:
+            ConfigError: if a pattern matches no leaf, or none that has a matrix product.
+        """
+        closed, shape = jax.make_jaxpr(self.function, return_shape=True)(params, *rest)
+        names = list(named_leaves(params))
+        chosen = {i for i, name in enumerate(names) if self._chooses(name)}
+        made = rewrite_products(closed.jaxpr, len(names), chosen, self.product)
+        self._check(names, chosen, made)
+        flat = eval_jaxpr(made.jaxpr, closed.consts, *jax.tree.leaves((params, *rest)))
+        return jax.tree.unflatten(jax.tree.structure(shape), flat)
+
+    def _chooses(self, name: str) -> bool:
+        pick = lambda patterns: any(matches(name, pattern) for pattern in patterns)
+        return pick(self.products) and not pick(self.exclude)
+
+    def _check(self, names: Sequence[str], chosen: set[int], made: Rewritten) -> None:
+        """Raise unless every pattern has an effect."""
+        for i, pattern in enumerate(self.exclude):
+            check_pattern(f"{self.key}.exclude[{i}]", pattern, names)
+        for i, pattern in enumerate(self.products):
+            leaves = {n for n, name in enumerate(names) if matches(name, pattern)}
+            if not leaves & chosen & made.plain:
+                where = f"{self.key}.products[{i}] is {pattern!r}"
+                near = nearest(pattern, [names[leaf] for leaf in sorted(made.plain)])
+                advice = (
+                    f"Nearest that do: {', '.join(near)}. Write one, or a pattern of several."
+                    if near
+                    else f"No leaf does: leave out {self.key}."
+                )
+                raise ConfigError(f"{where}: {self._fault(names, leaves, chosen, made)}. {advice}")
+
+    def _fault(
+        self, names: Sequence[str], leaves: set[int], chosen: set[int], made: Rewritten
+    ) -> str:
+        if not leaves:
+            return f"it matches none of the {len(names)} leaves that could multiply in 8 bits"
+        some = ", ".join(names[leaf] for leaf in sorted(leaves)[:3])
+        if not leaves & chosen:
+            return f"{self.key}.exclude leaves out all that it matches ({some})"
+        why = next((f" ({made.kept[leaf]})" for leaf in sorted(leaves) if leaf in made.kept), "")
+        return (
+            f"no leaf that it matches ({some}) multiplies activations in a plain matrix "
+            f"product{why}"
+        )
+
+
+def quantize_loss(
+    loss: LossFn | Stateful,
+    product: Product,
+    *,
+    products: Sequence[str],
+    exclude: Sequence[str],
+    key: str,
+) -> LossFn | Stateful:
+    """Return the loss with its products in 8 bits; one that is quantized already begins anew."""
+    inner = loss.loss if isinstance(loss, Stateful) else loss
+    inner = inner.function if isinstance(inner, QuantizedFunction) else inner
+    made = QuantizedFunction(inner, product, tuple(products), tuple(exclude), key)
+    return Stateful(made) if isinstance(loss, Stateful) else made
+
+
+# What gives a parameter in another type, layout or part.
+_VIEWS = {
+    *("convert_element_type", "transpose", "reshape", "squeeze", "copy", "copy_p", "slice"),
+    *("dynamic_slice", "split", "sharding_constraint", "reduce_precision", "name", "stop_gradient"),
+}
+_CALLS = {
+    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map"),
+    "custom_partitioning",
+}
+
+
+def rewrite_products(
+    jaxpr: Any, leaves: int, chosen: Collection[int], product: Product
+) -> Rewritten:
+    """Replace each product of an activation and a chosen leaf.
+
+    Looks through casts, layouts, jit, remat, scans, conditions and shard_map. A product of two
+    leaves, with dims of a batch, or within a custom derivative or a while_loop is not replaced.
+
+    Args:
+        jaxpr: the program, whose first `leaves` inputs are the leaves.
+        chosen: the leaves whose products are replaced.
+    """
+    walk = _Walk(product, chosen)
+    made, _ = walk.program(jaxpr, [i if i < leaves else None for i in range(len(jaxpr.invars))])
+    return Rewritten(made, frozenset(walk.plain), walk.kept)
+
+
+class _Walk:
+    """One pass over a program and those inside it."""
+
+    def __init__(self, product: Product, chosen: Collection[int]):
+        self._product, self._chosen = product, chosen
+        self.plain: set[int] = set()
+        self.kept: dict[int, str] = {}
+
+    def program(self, jaxpr: Any, inputs: list[int | None]) -> tuple[Any, list[int | None]]:
+        """Return the rewritten program, and which leaf each output is a view of."""
+        views = {v: i for v, i in zip(jaxpr.invars, inputs, strict=True) if i is not None}
+        read = lambda atom: None if hasattr(atom, "val") else views.get(atom)
+        equations = []
+        for eqn in jaxpr.eqns:
+            leaves = [read(x) for x in eqn.invars]
+            outputs: list[int | None] = [None] * len(eqn.outvars)
+            if any(leaf is not None for leaf in leaves):
+                eqn, outputs = self._equation(eqn, leaves)
+            equations.append(eqn)
+            pairs = zip(eqn.outvars, outputs, strict=True)
+            views |= {v: leaf for v, leaf in pairs if leaf is not None}
+        return jaxpr.replace(eqns=equations), [read(x) for x in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, leaves: list[int | None]) -> tuple[Any, list[int | None]]:
+        name = eqn.primitive.name
+        nothing: list[int | None] = [None] * len(eqn.outvars)
+        if name == "dot_general":
+            return self._dot(eqn, leaves), nothing
+        if name == "conv_general_dilated":
+            self._keep(leaves, "a convolution")
+        elif name == "optimization_barrier":
+            return eqn, leaves
+        elif name in _VIEWS:
+            return eqn, [leaves[0]] * len(eqn.outvars)
+        elif name in _CALLS:
+            return self._inside(eqn, leaves)
+        elif name == "scan":
+            consts, carry = scan_sizes(eqn, inner_jaxprs(eqn)[0])
+            steady = [x if not consts <= i < consts + carry else None for i, x in enumerate(leaves)]
+            return self._inside(eqn, steady)[0], nothing
+        elif name == "cond":
+            return self._inside(eqn, leaves[1:])[0], nothing
+        elif inner_jaxprs(eqn):
+            self._keep(leaves, f"within {name}")
+        return eqn, nothing
+
+    def _inside(self, eqn: Any, leaves: list[int | None]) -> tuple[Any, list[int | None]]:
+        """Return an equation with its programs rewritten."""
+        outputs: list[int | None] = []
+
+        def rewrite(value: Any) -> Any:
+            nonlocal outputs
+            closed = hasattr(value, "consts") and getattr(value, "jaxpr", value) is not value
+            if closed:  # over its constants; jax 0.12 has one class for both
+                return value.replace(jaxpr=rewrite(value.jaxpr))
+            if hasattr(value, "eqns"):
+                made, outputs = self.program(value, leaves)
+                return made
+            return tuple(map(rewrite, value)) if type(value) is tuple else value
+
+        params = {name: rewrite(value) for name, value in eqn.params.items()}
+        return eqn.replace(params=params), outputs
+
+    def _dot(self, eqn: Any, leaves: list[int | None]) -> Any:
+        (contracted, batch), (left, right) = eqn.params["dimension_numbers"], leaves[:2]
+        if left is not None and right is not None:
+            self._keep(leaves, "a product of two parameters")
+            return eqn
+        if any(batch):
+            self._keep(leaves, "a product with dims of a batch")
+            return eqn
+        if not all(jnp.issubdtype(x.aval.dtype, jnp.floating) for x in eqn.invars):
+            self._keep(leaves, "a product with integers")
+            return eqn
+        leaf, out = (right if right is not None else left), eqn.outvars[0].aval
+        assert leaf is not None
+        self.plain.add(leaf)
+        if leaf not in self._chosen:
+            return eqn
+
+        def multiply(a: Array, b: Array) -> Array:
+            if right is not None:
+                y = self._product(a, b, Contraction(*contracted))
+            else:
+                y = self._product(b, a, Contraction(*contracted[::-1]))
+                moved = b.ndim - len(contracted[1])
+                y = jnp.moveaxis(y, range(moved), range(y.ndim - moved, y.ndim))
+            return y.astype(out.dtype)
+
+        made = jax.make_jaxpr(jax.jit(multiply))(*(_like(x.aval) for x in eqn.invars)).eqns[-1]
+        return eqn.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+
+    def _keep(self, leaves: list[int | None], why: str) -> None:
+        self.kept |= {leaf: why for leaf in leaves if leaf is not None}
+
+
+def _like(aval: Any) -> jax.ShapeDtypeStruct:
+    varying = getattr(aval, "vma", None)
+    more = {"vma": varying} if varying else {}
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **more)
+
 
 OLDEST = (8, 9)  # compute capability of Ada; Hopper has 9.0
 

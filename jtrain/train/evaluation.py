@@ -19,8 +19,7 @@ from jtrain.errors.spelling import did_you_mean
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
-from jtrain.train.experiment import GeneratedMetrics, RunConfig
-from jtrain.train.experiment_shapes import Weights, shapes
+from jtrain.train.experiment import GeneratedMetrics, RunConfig, Weights, shapes
 from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 
 

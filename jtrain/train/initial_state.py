@@ -10,8 +10,7 @@ from jtrain.checkpoint import WeightsPlan, plan_weights
 from jtrain.core.state import TrainState
 from jtrain.parallel.offload import device_shardings
 from jtrain.parallel.program_cache import load_or_compile
-from jtrain.train.experiment import Experiment, RunConfig
-from jtrain.train.experiment_shapes import Weights, makers
+from jtrain.train.experiment import Experiment, RunConfig, Weights, makers
 from jtrain.train.run_record import find_owner
 
 

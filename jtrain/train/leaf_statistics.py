@@ -1,7 +1,7 @@
-"""Leaf statistics: the effect of a step on each leaf of the parameters."""
+"""Leaf statistics: the effect of a step on each leaf of the parameters, and their log."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from jtrain.core.extra_arguments import with_named_arguments
+from jtrain.core.loop import Hook
 from jtrain.core.pytree import at_least_f32, named_leaves, norm
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
-from jtrain.core.types import Batch, Params
+from jtrain.core.types import Batch, Metrics, Params
+from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.offload import to_device
-from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.setup import TrainSetup
 
 Statistics: TypeAlias = dict[str, dict[str, Any]]  # numbers by kind and leaf
@@ -48,6 +49,47 @@ class LeafStatistics:
             self._program = setup.strategy.compile(looks, setup.like, batch)
         found = jax.device_get(self._program(state, batch))
         return {kind: {leaf: float(x) for leaf, x in found[kind].items()} for kind in KINDS}
+
+
+class LeafLog(Hook):
+    """Hook that writes a row after steps `every`, 2 `every`, ...
+
+    A row is `{"step": 100, "grad_norm": {"w": 0.5}, ...}`.
+
+    Args:
+        path: the file, None to write none; recreated unless the run resumes.
+        every: steps.
+        stop: the last step of the run, after which no row is written.
+        look: `(step, state) -> statistics`, numbers by kind and leaf.
+        resumed_at: as `MetricsFile` takes it.
+    """
+
+    settles = True  # so that its time is not counted for the steps before it
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        *,
+        every: int,
+        stop: int,
+        look: Callable[[int, Any], Mapping[str, Mapping[str, float]]],
+        resumed_at: int | None = None,
+    ):
+        self.every, self._stop, self._look = every, stop, look
+        self.rows = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
+        """The file."""
+
+    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+        """Write a row."""
+        if step < self._stop:
+            statistics = self._look(step, state)
+            if self.rows is not None:
+                self.rows.append({"step": step, **statistics})
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.rows is not None:
+            self.rows.close()
 
 
 def build_leaf_log(

@@ -27,9 +27,8 @@ from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
 from jtrain.train.compilation_cache import enable_compilation_cache
-from jtrain.train.experiment import Experiment, RunConfig
-from jtrain.train.experiment_shapes import shapes
-from jtrain.train.fit_weights import is_fit_run, read_weights
+from jtrain.train.experiment import Experiment, RunConfig, shapes
+from jtrain.train.fit_data import is_fit_run, read_weights
 from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
 from jtrain.train.restore_run import restore_run
 from jtrain.train.run_record import find_run

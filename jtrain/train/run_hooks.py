@@ -1,6 +1,6 @@
 """Hooks of a run, in the order in which the loop calls them.
 
-They measure (`run_measures`), check (`run_checks`), evaluate, and save (`run_saving`).
+They measure (`run_measures`), check (`run_checks`), evaluate, and save (`save`).
 """
 
 import contextlib
@@ -16,18 +16,17 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.early_stop import EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery, add_listeners
 from jtrain.train.hooks.function_hooks import HeartbeatHook
-from jtrain.train.hooks.leaf_log import LeafLog
 from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.hooks.time_rows import TimeRows
-from jtrain.train.leaf_statistics import build_leaf_log
+from jtrain.train.hooks.speed import TimeRows
+from jtrain.train.leaf_statistics import LeafLog, build_leaf_log
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks, guard
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_measures import Measures, earlier_results, measure
-from jtrain.train.run_saving import Saving, save, watch_grace_period
 from jtrain.train.run_store import RunStore
+from jtrain.train.save import Saving, save, watch_grace_period
 from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End
 

@@ -15,8 +15,7 @@ from jtrain.data import ReadAhead
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
-from jtrain.train.hooks.log import LogHook, LogLines
-from jtrain.train.hooks.metrics import MetricHistory, MetricsFile, read_results
+from jtrain.train.hooks.log import LogHook, LogLines, MetricHistory, MetricsFile, read_results
 from jtrain.train.hooks.progress import LiveCell, LossCurve, ProgressBar, live_line_for
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.hooks.tracking import Tracking, build_tracking

@@ -8,7 +8,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 from jtrain.train.run_config_check import MatchedConfig
 from jtrain.train.run_dir import RunDir
 

@@ -29,19 +29,30 @@ from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.auto_layout import choose_layout
-from jtrain.train.calls.packed_metrics import pack_metrics
-from jtrain.train.calls.program import LIVE, mark_live, repeat_step
-from jtrain.train.calls.reading import Observe, read_call, read_calls
-from jtrain.train.calls.schedule import CallSchedule, HookEnds, choose_schedule
 from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.evaluation import SetEvaluations, check_set_names
-from jtrain.train.experiment import Experiment, RunConfig, build_experiment
-from jtrain.train.experiment_shapes import Weights, makers, with_shardings
-from jtrain.train.first_batch.first_rows import FirstRows
+from jtrain.train.experiment import (
+    Experiment,
+    RunConfig,
+    Weights,
+    build_experiment,
+    makers,
+    with_shardings,
+)
+from jtrain.train.first_batch.hidden_rows import FirstRows
 from jtrain.train.initial_state import make_initial_state, plan_initial_weights, shardings_of
-from jtrain.train.leaked_tracers import warn_leaked_tracers
+from jtrain.train.program import LIVE, mark_live, pack_metrics, repeat_step
+from jtrain.train.runtime import warn_leaked_tracers
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
+from jtrain.train.supersteps import (
+    CallSchedule,
+    HookEnds,
+    Observe,
+    choose_schedule,
+    read_call,
+    read_calls,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -351,7 +362,7 @@ def set_up(
     Args:
         among: devices to use in the place of those of this machine.
         seconds: of a step, by which durations in time are counted. While it is 0 their
-            steps are provisional; `jtrain.train.step_time.set_up_with_step_time` measures it.
+            steps are provisional; `jtrain.train.schedule_steps.set_up_with_step_time` measures it.
 
     Raises:
         ConfigError: if batches do not divide into the devices and microbatches, or `build` gives

@@ -1,4 +1,4 @@
-"""Summary of a run: its leaves, their bytes on a device, the FLOPs of a step."""
+"""Summary of a run: its leaves, their bytes on a device, the FLOPs of a step, memory in use."""
 
 import dataclasses
 import math

@@ -19,19 +19,17 @@ from jtrain.train.code_digest import digest_code
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.function_hooks import Observer, to_hook
-from jtrain.train.hooks.log import LogLines
-from jtrain.train.hooks.metrics import MetricHistory
+from jtrain.train.hooks.log import LogLines, MetricHistory
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.pause_collection import pause_collection
-from jtrain.train.program_signature import record_compile
 from jtrain.train.rollback import decide_rollback
 from jtrain.train.run_dir import get_environment
 from jtrain.train.run_hooks import RunHooks, open_hooks
 from jtrain.train.run_result import Status
 from jtrain.train.run_steps import run_steps
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
+from jtrain.train.runtime import pause_collection, record_compile
+from jtrain.train.schedule_steps import set_up_with_step_time
 from jtrain.train.setup import TrainSetup
-from jtrain.train.step_time import set_up_with_step_time
 
 _STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
 

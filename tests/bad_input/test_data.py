@@ -45,8 +45,7 @@ from jtrain.data.images.augment import Augment
 from jtrain.data.known_sets import FashionMnist, IdxImages
 from jtrain.data.text.corpora import Text
 from jtrain.errors import ConfigError, DataError
-from jtrain.train.experiment import build_experiment
-from jtrain.train.experiment_shapes import shapes
+from jtrain.train.experiment import build_experiment, shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -16,7 +16,7 @@ from cases import by_name
 from quick_study import CODE, YAML, at_home, write_study
 
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 
 CONFIG = "configs/quick.yaml"
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from plain_environ import plain_environ
 from quick_study import CODE, write_study
 
 import jtrain as jt
-from jtrain.train.hooks.metrics import read_metrics
+from jtrain.train.hooks.log import read_metrics
 
 SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
     "\n\n@jt.configclass\nclass Data",

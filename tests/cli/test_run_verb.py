@@ -86,7 +86,7 @@ def test_a_finished_run_says_so_and_exits_with_0(capfd):
 
 @pytest.mark.thorough
 def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch):
-    from jtrain.train.hooks.metrics import MetricsFile
+    from jtrain.train.hooks.log import MetricsFile
 
     row = MetricsFile.row
 

@@ -17,7 +17,7 @@ from jtrain.config.durations import (
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.train.hooks import SaveEvery
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 from jtrain.train.setup import set_up
 
 CONFIG = "configs/quick.yaml"

@@ -9,7 +9,7 @@ from quick_study import config_of, write_study
 
 from jtrain.distributed import accelerators
 from jtrain.distributed.accelerators import install_extra, unused_accelerators
-from jtrain.train.banner import banner_lines
+from jtrain.train.run_steps import banner_lines
 from jtrain.train.setup import set_up
 
 VERSION = (

@@ -13,7 +13,7 @@ from quick_study import at_home
 
 import jtrain
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 
 ROOT = Path(__file__).parent.parent.parent
 NOTES = sorted((ROOT / "docs").rglob("*.md"))

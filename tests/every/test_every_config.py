@@ -22,7 +22,7 @@ from jtrain.config.dump import dump
 from jtrain.config.resolve import resolve
 from jtrain.parallel import Mirrored
 from jtrain.testing import check
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 from jtrain.train.loaded_run import load_run
 
 ROOT = Path(__file__).parents[2]

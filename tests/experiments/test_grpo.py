@@ -19,7 +19,7 @@ from jtrain.checkpoint.layout import list_named_steps
 from jtrain.cli import main
 from jtrain.core.placement import Unplaced
 from jtrain.errors import DataError
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 from jtrain.train.setup import set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"

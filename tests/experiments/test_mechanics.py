@@ -12,7 +12,7 @@ from quick_study import config_of, trained
 
 import jtrain as jt
 from jtrain.core.placement import Unplaced
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 
 pytestmark = pytest.mark.thorough
 

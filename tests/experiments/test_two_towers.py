@@ -7,7 +7,7 @@ from comparison import assert_close
 from image_files import write_digits
 from quick_study import trained
 
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 
 pytestmark = pytest.mark.thorough
 

@@ -13,7 +13,7 @@ from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
 from jtrain.inspect.rates.range_test import LEAST, Rates, analyze, run_range_test
 from jtrain.inspect.rates.report import format_result, render_page
-from jtrain.train.hooks.metrics import read_metrics
+from jtrain.train.hooks.log import read_metrics
 
 # Least squares by plain gradient descent: with curvature 1 the best rate is 1, and above 2 the
 # distance grows in every step.

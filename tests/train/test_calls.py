@@ -14,9 +14,10 @@ import jtrain as jt
 from chaos import numbers
 from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
-from jtrain.train.calls.packed_metrics import PackedMetrics, join_calls, pack_metrics, select
-from jtrain.train.calls.program import LIVE, mark_live
-from jtrain.train.calls.schedule import (
+from jtrain.train.hooks.function_hooks import on_numbers, on_state
+from jtrain.train.program import LIVE, PackedMetrics, join_calls, mark_live, pack_metrics, select
+from jtrain.train.setup import set_up
+from jtrain.train.supersteps import (
     LEAST,
     MOST,
     CallSchedule,
@@ -24,8 +25,6 @@ from jtrain.train.calls.schedule import (
     find_hook_ends,
     fixed_schedule,
 )
-from jtrain.train.hooks.function_hooks import on_numbers, on_state
-from jtrain.train.setup import set_up
 
 CONFIG = "configs/quick.yaml"
 

@@ -18,7 +18,7 @@ from listening import descendants, listening
 from plain_environ import plain_environ
 from quick_study import CODE, at_home, trained, write_study
 
-from jtrain.train.hooks.metrics import read_metrics
+from jtrain.train.hooks.log import read_metrics
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
 SLOW = """

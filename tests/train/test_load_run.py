@@ -19,7 +19,7 @@ from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.data.sources.read_rows import encode_rows
 from jtrain.errors import CheckpointError, ConfigError, DataError
-from jtrain.train.fit_weights import describe_tree
+from jtrain.train.fit_data import describe_tree
 from jtrain.train.setup import set_up
 
 PREDICTS = """\

@@ -14,7 +14,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.launcher import launch
-from jtrain.train.hooks.metrics import read_metrics
+from jtrain.train.hooks.log import read_metrics
 from jtrain.train.setup import set_up
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,7 @@ def test_a_run_splits_the_cpu_into_the_devices_it_asks_for(tmp_path: Path):
 FAULTS = """
 import resource
 import numpy as np
-from jtrain.train.allocator import reuse_memory
+from jtrain.train.runtime import reuse_memory
 
 reuses = reuse_memory()
 np.ones(100 << 20, np.uint8)

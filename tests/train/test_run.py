@@ -18,8 +18,8 @@ from quick_study import at_home, config_of, kept, trained, write_study
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
-from jtrain.train.hooks.metrics import read_metrics
-from jtrain.train.hooks.metrics import read_results as measured
+from jtrain.train.hooks.log import read_metrics
+from jtrain.train.hooks.log import read_results as measured
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult
 

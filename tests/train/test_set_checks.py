@@ -9,7 +9,7 @@ from quick_study import CODE, YAML, at_home, trained, write_study
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 
 CONFIG = "configs/quick.yaml"
 ONE = "valid=InOrder(valid, size=self.evaluate.batch or self.batch),"

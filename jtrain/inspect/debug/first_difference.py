@@ -9,7 +9,8 @@ from jtrain.checkpoint import inspect, layout
 from jtrain.config.dump import Difference, diff_configs
 from jtrain.data.batches.stream import count_readers
 from jtrain.inspect.report.read_run import read_run
-from jtrain.train.hooks import metrics, step_record
+from jtrain.train.hooks import step_record
+from jtrain.train.hooks.log import read_metrics
 from jtrain.train.run_dir import RunDir
 
 FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # keys of run.json
@@ -115,7 +116,7 @@ def _numbers(
     found: dict[tuple[int, str], Any] = {}
     for step, numbers in record.items():
         found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
-    for row in metrics.read_metrics(RunDir(path).metrics):
+    for row in read_metrics(RunDir(path).metrics):
         found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
     return found
 

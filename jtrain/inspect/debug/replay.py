@@ -19,20 +19,20 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.first_difference import FACTS
 from jtrain.inspect.debug.step_report import StepReport, dissect
-from jtrain.train.calls.reading import split_steps
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
-from jtrain.train.longer_run import (
+from jtrain.train.restore_run import set_up_stored
+from jtrain.train.resume import (
     LengthChange,
     config_at,
     find_length_changes,
     get_schedule_lengths,
     keep_lengths,
 )
-from jtrain.train.restore_run import set_up_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.supersteps import split_steps
 
 
 @dataclasses.dataclass(frozen=True)

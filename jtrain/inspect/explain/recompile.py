@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import ConfigError
-from jtrain.train.program_signature import (
+from jtrain.train.run_record import find_facts
+from jtrain.train.runtime import (
     ARGUMENTS,
     CODE,
     ENVIRONMENT,
@@ -18,7 +19,6 @@ from jtrain.train.program_signature import (
     program_signature,
     read_compiles,
 )
-from jtrain.train.run_record import find_facts
 from jtrain.train.setup import TrainSetup
 
 SHOWN = 8  # changed arguments

@@ -18,14 +18,16 @@ from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.compilation_cache import check_jit_enabled
-from jtrain.train.first_batch.domains import OutsideValue, find_outside, outside_error
 from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 from jtrain.train.first_batch.index_uses import IndexUses, find_uses
 from jtrain.train.first_batch.labels import (
     OutOfRangeValue,
+    OutsideValue,
     find_out_of_range,
+    find_outside,
     is_counted,
     out_of_range_error,
+    outside_error,
     swap_value,
 )
 from jtrain.train.first_batch.row_broadcasts import check_broadcasts

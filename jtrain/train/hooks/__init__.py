@@ -29,8 +29,8 @@ from jtrain.train.hooks.function_hooks import on_results as on_results
 from jtrain.train.hooks.function_hooks import on_state as on_state
 from jtrain.train.hooks.log import LogHook as LogHook
 from jtrain.train.hooks.log import LogLines as LogLines
-from jtrain.train.hooks.metrics import MetricHistory as MetricHistory
-from jtrain.train.hooks.metrics import MetricsFile as MetricsFile
+from jtrain.train.hooks.log import MetricHistory as MetricHistory
+from jtrain.train.hooks.log import MetricsFile as MetricsFile
 from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.samples import Samples as Samples
 from jtrain.train.hooks.signals import Signals as Signals

@@ -10,8 +10,8 @@ import numpy as np
 
 from jtrain.core.loop import Hook, StatelessHook, Stop
 from jtrain.core.types import Metrics
-from jtrain.train.calls.packed_metrics import select
-from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
+from jtrain.train.hooks.bad_steps import BadStep, describe_skipped_step
+from jtrain.train.program import select
 
 
 class StepMetrics(NamedTuple):

@@ -21,7 +21,7 @@ from jtrain.core.types import Metrics
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
-from jtrain.train.calls.packed_metrics import join_calls, select
+from jtrain.train.program import join_calls, select
 
 ROW = 64  # calls per row of the file
 _NAMES = ("loss", "grad_norm")

@@ -9,7 +9,7 @@ import pytest
 from quick_study import at_home, read_otherwise, trained, write_study
 
 from jtrain.cli import main
-from jtrain.train.hooks.metrics import read_results
+from jtrain.train.hooks.log import read_results
 from jtrain.train.hooks.step_record import read_step_records
 from jtrain.train.run_dir import RunDir
 

@@ -14,8 +14,14 @@ from jax.sharding import PartitionSpec as P
 from jtrain.config.guard import RollbackPolicy, Spike
 from jtrain.core.loop import Rollback, Stop
 from jtrain.errors import DeviceError
-from jtrain.train.hooks.bad_step_guard import BadStepGuard, RunningMean
-from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, read_decisions
+from jtrain.train.hooks.bad_steps import (
+    BadStep,
+    BadStepGuard,
+    BadStepLog,
+    RollbackDecision,
+    RunningMean,
+    read_decisions,
+)
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.skipped_steps import RecentSteps, SkippedSteps, StepMetrics
 

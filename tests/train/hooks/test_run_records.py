@@ -13,8 +13,8 @@ import pytest
 from jtrain.errors import CheckpointError, LossError
 from jtrain.io.formatting import format_count, format_duration, format_number, signal_name
 from jtrain.optim import Cosine
-from jtrain.train.hooks import LogHook, LogLines, Samples, Speed, metrics
-from jtrain.train.hooks.metrics import MetricsFile
+from jtrain.train.hooks import LogHook, LogLines, Samples, Speed, log
+from jtrain.train.hooks.log import MetricsFile
 
 
 def written(path, *, resumed_at=None, stop=6):
@@ -35,10 +35,10 @@ def test_rows_are_json_and_come_back(tmp_path):
         '{"step": 2, "loss": 0.5, "grad_norm": 0.2857142857142857}',
         '{"step": 2, "valid/loss": 1.0, "valid/rows": 5}',
     ]
-    assert metrics.read_metrics(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
-    assert metrics.read_results(tmp_path / "m.jsonl", "valid") == {2: {"loss": 1.0, "rows": 5}}
-    assert metrics.read_results(tmp_path / "m.jsonl", "")[1] == {"loss": 1.0, "grad_norm": 1 / 7}
-    assert metrics.read_metrics(tmp_path / "none.jsonl") == []
+    assert log.read_metrics(tmp_path / "m.jsonl") == [json.loads(line) for line in lines]
+    assert log.read_results(tmp_path / "m.jsonl", "valid") == {2: {"loss": 1.0, "rows": 5}}
+    assert log.read_results(tmp_path / "m.jsonl", "")[1] == {"loss": 1.0, "grad_norm": 1 / 7}
+    assert log.read_metrics(tmp_path / "none.jsonl") == []
 
 
 def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
@@ -48,7 +48,7 @@ def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
     refuse = lambda name: pytest.fail(f"{name} is no JSON")
     row = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
     assert row == {"step": 1, "loss": "NaN", "up": "Infinity", "each": ["-Infinity", 1.5]}
-    (row,) = metrics.read_metrics(tmp_path / "m.jsonl")
+    (row,) = log.read_metrics(tmp_path / "m.jsonl")
     assert math.isnan(row["loss"])
     assert (row["up"], row["each"]) == (math.inf, [-math.inf, 1.5])
 
@@ -59,7 +59,7 @@ def test_floats_keep_all_their_bits(tmp_path):
     for step, value in enumerate(values, 1):
         file.on_numbers(step, {"loss": value})
     file.close()
-    assert [row["loss"] for row in metrics.read_metrics(tmp_path / "m.jsonl")] == values
+    assert [row["loss"] for row in log.read_metrics(tmp_path / "m.jsonl")] == values
 
 
 def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkeypatch):
@@ -88,9 +88,9 @@ def test_a_damaged_row_in_the_middle_is_named_with_its_fix(tmp_path):
     lines = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{oops}\n", *lines[3:]]))
     with pytest.raises(CheckpointError, match=r"row 3 of .*oops.*sed -i 3d") as error:
-        metrics.read_metrics(path)
+        log.read_metrics(path)
     subprocess.run(str(error.value).rpartition("remove it: ")[2], shell=True, check=True)
-    assert len(metrics.read_metrics(path)) == len(lines) - 1
+    assert len(log.read_metrics(path)) == len(lines) - 1
 
 
 def test_a_metric_called_step_is_refused(tmp_path):

@@ -7,9 +7,14 @@ import pytest
 from comparison import assert_close
 from numpy.testing import assert_array_equal as assert_equal
 
-from jtrain.train.quantize import formats
-from jtrain.train.quantize.formats import quantize_fp8, quantize_int8
-from jtrain.train.quantize.products import Contraction, fp8_product, int8_product
+from jtrain.train import eight_bit_products
+from jtrain.train.eight_bit_products import (
+    Contraction,
+    fp8_product,
+    int8_product,
+    quantize_fp8,
+    quantize_int8,
+)
 
 # bits of the fraction, exponent of the smallest normal number, largest number
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
@@ -33,7 +38,7 @@ def quantized(x: np.ndarray, kind: tuple[int, int, float], axis: int | None) -> 
     return round_to(x * scale, kind) / scale
 
 
-TYPES = {"e4m3": (formats.E4M3, E4M3), "e5m2": (formats.E5M2, E5M2)}
+TYPES = {"e4m3": (eight_bit_products.E4M3, E4M3), "e5m2": (eight_bit_products.E5M2, E5M2)}
 
 
 def numbers(seed: int = 0) -> np.ndarray:

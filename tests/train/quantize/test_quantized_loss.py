@@ -8,7 +8,7 @@ from comparison import assert_close
 
 import jtrain as jt
 from jtrain.errors import ConfigError
-from jtrain.train.quantize.loss import quantize_loss
+from jtrain.train.eight_bits import quantize_loss
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(6, 4)).astype(np.float32)

@@ -1,14 +1,34 @@
-"""Guard against bad steps: the loop ends at a step that is not finite, or a spike."""
+"""Bad steps: the guard that ends the loop at one, their log, and the data that caused them."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from jtrain.config.guard import RollbackPolicy, StopPolicy
 from jtrain.core.loop import Hook, Rollback, Stop
 from jtrain.core.types import Metrics
-from jtrain.train.hooks.bad_step_log import BadStep, describe_skipped_step
+from jtrain.errors import CheckpointError
+from jtrain.io import jsonl
+from jtrain.io.jsonl import JsonlWriter
+
+Done = Literal["skipped", "rolled back", "stopped"]
+
+
+class BadStep(NamedTuple):
+    """A step that was not finite, or a spike."""
+
+    step: int  # the first is 1
+    what: str  # `loss nan, gradient norm inf`
+    loss: float
+    grad_norm: float
+    update_norm: float = 0.0  # nothing is added by a step that is skipped
+
+    @property
+    def is_only_update(self) -> bool:
+        """True if loss and gradient were finite and the optimizer's update was not."""
+        return math.isfinite(self.loss + self.grad_norm) and not math.isfinite(self.update_norm)
 
 
 @dataclasses.dataclass
@@ -143,3 +163,150 @@ class BadStepGuard(Hook):
             f"{steps or 'none'}), and guard.most is {policy.most}.",
             "failed",
         )
+
+
+def describe_skipped_step(loss: float, grad_norm: float) -> str:
+    """Return a description of a skipped step, by its loss and gradient norm."""
+    if math.isfinite(loss + grad_norm):
+        return f"makes extra non-finite: loss {loss:.4g}"
+    return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}"
+
+
+class RollbackDecision(NamedTuple):
+    """Decision to skip some batches from now on, and roll back to before them."""
+
+    step: int  # the bad step
+    window: tuple[int, int]
+
+
+class BadStepLog:
+    """Writer of one line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
+
+    Events after the checkpoint that a run resumes from are cut off, since the run repeats those
+    steps. A rollback decision stays, because the resumed run depends on it.
+
+    Args:
+        path: the file, created at the first event; None to write none.
+        resumed_at: as `JsonlWriter` takes it.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        resumed_at: int | None = None,
+    ):
+        self._path, self._resumed_at = path, resumed_at
+        self.rows: JsonlWriter | None = None
+        """The file; None before the first event."""
+        if path is not None and path.exists():
+            self._open(path)
+
+    def append(self, bad: BadStep, done: Done, **more: Any) -> None:
+        """Write an event and flush it to the disk."""
+        if self._path is not None:
+            rows = self.rows or self._open(self._path)
+            rows.append({**bad._asdict(), "done": done, **more})
+            rows.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.rows is not None:
+            self.rows.close()
+
+    def _open(self, path: Path) -> JsonlWriter:
+        rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision)
+        self.rows = rows
+        return rows
+
+
+def read_decisions(path: Path) -> Sequence[RollbackDecision]:
+    """Return the rollback decisions of a run, in order.
+
+    Raises:
+        CheckpointError: if one cannot be read; without it the run would train on other batches.
+    """
+    return [_decision(path, row) for row in jsonl.complete_rows(path) if _is_decision(row)]
+
+
+def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
+    match row:
+        case {"step": int(step), "without": [int(first), int(stop)]}:
+            return RollbackDecision(step, (first, stop))
+    raise CheckpointError(
+        f"{path} has a row of step {row['step']} about a rollback that does not say which "
+        f'batches were skipped: its "without": [first, stop] is missing. Put the file back as it '
+        f"was, or start a new run (name=...)."
+    )
+
+
+def _is_decision(row: Mapping[str, Any]) -> bool:
+    return row.get("done") == "rolled back"
+
+
+SHARE = 0.1  # of all steps, that may be skipped for such rows
+MIN_STEPS, MAX_NAMED = 5, 3  # steps before the run may end; rows that are named
+
+
+class NonfiniteData(Hook):
+    """Hook that names rows that are not finite, and stops a run if they cost a tenth of its steps.
+
+    In a large data set such a row costs one step of an epoch, and is named. In a small data set it
+    would keep a large share of the batches out of training.
+
+    Args:
+        every: steps between two checks; independent of the logging, since it decides where a run
+            ends.
+        find: describes what is not finite in the data of a step (the first is 1), and where; ""
+            if all is finite.
+        log: takes a line of warning.
+        known: the result of `state` in the checkpoint.
+    """
+
+    last = True
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        find: Callable[[int], str],
+        log: Callable[[str], None],
+        known: Mapping[str, Any] = {},
+    ):
+        self.every, self._find, self._log = every, find, log
+        self._steps: int = known.get("steps", 0)
+        self._named = dict.fromkeys(known.get("named", ()))
+        self._cause: str = known.get("cause", "")
+
+    def skipped(self, step: int) -> None:
+        """Look for values that are not finite in the batch of a skipped step."""
+        self._cause = self._find(step)
+        if not self._cause:
+            return
+        self._steps += 1
+        if self._cause not in self._named and len(self._named) < MAX_NAMED:
+            self._named[self._cause] = None
+            self._log(f"step {step} was skipped: {self._cause}. {self._advice()}")
+
+    def cause(self) -> str:
+        """Return why the last skipped step was skipped, if its batch is the cause; else ""."""
+        return self._cause
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON that another instance can resume from."""
+        return {"steps": self._steps, "named": list(self._named), "cause": self._cause}
+
+    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
+        """Stop the run if such rows cost too many steps."""
+        del numbers
+        if self._steps < max(MIN_STEPS, SHARE * step):
+            return None
+        return Stop(
+            f"{self._steps} of {step} steps were skipped because the data is not finite: "
+            f"{', '.join(self._named)}. {self._advice()}",
+            "failed",
+        )
+
+    def _advice(self) -> str:
+        array = self._cause.partition("`")[2].partition("`")[0]
+        return f"Remove such rows, or fill them: {array} = np.nan_to_num({array})."

@@ -1,1 +1,0 @@
-"""Calls of the compiled step: how many steps each takes, its program, and its batches."""
