@@ -152,6 +152,7 @@ def test_rows_that_meet_are_not_parted(where, microbatches, said):
     make_step(squared, SGD, couples="slice", microbatches=2)
 
 
+@pytest.mark.thorough
 def test_rows_that_meet_are_exact_over_devices_by_name():
     """Return a loss of the batch's spread, which no sum over rows gives."""
 
@@ -275,6 +276,7 @@ def use(typed: dict[str, Any], steps: int, dims: Mapping[str, Dims]) -> None:
     optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_refused_optimizer_says_what_works(case: OptimizerCase):
     with pytest.raises((ConfigError, pydantic.ValidationError)) as refusal:

@@ -154,6 +154,7 @@ def test_a_directory_of_another_run_is_told_and_both_ways_out_work(home, capfd):
     assert main(["run", "runs/quick/config.yaml"]) == 0
 
 
+@pytest.mark.thorough
 def test_runs_below_a_file_are_told(home, capfd):
     home("here")
     Path("runs").write_text("a file")
@@ -203,6 +204,7 @@ def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
     assert [numbers["skipped"] for numbers in found.values()] == [1, 2]  # once an epoch
 
 
+@pytest.mark.thorough
 def test_data_without_a_finite_row_fails_and_names_array_and_row(home, capfd):
     home("here", CODE.replace("return Arrays(", "corner[:, 1] = np.nan\n    return Arrays("))
     assert main(["run", CONFIG, "evaluate.every=0"]) == 70

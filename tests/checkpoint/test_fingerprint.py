@@ -43,6 +43,7 @@ def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
     assert of(leaf) != of(leaf.at[row, column].set(jnp.zeros((), dtype)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float64", "uint64"])
 def test_of_64_bits_is_the_same_where_jax_would_truncate(dtype: str):
     """Compute in a new thread, which does not inherit the `enable_x64` of its creator."""

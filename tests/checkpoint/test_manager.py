@@ -58,6 +58,7 @@ def test_restores_numpy_without_a_sharding(checkpoints: CheckpointManager):
     assert same_bits(back, state)
 
 
+@pytest.mark.thorough
 def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: CheckpointManager):
     change = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     x = jnp.arange(4_000_000, dtype=jnp.float32)

@@ -156,6 +156,7 @@ TENSORSTORE = (
 )
 
 
+@pytest.mark.thorough
 def test_what_tensorstore_says_of_an_error_of_the_system(place, waits, monkeypatch):
     import orbax.checkpoint as ocp
 

@@ -110,6 +110,7 @@ def cut_off(
     return count
 
 
+@pytest.mark.thorough
 def test_a_kill_before_any_change_leaves_a_valid_copy(
     objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -61,6 +61,7 @@ def changed(tmp_path: Path, old: str, new: str) -> str:
     return str(config)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, capfd):
     asks = "if float(params['bias'].sum()) >= 0 or rng is not None:"
     config = changed(tmp_path, "if rng is not None:", asks)

@@ -79,12 +79,14 @@ def test_no_layout_and_no_batch_changes_a_number(settings, outcome: RunResult, c
     assert found["rows"] == 50
 
 
+@pytest.mark.thorough
 def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     evaluated(capfd, "quick", "parallel={kind: fsdp, devices: 2}")
     assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "says", "mend"),
     [

@@ -76,6 +76,7 @@ def add_tracker(run: Path) -> None:
     path.write_text(after)
 
 
+@pytest.mark.thorough
 def test_each_checkpoint_is_evaluated_once(run: Path, outcome: RunResult, capfd):
     code, printed, err = watch(capfd)
     assert code == 0
@@ -89,6 +90,7 @@ def test_each_checkpoint_is_evaluated_once(run: Path, outcome: RunResult, capfd)
     assert not (run / PINS).exists()
 
 
+@pytest.mark.thorough
 def test_trackers_get_each_evaluation_once(run: Path, outcome: RunResult, capfd, monkeypatch):
     rows, ends = [], []
 
@@ -142,6 +144,7 @@ def save_again(run: Path, step: int) -> None:
     layout.commit(written, {**later, "step": step, "fingerprints": {}}, id)
 
 
+@pytest.mark.thorough
 def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, capfd):
     assert watch(capfd)[0] == 0
     before = {row["step"]: row["valid/loss"] for row in rows(run)}

@@ -164,6 +164,7 @@ def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path, cl
     assert (tmp_path / "checkpoint").read_bytes() == b""
 
 
+@pytest.mark.thorough
 def test_fit_trains_where_nothing_can_be_printed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdout", None)
     loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])

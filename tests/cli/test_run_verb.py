@@ -28,6 +28,7 @@ def commands(out: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.thorough
 def test_the_summary_shows_the_curve_the_result_and_the_files(capfd):
     assert main(["run", CONFIG]) == 0
     out = capfd.readouterr().out
@@ -68,6 +69,7 @@ def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
     assert main([*shlex.split(advised), "optimizer.clip=1.0"]) == 0
 
 
+@pytest.mark.thorough
 def test_a_finished_run_says_so_and_exits_with_0(capfd):
     assert main(["run", CONFIG]) == 0
     first = capfd.readouterr().out

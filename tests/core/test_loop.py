@@ -162,6 +162,7 @@ def test_no_more_calls_are_in_flight_than_asked(in_flight):
     assert flying[0] == 0, "all are done when it ends"
 
 
+@pytest.mark.thorough
 def test_many_collectives_unwatched_come_to_an_end():
     """JAX 0.10 and 0.11 stop for ever at more than 32 of them on several CPU devices."""
     where, optimizer = strategy("mirrored jit", 8), optax.sgd(1e-3)

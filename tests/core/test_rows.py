@@ -68,6 +68,7 @@ def test_a_step_that_draws_is_the_same_however_it_is_split():
     assert_close(*ends, 1e-6)
 
 
+@pytest.mark.thorough
 def test_keys_of_rows_of_another_generator_become_threefry_each():
     keys = jax.random.split(jax.random.key(1, impl="rbg"), 4)
     one = [threefry(key) for key in keys]

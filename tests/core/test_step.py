@@ -116,6 +116,7 @@ def test_after_a_bad_batch_it_goes_on_as_if_it_had_never_been():
     assert (int(got.step), int(got.skipped)) == (5, 2)
 
 
+@pytest.mark.thorough
 def test_the_weights_cost_no_forward_pass():
     microbatches = 2
     loss = functools.partial(tiny_language.next_token, data="terms")

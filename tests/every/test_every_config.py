@@ -148,6 +148,7 @@ def test_gives_one_result_however_its_batches_are_split(name: str):
     assert report.rows[-1].check == "parts"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CURVES)
 def test_takes_the_steps_of_its_golden_curve(name: str):
     golden = np.loadtxt(GOLDEN / "curves" / f"{name}.txt", usecols=1)

@@ -206,6 +206,7 @@ def keys_of(rows) -> jax.Array:
     return row_keys(jax.random.key(7), {"row": jnp.asarray(rows, jnp.int32)})
 
 
+@pytest.mark.thorough
 def test_names_its_parameters_as_ever_and_gives_logits(row):
     apply, params, extra = ready(row)
     assert sorted(named_leaves(params)) == row.names
@@ -237,6 +238,7 @@ def test_init_depends_on_the_key_alone(row):
     assert not bitwise(first, other)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(3)
 def test_rows_drop_by_their_own_keys_and_meet_only_where_it_says_so(row):
     apply, params, extra = ready(row)

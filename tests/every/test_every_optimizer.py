@@ -253,6 +253,7 @@ def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
     assert not [name for name in state if name.endswith("bias")]
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(3)
 @by_formula
 def test_a_group_scales_its_learning_rate(row: Row):

@@ -54,6 +54,7 @@ def dense_gradient(x, params, extra, batch):
     return metrics["loss"].value(), named_leaves(state.opt_state[0])
 
 
+@pytest.mark.thorough
 def test_the_terms_take_the_dense_step_restricted_to_them():
     """dA = s G B', dB = s A' G for the dense gradient G of each weight."""
     x, params, extra = started()
@@ -165,6 +166,7 @@ def test_a_step_with_shards_of_codes_is_that_of_one_device():
     assert distance(step_under(layout.parallel, 1, x, params, extra, batch), want) <= 1e-6
 
 
+@pytest.mark.thorough
 def test_a_model_of_plain_functions_has_its_terms_merged():
     params = {"w": jnp.eye(4), "conv": jnp.ones((2, 2, 3, 5)), "bias": jnp.zeros(4)}
     adapter = build_adapter(Lora(rank=2, on=("*",)), params, {})
@@ -194,6 +196,7 @@ def saved(path, *on: str, frozen="as_is", base=BASE):
     return adapter, params, extra
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frozen", ["as_is", "nf4"])
 def test_comes_back_and_merges_to_the_weights_of_the_run(tmp_path, frozen):
     path = tmp_path / "one.safetensors"

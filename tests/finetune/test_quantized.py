@@ -103,6 +103,7 @@ def test_the_backward_pass_makes_dense_weights_again(kind):
         assert (frozen.codes.shape, frozen.codes.dtype) in saved
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["bfloat16", "nf4"])
 def test_value_and_gradient_are_those_of_dense_weights(kind):
     dense = low_rank(kind).dense()

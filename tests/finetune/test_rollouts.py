@@ -90,6 +90,7 @@ def test_log_probs_are_those_of_the_distribution_that_is_sampled():
         assert_close(got[row], np.where(real[row], want, 0), 1e-5, terms=scores)
 
 
+@pytest.mark.thorough
 def test_no_gradient_goes_through_the_sampling():
     model, params = model_and_params()
     keys = jax.random.split(jax.random.key(1), 3)
@@ -117,6 +118,7 @@ ANSWERS = jnp.asarray(
 REWARDS = [[1, 0.5], [1, 0], [0, 1]]
 
 
+@pytest.mark.thorough
 def test_a_function_of_texts_gives_rewards():
     verify = jax.jit(text_reward(TEXT, END, reward))
     np.testing.assert_array_equal(verify(ANSWERS, {"question": QUESTIONS}), REWARDS)
@@ -163,6 +165,7 @@ def test_under_lora_the_policy_leaves_the_model_without_terms():
     assert bitwise(after.extra["base"], first.extra["base"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_loss_makes_its_state_from_loaded_weights(tmp_path, monkeypatch, lora):
     monkeypatch.chdir(tmp_path)

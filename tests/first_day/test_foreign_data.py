@@ -144,6 +144,7 @@ def test_big_endian_arrays_give_what_others_give():
     assert_close(numbers["loss"], ((X.sum(1) - Y) ** 2).mean(), 1e-6)
 
 
+@pytest.mark.thorough
 def test_a_dtype_that_jax_has_not_is_refused_by_name():
     for array, advice in [
         (X.astype(object), "x.astype('float32')"),

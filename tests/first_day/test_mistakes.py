@@ -182,6 +182,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=[case.make.__name__ for case in CASES])
 def test_a_mistake_is_told_by_its_line_a_sentence_and_what_to_type(case: Case):
@@ -276,6 +277,7 @@ def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, 
     assert main(("show", "shakespeare")) == 0, "the advice works"
 
 
+@pytest.mark.thorough
 def test_an_argument_of_fit_is_named_as_it_was_typed():
     for arguments, words in [
         ({"hooks": print}, "hooks= takes a list, and one hook was given"),

@@ -116,6 +116,7 @@ def test_running_statistics_are_those_of_flax():
     assert_close(result.extra["norm"]["mean"], net.norm.mean[...], 1e-5)
 
 
+@pytest.mark.thorough
 def test_regression_is_the_mean_squared_error_in_either_shape():
     net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
     target = X.sum(1)

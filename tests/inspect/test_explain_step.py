@@ -52,6 +52,7 @@ def plain() -> Explanation:
     return explained("parallel.kind=single")
 
 
+@pytest.mark.thorough
 def test_flops_of_a_linear_map_are_those_of_its_formula(plain):
     qkv = select_modules(plain.modules, "blocks/0/qkv")
     forward = 2 * 2 * TOKENS * 32 * 96  # two layers
@@ -74,6 +75,7 @@ def select_total(found: Explanation) -> int:
     return sum(leaf.full_bytes // 4 for leaf in leaves) if leaves else found.modules.parameters
 
 
+@pytest.mark.thorough
 def test_remat_computes_the_forward_pass_again_and_saves_less(plain):
     again = explained("parallel.kind=single", "model.remat=full")
     assert again.flops.model == plain.flops.model
@@ -223,6 +225,7 @@ def test_what_enters_no_program_is_no_reason(study):
     assert "the smallest cadence" in cadence["steps_per_call"]
 
 
+@pytest.mark.thorough
 def test_rows_values_and_layouts_are_reasons(study):
     rows = changes(study, "batch=32")
     assert "batch=16 needs the old one" in rows["batch/x"]

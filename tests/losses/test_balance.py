@@ -26,6 +26,7 @@ def uneven(tokens: np.ndarray, top_k: int) -> float:
     return EXPERTS * float(shares @ chances)
 
 
+@pytest.mark.thorough
 def test_is_the_formula_in_each_row_layer_by_layer():
     top_k = 2
     total = 0.0
@@ -74,6 +75,7 @@ def test_both_are_terms_beside_the_loss():
     assert metrics["balance"].value() == terms.means[1].value()
 
 
+@pytest.mark.thorough
 def test_rows_may_be_cut_into_microbatches_and_a_batch_that_meets_is_refused():
     real = lambda batch: batch["mask"][:, None] & jnp.ones((1, TIME), bool)
     loss = lambda group: (

@@ -91,6 +91,7 @@ def test_half_precision_has_logits_and_sums_in_full():
     assert distance(grads, exact) <= off
 
 
+@pytest.mark.thorough
 def test_logits_of_bfloat16_are_off_by_their_rounding():
     x, head, y, real = arrays(jnp.bfloat16)
 
@@ -110,6 +111,7 @@ def test_logits_of_bfloat16_are_off_by_their_rounding():
     assert dots == ["float32"]
 
 
+@pytest.mark.thorough
 def test_unlikely_tokens_keep_their_gradient_in_float16():
     """Check small probabilities: float16 has one bit for 1e-7, and none for 1e-8."""
     x, head, y, _ = arrays(jnp.float16, vocabulary=3)

@@ -43,6 +43,7 @@ def test_a_label_that_is_no_class_is_a_miss():
         assert accuracy(jnp.asarray(LOGITS[:2]), outside, jnp.ones(2, bool), top=top).total == 0
 
 
+@pytest.mark.thorough
 def test_logits_that_are_nan_hit_the_first_classes_alone():
     top = 2
     nan, labels = jnp.full((CLASSES, CLASSES), jnp.nan), jnp.arange(CLASSES, dtype=jnp.int32)

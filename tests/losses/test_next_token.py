@@ -33,6 +33,7 @@ def test_lengths_and_the_mask_hide_targets():
     np.testing.assert_array_equal(real, [[1, 1, 0], [1, 1, 1], [0, 0, 0]])
 
 
+@pytest.mark.thorough
 def test_of_equal_chances_a_token_costs_the_log_of_the_vocabulary():
     real = jnp.ones((3, 3), bool)
     value, metrics = next_token(jnp.zeros((3, 3, 12)), TOKENS[:, 1:], real)
@@ -40,6 +41,7 @@ def test_of_equal_chances_a_token_costs_the_log_of_the_vocabulary():
     assert metrics["accuracy"].value() == 0
 
 
+@pytest.mark.thorough
 def test_large_logits_neither_overflow_nor_vanish():
     logits = jnp.zeros((1, 1, 3)).at[0, 0, 0].set(1e4)
     ones = jnp.ones((1, 1), bool)

@@ -59,6 +59,7 @@ def test_xla_gives_the_formula(options):
     assert_close(got, in_numpy(*qkv, **options), 2e-6)
 
 
+@pytest.mark.thorough
 def test_half_precision_has_a_softmax_in_full():
     half = draw(dtype=jnp.bfloat16)
     got = attention(*half)

@@ -82,6 +82,7 @@ def by_cudnn():
         return lowered(attention="cudnn")
 
 
+@pytest.mark.thorough
 def test_attention_is_cudnns_call_once_a_layer_and_direction(by_cudnn):
     calls = re.findall(CALL, by_cudnn)
     attention = sorted(call for call in calls if "fmha" in call)

@@ -65,6 +65,7 @@ def test_two_parts_and_their_gradients_are_the_whole(options):
         assert_close(ours, theirs, 5e-6)
 
 
+@pytest.mark.thorough
 def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing():
     q, k, v, cotangent = draw()
     attend, stand = (

@@ -43,6 +43,7 @@ def _net():
     return model, *jax.jit(model.init)(jax.random.key(0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("train", [True, False])
 def test_computes_what_the_module_computes(net, train):
     model, params, extra = net

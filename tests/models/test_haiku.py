@@ -26,6 +26,7 @@ def _built():
     return model, *jax.jit(model.init)(jax.random.key(0))
 
 
+@pytest.mark.thorough
 def test_computes_what_the_function_computes(built):
     model, params, extra = built
     theirs = hk.transform_with_state(net)

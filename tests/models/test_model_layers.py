@@ -90,6 +90,7 @@ def test_the_gradient_of_a_thin_map_is_that_of_float64(sizes: tuple[int, int]):
 POINTS = jnp.linspace(-30, 30, 2001, dtype=jnp.float32)
 
 
+@pytest.mark.thorough
 def test_value_and_slope_are_jaxs():
     theirs = lambda x: jax.nn.gelu(x, approximate=True)
     assert_close(gelu(POINTS), theirs(POINTS), 1e-6, terms=1)

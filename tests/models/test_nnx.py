@@ -60,6 +60,7 @@ def test_computes_what_the_module_computes(net):
     jax.tree.map(np.testing.assert_array_equal, same, extra)
 
 
+@pytest.mark.thorough
 def test_statistics_of_training_come_back_in_extra(net):
     apply, params, extra = net
     _, after = apply(params, extra, X, rng=jax.random.key(1))

@@ -85,6 +85,7 @@ def test_lite_has_as_many_parameters_as_was_published(name: str):
     assert num_elements(params) == PARAMETERS[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (5, 2)])
 def test_convolves_each_channel_as_xla_does_with_groups(kernel: int, stride: int):
     x = draw(2, 7, 4, 3)

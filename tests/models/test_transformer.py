@@ -22,6 +22,7 @@ def spread(params):
     return jax.tree.map(lambda x: x + 0.3 * draw.standard_normal(x.shape, np.float32), params)
 
 
+@pytest.mark.thorough
 def test_no_position_sees_what_comes_after_it():
     model = Transformer(**SIZES).build()
     params = spread(jax.jit(model.init)(jax.random.key(0))[0])

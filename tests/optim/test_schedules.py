@@ -57,6 +57,7 @@ def curve(schedule: Schedule, peak: float = 1.0, steps: int = STEPS) -> np.ndarr
     return np.asarray(jax.vmap(schedule.build(peak, steps))(jnp.arange(steps)))
 
 
+@pytest.mark.thorough
 def test_curves_are_those_of_the_golden_file():
     width = max(map(len, CURVES))
     text = "".join(
@@ -73,6 +74,7 @@ def test_curves_are_those_of_the_golden_file():
         assert_close(new, old, 1.01e-4, terms=1, says=message)
 
 
+@pytest.mark.thorough
 def test_every_schedule_ends_where_it_says():
     for schedule in CURVES.values():
         if hasattr(schedule, "final") or isinstance(schedule, Constant):

@@ -126,6 +126,7 @@ def on_one(case: str) -> tuple[Any, Any]:
     return slope(Single().build(), next(c for c in QUICK + SLOW if str(c) == case))
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_are_those_of_one_device(case: Case, capfd: pytest.CaptureFixture):

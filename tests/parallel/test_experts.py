@@ -80,6 +80,7 @@ def on_one_device(kind: str):
     return params, results(model, params, jnp.asarray(X))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "layout"), CASES)
 def test_gives_what_one_device_gives(kind: str, layout: str):
     params, expected = on_one_device(kind)

@@ -28,6 +28,7 @@ def held(tree) -> dict[str, int]:
     return {n: leaf.addressable_shards[0].data.size for n, leaf in named_leaves(tree).items()}
 
 
+@pytest.mark.thorough
 def test_a_device_holds_an_eighth_of_parameters_and_of_adams_moments():
     where, state = made(min_size=64)
     batch = where.place(next(batches("full", 1)))
@@ -73,6 +74,7 @@ def test_splits_the_largest_dim_that_divides(shape, spec):
     assert StateSharding({"fsdp": 8}).choose("w", shape, {}).spec == PartitionSpec(*spec)
 
 
+@pytest.mark.thorough
 def test_never_sums_whole_gradients_on_a_device_for_nothing():
     """Check that the compiled step gathers parameters and shards the optimizer's work."""
     where, state = made(min_size=64)

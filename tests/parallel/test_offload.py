@@ -121,6 +121,7 @@ def test_a_run_goes_on_bit_for_bit_with_and_without(tmp_path, monkeypatch, compi
     assert kept(split) == kept(trained(path, near, "log.leaves=6", "name=plain"))
 
 
+@pytest.mark.thorough
 def test_averages_are_computed_on_the_devices(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = write_study(tmp_path)

@@ -105,6 +105,7 @@ def test_a_stage_computes_for_each_microbatch_once_and_in_order(way):
     assert f"{schedule.bubble:.1%}" in str(schedule)
 
 
+@pytest.mark.thorough
 def test_what_a_layer_closes_over_is_learned_from():
     (weights, indices), x, rows = jax.tree.map(jnp.asarray, given())
 

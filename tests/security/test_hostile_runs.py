@@ -90,6 +90,7 @@ def nothing_ran(home: Path, monkeypatch) -> Iterator[None]:
     assert not owned.exists(), owned.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_runs_code_of_a_run(verb: str, home: Path, monkeypatch):
     monkeypatch.chdir(home)
@@ -136,6 +137,7 @@ def test_a_study_below_a_folder_runs_has_its_own_experiments(tmp_path: Path, mon
 CHILD = ["-P", "-c", "from jtrain.distributed.compiler_flags import check_known as f; import jtrain.__main__ as m; m.main = lambda: f({'XLA_FLAGS': ''}); m.begin()"]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("where", "words"),
     [

@@ -124,6 +124,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_is_refused_and_what_the_message_says_is_accepted(study, name):
     refused, words, repairs = CASES[name]

@@ -31,6 +31,7 @@ def train(study, mode, *settings, **options):
     return train_on_servers(setup, hooks=hooks).state, hooks[0].numbers
 
 
+@pytest.mark.thorough
 def test_one_fragment_without_overlap_is_diloco_to_the_bit(study):
     values, options = "inner_steps: 3, lr: 0.7, momentum: 0.9", {"workers": 2, "shards": 2}
     want, losses = train(study, f"{{kind: diloco, {values}}}", MOMENTUM, "steps=8", **options)

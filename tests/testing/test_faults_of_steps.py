@@ -24,6 +24,7 @@ def rows(given):
     return list(compare_steps(case, given["strategies"], lambda line: None, []))
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", sampled(FAULTS, QUICK, each=3))
 def test_a_fault_is_found_and_named(fault):

@@ -43,6 +43,7 @@ def subject(planted):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("planted", sampled(FAULTS, QUICK, each=2))
 def test_a_fault_is_found_and_its_cause_is_named(planted):
     wrong = [row for row in compare_loss(subject(planted)) if row.verdict == "FAILS"]

@@ -114,6 +114,7 @@ def running(params, batch, rng):
     return Mean.of(total.astype(jnp.float32), batch["mask"])
 
 
+@pytest.mark.thorough
 def test_rounding_once_per_value_is_accepted_and_a_stagnating_sum_is_not():
     row = compare_in_bfloat16(bfloat16_case(summed, 4, 2000), [])
     assert row.verdict == "ok"

@@ -111,6 +111,7 @@ def test_a_hook_changes_no_bit():
         assert np.array_equal(one, other)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 def test_where_calls_end_changes_no_bit(unbroken):
     """Train with calls that end at step 7, in place of 5, 6 and 10: the state has the same bits."""

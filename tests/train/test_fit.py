@@ -91,6 +91,7 @@ def test_gives_back_the_best_and_stops_when_it_gets_worse(capfd):
     assert f"ended after step {step + 10}" in said
 
 
+@pytest.mark.thorough
 def test_goes_on_where_a_named_call_was_stopped():
     call = dict(lr=0.01, steps=12, batch=16, every=1, valid=(X, Y), valid_every=4, quiet=True)
     whole = jt.fit(loss, zeros(), (X, Y), **call)

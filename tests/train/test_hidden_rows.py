@@ -93,6 +93,7 @@ def test_an_evaluation_refuses_a_loss_that_counts_padding_and_names_the_line(cas
     jt.evaluate(loss, params, full, batch=16, devices=2)
 
 
+@pytest.mark.thorough
 def test_the_line_gives_one_result_for_every_batch_size():
     mask, weight = DATA["valid"], DATA["w"]
     values = np.asarray(nats(PARAMS, DATA), np.float64)
@@ -150,6 +151,7 @@ def padded(end: str = "pad") -> Shuffled:
     return Shuffled(Arrays(**DATA), size=16, end=end)
 
 
+@pytest.mark.thorough
 def test_a_run_is_refused_before_it_measures_padding(compiled):
     steps = []
     how: dict[str, Any] = {

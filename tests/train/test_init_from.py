@@ -53,6 +53,7 @@ WAYS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_starts_from(way, first):
     path, step = WAYS[way]

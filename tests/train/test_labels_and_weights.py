@@ -38,6 +38,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_weight_repeats_its_row_in_training_metrics_and_evaluation(name):
     loss, rows = LOSSES[name]

@@ -110,6 +110,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(stopped: Stopped):
     assert max(steps) == stands["step"]
 
 
+@pytest.mark.thorough
 def test_one_process_speaks_and_writes(stopped: Stopped):
     names = {path.name for path in stopped.run.iterdir()}
     rows = {f"{name}.jsonl" for name in ("metrics", "speed", "time", "leaves", "steps", "compiles")}
@@ -122,6 +123,7 @@ def test_one_process_speaks_and_writes(stopped: Stopped):
     assert steps == list(range(1, len(steps) + 1)), "each row once"
 
 
+@pytest.mark.thorough
 def test_nothing_listens_beyond_the_loopback(stopped: Stopped):
     assert stopped.listened, "the coordinator was seen"
     assert all(ipaddress.ip_address(each).is_loopback for each in stopped.listened)

@@ -77,6 +77,7 @@ def by_hand(params, x: np.ndarray) -> np.ndarray:
     return np.tanh(x @ params["up"] + params["bias"]) @ params["down"]
 
 
+@pytest.mark.thorough
 def test_gives_parameters_model_and_predictions(params):
     run = jt.load("quick")
     assert (run.directory, run.step, run.config.steps) == (Path("runs/quick"), 8, 8)
@@ -111,6 +112,7 @@ def test_a_step_is_named_as_in_eval():
         jt.load("quik")
 
 
+@pytest.mark.thorough
 def test_predictions_are_computed_in_the_precision_of_the_run():
     run = jt.load("half")
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), run.params)

@@ -79,6 +79,7 @@ def stop_at(last: int):
     return hook
 
 
+@pytest.mark.thorough
 def test_copies_are_listed_verified_fetched_and_removed(
     store: str, capsys: pytest.CaptureFixture[str]
 ):

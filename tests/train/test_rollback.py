@@ -42,6 +42,7 @@ RUNS = ("went", "never")
 NAN = Fault(batch=6, place="gradient up")
 
 
+@pytest.mark.thorough
 def test_a_rolled_back_run_ends_as_one_without_those_batches():
     went = config("went", (NAN,), RollbackPolicy(back=1, skip=3))
     clean = FiniteCheck()
@@ -203,6 +204,7 @@ def test_a_spike_rolls_back_too_also_in_a_run_that_was_stopped_in_between():
     assert known[0]["steps"] == 12
 
 
+@pytest.mark.thorough
 def test_nothing_later_than_a_bad_step_is_saved():
     # The spike is told of as the state after step 4 is about to be saved, in place of the only one.
     big = Fault(batch=2, place="total of the loss", value="1e4")

@@ -90,6 +90,7 @@ HURTS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.thorough
 def test_a_run_has_one_id_which_every_checkpoint_seals():
     run = said()["id"]
     assert [seal.sealed_run(path) for path in CHECKPOINTS.glob("[0-9]*")] == [run, run]
@@ -260,6 +261,7 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     assert (owner.run, dict(owner.ancestors)) == (copy["id"], copy["ancestors"])
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_renamed_resumes_under_its_new_name(whole):
     RUN.rename("runs/other")
     outcome = trained(CONFIG, *SHORT, "name=other")
@@ -282,6 +284,7 @@ def test_a_checkpoint_that_cannot_be_read_now_stays_where_it_is(name, monkeypatc
 # What else a run is known by.
 
 
+@pytest.mark.thorough
 def test_a_path_that_orbax_cannot_write_is_refused_before_training(tmp_path, monkeypatch):
     folder = os.fsencode(tmp_path) + b"/h\xf6me"  # in Latin-1
     os.mkdir(folder)

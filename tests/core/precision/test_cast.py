@@ -65,6 +65,7 @@ def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=Fa
     return jax.device_get(state.params), np.array(losses)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("precision", "bits"), [(BF16(), 8), (F16(), 11)])
 def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
@@ -78,6 +79,7 @@ def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
     assert {leaf.dtype for leaf in params.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("precision", [BF16(), F16()], ids=lambda p: p.kind)

@@ -86,6 +86,7 @@ def check_planted(
 # Found from files and variables alone: a tenth of a second each.
 
 
+@pytest.mark.thorough
 def test_a_disk_that_cannot_flush(tmp_path):
     plant = lambda: refuse_call("fsync", errno.EIO)
     report = found(shell(f"{DOCTOR} disk", tmp_path, {}, plant, code=2))

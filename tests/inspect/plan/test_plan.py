@@ -26,6 +26,7 @@ SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=1", "m
 FSDP = [*SMALL, "parallel.kind=fsdp", "parallel.min_size=0"]
 
 
+@pytest.mark.thorough
 def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     config = resolve(pytestconfig.rootpath / CONFIG, FSDP).config
     found = make_plan(config, find_topology("cpu:8"))
@@ -154,6 +155,7 @@ def numbers_of_the_model():
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.thorough
 def test_a_full_training_has_parameters_and_two_moments():
     found, numbers = parts("parallel.kind=single"), numbers_of_the_model()
     assert found["parameters", ""] == 4 * numbers
@@ -161,6 +163,7 @@ def test_a_full_training_has_parameters_and_two_moments():
     assert {name for name, _ in found} == {"parameters", "optimizer", "other"}
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("frozen", "kind", "each"),

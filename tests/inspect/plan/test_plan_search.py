@@ -19,6 +19,7 @@ from jtrain.train.summary import count_step_flops
 CPU = ["plan", str(CONFIG), *SMALL, "--topology", "cpu:8"]
 
 
+@pytest.mark.thorough
 def test_candidates_divide_the_rows_and_name_what_changes():
     config, topology = small(), find_topology("cpu:8")
     found = list(candidates(config, topology, Costs(config, topology)))

@@ -103,6 +103,7 @@ print(ascii(vocabulary_of(Path("."))))
 """
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_is_utf8_in_any_locale(tmp_path: Path):
     tokens = {"\u0120the": 0, "gr\u00fcn": 1}
     text = json.dumps({"model": {"vocab": tokens}}, ensure_ascii=False)

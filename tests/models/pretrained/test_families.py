@@ -97,6 +97,7 @@ def test_stacked_blocks_are_the_same(tmp_path):
         np.testing.assert_array_equal(leaf, np.stack(each), err_msg=name)
 
 
+@pytest.mark.thorough
 def test_an_encoder_gives_the_vectors_of_transformers(tmp_path):
     golden = published.golden("bert")
     model, params = read(published.write_model(tmp_path, golden))

@@ -35,6 +35,7 @@ def read(folder: Path) -> tuple[Any, Any, Any]:
     return source.model, *jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_classifier_gives_the_logits_of_its_library(name: str, tmp_path):

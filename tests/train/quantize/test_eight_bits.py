@@ -59,6 +59,7 @@ def test_rounds_as_the_model_in_numpy(kind, dims):
     assert_equal(found, quantized(x, model, None if dims is None else dims[0]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TYPES)
 def test_rounds_every_number_of_the_type_to_itself_and_ties_to_even(kind):
     dtype, (fraction, smallest, largest) = TYPES[kind]
@@ -85,6 +86,7 @@ def test_the_scale_is_the_largest_power_of_two_that_fits(kind):
         assert np.isfinite(np.asarray(found.values, np.float32)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TYPES)
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(kind):
     dtype = TYPES[kind][0]

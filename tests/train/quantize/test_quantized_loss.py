@@ -46,6 +46,7 @@ def conditional(p, x):
     return jax.lax.cond(x[0, 0] > 10, lambda w: x[:, :2] @ w[:2], lambda w: x @ w, p["kernel"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", [plain, einsum, rematted, conditional])
 def test_finds_the_product_wherever_it_is(function):
     assert_close(quantized(function, "kernel")(PARAMS, X), 2 * function(PARAMS, X), 1e-6)
