@@ -17,8 +17,6 @@ from jtrain.errors.user_code import refused_platform
 from jtrain.io.disk_errors import disk_advice, may_pass
 from jtrain.io.environment import jtrain_version
 from jtrain.io.redact import redact
-from jtrain.io.transient import may_pass
-from jtrain.io.version import jtrain_version
 from jtrain.train.runtime import pause_collection
 
 # jtrain/cli/VERB.py has `main(argv) -> exit code`.

@@ -12,7 +12,7 @@ from jtrain.distributed.cluster.cluster import program
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.log import read_results
-from jtrain.train.resume import settings_to_extend
+from jtrain.train.longer_run import settings_to_extend
 from jtrain.train.run_result import FINISHED, RunResult
 from jtrain.train.time_ledger import format_goodput, read_ledger
 

@@ -50,6 +50,14 @@ def count_cpu_devices(devices: Sequence[Any]) -> int:
     return len(own) if own and own[0].platform == "cpu" else 0
 
 
+def pool_advice(devices: int) -> str:
+    """Return what to type so that XLA has enough threads for so many CPU devices."""
+    return (
+        f"Import jtrain before JAX starts its devices, or set {POOL}="
+        f"{_needed(devices)} before the process starts."
+    )
+
+
 def describe_small_pool(devices: int) -> list[str]:
     """Return a line if JAX's CPU devices were started with fewer threads than are safe."""
     text = os.environ.get(POOL, "")
@@ -58,8 +66,7 @@ def describe_small_pool(devices: int) -> list[str]:
         return []
     return [
         f"XLA has {threads} threads for {devices} CPU devices, whose collectives can deadlock. "
-        f"Import jtrain before JAX starts its devices, or set {POOL}={_needed(devices)} before the "
-        f"process starts."
+        f"{pool_advice(devices)}"
     ]
 
 

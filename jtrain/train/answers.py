@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.types import Extra, Key, Params
-from jtrain.data.text.encode_chat import Encoded, split_last_answer
-from jtrain.data.text.tokenizer import Tokenizer, decode_known
+from jtrain.data.text.conversations import Encoded, split_last_answer
+from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.errors import ConfigError, DataError
 from jtrain.models.generate import IncrementalModel, generate
 from jtrain.models.generate_answers import generate_answers

@@ -21,7 +21,7 @@ from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
-from jtrain.io.write_safetensors import write_safetensors
+from jtrain.io.safetensors import write_safetensors
 from jtrain.models.layers.low_rank import LowRank
 from jtrain.models.layers.quantized import Quantized
 from jtrain.models.pretrained.registry import family_name, family_of

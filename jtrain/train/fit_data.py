@@ -16,10 +16,17 @@ from jtrain.core import pytree
 from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.types import Extra, Params
 from jtrain.data import Arrays, InOrder, Shuffled, Source
-from jtrain.data.sources.foreign import check_names, get_columns, is_array, library_name, to_array
-from jtrain.data.sources.hugging_face import HuggingFace
-from jtrain.data.sources.subset import hold_out
-from jtrain.data.sources.torch_rows import TorchRows, from_loader
+from jtrain.data.sources.arrays import hold_out
+from jtrain.data.sources.foreign import (
+    HuggingFace,
+    TorchRows,
+    check_names,
+    from_loader,
+    get_columns,
+    is_array,
+    library_name,
+    to_array,
+)
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.errors.plain_numbers import to_number
 

@@ -12,7 +12,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Batch, Metrics
-from jtrain.data.batches.aligned import aligned_zeros
+from jtrain.data.batches.step_batches import aligned_zeros
 
 LIVE = "live_steps"  # bool k b: whether a call takes the step at an index
 

@@ -19,7 +19,7 @@ from jtrain.errors import CheckpointError, ConfigError
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_steps import BadStep, read_decisions
-from jtrain.train.resume import LengthChange, find_length_changes
+from jtrain.train.longer_run import LengthChange, find_length_changes
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
 

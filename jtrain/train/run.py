@@ -19,12 +19,12 @@ from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import GraceBudget, Signals
+from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
-from jtrain.train.resume import (
+from jtrain.train.restore_run import (
     describe_code,
     describe_copy,
     describe_flags,
-    describe_length_change,
     describe_missing_checkpoint,
     resume_advice,
 )

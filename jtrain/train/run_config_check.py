@@ -18,8 +18,8 @@ from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
 from jtrain.config.wording import format_value
 from jtrain.errors import ConfigError
-from jtrain.io.transient import may_pass, unreachable_error
-from jtrain.train.resume import get_lengths, get_stored_lengths, keep_lengths
+from jtrain.io.disk_errors import may_pass, unreachable_error
+from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
 from jtrain.train.run_record import (
     RUN_JSON,
     CheckpointRecord,

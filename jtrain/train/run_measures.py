@@ -17,11 +17,11 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
 from jtrain.train.hooks.log import LogHook, LogLines, MetricHistory, MetricsFile, read_results
 from jtrain.train.hooks.progress import LiveCell, LossCurve, ProgressBar, live_line_for
-from jtrain.train.hooks.speed import Speed
+from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.tracking import Tracking, build_tracking
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
-from jtrain.train.summary import measure_memory, measure_work
+from jtrain.train.summary import measure_work
 
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
 _PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}

@@ -1,5 +1,6 @@
 """Steps of a run: the banner, the compiled step and its hooks, and why the run stopped."""
 
+import contextlib
 import dataclasses
 import functools
 import pkgutil
@@ -17,11 +18,11 @@ from jtrain.core.step import StepFn
 from jtrain.data.batches.scan import describe_nonfinite
 from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool, pool_advice
-from jtrain.distributed.heartbeat.watchdog import DeadlockWatch
 from jtrain.distributed.multihost import all_gather
+from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.formatting import format_seconds
 from jtrain.models.pretrained.source import describe_source
-from jtrain.parallel.device_names import parse_devices
+from jtrain.parallel.devices import parse_devices
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.bad_steps import describe_bad_step, step_report
 from jtrain.train.hooks.signals import Signals
@@ -48,7 +49,7 @@ def run_steps(
         notices: lines to log after the banner.
     """
     setup, start = resume.setup, resume.start
-    with hooks.checks.feed as feed:
+    with _deadlock_watch(setup), hooks.checks.feed as feed:
         for line in [*banner_lines(setup, start), *notices]:
             hooks.measures.lines.print(line)
         try:
@@ -77,6 +78,13 @@ def run_steps(
     if stop is not None and stop.kind == "failed":
         stop = _explain_failure(setup, hooks.checks.policy, ended, stop)
     return dataclasses.replace(ended, stop=stop)
+
+
+def _deadlock_watch(setup: TrainSetup) -> contextlib.AbstractContextManager[None]:
+    """Return a watch over several CPU devices of one process; those of several wait for peers."""
+    devices = count_cpu_devices(setup.devices)
+    alone = jax.process_count() == 1 and devices > 1
+    return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
 
 def _find_loop(

@@ -20,14 +20,14 @@ from jtrain.data.batches.stream import add_readers
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import FAULT, ConfigError, UnreachableError, UserError
+from jtrain.io.disk_errors import may_pass
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
-from jtrain.io.transient import may_pass
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
+from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.multihost_checks import check_shared_directory
-from jtrain.train.resume import check_rate, check_steps
 from jtrain.train.rollback import ResumePoint, resume_point
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup

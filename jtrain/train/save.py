@@ -29,7 +29,7 @@ from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.signals import GraceBudget, GracePeriod
 from jtrain.train.hooks.step_record import StepRecorder
 from jtrain.train.leaf_statistics import LeafLog
-from jtrain.train.resume import LengthChange
+from jtrain.train.longer_run import LengthChange
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks
 from jtrain.train.run_dir import RunDir

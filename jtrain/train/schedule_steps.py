@@ -1,15 +1,11 @@
-"""Durations of a run's config in steps, by the sizes of its data and the time of a step."""
+"""Durations of a run's config, converted to steps by the sizes of its experiment's data."""
 
 import dataclasses
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 import jax
-import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.durations import (
@@ -22,16 +18,10 @@ from jtrain.config.durations import (
     stays_in_time,
 )
 from jtrain.core.batches import Batches
-from jtrain.core.loop import Hook, train_loop
-from jtrain.data import ReadAhead
-from jtrain.data.batches.stacked import StackedBatches
 from jtrain.errors import ConfigError, UserError
 from jtrain.optim import SGD
 from jtrain.optim.recipe import OptimizerConfig
-from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import Experiment, RunConfig
-from jtrain.train.setup import TrainSetup, set_up
-from jtrain.train.supersteps import find_hook_ends
 
 PROVISIONAL = 10**6  # steps of a run that ends by the clock, until the time of a step is measured
 Build: TypeAlias = Callable[[RunConfig], Experiment]
@@ -177,69 +167,3 @@ def _patience_in_evaluations(config: RunConfig, patience: Duration) -> RunConfig
 
 WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
-
-
-def set_up_with_step_time(
-    config: RunConfig, seconds: float = 0.0, hooks: Sequence[Hook] = ()
-) -> TrainSetup:
-    """Set up a run, with durations in time counted by the time of a step.
-
-    The run's own program is timed: calls take as many steps as in the run, unless a cadence in time
-    is shorter than 50 steps.
-
-    Args:
-        seconds: of a step, as measured before; 0: it is measured, if a duration needs it.
-        hooks: of the caller; a call ends where they take the state.
-
-    Raises:
-        UserError: as `set_up` and the compilation of a step.
-    """
-    setup = set_up(config, seconds)  # first: the exchange of the hooks' ends starts JAX's devices
-    setup = dataclasses.replace(setup, hooks=tuple(hooks), hook_ends=find_hook_ends(hooks))
-    return setup.with_step_time(seconds_per_step(setup)) if setup.lengths.provisional else setup
-
-
-def seconds_per_step(setup: TrainSetup) -> float:
-    """Return the seconds of a step, data included, the same in all processes.
-
-    The run's own program trains a state of its own, which is thrown away.
-    """
-    step, state = compile_step(setup, setup.fresh)
-    each = setup.schedule.most  # every call has the most steps, as most calls of the run do
-    last = max(1, setup.config.steps // each)  # a program of several may take fewer steps
-    reader = setup.config.workers.build(_Again(setup.calls, last), start=0, stop=None)
-    read = lambda call: setup.place(reader(call))
-    feed = ReadAhead(read, start=0, stop=None, close=reader.close)
-    size = (lambda step: each) if setup.schedule.varies else each
-
-    def run_calls(calls: int) -> float:
-        nonlocal state
-        began = time.perf_counter()
-        stop = calls * each
-        state = train_loop(step, state, feed, start=0, stop=stop, steps_per_call=size).state
-        return _first_process_value((time.perf_counter() - began) / calls)
-
-    try:
-        run_calls(WARMUP)
-        roughly = run_calls(WARMUP)
-        calls = min(max(math.ceil(SECONDS / roughly), LEAST), MOST)
-        return run_calls(max(min(calls, int(LIMIT / roughly)), WARMUP)) / each
-    finally:
-        feed.close()
-
-
-class _Again:
-    """Batches of a run, repeated from the first after the last; picklable."""
-
-    def __init__(self, calls: StackedBatches, last: int):
-        self._calls, self._last = calls, last
-
-    def __call__(self, call: int) -> Mapping[str, Any]:
-        return self._calls[call % self._last]
-
-
-def _first_process_value(seconds: float) -> float:
-    """Return what the first process measured."""
-    if jax.process_count() == 1:
-        return seconds
-    return float(multihost_utils.broadcast_one_to_all(np.float32(seconds)))

@@ -20,7 +20,7 @@ from jtrain.core.loop import IN_FLIGHT, Hook, overrides
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.data.batches.stacked import StackedBatches
+from jtrain.data.batches.step_batches import StackedBatches
 from jtrain.data.batches.workers import Workers
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import ConfigError

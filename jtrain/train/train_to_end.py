@@ -16,6 +16,7 @@ from jtrain.errors import ConfigError, UserError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.regular_files import open_regular
 from jtrain.train.code_digest import digest_code
+from jtrain.train.compile_step import record_compile
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluationResult, Results
 from jtrain.train.hooks.function_hooks import Observer, to_hook
@@ -27,9 +28,9 @@ from jtrain.train.run_hooks import RunHooks, open_hooks
 from jtrain.train.run_result import Status
 from jtrain.train.run_steps import run_steps
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
-from jtrain.train.runtime import pause_collection, record_compile
-from jtrain.train.schedule_steps import set_up_with_step_time
+from jtrain.train.runtime import pause_collection
 from jtrain.train.setup import TrainSetup
+from jtrain.train.step_time import set_up_with_step_time
 
 _STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
 

@@ -16,6 +16,7 @@ from jtrain.checkpoint.pinned import RemovedError, pin, unpin_all
 from jtrain.checkpoint.seal import sealed_digest
 from jtrain.core.types import Batch
 from jtrain.distributed.multihost import all_gather, broadcast_from_first
+from jtrain.distributed.shutdown import NotedSignals
 from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError, ConfigError
 from jtrain.train.evaluation import EvaluationRows
 from jtrain.train.experiment import RunConfig

@@ -22,7 +22,7 @@ from jtrain.inspect.explain.recompile import advise, compare_with_run
 from jtrain.inspect.explain.residuals import list_residuals
 from jtrain.inspect.explain.scopes import parse_scope
 from jtrain.inspect.plan.collectives import read_collectives
-from jtrain.train.runtime import (
+from jtrain.train.compile_step import (
     compare_signatures,
     program_signature,
     read_compiles,

@@ -28,8 +28,8 @@ from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
-from jtrain.train.schedule_steps import set_up_with_step_time
 from jtrain.train.setup import TrainSetup
+from jtrain.train.step_time import set_up_with_step_time
 
 ROWS = 4096  # the largest batch whose rows are checked one by one
 

@@ -21,8 +21,8 @@ from jtrain.errors import ConfigError
 from jtrain.io.formatting import format_number
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.schedule_steps import set_up_with_step_time
 from jtrain.train.setup import TrainSetup
+from jtrain.train.step_time import set_up_with_step_time
 
 SMALL, DOWN = 0.05, 0.7  # fractions of the first loss
 

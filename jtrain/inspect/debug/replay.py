@@ -21,14 +21,14 @@ from jtrain.inspect.debug.first_difference import FACTS
 from jtrain.inspect.debug.step_report import StepReport, dissect
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
-from jtrain.train.restore_run import set_up_stored
-from jtrain.train.resume import (
+from jtrain.train.longer_run import (
     LengthChange,
     config_at,
     find_length_changes,
     get_schedule_lengths,
     keep_lengths,
 )
+from jtrain.train.restore_run import set_up_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.setup import TrainSetup, set_up

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from jtrain.errors import ConfigError
-from jtrain.train.run_record import find_facts
-from jtrain.train.runtime import (
-    ARGUMENTS,
-    CODE,
-    ENVIRONMENT,
-    VALUES,
+from jtrain.train.compile_step import (
     CompileRecord,
     ProgramChange,
     compare_signatures,
     program_signature,
     read_compiles,
 )
+from jtrain.train.run_record import find_facts
+from jtrain.train.runtime import ARGUMENTS, CODE, ENVIRONMENT, VALUES
 from jtrain.train.setup import TrainSetup
 
 SHOWN = 8  # changed arguments

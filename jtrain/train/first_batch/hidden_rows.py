@@ -10,7 +10,7 @@ from jtrain.core.batches import Batches
 from jtrain.core.loss import LossOutput, named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
-from jtrain.data.sources.foreign import to_native
+from jtrain.data.sources.source import to_native
 from jtrain.errors import LossError
 from jtrain.train.experiment import batch_shapes
 

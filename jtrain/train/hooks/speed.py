@@ -1,11 +1,13 @@
-"""Training speed, measured over completed steps; seconds of each phase, in time.jsonl."""
+"""Training speed and memory in use, measured over completed steps; time.jsonl of phases."""
 
 import collections
 import contextlib
 import dataclasses
 import math
+import resource
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +15,9 @@ from jtrain.core.loop import Hook, StatelessHook
 from jtrain.core.types import Metrics
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.io.jsonl import JsonlWriter
-from jtrain.train.summary import MemoryUse
 
+_PAGE = resource.getpagesize()
+_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 CALLS = 512  # whose times the quantiles are of
 
 
@@ -28,6 +31,15 @@ class StepWork:
     """FLOPs that they run, with what the backward pass computes again; None if unknown."""
     peak: float
     """FLOP a second, in bfloat16."""
+
+
+class MemoryUse(NamedTuple):
+    """Bytes in use, and the most that were in use so far."""
+
+    in_use: int
+    peak: int
+    of: str
+    """device: the fullest device of this process; process: its resident memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,3 +275,20 @@ class TimeRows(StatelessHook):
         row["phases"] = {name: round(x, 3) for name, x in phases.items() if x >= 5e-4}
         self._file.append(row | ({"resumed": True} if resumed else {}))
         self._next = time.monotonic() + max(LEAST, SHARE * elapsed)
+
+
+def measure_memory(devices: Sequence[Any]) -> MemoryUse:
+    """Return the memory of the fullest of the devices, or the resident memory of this process.
+
+    A CPU has no statistics of its own: its arrays are in the memory of the process, with all else.
+    """
+    stats = [stats for device in devices if (stats := device.memory_stats())]
+    if stats:
+        in_use = max(each.get("bytes_in_use", 0) for each in stats)
+        return MemoryUse(in_use, max(each.get("peak_bytes_in_use", 0) for each in stats), "device")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+    try:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):  # not Linux
+        resident = peak
+    return MemoryUse(resident, max(peak, resident), "process")

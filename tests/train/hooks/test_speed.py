@@ -13,8 +13,7 @@ from jtrain.cli import main
 from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
 from jtrain.train.hooks import Speed
-from jtrain.train.hooks.speed import StepWork
-from jtrain.train.summary import MemoryUse, measure_memory
+from jtrain.train.hooks.speed import MemoryUse, StepWork, measure_memory
 from jtrain.train.time_ledger import format_ledger, make_ledger, read_ledger
 
 

@@ -1,4 +1,4 @@
-"""Resume of a run: advice if it is not possible, and finished runs that are trained for more steps.
+"""Extended runs: a finished run is trained for more steps, and its schedules keep their length.
 
 A schedule keeps the length that it was written for, unless its own `steps` set another. The earlier
 lengths of a run are stored in its checkpoints, so that the values of each of its steps are known.
@@ -9,15 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import plain_values
 from jtrain.config.durations import find_durations, find_own_steps
 from jtrain.config.top import BaseConfig
-from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError
 from jtrain.io.formatting import format_number
-from jtrain.train.code_digest import digest_code, find_edited
-from jtrain.train.run_dir import RunDir
 
 C = TypeVar("C", bound=BaseConfig)
 
@@ -219,65 +215,3 @@ def _replaced(value: Any, keys: Sequence[str], new: Any) -> Any:
     if isinstance(value, Mapping):
         return {**value, first: _replaced(value[first], rest, new)}
     return dataclasses.replace(value, **{first: _replaced(getattr(value, first), rest, new)})
-
-
-def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings: str) -> str:
-    """Return what to type if the stored run has other values.
-
-    Args:
-        name: of the run, by its config.
-        another: the command that starts another run.
-        again: the command that resumes the run, if one was given.
-        settings: typed after config.yaml to get the values of the run; mostly empty.
-    """
-    if again:
-        command = f"{again}, with the values of that run"
-    else:  # by its own name, since it may be a copy of another run
-        command = f"{run_dir.resume_command} name={name} {settings}".rstrip()
-    return f"Start a new run: {another}\nor resume that one: {command}"
-
-
-def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
-    """Return a line if the run's directory is a copy of another run's, or was moved."""
-    known = run_dir.facts()
-    if known.get("id", identity["id"]) == identity["id"]:
-        return []
-    return [
-        f"{run_dir.path} was copied or moved from {known.get('place', 'another place')}: it is a "
-        f"separate run from now on"
-    ]
-
-
-def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
-    """Return a line if the code of a run, its `root`, was edited since its last start."""
-    edited = find_edited(run_dir.facts().get("code"), digest_code(root))
-    line = (
-        f"the code of the run was edited since its last start: {', '.join(edited)}. Steps that "
-        f"were taken are of the old code; to train the new code alone: {another}"
-    )
-    return [line] if edited else []
-
-
-def describe_flags(run_dir: RunDir, environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable of the compiler that differs from the run's last start."""
-    known = run_dir.facts().get("flags")
-    if not isinstance(known, dict):  # a new run
-        return []
-    return [
-        f"{name} was {known.get(name) or 'not set'}, and is {environ.get(name) or 'not set'}: the "
-        f"last bits of results may differ"
-        for name in VARIABLES
-        if known.get(name, "") != environ.get(name, "")
-    ]
-
-
-def describe_missing_checkpoint(
-    run_dir: RunDir, checkpoints: CheckpointManager, start: int | None
-) -> list[str]:
-    """Return a line if the checkpoint in run.json is missing and no other line mentions it."""
-    facts = run_dir.facts()
-    saved = facts.get("status") in {"running", "stopped", "done"}  # its step is a checkpoint's
-    step = facts.get("step", 0) if saved else 0
-    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
-        return []
-    return [f"checkpoint {step}, which {run_dir.status} names, is missing"]
