@@ -9,9 +9,8 @@ from jtrain.core.placement import Placement
 from jtrain.core.types import Extra, Key, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.text.tokenizers import fingerprint
-from jtrain.finetune.group_policy import GroupPolicy, init_policy, policy_loss
-from jtrain.finetune.rollouts import describe_rollouts
-from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.finetune.group_policy import GroupPolicy, describe_rollouts, init_policy, policy_loss
+from jtrain.models.pretrained.source import check_vocabulary
 from jtrain.train.answers import make_complete
 
 

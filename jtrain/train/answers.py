@@ -14,8 +14,7 @@ from jtrain.core.types import Extra, Key, Params
 from jtrain.data.text.conversations import Encoded, split_last_answer
 from jtrain.data.text.tokenizers import Tokenizer, decode_known
 from jtrain.errors import ConfigError, DataError
-from jtrain.models.generate import IncrementalModel, generate
-from jtrain.models.generate_answers import generate_answers
+from jtrain.models.generate import IncrementalModel, generate, generate_answers
 from jtrain.train.experiment import Prompt
 
 Verifier: TypeAlias = Callable[[str, str], float]

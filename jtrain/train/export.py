@@ -22,9 +22,8 @@ from jtrain.core.types import Batch
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.finetune.lora import Lora, LowRankAdapter, build_adapter
 from jtrain.io.safetensors import write_safetensors
-from jtrain.models.layers.low_rank import LowRank
-from jtrain.models.layers.quantized import Quantized
-from jtrain.models.pretrained.registry import family_name, family_of
+from jtrain.models.layers.low_rank import LowRank, Quantized
+from jtrain.models.pretrained.families import family_name, family_of
 from jtrain.models.pretrained.source import is_pretrained, read_hf_config
 from jtrain.models.pretrained.tensors_table import model_shapes
 from jtrain.models.pretrained.write import Export, check_empty, without_class_names, write_folder

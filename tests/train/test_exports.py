@@ -17,8 +17,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.data.text.tokenizers import BPE, ByteTokenizer
 from jtrain.errors import DataError
 from jtrain.models.layers.block_stack import unstack_layers
-from jtrain.models.pretrained.source import PretrainedWeights
-from jtrain.models.pretrained.vocabulary import check_vocabulary
+from jtrain.models.pretrained.source import PretrainedWeights, check_vocabulary
 from jtrain.train import export
 
 LANGUAGE = """
