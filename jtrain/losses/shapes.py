@@ -13,11 +13,7 @@ from jtrain.errors import LossError
 def check_same_shape(
     outputs: Any, targets: Any, mask: Any, names: tuple[str, str] = ("outputs", "targets")
 ) -> None:
-    """Raise unless two arrays have one shape, and `mask` one value a row.
-
-    Raises:
-        LossError: with both shapes, and how to change one.
-    """
+    """Raise unless two arrays have one shape, and `mask` one value a row."""
     shape, other = jnp.shape(outputs), jnp.shape(targets)
     if shape != other:
         one, two = names
@@ -30,11 +26,7 @@ def check_same_shape(
 
 
 def check_labels_shape(logits: Any, labels: Any, mask: Any) -> None:
-    """Raise unless each vector of logits has a label and a value of `mask`.
-
-    Raises:
-        LossError: with both shapes, and how to change the labels.
-    """
+    """Raise unless each vector of logits has a label and a value of `mask`."""
     shape, other = jnp.shape(logits), jnp.shape(labels)
     if shape[:-1] != other:
         squeezed = other == (*shape[:-1], 1)
@@ -54,11 +46,7 @@ def check_labels_shape(logits: Any, labels: Any, mask: Any) -> None:
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless a mask has a value for each row.
-
-    Raises:
-        LossError: with both shapes.
-    """
+    """Raise unless a mask has a value for each row."""
     if jnp.shape(mask) != shape:
         raise LossError(
             f"the mask has the shape {jnp.shape(mask)}, and the masked values {shape}. Give a "

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.errors import DataError, LossError
+from jtrain.models.presets import nearest_divisor
 
 _EQUAL = 1 - 1e-5  # a cosine of equal texts is 1 but for rounding: 1e-6 in float32
 
@@ -104,10 +105,9 @@ def map_rows(call: Callable[[Any], Array], rows: Any, chunks: int) -> Array:
     """
     count = len(jax.tree.leaves(rows)[0])
     if chunks < 1 or count % chunks:
-        near = [n for n in range(1, count + 1) if count % n == 0]
         raise LossError(
             f"{count} rows do not divide into chunks={chunks}. Set "
-            f"chunks={min(near, key=lambda n: abs(n - chunks))}, or another number of rows."
+            f"chunks={nearest_divisor(count, chunks)}, or another number of rows."
         )
     if chunks == 1:
         return call(rows)

@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.errors import ConfigError
-from jtrain.models.presets import Published
+from jtrain.models.presets import Published, check_heads
 
 
 @configclass
@@ -47,12 +46,7 @@ class Encoder(Published):
 
     @model_validator(mode="after")
     def _check_heads(self) -> "Encoder":
-        if self.width % self.heads:
-            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
-            near = min(divisors, key=lambda n: abs(n - self.heads))
-            raise ConfigError(
-                f"{self.heads} heads do not divide width {self.width}. Nearest: heads={near}."
-            )
+        check_heads(self.width, self.heads)
         return self
 
     @property

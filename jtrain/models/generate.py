@@ -1,8 +1,6 @@
 """Generation of text token by token: sampling from logits, with a cache of keys and values."""
 
-import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -155,33 +153,6 @@ def _keys_at(key: Keys, position: Int[Array, ""] | int, rows: int) -> Shaped[Arr
     return jax.vmap(jax.random.fold_in, (None, 0))(
         jax.random.fold_in(key, position), jnp.arange(rows)
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class UncachedModel:
-    """A function of logits as a model for `generate`, which reads all tokens again each step.
-
-    Args:
-        logits: causal `(params, tokens b t) -> b t v`: later tokens must not change earlier logits.
-        context: most tokens that the function reads at once.
-    """
-
-    logits: Callable[[Params, Int[Array, "b t"]], Float[Array, "b t v"]]
-    context: int
-
-    def empty(self, params: Params, rows: int) -> Int[Array, "b c"]:
-        """Return an empty window of tokens."""
-        del params
-        return jnp.zeros((rows, self.context), jnp.int32)
-
-    def extend(
-        self, params: Params, cache: Int[Array, "b c"], tokens: Int[Array, "b t"], at: Array
-    ) -> tuple[Float[Array, "b v"], Int[Array, "b c"]]:
-        """Return the logits after `tokens`, and the window with the tokens."""
-        cache = jax.lax.dynamic_update_slice_in_dim(cache, tokens.astype(cache.dtype), at, axis=1)
-        last = at + tokens.shape[1] - 1
-        scores = self.logits(params, cache)
-        return jax.lax.dynamic_index_in_dim(scores, last, axis=1, keepdims=False), cache
 
 
 def with_room(tokens: Integer[Array, "b p"]) -> Int[Array, "b p"]:

@@ -231,3 +231,16 @@ def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
         return tuple(value) if isinstance(value, list) else value
 
     return {key: change(value) for key, value in values.items()}
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raise ConfigError unless the heads divide the width of a model."""
+    if width % heads:
+        near = nearest_divisor(width, heads)
+        raise ConfigError(f"{heads} heads do not divide width {width}. Nearest: heads={near}.")
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of a number that is nearest to `wanted`."""
+    divisors = (n for n in range(1, number + 1) if number % n == 0)
+    return min(divisors, key=lambda n: abs(n - wanted))

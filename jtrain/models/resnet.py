@@ -11,7 +11,7 @@ from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Couples
 from jtrain.errors import ConfigError
 from jtrain.models.images import ImageClassifier, Pixels, check_sizes
-from jtrain.models.presets import RESNET_PRESETS, ResNetPreset
+from jtrain.models.presets import RESNET_PRESETS, ResNetPreset, nearest_divisor
 
 
 @configclass
@@ -59,8 +59,7 @@ class ResNet(ImageClassifier):
     @model_validator(mode="after")
     def _check_groups(self) -> "ResNet":
         if self.norm == "group" and self.width % self.groups:
-            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
-            nearest = min(divisors, key=lambda n: abs(n - self.groups))
+            nearest = nearest_divisor(self.width, self.groups)
             raise ConfigError(
                 f"the {self.width} channels of the first stage do not divide into {self.groups} "
                 f"groups. Nearest: groups={nearest}."

@@ -22,6 +22,8 @@ from jtrain.models.presets import (
     LANGUAGE_PRESETS,
     LanguagePreset,
     Published,
+    check_heads,
+    nearest_divisor,
 )
 
 _log = logging.getLogger(__name__)
@@ -110,42 +112,37 @@ class Transformer(Published):
 
     @model_validator(mode="after")
     def _check_fields(self) -> "Transformer":
-        for message in self._errors():
-            raise ConfigError(message)
-        return self
-
-    def _errors(self) -> Iterator[str]:
-        if not self.head_size and self.width % self.heads:
-            near = _nearest_divisor(self.width, self.heads)
-            yield f"{self.heads} heads do not divide width {self.width}. Nearest: heads={near}."
+        if not self.head_size:
+            check_heads(self.width, self.heads)
         if self.heads % self.groups:
-            near = _nearest_divisor(self.heads, self.groups)
-            yield (
+            near = nearest_divisor(self.heads, self.groups)
+            raise ConfigError(
                 f"{self.groups} kv_heads do not divide {self.heads} heads. "
                 f"Nearest: kv_heads={near}."
             )
         if self.positions.kind == "rotary" and self.size_of_head % 2:
-            yield (
+            raise ConfigError(
                 f"rotary positions rotate pairs of numbers, and a head has {self.size_of_head}: an "
                 f"odd number. Set head_size={self.size_of_head + 1}, or another width or heads."
             )
         if self.global_every and self.window is None:
-            yield (
+            raise ConfigError(
                 f"global_every={self.global_every} lifts a window, and there is none. "
                 f"Set window=1024 say, or global_every=0."
             )
         if self.global_every and self.scan:
-            yield (
+            raise ConfigError(
                 "scan=true runs layers that are all alike, and with "
                 f"global_every={self.global_every} some have a window. Set scan=false or "
                 "global_every=0."
             )
         if (self.remat == "names") != bool(self.saved):
-            yield (
+            raise ConfigError(
                 f"remat={self.remat} with saved=[{', '.join(self.saved)}]: remat=names needs names "
                 f"to save, and no other remat takes any. Set remat=names and "
                 f"saved=[qkv, attention], or remat=none and saved=[]."
             )
+        return self
 
     @property
     def groups(self) -> int:
@@ -292,11 +289,6 @@ class LanguageModel(Model):
         """
         at = jnp.asarray(at, jnp.int32)
         return self.apply(params, {}, tokens, cache, at, method="extend")[0]
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return min(divisors, key=lambda n: abs(n - wanted))
 
 
 @functools.cache  # a run builds its model several times

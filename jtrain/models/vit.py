@@ -13,7 +13,7 @@ from jtrain.core.placement import Placement, Unplaced
 from jtrain.errors import ConfigError
 from jtrain.models.experts import Activation
 from jtrain.models.images import ImageClassifier, Pixels, check_sizes
-from jtrain.models.presets import VIT_PRESETS, ViTPreset
+from jtrain.models.presets import VIT_PRESETS, ViTPreset, check_heads, nearest_divisor
 
 
 @configclass
@@ -60,15 +60,9 @@ class ViT(ImageClassifier):
     @model_validator(mode="after")
     def _check_sizes(self) -> "ViT":
         height, width, _ = self.shape
-        if self.width % self.heads:
-            nearest = _nearest(self.heads, lambda n: self.width % n == 0, self.width)
-            raise ConfigError(
-                f"{self.heads} heads do not divide width {self.width}. Nearest: heads={nearest}."
-            )
+        check_heads(self.width, self.heads)
         if height % self.patch or width % self.patch:
-            nearest = _nearest(
-                self.patch, lambda n: height % n == width % n == 0, max(height, width)
-            )
+            nearest = nearest_divisor(math.gcd(height, width), self.patch)
             raise ConfigError(
                 f"patches of {self.patch} x {self.patch} do not divide an image of {height} x "
                 f"{width}. Nearest: patch={nearest}."
@@ -122,7 +116,3 @@ class ViT(ImageClassifier):
         from jtrain.models.networks.encoder import ViTModule
 
         return from_nnx(lambda rngs: ViTModule(self, placement, rngs))
-
-
-def _nearest(wanted: int, fits: Any, most: int) -> int:
-    return min((n for n in range(1, most + 1) if fits(n)), key=lambda n: abs(n - wanted))

@@ -74,11 +74,7 @@ def check_patterns(
 
 
 def check_pattern(where: str, pattern: str, names: Sequence[str]) -> None:
-    """Raise unless a pattern matches a leaf; `where` is the pattern's config key.
-
-    Raises:
-        ConfigError: with the nearest names, if no leaf matches.
-    """
+    """Raise unless a pattern matches a leaf; `where` is the pattern's config key."""
     if not any(matches(name, pattern) for name in names):
         near = nearest(pattern, names) or ["*"]
         raise ConfigError(

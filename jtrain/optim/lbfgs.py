@@ -1,14 +1,11 @@
 """L-BFGS: quasi-Newton steps with a line search, for full batches."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import optax
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
-from jtrain.core.types import Params
-from jtrain.errors import ConfigError
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.schedules import LearningRate
 
@@ -61,20 +58,4 @@ class LBFGS(OptimizerConfig):
         """Return the direction scaled by the line search."""
         del rate
         search = optax.scale_by_zoom_linesearch(self.searches, initial_guess_strategy="one")
-        chained = optax.chain(rule, scale, search)
-
-        def update(updates: Params, state: Any, params: Params | None = None, **extra: Any):
-            _check_extra(extra)
-            return chained.update(updates, state, params, **extra)
-
-        return optax.GradientTransformationExtraArgs(chained.init, update)
-
-
-def _check_extra(extra: Mapping[str, Any]) -> None:
-    missing = [name for name in ("value", "grad", "value_fn") if extra.get(name) is None]
-    if missing:
-        raise ConfigError(
-            f"optimizer.kind=lbfgs searches along its direction and got no "
-            f"{', no '.join(missing)}: call update(grads, state, params, value=loss, grad=grads, "
-            f"value_fn=loss_of_params), as jt.make_step does, or take optimizer.kind=adamw."
-        )
+        return optax.chain(rule, scale, search)

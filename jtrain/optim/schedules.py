@@ -63,11 +63,7 @@ def make_rate(curve: Curve, peak: float, steps: int, warmup: int, final: float) 
 
 
 def check_run(steps: int) -> None:
-    """Raise unless a run has a step.
-
-    Raises:
-        ConfigError: if `steps` is 0.
-    """
+    """Raise unless a run has a step."""
     if steps < 1:
         raise ConfigError(
             f"a learning rate needs a run, and steps is {steps}: set steps=1 or more."
@@ -75,11 +71,7 @@ def check_run(steps: int) -> None:
 
 
 def check_warmup(warmup: int, steps: int) -> None:
-    """Raise unless a run of `steps` is longer than its warmup.
-
-    Raises:
-        ConfigError: with the warmup and the steps to set.
-    """
+    """Raise unless a run of `steps` is longer than its warmup."""
     check_run(steps)
     if warmup >= steps:
         what = "the whole" if warmup == steps else "longer than the"
@@ -264,11 +256,7 @@ class Restarts(ScheduleBase):
     """The rate of the last step of each cycle, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """Return the rate at each step of a schedule of `steps`.
-
-        Raises:
-            ConfigError: if the warmup leaves no step, or a cycle has fewer than two steps.
-        """
+        """Return the rate at each step of a schedule of `steps`."""
         check_warmup(self.warmup, steps)
         starts = self._starts(steps)
 
@@ -314,11 +302,7 @@ class OneCycle(ScheduleBase):
     """The rate of the last step, as a share of the peak."""
 
     def rate(self, peak: float, steps: int) -> LearningRate:
-        """Return the rate at each step of a schedule of `steps`.
-
-        Raises:
-            ConfigError: if no step is left to rise or to fall.
-        """
+        """Return the rate at each step of a schedule of `steps`."""
         check_run(steps)
         last = steps - 1
         top = round(self.rise * last)

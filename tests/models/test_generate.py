@@ -1,6 +1,8 @@
 """Text drawn from models that are known, and by a cache as without one."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,28 @@ import pytest
 from comparison import assert_close
 
 import jtrain as jt
-from jtrain.models.generate import UncachedModel, generate
+from jtrain.models.generate import generate
 from jtrain.models.transformer import Transformer
 
 pytestmark = pytest.mark.thorough
+
+
+@dataclasses.dataclass(frozen=True)
+class UncachedModel:
+    """Logits `(params, tokens b t) -> b t v`, all computed again each step."""
+
+    logits: Callable[..., jax.Array]
+    context: int
+
+    def empty(self, params, rows):
+        del params
+        return jnp.zeros((rows, self.context), jnp.int32)
+
+    def extend(self, params, cache, tokens, at):
+        cache = jax.lax.dynamic_update_slice_in_dim(cache, tokens.astype(cache.dtype), at, axis=1)
+        last = at + tokens.shape[1] - 1
+        scores = self.logits(params, cache)
+        return jax.lax.dynamic_index_in_dim(scores, last, axis=1, keepdims=False), cache
 
 
 def count_up(params, window):

@@ -1,5 +1,6 @@
 """Models of linen, haiku and equinox as two pure functions over plain dicts of arrays."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -119,7 +120,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
             f"from_haiku takes hk.transform(f) or hk.transform_with_state(f), and got "
             f"{type(transformed).__name__}. Write from_haiku(hk.transform_with_state(f), x)."
         )
-    hk = _haiku()
+    hk = _library("haiku", "dm-haiku")
     if isinstance(transformed, hk.Transformed):
         transformed = hk.with_empty_state(transformed)
     switch = make_switch(transformed.apply, "the haiku function")
@@ -155,16 +156,6 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     return Model(init, apply)
 
 
-def _haiku() -> Any:
-    try:
-        import haiku
-    except ImportError:
-        raise ConfigError(
-            "from_haiku needs haiku, which is not installed. Type: pip install dm-haiku"
-        ) from None
-    return haiku
-
-
 EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
 Path: TypeAlias = tuple[str, ...]
 
@@ -192,7 +183,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
         LossError: if batch norms name several axes; from `apply`, if the module draws while
             training and `rng` is None, or has a batch norm and trains where rows may be hidden.
     """
-    eqx = _equinox()
+    eqx = _library("equinox", "equinox")
     built = eqx.filter_eval_shape(make, jax.random.key(0))
     with_state = isinstance(built, tuple)
     module, state = built if with_state else (built, ())
@@ -258,14 +249,13 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
     return Model(init, apply, couples="batch" if axis else "nothing")
 
 
-def _equinox() -> Any:
+def _library(name: str, package: str) -> Any:
     try:
-        import equinox
+        return importlib.import_module(name)
     except ImportError:
         raise ConfigError(
-            "from_equinox needs equinox, which is not installed. Type: pip install equinox"
+            f"from_{name} needs {name}, which is not installed. Type: pip install {package}"
         ) from None
-    return equinox
 
 
 def _row_axis(eqx: Any, module: EquinoxModule) -> str:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.errors import ConfigError
+from jtrain.models.presets import nearest_divisor
 
 Implementation: TypeAlias = Literal["xla", "cudnn", "splash"]
 
@@ -114,10 +115,9 @@ def visible(t: int, s: int, window: int | None = None) -> Bool[Array, "t s"]:
 def _check(q, k, window, soft_cap):
     (_, t, heads, _), (_, s, groups, _) = q.shape, k.shape
     if heads % groups:
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ConfigError(
             f"{heads} heads cannot share {groups} groups of keys and values evenly. "
-            f"Nearest: {min(divisors, key=lambda n: abs(n - groups))} groups."
+            f"Nearest: {nearest_divisor(heads, groups)} groups."
         )
     if t > s:
         raise ConfigError(

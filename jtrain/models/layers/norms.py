@@ -165,7 +165,8 @@ class BatchNorm(nnx.Module):
             y = at_least_f32(x) * jnp.expand_dims(rate, leading) + jnp.expand_dims(shift, leading)
             return y.astype(x.dtype)
         real = jnp.ones(x.shape[0]) if mask is None else mask.astype(jnp.float32)
-        y, mean, var = standardize_rows(x, real, self.epsilon)
+        standardized: Any = standardize_rows(x, real, self.epsilon)  # pyright: a custom_vjp
+        y, mean, var = standardized
         self._update(mean, var, real.sum(), x.shape[1] * x.shape[2])
         y = at_least_f32(y) * jnp.expand_dims(scale, leading) + jnp.expand_dims(bias, leading)
         return y.astype(x.dtype)
@@ -180,6 +181,7 @@ class BatchNorm(nnx.Module):
             running.set_value(value)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def standardize_rows(
     x: Float[Array, "b h w c"], real: Float[Array, "b"], epsilon: float = EPSILON
 ) -> tuple[Float[Array, "b h w c"], Float[Array, "c"], Float[Array, "c"]]:
@@ -189,7 +191,7 @@ def standardize_rows(
     `jax.jvp` raises. A row that is not real is normalised too and is in no statistic, but its
     gradient counts: mask its loss.
     """
-    return _standardize(x, real, epsilon)
+    return _batch_forward(x, real, epsilon)[0]
 
 
 def _mean_of_rows(x: Array, real: Array) -> Array:
@@ -226,8 +228,7 @@ def _batch_backward(epsilon, saved, grads):
     return (rate * (g - shows * (level + wide * slope))).astype(y.dtype), jnp.zeros_like(real)
 
 
-_standardize = jax.custom_vjp(lambda *given: _batch_forward(*given)[0], nondiff_argnums=(2,))
-_standardize.defvjp(_batch_forward, _batch_backward)
+standardize_rows.defvjp(_batch_forward, _batch_backward)
 
 
 class GroupNorm(nnx.Module):

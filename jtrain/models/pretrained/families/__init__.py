@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from jtrain.config.dump import flatten, plain_values
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.encoder import Encoder
 from jtrain.models.images import Pixels
 from jtrain.models.pretrained.families.convolutional import EFFICIENTNET_LITE, RESNET, TIMM_RESNET
 from jtrain.models.pretrained.families.encoders import BERT, TIMM_VIT, VIT
@@ -23,6 +25,9 @@ from jtrain.models.pretrained.families.llama import (
     QWEN3,
 )
 from jtrain.models.pretrained.family import Family, HFConfig, Values
+from jtrain.models.resnet import ResNet
+from jtrain.models.transformer import Transformer
+from jtrain.models.vit import ViT
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -35,6 +40,15 @@ ARCHITECTURES: Mapping[str, Family] = {
     name: family for family in FAMILIES.values() for name in sorted(family.timm)
 }
 """Families by the name of an architecture of timm."""
+
+CLASSES: Mapping[str, Any] = {
+    "transformer": Transformer,
+    "encoder": Encoder,
+    "vit": ViT,
+    "resnet": ResNet,
+    "efficientnet_lite": EfficientNetLite,
+}
+"""Classes of our configs by their kind."""
 
 # Fields that change how a model is computed or trained, and not which function it is.
 FREE = {"preset", "from", "dropout", "attention", "scan", "remat", "saved", "statistics", "quiet"}
@@ -152,26 +166,10 @@ def build_model(family: Family, hf: HFConfig) -> Any:
     """
     values = family.read(hf)
     try:
-        return _classes()[family.kind](**values)
+        return CLASSES[family.kind](**values)
     except ValidationError as error:
         words = "; ".join(": ".join([*map(str, x["loc"]), x["msg"]]) for x in error.errors())
         raise CheckpointError(
             f"config.json of the family {family.name} contradicts itself, under jtrain's names of "
             f"its entries: {words.rstrip('.')}. Download the folder again."
         ) from None
-
-
-def _classes() -> dict[str, type]:
-    from jtrain.models.efficientnet_lite import EfficientNetLite
-    from jtrain.models.encoder import Encoder
-    from jtrain.models.resnet import ResNet
-    from jtrain.models.transformer import Transformer
-    from jtrain.models.vit import ViT
-
-    return {
-        "transformer": Transformer,
-        "encoder": Encoder,
-        "vit": ViT,
-        "resnet": ResNet,
-        "efficientnet_lite": EfficientNetLite,
-    }
