@@ -59,8 +59,8 @@ def test_a_beating_run_is_not_stuck(tmp_path: Path):
 def test_a_stopped_or_debugged_run_is_not_stuck(tmp_path: Path, moment: str):
     code = (
         "import os, pdb, signal, sys, threading, time; from pathlib import Path\n"
-        "from jtrain.distributed.heartbeat import HEARTBEAT, Patience\n"
-        "from jtrain.distributed.watchdog import Watchdog\n"
+        "from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "from jtrain.distributed.watchdog import Patience, Watchdog\n"
         "HEARTBEAT.beat('data', 1)\n"
         "with Watchdog(Path(sys.argv[1]), 0, patience=Patience.parse('1.0'), tick=0.1):\n"
         "    print('now', flush=True)\n"
