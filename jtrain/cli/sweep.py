@@ -12,26 +12,22 @@ from jtrain.cli.output import print_text as print
 from jtrain.errors import DONE, FAULT, STOPPED, UserError
 from jtrain.io.jsonl import to_json
 
-TRIALS = 20
-
 
 def main(argv: Sequence[str]) -> int:
     """Run the members; return the exit code: 0 all done, 70 some failed, 75 stopped (resumable)."""
     args = _arguments().parse(argv)
-    jobs, trials = _count(args.jobs, "--jobs"), _count(args.trials or TRIALS, "--trials")
-    if args.trials and not args.search:
-        raise UserError("jtrain sweep: --trials is for a search; add --search optuna")
+    if not args.jobs.isdigit() or int(args.jobs) < 1:
+        raise UserError(f"jtrain sweep: --jobs {args.jobs} is not a count; write --jobs 2")
 
-    from jtrain.sweep.results import as_json, format_table
-    from jtrain.sweep.sweep import mean_curves, sweep
+    from jtrain.sweep.results import as_json, format_table, mean_curves
+    from jtrain.sweep.sweep import sweep
 
     stream = sys.stderr if args.json else sys.stdout
     result = sweep(
         Path(args.file),
         args.settings,
-        jobs=jobs,
+        jobs=int(args.jobs),
         metric=args.metric,
-        trials=trials if args.search else 0,
         tell=lambda line: print(line, file=stream, flush=True),
     )
     if args.json:
@@ -56,12 +52,6 @@ def _picture(curves: dict) -> None:
         print(curve(curves, width=width, height=16, ascii=only_ascii(sys.stdout.encoding)))
 
 
-def _count(word: str | int, option: str) -> int:
-    if str(word).isdigit() and int(word) > 0:
-        return int(word)
-    raise UserError(f"jtrain sweep: {option} {word} is not a count; write {option} 2")
-
-
 def _arguments() -> Arguments:
     parser = Arguments(
         "sweep",
@@ -69,13 +59,8 @@ def _arguments() -> Arguments:
         "The same command resumes a stopped sweep and skips finished runs.\n\n"
         "KEY=A,B,C      these values (commas inside brackets or quotes do not split)\n"
         "KEY=0..2       whole numbers, both ends; 0..50..10 in steps of 10\n"
-        "KEY=A          this value for all of them\n"
-        "with --search optuna:\n"
-        "KEY=1..8       any whole number between; KEY=0.1..0.9 any number\n"
-        "KEY=LOW..HIGH:log   by its logarithm\n"
-        "KEY=A,B        one of these",
+        "KEY=A          this value for all of them",
         "configs/shakespeare.yaml optimizer.lr=1e-4,3e-4 seed=0..2 steps=200 --jobs 2",
-        "configs/shakespeare.yaml optimizer.lr=1e-5..1e-2:log --search optuna --trials 20",
     )
     parser.add_argument("file", metavar="CONFIG", help="a YAML file")
     words = "values to sweep, and values shared by all; name=NAME names the sweep"
@@ -84,8 +69,5 @@ def _arguments() -> Arguments:
     parser.add_argument("--jobs", default="1", metavar="N", help=words)
     words = "the metric to compare: loss, 'highest accuracy', ... (checkpoint.best, or else loss)"
     parser.add_argument("--metric", default="", help=words)
-    words = "search ranges instead of a grid"
-    parser.add_argument("--search", choices=["optuna"], help=words)
-    parser.add_argument("--trials", metavar="N", help=f"total runs of a search ({TRIALS})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.errors import ConfigError
@@ -15,6 +16,7 @@ from jtrain.train.hooks.curve import Point
 from jtrain.train.hooks.log import read_results
 
 SEED = "seed"
+CURVES = 4  # curves in the terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +42,15 @@ class SeedGroup:
     @property
     def mean(self) -> float:
         """The mean over the seeds; NaN or infinite where a seed is."""
-        return _mean([*self.values.values()])
+        return _mean(self.values.values())
 
     @property
     def spread(self) -> float | None:
         """The standard deviation over the seeds (n - 1), NaN with a diverged one; None of one."""
         if len(self.values) < 2:
             return None
-        # `statistics.stdev` raises an AttributeError where a value is not finite.
-        finite = all(map(math.isfinite, self.values.values()))
-        return statistics.stdev(self.values.values()) if finite else math.nan
+        with np.errstate(invalid="ignore"):
+            return float(np.std(list(self.values.values()), ddof=1))
 
     @property
     def name(self) -> str:
@@ -98,9 +99,9 @@ def rank_groups(scores: Sequence[MemberScore], goal: BestMetric) -> list[SeedGro
     found: dict[tuple, dict[str, float]] = {}
     for each in scores:
         if each.status == "done" and each.value is not None:
-            point = {k: v for k, v in each.member.point.items() if k != SEED}
             seed = each.member.point.get(SEED, "")
-            found.setdefault(tuple(point.items()), {})[seed] = each.value
+            point = tuple(_without_seed(each.member).items())
+            found.setdefault(point, {})[seed] = each.value
     sign = 1 if goal.end == "lowest" else -1
 
     def rank(group: SeedGroup) -> float:
@@ -155,21 +156,29 @@ def as_json(name: str, scores: Sequence[MemberScore], goal: BestMetric) -> dict[
     }
 
 
-def mean_curve(scores: Sequence[MemberScore], group: SeedGroup, goal: BestMetric) -> list[Point]:
-    """Return the mean over the seeds at each step at which all seeds were evaluated."""
-    curves = []
-    for each in scores:
-        point = {k: v for k, v in each.member.point.items() if k != SEED}
-        if point == group.point and each.status == "done":
-            curves.append(dict(read_curve(each.member, goal)))
-    shared = sorted(set.intersection(*map(set, curves))) if curves else []
-    return [(step, _mean([curve[step] for curve in curves])) for step in shared]
+def mean_curves(scores: Sequence[MemberScore], goal: BestMetric) -> dict[str, list[Point]]:
+    """Return the mean curves of the best settings, by name; empty without any curve."""
+    found = {}
+    for group in rank_groups(scores, goal)[:CURVES]:
+        curves = [
+            dict(read_curve(score.member, goal))
+            for score in scores
+            if _without_seed(score.member) == group.point and score.status == "done"
+        ]
+        steps = sorted(set.intersection(*map(set, curves)))
+        if len(steps) > 1:  # steps at which all seeds were evaluated
+            found[group.name] = [(step, _mean([curve[step] for curve in curves])) for step in steps]
+    return found
 
 
-def _mean(values: Sequence[float]) -> float:
+def _without_seed(member: SweepMember) -> dict[str, str]:
+    return {key: value for key, value in member.point.items() if key != SEED}
+
+
+def _mean(values: Iterable[float]) -> float:
     """Return the mean; NaN or infinite where a value is."""
-    # `statistics.fmean` raises a ValueError where one value is inf and another -inf.
-    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
+    with np.errstate(invalid="ignore"):
+        return float(np.mean(list(values)))
 
 
 def _row(group: SeedGroup, keys: Sequence[str], seeded: bool) -> list[str]:

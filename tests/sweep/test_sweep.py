@@ -14,13 +14,13 @@ import pytest
 from quick_study import at_home, write_study
 
 from jtrain.cli import main
-from jtrain.sweep import processes
-from jtrain.sweep.machine import split_machine
+from jtrain.sweep import pool
+from jtrain.sweep.pool import split_machine
 
 pytestmark = pytest.mark.thorough
 
 CONFIG = "configs/quick.yaml"
-PRETENDED = Path(__file__).parent / "pretended.py"
+PRETEND = [sys.executable, str(Path(__file__).parent / "pretended.py"), CONFIG]
 CORES = sorted(os.sched_getaffinity(0))
 several = pytest.mark.skipif(len(CORES) < 2, reason="one core is shared out among one run")
 
@@ -29,8 +29,8 @@ several = pytest.mark.skipif(len(CORES) < 2, reason="one core is shared out amon
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_study(tmp_path)
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
-    pretend = lambda config, member: [sys.executable, str(PRETENDED), str(config), *member.settings]
-    monkeypatch.setattr(processes, "member_command", pretend)
+    pretend = lambda config, member: [*PRETEND, *member.settings]
+    monkeypatch.setattr(pool, "member_command", pretend)
 
 
 def stands(label: str, sweep: str = "quick-sweep") -> dict:
@@ -118,7 +118,6 @@ def test_a_stop_ends_all_with_75_and_the_same_command_resumes(capfd):
 
 
 def test_a_member_that_is_stopped_before_it_begins_has_not_failed(capfd):
-    """A search would take its trial for one that failed, and never try it again."""
     typed = ["sweep", CONFIG, "optimizer.lr=5"]
     assert interrupted(typed) == 75
     out = capfd.readouterr().out
@@ -146,7 +145,7 @@ def test_gpus_are_split_too(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,5,7")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("jtrain.sweep.machine._cores", lambda: list(range(8)))
+    monkeypatch.setattr("jtrain.sweep.pool._cores", lambda: list(range(8)))
     first, second = split_machine(2)
     assert first.environment() == {"CUDA_VISIBLE_DEVICES": "0,2"}
     assert second.environment() == {"CUDA_VISIBLE_DEVICES": "5,7"}
@@ -160,10 +159,9 @@ REFUSED = [
     (["batch=16,15", "microbatches=2"], "15 rows do not divide into 2 microbatches"),
     (["seed=0..2", "seed=5"], "seed is given twice; write seed=FIRST,SECOND"),
     (["seed=2..0"], "seed=2..0: 2..0 is empty; write 0..2"),
-    (["optimizer.lr=1e-5..1e-2"], "--search optuna for a continuous range"),
+    (["optimizer.lr=1e-5..1e-2"], "or search the range by Optuna"),
     (["seed=0,,1"], "a value is missing next to a comma"),
     (["seed=0,1", "--jobs", "999"], f"--jobs {len(CORES)}"),
-    (["seed=0,1", "--trials", "3"], "add --search optuna"),
 ]  # fmt: skip
 
 
@@ -175,7 +173,7 @@ def test_an_error_is_reported_before_any_member_starts(capfd):
 
 
 def test_one_name_is_swept_once_at_a_time(capfd):
-    with processes.lock_sweep("quick-sweep"):
+    with pool.lock_sweep("quick-sweep"):
         assert main(["sweep", CONFIG, "seed=0,1"]) == 2
     assert capfd.readouterr().err.count("is running") == 1
     assert main(["sweep", CONFIG, "seed=0"]) == 0
@@ -212,57 +210,19 @@ def test_a_sweep_that_cannot_write_its_directory_is_an_error_with_advice(capfd):
     assert "A file is where a directory is needed" in err
 
 
-TYPED = ["sweep", CONFIG, "optimizer.lr=1e-5..1e-2:log", "--search", "optuna", "--json"]
-
-
-def searched(capfd, *more: str) -> list[dict]:
-    assert main([*TYPED, *more]) == 0
-    return json.loads(capfd.readouterr().out.splitlines()[-1])["members"]
-
-
-def test_a_missing_package_is_reported_with_a_command(monkeypatch, capfd):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert main(TYPED) == 2
-    assert "pip install 'jtrain[optuna]'" in capfd.readouterr().err
-
-
-def test_an_error_at_an_end_of_a_range_is_reported_before_any_trial(capfd):
-    typed = ["sweep", CONFIG, "optimizer.lr=-0.1..0.1", "--search", "optuna"]
-    assert main(typed) == 2
-    assert "optimizer.lr=-0.1: must be a number" in capfd.readouterr().err
-    assert not Path("runs").exists()
-
-
 @pytest.mark.slow
-def test_trials_lie_in_the_range_and_another_call_adds_to_them(capfd):
-    pytest.importorskip("optuna")
-    first = searched(capfd, "--trials", "3")
-    assert [one["status"] for one in first] == ["done"] * 3
-    rates = [float(one["point"]["optimizer.lr"]) for one in first]
-    assert all(1e-5 <= rate <= 1e-2 for rate in rates)
-    assert len(set(rates)) == 3
-    for one, rate in zip(first, rates, strict=True):
-        assert one["value"] == pytest.approx(rate * 1000 + 0.5)  # as pretended.py computes it
-    assert searched(capfd, "--trials", "3") == first, "all of them are done"
-    more = searched(capfd, "--trials", "12")
-    assert more[:3] == first
-    late = [float(one["point"]["optimizer.lr"]) for one in more[3:]]
-    assert min(late) < min(rates), "the search moves to a low loss"
-
-
-@pytest.mark.slow
-def test_an_unfinished_trial_resumes_with_its_values(capfd, monkeypatch):
-    pytest.importorskip("optuna")
-
-    searched(capfd, "--trials", "2")
-    from jtrain.checkpoint.retention import BestMetric
-    from jtrain.sweep.search import Search, parse_space
-
-    found, fixed = parse_space(["optimizer.lr=1e-5..1e-2:log"])
-    search = Search(Path("runs/quick-sweep"), found, BestMetric("lowest", "loss"), seed=0)
-    begun = next(search.members(3, fixed))  # as if the sweep were killed now
-    after = searched(capfd, "--trials", "3")
-    assert len(after) == 3
-    assert after[2]["name"] == begun.name
-    assert after[2]["point"] == begun.point
-    assert after[2]["status"] == "done"
+def test_the_search_of_the_page_runs_and_continues(monkeypatch):
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    program = program.replace('["jtrain", "run", "configs/shakespeare.yaml"', f"[*{PRETEND!r}")
+    studies = []
+    for trials in (3, 6):
+        namespace: dict = {}
+        exec(program.replace("TRIALS, RUNS = 20", f"TRIALS, RUNS = {trials}"), namespace)
+        studies.append(namespace["study"].trials)
+    assert [len(found) for found in studies] == [3, 6]
+    for trial in studies[1]:
+        assert 1e-5 <= (rate := trial.params["optimizer.lr"]) <= 1e-2
+        assert trial.value == pytest.approx(rate * 1000 + 0.5)  # as pretended.py computes it
+    assert tries("trial-0000", "search") == 1
