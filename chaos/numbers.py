@@ -16,7 +16,7 @@ import numpy as np
 from chaos.trial import Trial
 from jtrain.checkpoint.inspect import diff_checkpoints, resolve_step
 from jtrain.config.configclass import configclass
-from jtrain.config.guard import RollbackPolicy
+from jtrain.config.sections import RollbackPolicy
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.loop import Hook
 from jtrain.core.loss import stateful

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jtrain.checkpoint.leaf_table import format_rows
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.weights_source import WeightsSource, open_source, place_array
-from jtrain.config.init_from import InitFrom
+from jtrain.config.sections import InitFrom
 from jtrain.core import pytree
 from jtrain.core.types import Extra, Leaf, Params
 from jtrain.errors import CheckpointError, ConfigError

@@ -10,8 +10,8 @@ from typing import Any
 from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
 from jtrain.config.dump import flatten, plain_values
-from jtrain.config.explain import find_schemas
 from jtrain.config.lookup import YAML, shipped_configs
+from jtrain.config.messages import find_schemas
 from jtrain.config.resolve import resolve
 from jtrain.config.schema import literal_choices
 from jtrain.errors import UserError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.find_run import find_config
 from jtrain.cli.output import print_text as print
-from jtrain.config.wording import format_value
+from jtrain.config.schema import format_value
 
 if TYPE_CHECKING:
     from jtrain.inspect.debug.first_difference import RunDifference

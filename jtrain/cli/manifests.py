@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jtrain.cli.output import print_text as print
-from jtrain.config.block_yaml import format_blocks
+from jtrain.config.dump import format_blocks
 from jtrain.distributed.manifests import (
     ClusterJob,
     Machines,

@@ -10,10 +10,10 @@ from typing import Any
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
 from jtrain.config.dump import dump, flatten, to_plain
-from jtrain.config.explain import explain, json_schema
+from jtrain.config.messages import explain, json_schema
 from jtrain.config.resolve import ResolvedConfig, resolve
+from jtrain.config.schema import format_value
 from jtrain.config.top import BaseConfig
-from jtrain.config.wording import format_value
 from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError
 from jtrain.inspect.plan.topology import find_topology, prepare_environment

@@ -6,7 +6,6 @@ sees only the numbers.
 """
 
 import dataclasses
-import difflib
 import math
 import re
 from fractions import Fraction
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic_core import core_schema
 
 from jtrain.errors import ConfigError
+from jtrain.errors.spelling import did_you_mean
 
 T = TypeVar("T")
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
@@ -96,8 +96,7 @@ class DurationField:
         if length.unit in (*self.units, "%") and length.amount <= 0:
             return "; write more than 0"
         words = re.findall(r"[A-Za-z]+$", str(length))
-        near = difflib.get_close_matches(words[0].lower(), self.units, 1) if words else []
-        return f"; did you mean {near[0]}?" if near else ""
+        return did_you_mean(words[0], self.units) if words else ""
 
 
 class OwnSteps:

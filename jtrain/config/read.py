@@ -1,25 +1,39 @@
-"""YAML 1.2 read into nodes with their line; data only, and every key once."""
+"""Reading of a config: YAML 1.2 as nodes with their line, over its bases, under typed settings."""
 
+import json
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as Yaml
 
 from jtrain.config.lookup import shipped_configs
-from jtrain.config.node import InvalidKey, Keys, Node, Plain, SourceLocation, dotted
+from jtrain.config.messages import find_schemas
+from jtrain.config.node import (
+    FILE,
+    TYPED,
+    InvalidKey,
+    Keys,
+    Node,
+    Plain,
+    SourceLocation,
+    dotted,
+    find_node,
+    merge,
+)
+from jtrain.config.schema import describe_allowed
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import nearest_choice
 from jtrain.io.regular_files import open_regular
 
-# Far beyond any config. An anchor can make a file grow without end, and the parser takes a second
-# for so many values, or for half a megabyte.
-DEPTH, VALUES, AGAIN, SIZE = 50, 5_000, 1_000, 1 << 19
+# Far beyond any config, and read in seconds. Anchors can make a file grow without end.
+DEPTH, VALUES, SIZE = 50, 5_000, 1 << 16
 
 # The parser's message, whether its start mark is the better place, and our words.
 ADVICE = [
@@ -39,6 +53,105 @@ ADVICE = [
     ("found another document", False, "a second document begins here: a config is one; "
      "delete the `---`"),
 ]  # fmt: skip
+_TOO_DEEP = f"values lie more than {DEPTH} deep in one another; a config has no use for that"
+_TOO_MANY = f"more than {VALUES:,} values, with those of anchors; keep data in files of its own"
+_TOO_LARGE = f"has too many digits: a whole number is at most {2**63 - 1}; write less"
+_TOO_LONG = f"more than {SIZE:,} bytes; keep data in files of its own, and name those"
+
+
+def merge_layers(path: Path, settings: Sequence[str]) -> tuple[Node, list[InvalidKey]]:
+    """Merge the file over its bases and `a.b=value` over both; return the errors of all.
+
+    Raises:
+        ConfigError: if the file, or a config that it inherits from, cannot be read.
+    """
+    node, mistakes = _with_bases(path, FILE, ())
+    for setting in settings:
+        node, found = _set(node, setting)
+        mistakes += found
+    return node, mistakes
+
+
+def _with_bases(path: Path, layer: int, above: tuple[Path, ...]) -> tuple[Node, list[InvalidKey]]:
+    node, mistakes = read(path, layer)
+    base = node.value.pop("base", None)
+    if base is None:
+        return node, mistakes
+    chain, words = (*above, path.resolve()), ""
+    below = path.parent / str(base.value)
+    if not isinstance(base.value, str) or not base.value:
+        words = "must be the name of a file, from this one's directory; write `base: other.yaml`"
+    elif below.suffix not in {".yaml", ".yml"} or Path(str(base.value)).is_absolute():
+        words = (
+            f"must be a config (.yaml) by its place from this file's directory, found "
+            f"{base.value!r}; write `base: other.yaml`"
+        )
+    elif below.is_symlink() or (below.exists() and not below.is_file()):
+        what = "a link, and a base is named itself" if below.is_symlink() else "no file"
+        words = f"{below} is {what}; write `base: other.yaml`"
+    elif below.resolve() in chain:
+        names = " -> ".join(p.name for p in (*chain, below))
+        words = f"inherits from itself: {names}; delete one `base:`"
+    else:
+        try:
+            inherited, found = _with_bases(below, layer - 1, chain)
+            return merge(inherited, node), mistakes + found
+        except ConfigError as error:
+            words = str(error)
+    raise ConfigError("\n".join(map(str, [*mistakes, InvalidKey(base.origin, "base", words)])))
+
+
+def _set(root: Node, setting: str) -> tuple[Node, list[InvalidKey]]:
+    """Return `root` with one `a.b=value` in it."""
+    key, equals, text = setting.partition("=")
+    keys, origin = tuple(key.split(".")), SourceLocation(TYPED, setting=setting)
+    if not equals or not all(keys):
+        words = "is not a setting; write KEY=VALUE, such as optimizer.lr=1e-3"
+    elif keys[0] == "base":
+        words = f"only a file can inherit; write `base: {text}` in it"
+    elif not text.strip():
+        words = f"has no value; write {_value_of(key)}"
+    elif refused := _blocked(root, keys):
+        words = refused
+    else:
+        try:
+            value, mistakes = parse(text, lambda _: origin, keys)
+            return _put(root, keys, value or Node(None, origin)), mistakes
+        except ConfigError as error:
+            found = str(error).removeprefix(f"{origin.place('')}: ")
+            words = f"{found}; or quote it: {key}={shlex.quote(json.dumps(text))}"
+    return root, [InvalidKey(origin, key, words)]
+
+
+def _value_of(key: str) -> str:
+    """Return how to type null or an empty text if it is allowed, and otherwise any value."""
+    wants = find_schemas(BaseConfig, key)  # an experiment's own keys are not known yet
+    types = {member.annotation for want in wants for member in want.members()}
+    null = f"{key}=null for nothing" if type(None) in types else ""
+    empty = f"{key}='\"\"' for empty text" if any(want.default == "" for want in wants) else ""
+    allowed = f", {describe_allowed(wants[0])}" if wants else ""
+    return " or ".join(filter(None, (null, empty))) or f"{key}=VALUE{allowed}"
+
+
+def _blocked(root: Node, keys: Keys) -> str:
+    """Return why `keys` can have no value: a key on the way is not a mapping."""
+    for depth in range(1, len(keys)):
+        node = find_node(root, keys[:depth])
+        if node and not isinstance(node.value, dict):
+            what = "is a list: say all of it" if isinstance(node.value, list) else "has no keys"
+            return (
+                f"{dotted(keys[:depth])} ({node.origin}) {what}; write {dotted(keys[:depth])}=VALUE"
+            )
+    return ""
+
+
+def _put(parent: Node | None, keys: Keys, node: Node) -> Node:
+    """Return `parent` with `node` at `keys` below it; missing mappings are created."""
+    if not keys:
+        return Node(node.value, node.origin, parent, node.text)
+    parent = parent or Node({}, node.origin)
+    child = _put(parent.value.get(keys[0]), keys[1:], node)
+    return Node({**parent.value, keys[0]: child}, parent.origin, parent.under)
 
 
 def read(path: Path, layer: int, *, inside: Path | None = None) -> tuple[Node, list[InvalidKey]]:
@@ -69,7 +182,7 @@ def parse(
     if len(text) > SIZE:
         raise ConfigError(f"{origin(1).place(dotted(keys[:1]))}: {_TOO_LONG}")
     loader = YAML(typ="safe", pure=True)
-    loader.Composer = _Bounded
+    loader.composer.warn_double_anchors = False  # the last one counts, by the YAML specification
     try:
         root = loader.compose(text)
         reading = _Reading(loader.constructor.construct_object, origin)
@@ -81,46 +194,13 @@ def parse(
     except MarkedYAMLError as error:
         line, words = _explain(error, text)
         raise ConfigError(f"{origin(line + 1).place('')}: {words}") from None
-    except (RecursionError, _TooMuchError) as error:
-        words = _TOO_DEEP if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"{origin(1).place('')}: {words}") from None
-    except (
-        YAMLError,
-        ValueError,
-    ) as error:  # characters that no text may hold, such as control characters
+    except RecursionError:
+        raise ConfigError(f"{origin(1).place('')}: {_TOO_DEEP}") from None
+    except (YAMLError, ValueError) as error:  # control characters, which no text may hold
         found = next((i for i, c in enumerate(text) if c not in "\n\t" and not c.isprintable()), 0)
         line = text.count("\n", 0, found) + 1
         words = f"not text that YAML may hold ({str(error).splitlines()[0]}); delete that character"
         raise ConfigError(f"{origin(line).place('')}: {words}") from None
-
-
-_TOO_DEEP = f"values lie more than {DEPTH} deep in one another; a config has no use for that"
-_TOO_MANY = f"more than {VALUES:,} values; keep data in files of its own, and name those"
-_TOO_LARGE = f"has too many digits: a whole number is at most {2**63 - 1}; write less"
-_TOO_LONG = f"more than {SIZE:,} bytes; keep data in files of its own, and name those"
-
-
-class _TooMuchError(Exception):
-    """Too many values, or values nested too deep."""
-
-
-class _Bounded(Composer):
-    """Composer that stops at a limit of depth and of values."""
-
-    within = found = 0
-
-    def __init__(self, loader: Any = None):
-        super().__init__(loader=loader)
-        self.warn_double_anchors = False  # the last one counts, by the YAML specification
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.found += 1
-        self.within += 1
-        if self.within > DEPTH + 5 or self.found > VALUES:
-            raise _TooMuchError(_TOO_MANY if self.found > VALUES else _TOO_DEEP)
-        node = super().compose_node(parent, index)
-        self.within -= 1
-        return node
 
 
 class _Reading:
@@ -129,16 +209,13 @@ class _Reading:
     def __init__(self, construct: Callable, origin: Callable[[int], SourceLocation]):
         self.mistakes: list[InvalidKey] = []
         self._construct, self._origin = construct, origin
-        self._visited: set[int] = set()
-        self._again = 0  # values repeated by an anchor
+        self._values = 0
 
     def node(self, yaml: Yaml, keys: Keys, line: int) -> Node:
-        self._again += id(yaml) in self._visited
-        self._visited.add(id(yaml))
+        self._values += 1
         origin = self._origin(line + 1)
-        if len(keys) > DEPTH or self._again > AGAIN:
-            many = f"anchors bring more than {AGAIN:,} values again; write them once"
-            words = _TOO_DEEP if len(keys) > DEPTH else many
+        if len(keys) > DEPTH or self._values > VALUES:
+            words = _TOO_DEEP if len(keys) > DEPTH else _TOO_MANY
             raise ConfigError(f"{origin.place(dotted(keys[:1]))}: {words}")
         if isinstance(yaml, MappingNode):
             return Node(self._mapping(yaml, keys), origin)
@@ -212,7 +289,9 @@ def _text(path: Path, inside: Path | None = None) -> str:
     try:
         with _opened(path, inside) as file:
             data = file.read(SIZE + 1)
-        return _check_length(path, data).decode("utf-8-sig")
+        if len(data) > SIZE:
+            raise ConfigError(f"{path}: {_TOO_LONG}")
+        return data.decode("utf-8-sig")
     except ConfigError:
         raise
     except UnicodeDecodeError as error:
@@ -235,12 +314,6 @@ def _opened(path: Path, inside: Path | None) -> BinaryIO:
     """Open the file; a pipe where a shell gives one, as in `jtrain run <(sed s/a/b/ x.yaml)`."""
     given = str(path).startswith(("/dev/fd/", "/proc/self/fd/")) or str(path) == "/dev/stdin"
     return path.open("rb") if given else open_regular(path, inside=inside)
-
-
-def _check_length(path: Path, data: bytes) -> bytes:
-    if len(data) > SIZE:
-        raise ConfigError(f"{path}: {_TOO_LONG}")
-    return data
 
 
 def _near_file(path: Path) -> str:

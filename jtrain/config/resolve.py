@@ -1,18 +1,16 @@
 """Resolution of a config file and typed settings into the values of a run, or into one error."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from jtrain.config.dump import leaves
+from jtrain.config.configclass import READ
+from jtrain.config.dump import leaves, plain_values
 from jtrain.config.durations import describe_durations
-from jtrain.config.error_messages import describe_unknown_key, find_invalid_keys
-from jtrain.config.kinds import resolve_kinds
-from jtrain.config.layers import merge_layers
 from jtrain.config.lookup import (
     FoundExperiment,
     describe_available,
@@ -20,9 +18,12 @@ from jtrain.config.lookup import (
     find_experiment,
     load_experiment,
 )
+from jtrain.config.messages import describe_unknown_key, find_invalid_keys
 from jtrain.config.node import (
     DEFAULT,
+    DEFAULTS,
     FILE,
+    PRESET,
     InvalidKey,
     Keys,
     Node,
@@ -30,12 +31,14 @@ from jtrain.config.node import (
     dotted,
     find_node,
     invalid_key_at,
+    make_nodes,
+    merge,
     raise_invalid,
     without_origins,
 )
-from jtrain.config.schema import FieldSchema, field_schemas
+from jtrain.config.read import merge_layers
+from jtrain.config.schema import FieldSchema, field_schemas, format_value
 from jtrain.config.top import BaseConfig
-from jtrain.config.write_paths import READ
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import nearest_key
 
@@ -78,10 +81,10 @@ def resolve(
     typed, path = Path(path), find_config(path)
     root, wrong = merge_layers(path, settings)
     root = _named(root, path)
-    found, missing = (None, []) if schema else _experiment(root, path)
-    if schema is None and found is None:
-        raise_invalid([*wrong, *missing, *_mistakes_of_top(root)])
     if schema is None:
+        found, missing = _experiment(root, path)
+        if found is None:
+            raise_invalid([*wrong, *missing, *_mistakes_of_top(root)])
         assert found, "a missing experiment is a mistake"
         schema = load_experiment(found)
     root, notes = resolve_kinds(FieldSchema(schema), root)
@@ -93,7 +96,8 @@ def resolve(
     notes = [*notes, *describe_durations(config)]
     if path != typed:
         notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
-    origins = {dotted(keys): _origin(root, keys) for keys in leaves(config)}
+    nodes = {dotted(keys): find_node(root, keys) for keys in leaves(config)}
+    origins = {key: node.origin if node else DEFAULT for key, node in nodes.items()}
     return ResolvedConfig(config, schema, origins, tuple(notes), path)
 
 
@@ -139,9 +143,7 @@ def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[In
 def _mistakes_of_top(root: Node) -> list[InvalidKey]:
     """Return the errors in the keys that every config has, for any experiment."""
     known = {key: node for key, node in root.value.items() if key in field_schemas(BaseConfig)}
-    top, _ = resolve_kinds(
-        FieldSchema(BaseConfig), Node(known, root.origin)
-    )  # otherwise a default kind would be missing
+    top, _ = resolve_kinds(FieldSchema(BaseConfig), Node(known, root.origin))
     strange = [(key,) for key in root.value if key not in KEYS and nearest_key(key, KEYS)]
     return check(BaseConfig, top, complete=False)[1] + [
         invalid_key_at(root, keys, describe_unknown_key(keys, KEYS, root, {})) for keys in strange
@@ -155,6 +157,105 @@ def _misfit(root: Node, key: str, words: str, path: Path) -> InvalidKey:
     return InvalidKey(node.origin, key, words)
 
 
-def _origin(root: Node, keys: Keys) -> SourceLocation:
-    node = find_node(root, keys)
-    return node.origin if node else DEFAULT
+def resolve_kinds(want: FieldSchema, node: Node, keys: Keys = ()) -> tuple[Node, list[str]]:
+    """Return `node` with defaults and presets filled in, and a note on each key left out.
+
+    A key is left out if the chosen `kind` does not have it. If the default of a key is a dataclass,
+    giving one of its values keeps its others. A dataclass may have `presets` by name, and
+    `read_values` of the path that its key `from` has: values given with `preset` or `from`, or
+    after it, override those.
+    """
+    if isinstance(node.value, list):
+        element = want.element()
+        pairs = [resolve_kinds(element, child, (*keys, i)) for i, child in enumerate(node.value)]
+        notes = [note for _, notes_of_child in pairs for note in notes_of_child]
+        return Node([child for child, _ in pairs], node.origin, node.under), notes
+    if not isinstance(node.value, dict):
+        return node, []
+    children = dict(node.value)
+    kind = getattr(want.default, "kind", None)
+    if kind is not None and "kind" not in children and len(want.kinds()) > 1:
+        children["kind"] = Node(kind, DEFAULT)
+    chosen = want.pick({key: child.value for key, child in children.items()})
+    if chosen is None:
+        return node, []
+    children, notes = _leave_out(want, chosen, children, keys)
+    children, more = _over_preset(chosen, children, keys)
+    notes += more
+    default = want.default if type(want.default) is chosen else None
+    if default is not None:
+        children = make_nodes(plain_values(default), DEFAULT).value | children
+    for key, inner in field_schemas(chosen).items():
+        if key in children:
+            inner = replace(inner, default=getattr(default, key, inner.default))
+            children[key], inner_notes = resolve_kinds(inner, children[key], (*keys, key))
+            notes += inner_notes
+    return Node(children, node.origin, node.under), notes
+
+
+def _over_preset(
+    chosen: type, children: dict[str, Node], keys: Keys
+) -> tuple[dict[str, Node], list[str]]:
+    """Merge the keys over the preset's, dropping inherited keys that the preset replaces."""
+    children, notes = _over(chosen, children, keys, "preset", getattr(chosen, "presets", {}).get)
+    read = getattr(chosen, "read_values", None)
+    if read is None or _complete(chosen, children):
+        return children, notes
+    children, more = _over(chosen, children, keys, "from", read)
+    return children, notes + more
+
+
+def _complete(chosen: type, children: dict[str, Node]) -> bool:
+    """Return whether every key is given as late as `from`: then nothing is read."""
+    layer = children["from"].origin.layer if "from" in children else DEFAULTS
+    missing = field_schemas(chosen).keys() - children.keys()
+    return not missing and all(child.origin.layer >= layer for child in children.values())
+
+
+def _over(
+    chosen: type,
+    children: dict[str, Node],
+    keys: Keys,
+    source: str,
+    values_of: Callable[[str], Mapping[str, Any] | None],
+) -> tuple[dict[str, Node], list[str]]:
+    """Merge the keys over the values that the key `source` stands for."""
+    name = children.get(source, Node("", DEFAULT))
+    given = values_of(name.value) if isinstance(name.value, str) and name.value else None
+    if given is None:
+        return children, []
+    before = lambda key: key in given and children[key].origin.layer < name.origin.layer
+    left = [key for key in children if before(key) and without_origins(children[key]) != given[key]]
+    remaining = {key: child for key, child in children.items() if not before(key)}
+    below = make_nodes(dict(given), SourceLocation(PRESET, setting=f"{source} {name.value}"))
+    notes = [
+        f"{dotted((*keys, key))} ({children[key].origin}) is left out: "
+        f"{source} {name.value} was given after it"
+        for key in left
+    ]
+    return merge(below, Node(remaining, name.origin)).value, notes
+
+
+def _leave_out(
+    want: FieldSchema, chosen: type, children: dict[str, Node], keys: Keys
+) -> tuple[dict[str, Node], list[str]]:
+    """Drop the keys of a kind that a higher layer replaced."""
+    kind = children.get("kind")
+    former, below = set(), kind.under if kind else None
+    while below:
+        cls = want.kinds().get(below.value) if isinstance(below.value, str) else None
+        former |= set(field_schemas(cls)) if cls else set()
+        below = below.under
+    replaced = former - set(field_schemas(chosen))
+    left = {
+        key: child
+        for key, child in children.items()
+        if kind and key in replaced and child.origin.layer < kind.origin.layer
+    }
+    notes = [
+        f"{dotted((*keys, key))} ({child.origin}) is left out: {format_value(kind.value)} has no "
+        f"such key"
+        for key, child in left.items()
+        if kind and child.origin.layer > PRESET
+    ]
+    return {key: child for key, child in children.items() if key not in left}, notes

@@ -9,8 +9,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
-from jtrain.config.error_messages import find_invalid_keys
-from jtrain.config.kinds import resolve_kinds
+from jtrain.config.messages import find_invalid_keys
 from jtrain.config.node import (
     FILE,
     Node,
@@ -20,10 +19,9 @@ from jtrain.config.node import (
     raise_invalid,
     without_origins,
 )
-from jtrain.config.resolve import check, resolve
-from jtrain.config.schema import FieldSchema
+from jtrain.config.resolve import check, resolve, resolve_kinds
+from jtrain.config.schema import FieldSchema, format_value
 from jtrain.config.top import BaseConfig
-from jtrain.config.wording import format_value
 from jtrain.errors import ConfigError
 
 C = TypeVar("C", bound=BaseConfig)

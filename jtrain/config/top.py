@@ -7,12 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from jtrain.config.configclass import configclass
+from jtrain.config.configclass import StoreAddress, configclass
 from jtrain.config.durations import Duration, DurationField
-from jtrain.config.guard import Guard, SkipPolicy
-from jtrain.config.init_from import InitFrom
-from jtrain.config.write_paths import StoreAddress
-from jtrain.config.xla import XlaConfig, misfitting_flags
+from jtrain.config.sections import Guard, InitFrom, SkipPolicy, XlaConfig, misfitting_flags
 from jtrain.io import environment
 from jtrain.io.object_store import is_address
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jtrain.config.guard import SkipPolicy
+from jtrain.config.sections import SkipPolicy
 from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.pytree import named_leaves, norm
 from jtrain.core.types import Params

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jtrain.config.guard import SkipPolicy
+from jtrain.config.sections import SkipPolicy
 from jtrain.core.loop import Hook
 from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import TrainState

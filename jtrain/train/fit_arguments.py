@@ -10,11 +10,10 @@ import optax
 from pydantic import ValidationError
 
 from jtrain.config.configclass import configclass
-from jtrain.config.guard import Guard, RollbackPolicy
 from jtrain.config.precision import Precision
-from jtrain.config.schema import field_schemas
+from jtrain.config.schema import describe_allowed, field_schemas
+from jtrain.config.sections import Guard, RollbackPolicy
 from jtrain.config.top import CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
-from jtrain.config.wording import describe_allowed
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import flatten, to_plain
-from jtrain.config.wording import format_value
+from jtrain.config.schema import format_value
 from jtrain.distributed.cluster import Cluster, detect, start
 from jtrain.distributed.cluster.rendezvous import difference
 from jtrain.distributed.heartbeat import connect_heartbeat

@@ -14,9 +14,9 @@ from jtrain.checkpoint.layout import ABOUT, list_named_steps
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.config.resolve import resolve
+from jtrain.config.schema import format_value
 from jtrain.config.stored import load_values, settings_for
 from jtrain.config.top import BaseConfig
-from jtrain.config.wording import format_value
 from jtrain.errors import ConfigError
 from jtrain.io.disk_errors import may_pass, unreachable_error
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths

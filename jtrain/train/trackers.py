@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, runti
 
 from pydantic import Field
 
-from jtrain.config.configclass import configclass
-from jtrain.config.write_paths import TrackingUri, WrittenPath
+from jtrain.config.configclass import TrackingUri, WrittenPath, configclass
 from jtrain.errors import ConfigError
 
 End: TypeAlias = Literal["done", "stopped", "failed"]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jtrain.checkpoint import CheckpointManager, plan_weights
-from jtrain.config.init_from import InitFrom
+from jtrain.config.sections import InitFrom
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.parallel import FSDP

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from toy_study import write_study
 
-from jtrain.config.explain import explain, json_schema
+from jtrain.config.messages import explain, json_schema
 from jtrain.config.resolve import resolve
 from jtrain.config.schema import field_schemas
 from jtrain.config.top import BaseConfig

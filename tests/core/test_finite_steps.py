@@ -12,8 +12,8 @@ from cases import by_name
 
 import jtrain as jt
 from chaos.numbers import PLACES, Fault, config
-from jtrain.config.guard import RollbackPolicy
 from jtrain.config.precision import F16
+from jtrain.config.sections import RollbackPolicy
 from jtrain.core.pytree import named_leaves
 from jtrain.data import Arrays, Shuffled
 from jtrain.errors import LossError

@@ -19,9 +19,9 @@ from audit import unwanted, watched
 from toy_study import YAML, write_study
 
 from jtrain.cli import main
+from jtrain.config.configclass import WRITABLE
 from jtrain.config.resolve import resolve
-from jtrain.config.write_paths import WRITABLE
-from jtrain.config.xla import XlaConfig, misfitting_flags
+from jtrain.config.sections import XlaConfig, misfitting_flags
 from jtrain.errors import ConfigError
 from jtrain.train.trackers import TensorBoard
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from chaos.numbers import Fault, config
-from jtrain.config.guard import RollbackPolicy, Spike, StopPolicy
+from jtrain.config.sections import RollbackPolicy, Spike, StopPolicy
 from jtrain.parallel import FSDP, Mirrored
 from jtrain.train.run import run
 

@@ -13,7 +13,7 @@ import pytest
 import jtrain as jt
 from chaos.numbers import Config, Fault, FiniteCheck, config, different
 from jtrain.checkpoint import CheckpointManager
-from jtrain.config.guard import RollbackPolicy, Spike, StopPolicy
+from jtrain.config.sections import RollbackPolicy, Spike, StopPolicy
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.distributed.launcher import launch
 from jtrain.errors import LossError

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from jtrain.config.configclass import configclass
-from jtrain.config.write_paths import WrittenPath
+from jtrain.config.configclass import WrittenPath, configclass
 from jtrain.data.batches.fingerprint import FILE_BLOCK, fingerprint_arrays
 from jtrain.data.batches.row_cache import cache_rows
 from jtrain.data.images.decode import MOST_PIXELS, PIXELS, ImageSize, decode_image, decode_window

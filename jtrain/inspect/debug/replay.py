@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrain.checkpoint import CheckpointManager, fingerprint, inspect, layout, leaf_table
 from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
-from jtrain.config.wording import format_value
+from jtrain.config.schema import format_value
 from jtrain.core.state import TrainState
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.data.batches.stream import count_readers

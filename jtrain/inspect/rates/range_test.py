@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.config.guard import SkipPolicy
+from jtrain.config.sections import SkipPolicy
 from jtrain.config.top import CheckpointConfig, EvaluateConfig, LogConfig
 from jtrain.core.loop import Hook, Stop
 from jtrain.distributed.heartbeat import HEARTBEAT

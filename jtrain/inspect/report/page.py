@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from jtrain.config.dump import ABSENT
-from jtrain.config.wording import format_value
+from jtrain.config.schema import format_value
 from jtrain.inspect.report.document import STYLES, render_document
 from jtrain.inspect.report.overview import render_overview, render_table
 from jtrain.inspect.report.read_run import RunStory

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jtrain.config.guard import RollbackPolicy, StopPolicy
+from jtrain.config.sections import RollbackPolicy, StopPolicy
 from jtrain.core.loop import Hook, Rollback, Stop
 from jtrain.core.types import Metrics
 from jtrain.errors import CheckpointError

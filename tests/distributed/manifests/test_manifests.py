@@ -18,7 +18,7 @@ from manifest_jobs import (
     train_job_pods,
 )
 
-from jtrain.config.block_yaml import format_blocks
+from jtrain.config.dump import format_blocks
 from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.detect import KINDS
 from jtrain.distributed.manifests import find_machines, job_set, sky_task, train_job

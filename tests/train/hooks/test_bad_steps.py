@@ -11,7 +11,7 @@ from comparison import assert_close
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.config.guard import RollbackPolicy, Spike
+from jtrain.config.sections import RollbackPolicy, Spike
 from jtrain.core.loop import Rollback, Stop
 from jtrain.errors import DeviceError
 from jtrain.train.hooks.bad_steps import (
