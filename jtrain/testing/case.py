@@ -1,10 +1,14 @@
-"""The case under test: a loss with its parameters, batch and optimizer."""
+"""The case under test: a loss with its parameters, batch and optimizer, and what its calls do."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import os
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +18,122 @@ import optax
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_weights
 from jtrain.core.placement import Placement, Unplaced
+from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
-from jtrain.errors import LossError
-from jtrain.testing.fixed_rows import describe_half_error
+from jtrain.errors import CodeError, LossError, UserError
+from jtrain.inspect.debug.source import find_raise
+from jtrain.testing.causes import Cause, cause
 from jtrain.testing.splits import take_rows
-from jtrain.testing.watch import SideEffects
+
+# Functions whose number differs between processes, or with the number of devices.
+COUNTS = ("device_count", "local_device_count", "process_count", "process_index")
+HOST = [*((jax, name) for name in COUNTS), (os, "getpid")]
+
+
+@dataclasses.dataclass(eq=False)
+class SideEffects:
+    """Side effects of recorded losses, collected over all their calls."""
+
+    changed: set[str] = dataclasses.field(default_factory=set)
+    """Leaves of arguments that a call replaced, removed or added: `batch['x']`."""
+    drew_from: set[str] = dataclasses.field(default_factory=set)
+    """Generators of the host that a call drew from: `numpy.random`."""
+    asked: set[str] = dataclasses.field(default_factory=set)
+    """Functions of `HOST` that a call asked for a number of its process."""
+    shift: int = 0
+    """Added to these numbers: another process would get others."""
+    on_call: Callable[[], object] = lambda: None
+    """Called before each trace of a loss."""
+
+    def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
+        """Return the loss with each call recorded."""
+        if isinstance(loss, Stateful):
+            return Stateful(self._record(loss.loss, ("params", "extra", "batch")))
+        return self._record(loss, ("params", "batch"))
+
+    def _record(self, fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            numpy, python = np.random.get_state(legacy=False), random.getstate()
+            before = [_leaves(x) for x in args[: len(names)]]
+            self.on_call()
+            try:
+                with contextlib.ExitStack() as stack:
+                    for module, name in HOST:
+                        stack.enter_context(self._watch(module, name))
+                    return fn(*args)
+            finally:
+                after = [_leaves(x) for x in args[: len(names)]]
+                for name, old, new in zip(names, before, after, strict=True):
+                    leaves = sorted({**old, **new})
+                    self.changed |= {
+                        f"{name}[{x!r}]" for x in leaves if old.get(x) is not new.get(x)
+                    }
+                if not _same_state(numpy, np.random.get_state(legacy=False)):
+                    self.drew_from.add("numpy.random")
+                if python != random.getstate():
+                    self.drew_from.add("random")
+
+        return call
+
+    def _watch(self, module: Any, name: str) -> Any:
+        """Return a context in which calls of a function are noted, and its result is shifted."""
+        function = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.asked.add(f"{module.__name__}.{name}()")
+            return function(*args, **options) + self.shift
+
+        return mock.patch.object(module, name, call)
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    return dict(named_leaves(tree)) if jax.tree.leaves(tree) else {}
+
+
+def _same_state(a: Any, b: Any) -> bool:
+    return a["state"]["pos"] == b["state"]["pos"] and np.array_equal(
+        a["state"]["key"], b["state"]["key"]
+    )
+
+
+def describe_half_error(terms: Callable[..., Any], *args: Any) -> str:
+    """Return the error of `terms(params, extra, batch, rng)` for half of the rows; empty if none.
+
+    `args` are the arguments for the full batch.
+    """
+    params, extra, batch, rng = args
+    half = take_rows(batch, np.arange(len(batch["mask"]) // 2))
+    try:
+        jax.eval_shape(terms, params, extra, half, rng)
+    except Exception as error:
+        if not is_raised_by_loss(error):
+            raise
+        return describe_error(error)
+    return ""
+
+
+def is_raised_by_loss(error: Exception) -> bool:
+    """Return whether an error comes from code of the loss and not from jtrain's own checks."""
+    if isinstance(error, UserError):
+        return isinstance(error, CodeError)
+    return find_raise(error) is not None
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type of an error, its line in the loss and the first line of its message."""
+    if isinstance(error, CodeError) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    at, line = find_raise(error), (str(error) or repr(error)).strip().partition("\n")[0]
+    where = f" at {at}" if at else ""
+    return f"{type(error).__name__}{where}: {line if line.endswith('.') else f'{line}.'}"
+
+
+def explain_fixed_rows(rows: int, fewer: int, raised: str) -> Cause:
+    """Return the cause of a failure in a loss that takes `rows` rows and raises for fewer."""
+    return cause("fixed number of rows", rows=rows, fewer=fewer, raised=raised)
+
 
 Loss: TypeAlias = LossFn | Stateful
 # A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, couples, psum, ...).

@@ -1,18 +1,55 @@
-"""Row flow: the operations that combine values of different rows, from the trace of a loss alone.
+"""Row flow: operations that combine values of different rows, from the trace of a loss alone.
 
 A loss is traced for two numbers of rows. A dim whose size differs between the traces is a dim of
 rows. For every value the walk collects what was done to the rows that it was computed from.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
+from jtrain.core.loss import named_means
+from jtrain.inspect.debug.source import SourceLine, find_source
+from jtrain.testing.case import LossCase
 from jtrain.testing.float64 import COUNTING
-from jtrain.testing.where import CallStack
+
+
+class CallStack:
+    """The stack of calls around the current equation, for its source line."""
+
+    def __init__(self) -> None:
+        self._calls: list[Any] = []
+
+    @contextlib.contextmanager
+    def inside(self, call: Any) -> Iterator[None]:
+        """Push an equation that calls a program while the program is walked."""
+        self._calls.append(call)
+        try:
+            yield
+        finally:
+            self._calls.pop()
+
+    def line(self, equation: Any) -> str:
+        """Return the innermost line of the loss, `losses.py:12`; empty if unknown."""
+        line = self._lines(equation)[-1:]
+        return f"{Path(line[0].file).name}:{line[0].line}" if line else ""
+
+    def _lines(self, equation: Any) -> list[SourceLine]:
+        """Return the line of jtrain, if there is one, and the line of the loss."""
+        jitted = [call for call in self._calls if "name" in call.params]
+        lines = find_source(equation, jitted)
+        for call in reversed(self._calls):
+            if lines and not lines[-1].in_jtrain:
+                break
+            lines = [*lines[:1], *(line for line in find_source(call) if not line.in_jtrain)]
+        return lines
+
 
 # Operations that rank the elements along a dim.
 RANKS = {"sort", "top_k", "approx_top_k", "argmax", "argmin", "cumsum", "cummax", "cummin"}
@@ -332,3 +369,42 @@ def find_row_dims(large: Sequence[Any], small: Sequence[Any]) -> list[set[int]]:
         return {i for i, (x, y) in enumerate(shapes) if x != y}
 
     return [dims(a, b) for a, b in zip(large, small, strict=True)]
+
+
+NUMBERS_OF_A_ROW = {"row", "mask"}
+
+
+class MeanFlow(NamedTuple):
+    """Row flow of the total and the weight of a mean."""
+
+    total: RowFlow = RowFlow()
+    weight: RowFlow = RowFlow()
+
+
+def trace_mean_flows(case: LossCase) -> Mapping[str, MeanFlow]:
+    """Return the row flow of each mean of a loss in training; empty if unknown.
+
+    The flow is unknown if the loss takes only one number of rows, or traces to a different program
+    for another number.
+    """
+    if case.half_error:
+        return {}
+    large, small = case.trace, case.trace_of_half
+    inputs = [_input_flow(argument, path) for argument, path in large.inputs]
+    try:
+        found = trace_flows(large.program, small.program, inputs)
+    except DifferentError:
+        return {}
+    structure = jax.tree.structure(large.returned)
+    by_name = named_means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))
+    return {name: MeanFlow(mean.total.flow, mean.weight.flow) for name, mean in by_name.items()}
+
+
+class _Leaf(NamedTuple):
+    flow: RowFlow
+
+
+def _input_flow(argument: int, path: Any) -> RowFlow:
+    """Return the flow of an input, from its argument: params 0, extra 1, batch 2, rng 3."""
+    contents = argument == 2 and path[0].key not in NUMBERS_OF_A_ROW
+    return RowFlow(contents=contents, drawn=argument == 3)

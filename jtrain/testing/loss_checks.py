@@ -1,27 +1,25 @@
-"""Comparisons of a loss by itself: purity, finite values, and sums that add up for every split."""
+"""Comparisons of a loss by itself: purity, range, finite values, sums for every split."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jtrain.core.jaxpr import equations_in
 from jtrain.core.loss import named_means
-from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
-from jtrain.testing.case import LossCase
-from jtrain.testing.compare import NOTHING, distance, flatten
-from jtrain.testing.eager import compare_eager
-from jtrain.testing.fixed_rows import explain_fixed_rows, is_raised_by_loss
+from jtrain.testing.case import LossCase, explain_fixed_rows, is_raised_by_loss
+from jtrain.testing.causes import Cause, cause
+from jtrain.testing.compare import NOTHING, Distances, compare_results, distance, flatten
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.purity import explain_impurity
-from jtrain.testing.ranges import find_counted_index
-from jtrain.testing.report import Comparison
-from jtrain.testing.result import Cause, Distances, compare_results
+from jtrain.testing.flow import NUMBERS_OF_A_ROW
+from jtrain.testing.purity import compare_eager, explain_impurity
+from jtrain.testing.report import Comparison, is_far, judge
 from jtrain.testing.rounding import ROUNDED, explain_rounding
-from jtrain.testing.row_flow import NUMBERS_OF_A_ROW
-from jtrain.testing.row_sums import CompiledRowSums, add_parts
+from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts, add_sums
 from jtrain.testing.splits import (
     SumSplit,
     iter_splits,
@@ -31,10 +29,15 @@ from jtrain.testing.splits import (
     take_rows,
 )
 from jtrain.testing.trials import FROZEN, Trials, perturb_params, scale_rows
-from jtrain.testing.verdict import is_far, judge
-from jtrain.testing.why_counts import explain_dropped
 from jtrain.testing.why_numbers import explain_few_bits, explain_nonfinite
-from jtrain.testing.why_rows import adds_up, explain_split
+from jtrain.testing.why_rows import adds_up, explain_dropped, explain_split
+from jtrain.train.first_batch.index_uses import find_uses
+from jtrain.train.first_batch.labels import (
+    OutOfRangeValue,
+    find_out_of_range,
+    is_counted,
+    swap_value,
+)
 
 NOISE_OF_PARAMS = (0.0, 1.0, 3.0)  # in their standard deviations, one for each other batch
 MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
@@ -92,19 +95,18 @@ class _LossChecks:
 
     def called_twice(self) -> Comparison:
         """Compare two traces and check for side effects."""
-        return _comparison("called twice", None, explain_impurity(self.case))
+        return Comparison.explained("called twice", explain_impurity(self.case), None)
 
     def eager(self) -> Comparison:
         """Compare the loss without `jit` with the compiled loss."""
-        if self.case.draws:
-            return compare_eager(self.single, self.double)
-        return compare_eager(Trials(self.case, double=False), Trials(self.case, double=True))
+        each = (self.single.rows, self.double.rows)
+        return compare_eager(*(dataclasses.replace(rows, frozen=None, draws=True) for rows in each))
 
     def finite(self) -> Comparison | None:
         """Return a failure if an output is not finite; None if all are."""
         if self._is_finite(self.case.batch):
             return None
-        return _comparison("finite", None, self._explain_nonfinite(self.case.batch))
+        return Comparison.explained("finite", self._explain_nonfinite(self.case.batch), None)
 
     def on_half(self) -> Comparison | None:
         """Return a failure if the loss must take another number of rows and does not; else None."""
@@ -116,30 +118,26 @@ class _LossChecks:
                 f"({self.case.half_error})"
             )
             return None
-        return _comparison(
-            "half of the rows",
-            None,
-            explain_fixed_rows(self.case.rows, self.case.rows // 2, self.case.half_error),
-        )
+        rows = self.case.rows
+        found = explain_fixed_rows(rows, rows // 2, self.case.half_error)
+        return Comparison.explained("half of the rows", found, None)
 
     def splits(self) -> Iterator[SumSplit]:
         """Return the splits that must not change the result."""
         case, coupled = self.case, self.case.couples != "nothing"
-        return iter_splits(
-            case.batch, allow_masks=not case.mask_error and not case.half_error, coupled=coupled
-        )
+        allow_masks = not case.mask_error and not case.half_error
+        return iter_splits(case.batch, allow_masks=allow_masks, coupled=coupled)
 
     def split(self, split: SumSplit) -> Comparison:
         """Compare the sum over the parts of a split with its whole."""
-        single, double = (
-            _split_distances(split, self.single),
-            unless_opaque(lambda: _split_distances(split, self.double)),
-        )
+        single = _split_distances(split, self.single)
+        double = unless_opaque(lambda: _split_distances(split, self.double))
         trials = self.single if double is None else self.double
         if not np.isfinite(single.largest) and (infinite := self._nonfinite_part(split)):
-            return _comparison(split.name, single, self._explain_nonfinite(infinite), double)
+            found = self._explain_nonfinite(infinite)
+            return Comparison.explained(split.name, found, single, double)
         if is_far(single, double) and self._only_draws_differ(split, trials):
-            return _comparison(split.name, _split_distances(split, trials.frozen_trials[0]), None)
+            return Comparison(split.name, "ok", _split_distances(split, trials.frozen_trials[0]))
         explain = lambda: explain_split(split, trials)
         return judge(split.name, single, double, explain, lambda: self._explain_rounding(single))
 
@@ -179,36 +177,34 @@ class _LossChecks:
         if exact == "":  # rounding, which the halves show
             return None
         trials = self.single if exact is None else self.double
-        cause = explain_dropped(name, parts, trials) or explain_split(split, trials)
-        return _comparison(split.name, None, cause)
+        found = explain_dropped(name, parts, trials) or explain_split(split, trials)
+        return Comparison.explained(split.name, found, None)
 
     def _compare_counts(
         self, kind: str, batch: Batch, narrow: Trials, make_wide: Callable[[], Trials]
     ) -> Comparison | None:
         """Return a failure if a mean that is summed in few bits differs from one in more bits."""
         facts = self.single.facts(kind)
-        exact = (
-            unless_opaque(lambda: named_means(make_wide().rows.forward(batch))) if facts else None
-        )
+        if not facts:
+            return None
+        exact = unless_opaque(lambda: named_means(make_wide().rows.forward(batch)))
         if exact is None:
             return None
         rounded = named_means(narrow.rows.forward(batch))
         for name, where in facts.items():
-            pairs = zip(
-                _total_and_weight(rounded[name]), _total_and_weight(exact[name]), strict=True
-            )
-            off = max(distance(a, b).by for a, b in pairs)
+            one, other = rounded[name], exact[name]
+            pairs = (one.total, other.total), (one.weight, other.weight)
+            off = max(distance(np.asarray(a), np.asarray(b)).by for a, b in pairs)
             if off > ROUNDED:
-                cause = explain_few_bits(kind, name, where)
-                return _comparison(
-                    f"{MANY:,} rows", Distances(off, NOTHING, NOTHING, NOTHING), cause
-                )
+                distances = Distances(off, NOTHING, NOTHING, NOTHING)
+                found = explain_few_bits(kind, name, where)
+                return Comparison.explained(f"{MANY:,} rows", found, distances)
         return None
 
     def indexes(self) -> Comparison | None:
         """Return a failure if an integer of the batch indexes out of range; else None."""
         found = find_counted_index(self.case, self.single)
-        return found and _comparison("indexes", found.distances, found.cause)
+        return found and Comparison.explained("indexes", found.cause, found.distances)
 
     def other_numbers(self) -> Comparison | None:
         """Compare two halves with their whole for other contents, parameters, keys and orders.
@@ -226,10 +222,10 @@ class _LossChecks:
                 continue
             exact = unless_opaque(functools.partial(_split_distances, split, double))
             if off.largest > single.close and (exact is None or exact.largest > double.close):
-                cause = explain_split(split, single if exact is None else double)
-                return _comparison("other numbers", off, cause, exact)
+                found = explain_split(split, single if exact is None else double)
+                return Comparison.explained("other numbers", found, off, exact)
             worst = off if worst is None or off.largest > worst.largest else worst
-        return None if worst is None else _comparison("other numbers", worst, None)
+        return None if worst is None else Comparison("other numbers", "ok", worst)
 
     def _at_other_numbers(self, seed: int, size: float) -> tuple[SumSplit, Trials, Trials]:
         """Return two halves of rows with other contents, and experiments at other numbers."""
@@ -270,12 +266,7 @@ class _LossChecks:
         return all(np.isfinite(x).all() for x in (*numbers, flatten(sums.gradient)))
 
     def _explain_nonfinite(self, batch: Batch) -> Cause:
-        rows = self.single.rows
-        return explain_nonfinite(self.case, batch, rows.params, rows.key) or Cause(
-            "not finite",
-            "the compiled loss is not finite for the first batch, but it is finite when operations "
-            "run one by one. Look for a product that is nearly too large.",
-        )
+        return explain_nonfinite(self.single.rows, batch) or cause("not finite (compiled)")
 
     def _explain_rounding(self, single: Distances) -> Cause | None:
         """Return the cause if rounding does not explain a difference that vanishes in float64."""
@@ -299,12 +290,10 @@ def _trials(case: LossCase, *, double: bool) -> Trials:
 
     If a kernel hides the draws, the loss gets no key instead.
     """
-    if case.draws:
-        return Trials(case, double=double)
-    trials = Trials(case, double=double, frozen=FROZEN[0])
-    if unless_opaque(lambda: trials.rows.weights(case.batch)) is None:
-        trials.rows = CompiledRowSums(case, double=double, draws=False)
-    return trials
+    rows = CompiledRowSums(case, double=double, frozen=None if case.draws else FROZEN[0])
+    if not case.draws and unless_opaque(lambda: rows.weights(case.batch)) is None:
+        rows = CompiledRowSums(case, double=double, draws=False)
+    return Trials(rows)
 
 
 def _split_distances(split: SumSplit, trials: Trials) -> Distances:
@@ -312,15 +301,60 @@ def _split_distances(split: SumSplit, trials: Trials) -> Distances:
     return compare_results(actual, expected)
 
 
-def _total_and_weight(mean: Mean) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(mean.total), np.asarray(mean.weight)
+class OutOfRange(NamedTuple):
+    """An out-of-range integer: its effect on the result, and the cause."""
+
+    distances: Distances
+    """Distances from the loss with an integer in range instead."""
+    cause: Cause
 
 
-def _comparison(
-    name: str, single: Distances | None, cause: Cause | None, double: Distances | None = None
-) -> Comparison:
-    if cause is None:
-        return Comparison(name, "ok", single, double)
-    return Comparison(
-        name, "FAILS" if cause.fault else "named", single, double, cause.why, cause.name
+def find_counted_index(case: LossCase, trials: Trials) -> OutOfRange | None:
+    """Return the first out-of-range index that changes the loss; None if there is none.
+
+    The search is that of a run's first batch (`train.first_batch`), over the batch of the case
+    and those of `case.more_batches()`.
+    """
+    uses = find_uses(case.trace.program, case.batch, case.trace.leaves_of_batch())
+    if not uses.found:
+        return None
+    for batch in _chunks(case):
+        for found in find_out_of_range(uses, batch):
+            original, corrected = swap_value(batch, found)
+            before, others = trials.rows(original), [trials.rows(other) for other in corrected]
+            if any(is_counted(_numbers(before), _numbers(other)) for other in others):
+                off = compare_results(add_sums([before], case), add_sums([others[0]], case))
+                return OutOfRange(off, _cause(found))
+    return None
+
+
+def _chunks(case: LossCase) -> Iterator[Mapping[str, Any]]:
+    """Yield all rows to check, as many at a time as were traced."""
+    yield case.batch
+    for batch in case.more_batches():
+        rows = len(batch["mask"])
+        for first in range(0, rows, case.rows):
+            indices = np.minimum(np.arange(first, first + case.rows), rows - 1)
+            part = {name: np.asarray(array)[indices] for name, array in batch.items()}
+            # A loss without masks is checked on full batches only.
+            yield part | {"mask": np.ones(case.rows, bool)} if case.mask_error else part
+
+
+def _numbers(sums: RowSums) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the totals and the weights of the loss and its metrics."""
+    found = named_means(sums.returned).values()
+    return [np.asarray(m.total) for m in found], [np.asarray(m.weight) for m in found]
+
+
+def _cause(found: OutOfRangeValue) -> Cause:
+    shift = f", `{found.leaf} - 1` where they count from 1" if found.value == found.entries else ""
+    return cause(
+        "index out of range",
+        leaf=found.leaf,
+        value=found.value,
+        row=found.row,
+        entries=found.entries,
+        last=found.entries - 1,
+        shape=found.shape,
+        shift=shift,
     )

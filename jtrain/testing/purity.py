@@ -1,5 +1,6 @@
-"""Purity of a loss: side effects of its calls, and traces that differ between calls."""
+"""Purity of a loss: side effects, traces that differ between calls, the loss without `jit`."""
 
+import dataclasses
 import random
 from typing import Any
 
@@ -7,16 +8,15 @@ import jax
 import numpy as np
 
 from jtrain.core.jaxpr import inner_jaxprs
+from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
-from jtrain.testing.result import Cause
+from jtrain.testing.causes import Cause, cause
+from jtrain.testing.compare import StepResult, compare_results
+from jtrain.testing.float64 import unless_opaque
+from jtrain.testing.report import SINGLE, Comparison, is_finite
+from jtrain.testing.row_sums import CompiledRowSums, add_sums
 
 SEEDS = 4  # seeds of Python's `random` to try if a call drew from it
-NOT_A_FUNCTION = Cause(
-    "not a function",
-    "called twice with the same arguments the loss gives two results: it draws from a source other "
-    "than its key (a generator, the clock) or stores state between calls (a counter, a list). Draw "
-    "from rng, and hold the state in `extra`.",
-)
 
 
 def explain_impurity(case: LossCase) -> Cause | None:
@@ -24,33 +24,18 @@ def explain_impurity(case: LossCase) -> Cause | None:
 
     The loss is traced once more; the side effects of earlier calls are already recorded.
     """
-    if case.side_effects.changed:
-        return Cause(
-            "changes its arguments",
-            f"the loss changes its arguments: {', '.join(sorted(case.side_effects.changed))}. The "
-            f"caller holds the same dict, so the next call gets the changed one. Make a new dict: "
-            f"`batch = {{**batch, 'x': x}}`.",
-        )
-    sources = set(case.side_effects.drew_from)
+    effects = case.side_effects
+    if effects.changed:
+        return cause("changes its arguments", changed=", ".join(sorted(effects.changed)))
+    sources = set(effects.drew_from)
     if "random" in sources and not _depends_on_random(case):
         sources.remove("random")
     if sources:
-        return Cause(
-            "draws of the host",
-            f"the loss draws from {' and '.join(sorted(sources))}: a number drawn during tracing "
-            f"is a constant of the compiled step, the same in each step and different on each "
-            f"process. Draw from `rng` by jax.random, with `jt.row_keys(rng, batch)` for draws of "
-            f"each row.",
-        )
+        return cause("draws of the host", sources=" and ".join(sorted(sources)))
     if not is_same_program(case.trace.program, case.traced().program):
-        return NOT_A_FUNCTION
-    if case.side_effects.asked and _depends_on_host(case):
-        return Cause(
-            "numbers of the host",
-            f"the loss computes with {' and '.join(sorted(case.side_effects.asked))}, another "
-            f"number on another process. Take the number of rows from the batch, "
-            f"`len(batch['mask'])`, and draws from `rng`.",
-        )
+        return cause("not a function")
+    if effects.asked and _depends_on_host(case):
+        return cause("numbers of the host", asked=" and ".join(sorted(effects.asked)))
     return None
 
 
@@ -121,3 +106,39 @@ def _same_value(a: Any, b: Any) -> bool:
     ):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind in "fc")
+
+
+# An eager loss may be so many times further from float64 than the compiled one: it stores what
+# fusions keep in registers, and sums in another order.
+TIMES = 8
+
+
+def compare_eager(rows: CompiledRowSums, double: CompiledRowSums) -> Comparison:
+    """Compare the eager loss of half of the rows with the compiled one.
+
+    Half, because other comparisons compile for the same number of rows. If both differ by more
+    than float32's tolerance, each is compared with float64.
+    """
+    case, batch = rows.case, rows.case.half_batch
+    eager_result, compiled = _eager(rows, batch), _compiled(rows, batch)
+    off = compare_results(eager_result, compiled)
+    if off.largest <= SINGLE:
+        return Comparison("eager", "ok", off)
+    exact = unless_opaque(lambda: _compiled(double, batch))
+    if exact is not None and is_finite(eager_result) == is_finite(compiled):
+        allowed = max(SINGLE, TIMES * compare_results(compiled, exact).largest)
+        if compare_results(eager_result, exact).largest <= allowed:
+            return Comparison("eager", "rounding", off)
+    if (found := explain_impurity(case)) is None:
+        again = compare_results(_eager(rows, batch), _eager(rows, batch)).largest > 0
+        found = cause("not a function" if again else "another program under jit")
+    return Comparison.explained("eager", found, off)
+
+
+def _eager(rows: CompiledRowSums, batch: Batch) -> StepResult:
+    with jax.disable_jit():
+        return _compiled(dataclasses.replace(rows, programs={}), batch)
+
+
+def _compiled(rows: CompiledRowSums, batch: Batch) -> StepResult:
+    return add_sums([rows(batch)], rows.case)

@@ -1,11 +1,14 @@
-"""The report of a check: a table of comparisons, and a sentence for each fault."""
+"""The report of a check: verdicts with float64 as judge, a table, and a sentence for each fault."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from jtrain.testing.result import Distances
+import numpy as np
+
+from jtrain.testing.causes import Cause
+from jtrain.testing.compare import Distances, StepResult, named_arrays
 
 Verdict = Literal["ok", "rounding", "named", "FAILS"]
 HEAD = ("check", "loss", "gradient", "state", "metrics", "float64", "worst", "")
@@ -25,6 +28,16 @@ class Comparison:
     double: Distances | None = None  # in float64
     why: str = ""
     cause: str = ""  # the name of the fault: `mean of means`
+
+    @staticmethod
+    def explained(
+        check: str, why: Cause | None, single: Distances | None, double: Distances | None = None
+    ) -> "Comparison":
+        """Return a comparison that a cause explains; `ok` without one."""
+        if why is None:
+            return Comparison(check, "ok", single, double)
+        verdict = "FAILS" if why.fault else "named"
+        return Comparison(check, verdict, single, double, why.why, why.name)
 
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values."""
@@ -144,3 +157,53 @@ def _plain(distances: Distances) -> dict[str, float | None]:
         "metrics": distances.metric.by,
     }
     return {name: x if math.isfinite(x) else None for name, x in by_name.items()}
+
+
+# Relative tolerances. Adding some thousand numbers in another order moves the last of float32's
+# 24 bits (6e-8) a few times, and the last of float64's 53 (1e-16) as often; a fault moves both
+# results alike, so any float64 tolerance between 1e-12 and 1e-6 separates fault from rounding.
+SINGLE, DOUBLE = 1e-6, 1e-12
+
+
+def judge(
+    check: str,
+    single: Distances,
+    double: Distances | None,
+    explain: Callable[[], Cause],
+    explain_rounding: Callable[[], Cause | None] = lambda: None,
+) -> Comparison:
+    """Return the comparison with its verdict.
+
+    Args:
+        check: name of the comparison.
+        single: the distances in float32.
+        double: the distances in float64, if known.
+        explain: returns the cause; called if the comparison fails.
+        explain_rounding: returns a cause if rounding cannot explain the difference; called if only
+            float32 differs.
+    """
+    if is_far(single, double):
+        return Comparison.explained(check, explain(), single, double)
+    found = explain_rounding() if single.largest > SINGLE else None
+    if single.largest > SINGLE and found is None:
+        return Comparison(check, "rounding", single, double)
+    return Comparison.explained(check, found, single, double)
+
+
+def is_far(single: Distances, double: Distances | None) -> bool:
+    """Return whether two results differ by more than rounding, judged in float64 if known.
+
+    Rounding is 5e8 times smaller in float64, also where large numbers cancel.
+    """
+    if double is None:
+        return single.largest > SINGLE
+    return double.largest > max(DOUBLE, 1e-7 * min(1.0, single.largest))
+
+
+def is_finite(result: StepResult) -> bool:
+    """Return whether loss, gradient and state are finite; a metric of no row may be NaN."""
+    leaves = [*named_arrays(result.gradient).values(), *named_arrays(result.state).values()]
+    return bool(
+        np.isfinite(result.loss)
+        and all(np.isfinite(x).all() for x in leaves if x.dtype.kind == "f")
+    )

@@ -15,10 +15,10 @@ from jtrain.core.precision.cast import compute_in
 from jtrain.core.types import Key, Leaf
 from jtrain.errors import CodeError, LossError
 from jtrain.testing.case import LossCase
-from jtrain.testing.compare import NOTHING, distance
+from jtrain.testing.causes import Cause, cause
+from jtrain.testing.compare import NOTHING, Distances, distance
 from jtrain.testing.float64 import ReplayRules, to_float64, unless_opaque, widen
 from jtrain.testing.report import Comparison
-from jtrain.testing.result import Cause, Distances
 from jtrain.testing.row_sums import make_sums
 from jtrain.testing.splits import take_rows
 
@@ -122,13 +122,12 @@ def explain_rounding(case: LossCase, off: Distances) -> Cause | None:
     loss, gradient = (max(2**0.5 * TIMES * x, 1e-6) for x in spread)
     if off.loss <= loss and off.gradient.by <= gradient:
         return _explain_cancellation(case, off)
-    return Cause(
+    return cause(
         "rounding",
-        f"the result is right in float64; in its own types the loss is {off.loss:.1e} off and the "
-        f"gradient {off.gradient.by:.1e}, but rounding of the values in the loss explains only "
-        f"{loss:.1e} and {gradient:.1e}. Some operation rounds without need: a sum over "
-        f"microbatches or devices in 16 bits, a sum in a loop, a difference of large sums. Sum in "
-        f"float32, and centre first.",
+        loss=off.loss,
+        gradient=off.gradient.by,
+        loss_allowed=loss,
+        gradient_allowed=gradient,
     )
 
 
@@ -140,14 +139,7 @@ def _explain_cancellation(case: LossCase, off: Distances) -> Cause | None:
     _, spread = measure_spread(fn, case, case.batch, {"float32": UNITS["float32"]}, case.step_key)
     if TIMES * spread.loss <= CANCELLED:
         return None
-    return Cause(
-        "cancellation",
-        f"the loss is {off.loss:.1e} off in float32 and right in float64: it is the small "
-        f"difference of large sums. Subtract in each row, before the sum: "
-        f"`jnp.sum((a - b) * mask)`, not `jnp.sum(a * mask) - jnp.sum(b * mask)`; for a "
-        f"variance centre first, `jnp.var`.",
-        fault=False,
-    )
+    return cause("cancellation", loss=off.loss)
 
 
 def measure_spread(

@@ -1,6 +1,6 @@
 """Loss and gradient of some rows, as sums that add up over rows."""
 
-import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ from jtrain.core.loss import LossOutput, combine, normalize_loss, update_extra
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key
 from jtrain.testing.case import Loss, LossCase
+from jtrain.testing.compare import StepResult
 from jtrain.testing.float64 import ReplayRules, to_float64, widen
-from jtrain.testing.result import StepResult
 
 
 class RowSums(NamedTuple):
@@ -39,47 +39,33 @@ class RowSums(NamedTuple):
         return [float(coefficient) * total for coefficient, total in parts]
 
 
+@dataclasses.dataclass(eq=False)
 class CompiledRowSums:
     """The sums of a case's loss over rows, compiled once for each number of rows.
 
-    Args:
-        double: compute in float64.
-        draws: pass a key, as in training; without one the loss runs as in evaluation.
-        frozen: the uniform number in 0 .. 1 that replaces each draw; None draws.
-        integers: with `double`, also compute integers that count in int64.
-        params: the parameters; by default those of the case.
-        key: the key of the step; by default that of the case.
+    `dataclasses.replace` gives the sums at other parameters or by other rules; both share what
+    was compiled.
     """
 
-    def __init__(
-        self,
-        case: LossCase,
-        *,
-        double: bool = False,
-        draws: bool = True,
-        frozen: float | None = None,
-        integers: bool = False,
-        params: Any = None,
-        key: Key | None = None,
-    ):
-        self.case, self.double, self.draws = case, double, draws
-        self.params = case.params if params is None else params
-        self.key = case.step_key if key is None else key
-        self._rules = ReplayRules(floats=double, integers=integers, frozen=frozen)
-        self._programs: dict[str, Callable[..., Any]] = {}
+    case: LossCase
+    _: dataclasses.KW_ONLY
+    double: bool = False
+    """Compute in float64."""
+    draws: bool = True
+    """Pass a key, as in training; without one the loss runs as in evaluation."""
+    frozen: float | None = None
+    """The uniform number in 0 .. 1 that replaces each draw; None draws."""
+    integers: bool = False
+    """With `double`, also compute integers that count in int64."""
+    params: Any = None
+    """The parameters; None: those of the case."""
+    key: Key | None = None
+    """The key of the step; None: that of the case."""
+    programs: dict[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
-    def at(self, *, params: Any = None, key: Key | None = None) -> "CompiledRowSums":
-        """Return the same compiled programs with other parameters or another key."""
-        other = copy.copy(self)
-        other.params = self.params if params is None else params
-        other.key = self.key if key is None else key
-        return other
-
-    def uncompiled(self) -> "CompiledRowSums":
-        """Return a copy with no program compiled yet."""
-        other = copy.copy(self)
-        other._programs = {}
-        return other
+    def __post_init__(self) -> None:
+        self.params = self.case.params if self.params is None else self.params
+        self.key = self.case.step_key if self.key is None else self.key
 
     def __call__(self, batch: Batch, weights: Any = None) -> RowSums:
         """Return the sums of a batch, divided by `weights`, by default the batch's own."""
@@ -111,12 +97,13 @@ class CompiledRowSums:
         return jnp.asarray(x, jnp.float64 if self.double else jnp.float32)
 
     def _compiled(self, name: str) -> Callable[..., Any]:
-        if name not in self._programs:
-            factory = {"sums": make_sums, "weights": _weights_of, "forward": _forward_of}[name]
-            fn = factory(self.case.unplaced_loss(), not self.case.mask_error)
-            plain = self._rules == self._rules._replace(floats=False, integers=False, frozen=None)
-            self._programs[name] = jax.jit(fn if plain else widen(fn, self._rules))
-        return self._programs[name]
+        rules = ReplayRules(floats=self.double, integers=self.integers, frozen=self.frozen)
+        if (name, rules) not in self.programs:
+            make = {"sums": make_sums, "weights": _weights_of, "forward": _forward_of}[name]
+            fn = make(self.case.unplaced_loss(), not self.case.mask_error)
+            plain = rules == ReplayRules(floats=False)
+            self.programs[name, rules] = jax.jit(fn if plain else widen(fn, rules))
+        return self.programs[name, rules]
 
 
 def make_sums(loss: Loss, ragged: bool) -> Callable[..., tuple[LossOutput, Any]]:

@@ -1,23 +1,25 @@
-"""A single step under a strategy, and its result."""
+"""A single step under a strategy, its result, and the default strategies of a check."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jtrain import parallel
 from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Unplaced
 from jtrain.core.state import TrainState, new_state
-from jtrain.core.types import Params
+from jtrain.core.types import Dims, Params
+from jtrain.errors import ConfigError
 from jtrain.parallel import Strategy
 from jtrain.testing.case import Loss, LossCase, MakeStep
+from jtrain.testing.compare import StepResult
 from jtrain.testing.float64 import ReplayRules, to_float64, widen
-from jtrain.testing.result import StepResult
 from jtrain.testing.row_sums import flatten_metrics
 
 # Metrics that the step adds: the loss is compared by itself, the others follow from it.
@@ -170,3 +172,43 @@ def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> Ste
     except (TypeError, ValueError):  # a line search and SAM need the loss function
         return None
     return expected._replace(state={**expected.state, **trees})
+
+
+Layout: TypeAlias = Any  # a value of `jtrain.parallel.Layout`, or a strategy
+
+
+def list_layouts(
+    rows: int, dims: Mapping[str, Dims], *, most: int = 8
+) -> dict[str, parallel.Layout]:
+    """Return layouts of each kind that the rows divide into, on the available devices.
+
+    Rows are split over 2, 4, ... devices. Each config of `jtrain.parallel.Layout` names its own
+    (`list_variants`); `dims` decides which axes can split the model.
+    """
+    counts = [n for n in (2, 4, 8) if n <= min(most, len(jax.devices())) and rows % n == 0]
+    if not counts:
+        return {}
+    named = {name for names in dims.values() for name in names if name}
+    kinds = get_args(parallel.Layout)
+    return {
+        name: layout for kind in kinds for name, layout in kind.list_variants(counts, named).items()
+    }
+
+
+def build_strategy(values: Layout) -> parallel.Strategy:
+    """Build the strategy of these values; return a strategy unchanged.
+
+    Raises:
+        ConfigError: if the strategy needs more devices than are available; the message says how to
+            simulate them.
+    """
+    if not hasattr(values, "build"):
+        return values
+    try:
+        return values.build()
+    except ConfigError as error:
+        available = len(jax.devices())
+        raise ConfigError(
+            f"a check under {values} needs devices that are not available: {error} (a check "
+            f"has {available}; `jtrain check CONFIG --devices 8` cuts the CPU into 8)"
+        ) from error

@@ -12,24 +12,32 @@ from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.testing.along_time import explain_time_split
-from jtrain.testing.case import Loss, LossCase
-from jtrain.testing.failed_step import FailedSplit
-from jtrain.testing.fixed_rows import describe_error, explain_fixed_rows, is_raised_by_loss
+from jtrain.testing.case import (
+    Loss,
+    LossCase,
+    describe_error,
+    explain_fixed_rows,
+    is_raised_by_loss,
+)
+from jtrain.testing.causes import Cause
+from jtrain.testing.compare import StepResult, compare_results
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.layouts import Layout, build_strategy
-from jtrain.testing.report import Comparison
-from jtrain.testing.result import Cause, StepResult, compare_results
+from jtrain.testing.report import SINGLE, Comparison, is_finite, judge
 from jtrain.testing.rounding import explain_rounding
-from jtrain.testing.run_step import CompiledStep, StepVariant, drop_key, redo_update
+from jtrain.testing.run_step import (
+    CompiledStep,
+    Layout,
+    StepVariant,
+    build_strategy,
+    drop_key,
+    redo_update,
+)
 from jtrain.testing.splits import make_ragged, take_rows
 from jtrain.testing.trials import FROZEN
-from jtrain.testing.verdict import SINGLE, is_finite, judge
-from jtrain.testing.why_steps import explain_step
+from jtrain.testing.why_steps import FailedSplit, explain_step, explain_time_split
 
 Change: TypeAlias = Callable[[Loss], Loss]
-_UNKNOWN = Cause("unexplained", "the step differs from one device.")
-EXPLAINED = 1e-5  # larger differences are diagnosed: float32 rounding causes none so large
+_UNKNOWN = Cause("unexplained", "")  # until a failure is diagnosed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +74,9 @@ def compare_steps(
         except Exception as error:
             if not is_raised_by_loss(error):
                 raise
-            cause = explain_fixed_rows(
-                case.rows, len(compared.parts[0]["mask"]), describe_error(error)
-            )
-            yield Comparison(compared.name, "FAILS", None, None, cause.why, cause.name)
+            fewer = len(compared.parts[0]["mask"])
+            found = explain_fixed_rows(case.rows, fewer, describe_error(error))
+            yield Comparison.explained(compared.name, found, None)
 
 
 def _variants(
@@ -206,7 +213,6 @@ class _Steps:
                 start=self._compiled_step(variant).before(),
                 parts=compared.parts,
                 noun=compared.noun,
-                tolerance=EXPLAINED,
                 distance_without_draws=distance_without_draws,
                 scale_loss=scale_loss,
                 explain_time=explain_time,

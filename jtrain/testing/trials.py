@@ -1,8 +1,8 @@
 """Experiments on the sums of a loss, each of which isolates one dependence."""
 
-import copy
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,12 +11,9 @@ import numpy as np
 from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
-from jtrain.testing.case import LossCase
-from jtrain.testing.compare import flatten
+from jtrain.testing.compare import compare_results, flatten
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.flow import RowCoupling
-from jtrain.testing.result import compare_results
-from jtrain.testing.row_flow import NUMBERS_OF_A_ROW, MeanFlow, trace_mean_flows
+from jtrain.testing.flow import NUMBERS_OF_A_ROW, MeanFlow, RowCoupling, trace_mean_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 
@@ -33,27 +30,15 @@ class Trials:
     """Experiments that find what the means of a loss depend on, changing one thing at a time.
 
     Args:
-        case: the case with the loss.
-        double: compute in float64.
-        frozen: the uniform number that replaces each draw; None draws.
+        rows: the sums of the loss: in float32 or float64, with draws or without.
         batch: the rows of the experiments; by default those of the case.
     """
 
-    def __init__(
-        self,
-        case: LossCase,
-        *,
-        double: bool,
-        frozen: float | None = None,
-        batch: Batch | None = None,
-    ):
-        self.case, self.double, self.frozen = case, double, frozen
-        self.batch = case.batch if batch is None else batch
-        self.rows = CompiledRowSums(case, double=double, frozen=frozen)
-        self._interactions: dict[
-            str, list[float]
-        ] = {}  # for each mean, the interaction of two halves
-        self.close = CLOSE[double]
+    def __init__(self, rows: CompiledRowSums, batch: Batch | None = None):
+        self.rows, self.case, self.double = rows, rows.case, rows.double
+        self.batch = rows.case.batch if batch is None else batch
+        self.close = CLOSE[rows.double]
+        self._interactions: dict[str, list[float]] = {}  # of two halves, for each mean
 
     @functools.cached_property
     def flows(self) -> Mapping[str, MeanFlow]:
@@ -72,45 +57,24 @@ class Trials:
     @functools.cached_property
     def draws_by_key(self) -> bool:
         """True if the loss changes with the key."""
-        first, second = (self.rows.at(key=jax.random.key(n)) for n in (11, 12))
+        first, second = (replace(self.rows, key=jax.random.key(n)) for n in (11, 12))
         one, other = (add_parts(rows, [self.batch])[0] for rows in (first, second))
         return compare_results(one, other).largest > 0
 
     @functools.cached_property
     def frozen_trials(self) -> Sequence["Trials"]:
         """The same experiments with all draws frozen at each number of FROZEN; empty if opaque."""
-        found = [
-            self._with_sums(CompiledRowSums(self.case, double=self.double, frozen=n), n)
-            for n in FROZEN
-        ]
+        found = [Trials(replace(self.rows, frozen=n), self.batch) for n in FROZEN]
         return found if unless_opaque(lambda: found[0].rows.weights(self.batch)) is not None else []
 
     @functools.cached_property
     def without_overflow(self) -> "Trials":
         """The same experiments with integers that never overflow."""
-        rows = CompiledRowSums(self.case, double=True, frozen=self.frozen, integers=True)
-        return self._with_sums(rows, self.frozen)
+        return Trials(replace(self.rows, double=True, integers=True), self.batch)
 
     def at(self, params: Params, batch: Batch, key: Key) -> "Trials":
         """Return the same experiments with other parameters, batch and key."""
-        other = self._with_sums(self.rows, self.frozen)
-        other.rows, other.batch = self.rows.at(params=params, key=key), batch
-        if "frozen_trials" in self.__dict__:  # reuse the compiled programs
-            other.__dict__["frozen_trials"] = [
-                trials.at(params, batch, key) for trials in self.frozen_trials
-            ]
-        if "without_overflow" in self.__dict__:
-            other.__dict__["without_overflow"] = self.without_overflow.at(params, batch, key)
-        return other
-
-    def _with_sums(self, rows: CompiledRowSums, frozen: float | None) -> "Trials":
-        """Return the same experiments with other compiled sums."""
-        other = copy.copy(self)
-        for name in ("draws_by_key", "frozen_trials", "without_overflow"):
-            other.__dict__.pop(name, None)
-        other._interactions = {}
-        other.rows, other.frozen = rows.at(params=self.rows.params, key=self.rows.key), frozen
-        return other
+        return Trials(replace(self.rows, params=params, key=key), batch)
 
     def holds(self, split: SumSplit) -> bool:
         """Return whether the parts of a split add up to its whole."""
@@ -148,7 +112,7 @@ class Trials:
         Args:
             name: the mean.
             batch: the rows; by default those of the experiments.
-            beside: the rows of one group, bool b; by default half of the rows that count.
+            group: the rows of one group, bool b; by default half of the rows that count.
         """
         if batch is None:
             return max(self._interaction_of_halves(name)) > self.close
@@ -171,11 +135,8 @@ class Trials:
         two = batch["mask"] & ~one
         largest = [0.0, 0.0]
         for turn in range(TURNS):
-            at = (
-                self.rows.at(params=perturb_params(self.rows.params, turn))
-                if turn % 2
-                else self.rows
-            )
+            params = perturb_params(self.rows.params, turn) if turn % 2 else self.rows.params
+            at = replace(self.rows, params=params)
             other = draw.choice(len(batch["mask"]), len(batch["mask"]))
             changed = [with_contents(batch, other, which) for which in (one, two, one | two)]
             means_at = [_named(at(rows, self._ones))[name] for rows in (batch, *changed)]
@@ -202,7 +163,7 @@ class Trials:
         """
         found = []
         for seed in range(draws):
-            at = self.rows.at(params=perturb_params(self.rows.params, seed))
+            at = replace(self.rows, params=perturb_params(self.rows.params, seed))
             named = [_named(at(batch, self._ones))[name] for batch in batches]
             found.append([[np.ravel(x)[0] for x in (m.total, m.weight)] for m in named])
         totals, weights = np.moveaxis(np.asarray(found, np.float64), (0, 1, 2), (2, 1, 0))

@@ -1,4 +1,4 @@
-"""Causes for overflow, narrow sums and nonfinite values, with the operation and its line."""
+"""Diagnosis of overflow, narrow sums and nonfinite values: the operation and its line."""
 
 from typing import Any
 
@@ -7,27 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.loss import named_means
-from jtrain.core.types import Batch, Key, Params
+from jtrain.core.types import Batch
 from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
 from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
 from jtrain.inspect.debug.source import find_source
-from jtrain.testing.case import LossCase
+from jtrain.testing.causes import Cause, cause
 from jtrain.testing.float64 import COUNTING, ReplayRules, replay_equation
 from jtrain.testing.flow import RowCoupling
-from jtrain.testing.result import Cause
-from jtrain.testing.row_sums import make_sums_of_terms
+from jtrain.testing.row_sums import CompiledRowSums, make_sums_of_terms
 from jtrain.testing.splits import SumSplit
 from jtrain.testing.trials import Trials
 
 HALF = {"float16": "65,504, to 3 digits", "bfloat16": "3e38, to 2 digits"}
 
 
-def explain_nonfinite(case: LossCase, batch: Batch, params: Params, key: Key) -> Cause | None:
+def explain_nonfinite(rows: CompiledRowSums, batch: Batch) -> Cause | None:
     """Return which operation makes an infinity or a NaN from finite inputs, in float32.
 
     The result is None if the loss and its gradient are finite when operations run one by one.
     """
-    names, terms = [], case.terms()
+    case, names, terms = rows.case, [], rows.case.terms()
 
     def numbers(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
         weights = [mean.weight for mean in terms(params, extra, batch, rng).terms.means]
@@ -37,39 +36,24 @@ def explain_nonfinite(case: LossCase, batch: Batch, params: Params, key: Key) ->
         names.extend(name for name, _ in found)
         return [x for _, x in found]
 
-    args = jax.tree.map(jnp.asarray, (params, case.extra, dict(batch)))
-    program = jax.make_jaxpr(numbers)(*args, key)
-    trace = NonfiniteTrace(program, [*jax.tree.leaves(args), key])
+    args = jax.tree.map(jnp.asarray, (rows.params, case.extra, dict(batch)))
+    program = jax.make_jaxpr(numbers)(*args, rows.key)
+    trace = NonfiniteTrace(program, [*jax.tree.leaves(args), rows.key])
     for name, output in zip(names, trace.outputs, strict=True):
         if not trace.broken(output):
             continue
         origins = [origin for origin in trace.origins(output) if isinstance(origin, NonfiniteOp)]
-        return _explain_origin(name, origins[0] if origins else None)
+        if not origins:
+            return cause("not finite (inputs)", name=name)
+        origin = origins[0]
+        operation = f"{origin.what}{_at(origin.equation, origin.calls)}"
+        if origin.dtype in HALF:
+            limit = HALF[origin.dtype]
+            return cause(
+                "overflow", name=name, operation=operation, dtype=origin.dtype, limit=limit
+            )
+        return cause("not finite", name=name, operation=operation)
     return None
-
-
-def _explain_origin(name: str, origin: NonfiniteOp | None) -> Cause:
-    if origin is None:
-        return Cause(
-            "not finite",
-            f"{name} is not finite, because the parameters or the batch are not. Inspect the data: "
-            f"`jtrain data show CONFIG`.",
-        )
-    at = _at(origin.equation, origin.calls)
-    if origin.dtype in HALF:
-        return Cause(
-            "overflow",
-            f"{name} is infinite: {origin.what}{at}, in {origin.dtype}, which holds numbers up to "
-            f"{HALF[origin.dtype]}. A part of the batch stays below this limit, so one layout "
-            f"takes the step and another skips it. Sum in float32: "
-            f"`values.astype(jnp.float32).sum()`.",
-        )
-    return Cause(
-        "not finite",
-        f"{name} is not finite for the first batch: {origin.what}{at}. Every step would be "
-        f"skipped, and there is nothing to compare. Keep the input of that operation inside its "
-        f"domain: `jnp.where` before the function, an epsilon under a root.",
-    )
 
 
 def _at(equation: Any, calls: Any) -> str:
@@ -93,11 +77,7 @@ def explain_overflow(split: SumSplit, trials: Trials) -> Cause:
         if isinstance(executed, ExecutedOp) and (overflow := _describe_overflow(executed)):
             where = f"{overflow}{_at(executed.equation, executed.calls)}"
             break
-    return Cause(
-        "overflow",
-        f"{where}: with 64-bit integers the parts add up. Sum weights and counts as float32, "
-        f"`weights.astype(jnp.float32).sum()`.",
-    )
+    return cause("overflow (integers)", where=where)
 
 
 def _describe_overflow(executed: ExecutedOp) -> str:
@@ -120,17 +100,8 @@ def _describe_overflow(executed: ExecutedOp) -> str:
 
 def explain_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
     """Return the cause for a sum over rows in a type that is too narrow for many rows."""
-    line = f" at {where.line}" if where.line else ""
+    operation = f"{where.operation}{f' at {where.line}' if where.line else ''}"
     if kind == "whole":
-        return Cause(
-            "overflow",
-            f"{name} is summed over rows in {where.dtype} ({where.operation}{line}), which a "
-            f"larger batch overflows. Sum weights and counts as float32: "
-            f"`weights.astype(jnp.float32).sum()`.",
-        )
-    return Cause(
-        "narrow sum",
-        f"{name} is summed over rows in {where.dtype} ({where.operation}{line}), which holds "
-        f"numbers up to {HALF.get(where.dtype, 'few')}: it rounds differently with every split, "
-        f"and a large count stops growing. Sum in float32: `values.astype(jnp.float32).sum()`.",
-    )
+        return cause("overflow (whole)", name=name, dtype=where.dtype, operation=operation)
+    limit = HALF.get(where.dtype, "few")
+    return cause("narrow sum", name=name, dtype=where.dtype, operation=operation, limit=limit)

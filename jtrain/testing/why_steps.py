@@ -1,131 +1,156 @@
-"""Causes for a step that differs from that of one device, from the size of the difference."""
+"""Diagnosis of a step that differs from that of one device, from the size of the difference."""
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from jtrain.testing.compare import distance, fit_multiple, flatten
-from jtrain.testing.failed_step import MATCH, FailedSplit, is_near
-from jtrain.testing.result import Cause
+from jtrain.core.types import Batch
+from jtrain.testing.case import LossCase
+from jtrain.testing.causes import Cause, cause
+from jtrain.testing.compare import (
+    StepResult,
+    compare_results,
+    distance,
+    fit_multiple,
+    flatten,
+    named_arrays,
+    relative_difference,
+    state_tree_of,
+)
+from jtrain.testing.report import is_finite
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_sums
-from jtrain.testing.verdict import is_finite
-from jtrain.testing.why_state import explain_state
 
+EXPLAINED = 1e-5  # larger differences are diagnosed: float32 rounding causes none so large
+MATCH = 1e-4  # relative tolerance of an explanation: above rounding, below the difference
 SMALL = 2.0**-20  # factor of the loss: far below any clipping threshold
+SEES = 1e-4  # relative change in the loss of a position that depends on a token
+ENDS = ((0, "first"), (-1, "last"))
+
+# (name of a state tree, the leaves of a state) -> the numbers of the tree as one vector
+Part: TypeAlias = Callable[[str, dict[str, np.ndarray]], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedSplit:
+    """The result of a step under a split, the expected result, and experiments on the step."""
+
+    case: LossCase
+    batch: Batch
+    actual: StepResult
+    expected: StepResult
+    start: dict  # the state before the step, as in StepResult
+    parts: Sequence[Batch]  # as the step split the batch; one if it did not
+    noun: str  # microbatch, device
+    distance_without_draws: Callable[[], float]  # distance of both results with all draws fixed
+    # Both results, for the loss times a factor.
+    scale_loss: Callable[[float], tuple[StepResult, StepResult]]
+    explain_time: Callable[[], Cause | None]  # the fault along a split sequence
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return len(self.parts)
+
+    def cause(self, row: str, /, **facts: object) -> Cause:
+        """Return a cause of the table; the number and the name of the parts are known."""
+        nouns = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
+        return cause(row, count=self.count, part=self.noun, parts=nouns, **facts)
 
 
 def explain_step(failed: FailedSplit) -> Cause:
     """Return why a step differs from that of one device."""
-    for explain in (
-        _explain_nonfinite,
-        _explain_calls,
-        _explain_draws,
-        _explain_loss,
-        _explain_gradient,
-        _explain_metrics,
-        explain_state,
-    ):
+    actual, expected = failed.actual.calls, failed.expected.calls
+    if found := _explain_nonfinite(failed):
+        return found
+    if actual != expected:
+        return failed.cause("optimizer per part", actual=actual, expected=expected)
+    if failed.distance_without_draws() <= EXPLAINED:
+        return failed.cause("key of the part")
+    for explain in (_explain_loss, _explain_gradient, _explain_metrics, _explain_state):
         if found := explain(failed):
             return found
-    return Cause(
-        "unexplained",
-        f"the step differs from that of one device, with {failed.count} {failed.nouns}, and no "
-        f"known explanation fits: compare the worst leaf.",
-    )
-
-
-def _explain_calls(failed: FailedSplit) -> Cause | None:
-    """Return a cause if the optimizer is called too often."""
-    actual, expected = failed.actual.calls, failed.expected.calls
-    if actual == expected:
-        return None
-    return Cause(
-        "optimizer per part",
-        f"the optimizer is called {actual} times in a step and {expected} on one device: once for "
-        f"each {failed.noun}, before their gradients are summed. Moments, decay and clipping then "
-        f"act {actual} times. Sum first, then update once.",
-    )
+    return failed.cause("unexplained")
 
 
 def _explain_nonfinite(failed: FailedSplit) -> Cause | None:
     """Return a cause if only one of the two steps is finite."""
     if failed.actual.calls > 0 and is_finite(failed.actual) == is_finite(failed.expected):
         return None
-    rows, noun = CompiledRowSums(failed.case), failed.noun
+    rows = CompiledRowSums(failed.case)
     empty = [i for i, part in enumerate(failed.parts) if not part["mask"].any()]
     real = [part for part in failed.parts if part["mask"].any()]
     if empty and all(math.isfinite(add_sums([rows(part)], failed.case).loss) for part in real):
-        return Cause(
-            "empty slice",
-            f"loss or gradient is not finite, so the step is skipped, and {noun} {empty[0]} of "
-            f"{failed.count} has no row that counts: it divides by its own count of 0. Divide by "
-            f"the weight of all rows, after the sum over {failed.nouns}.",
-        )
-    return Cause(
-        "not finite",
-        f"loss or gradient is not finite with {failed.count} {failed.nouns}, so the step is "
-        f"skipped, and one device takes it: a sum overflows in one of the two. `jtrain run CONFIG "
-        f"--find-nan` reports the operation.",
-    )
-
-
-def _explain_draws(failed: FailedSplit) -> Cause | None:
-    """Return a cause if the step agrees without random draws."""
-    if failed.distance_without_draws() > failed.tolerance:
-        return None
-    return Cause(
-        "key of the part",
-        f"without random draws nothing differs: the key depends on the {failed.noun} (axis_index, "
-        f"or the number of a microbatch, folded in). Use the same key for all {failed.nouns} of a "
-        f"step, and draw for each row by `jt.row_keys(rng, batch)`.",
-    )
+        return failed.cause("empty slice (step)", index=empty[0])
+    return failed.cause("not finite (step)")
 
 
 def _explain_loss(failed: FailedSplit) -> Cause | None:
     """Return the cause for a wrong loss."""
-    actual, expected, n = failed.actual.loss, failed.expected.loss, failed.count
-    if distance(np.float64(actual), np.float64(expected)).by <= failed.tolerance:
+    actual, expected = failed.actual.loss, failed.expected.loss
+    if relative_difference(actual, expected) <= EXPLAINED:
         return None
     if found := failed.explain_time():
         return found
-    rows = CompiledRowSums(failed.case)
-    part_sums = [rows(part) for part in failed.parts] if n > 1 else []
-    if n > 1:
+    if failed.count > 1:
+        rows = CompiledRowSums(failed.case)
+        part_sums, whole = [rows(part) for part in failed.parts], rows(failed.batch)
+        what = f"loss, {actual:.7g},"
         values = [add_sums([sums], failed.case).loss for sums in part_sums]
-        for name, value, why in _wrong_losses(values, part_sums, rows(failed.batch), failed):
-            if is_near(actual, value):
-                return Cause(name, f"the loss, {actual:.7g}, is {why}")
-    if n > 1 and (found := _explain_terms(part_sums, rows(failed.batch), failed)):
-        return found
-    if found := _explain_ratio(actual / expected if expected else math.nan, "loss", failed):
-        return found
-    return None
+        shares = [_share(sums, whole) for sums in part_sums]
+        for row, value, facts in _wrong_sums(np.array(values), np.array(shares), expected):
+            if _is_near(actual, float(value)):
+                return failed.cause(row, what=what, **facts)
+        size = len(failed.batch["mask"])
+        if _is_near(actual, sum(sum(sums.contributions) for sums in part_sums) / size):
+            return _padded_size(failed, actual / expected, "loss")
+        if found := _explain_terms(part_sums, whole, failed):
+            return found
+    return _explain_ratio(actual / expected if expected else math.nan, "loss", failed)
+
+
+def _share(sums: RowSums, whole: RowSums) -> float:
+    """Return what a part adds to the loss of all rows."""
+    return sum(t / w for t, w in zip(sums.contributions, whole.weights, strict=True) if w)
+
+
+def _wrong_sums(
+    values: np.ndarray, shares: np.ndarray, expected: float | np.ndarray
+) -> Iterator[tuple[str, np.ndarray, dict[str, object]]]:
+    """Yield the row of the table, the value and the facts of each wrong way to sum over parts.
+
+    Args:
+        values: the loss, or the gradient, of each part divided by its own weight: n ...
+        shares: the same, divided by the weight of all rows.
+        expected: the right value.
+    """
+    finite = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+    yield "mean of means (step)", finite.sum(0) / max(len(values), 1), {}
+    yield "double sum", len(values) * np.asarray(expected), {}
+    yield "sum of means", finite.sum(0), {}
+    for index, which in ENDS:
+        for value in (values[index], shares[index]):
+            yield "missing sum", value, {"which": which}
 
 
 def _explain_terms(
     part_sums: Sequence[RowSums], whole: RowSums, failed: FailedSplit
 ) -> Cause | None:
     """Return a cause if one of several terms is weighted differently from the others."""
-    n, actual, expected, noun = failed.count, failed.actual.loss, failed.expected.loss, failed.noun
+    n, actual, expected = failed.count, failed.actual.loss, failed.expected.loss
     part_means = [_means_of(sums) for sums in part_sums]
-    for index, share in enumerate(_means_of(whole)):
-        added_up = sum(part[index] for part in part_means)
-        for value, times in ((n * share, f"{n} times"), (added_up, f"once per {noun} the mean of")):
-            if index and is_near(actual, expected + value - share):
-                return Cause(
-                    "term by parts",
-                    f"the loss, {actual:.7g}, has {times} term {index} of the loss, with {n} "
-                    f"{failed.nouns}: the term is added once for each {noun}. A term is a Mean "
-                    f"with its own weight, divided by the weight of all rows.",
-                )
-        if index and is_near(actual, expected + share / n - share):
-            return Cause(
-                "term by parts",
-                f"the loss, {actual:.7g}, has 1/{n} of term {index} of the loss, with {n} "
-                f"{failed.nouns}: the term is divided by their number. A term is divided by its "
-                f"own weight.",
-            )
+    for index, mean in enumerate(_means_of(whole)):
+        wrong = {
+            f"{n} times": n * mean,
+            f"once per {failed.noun} the mean of": sum(part[index] for part in part_means),
+            f"1/{n} of": mean / n,
+        }
+        for times, value in wrong.items() if index else ():
+            if _is_near(actual, expected + value - mean):
+                return failed.cause("term by parts", actual=actual, times=times, index=index)
     return None
 
 
@@ -135,176 +160,174 @@ def _means_of(sums: RowSums) -> list[float]:
     return [total / weight if weight else 0.0 for total, weight in pairs]
 
 
-def _wrong_losses(
-    values: Sequence[float], part_sums: Sequence[RowSums], whole: RowSums, failed: FailedSplit
-) -> Iterator[tuple[str, float, str]]:
-    """Yield name, value and description of each wrong way to sum losses."""
-    n, noun = failed.count, failed.noun
-    finite = [v for v in values if math.isfinite(v)]
-    yield (
-        "mean of means",
-        sum(finite) / n,
-        f"the mean of the {n} {failed.nouns}' own means, in which rows of a smaller {noun} count "
-        f"more. Sum totals and weights over all {failed.nouns}, then divide.",
-    )
-    yield (
-        "double sum",
-        n * failed.expected.loss,
-        f"{n} times that of one device: a sum over {failed.nouns} is summed again (a second psum).",
-    )
-    yield (
-        "sum of means",
-        sum(finite),
-        f"the sum of the {n} {failed.nouns}' own means: divide by the weight of all rows, once.",
-    )
-    padded = sum(sum(sums.contributions) for sums in part_sums) / len(failed.batch["mask"])
-    yield (
-        "padded size",
-        padded,
-        f"the total divided by all {len(failed.batch['mask'])} rows, including hidden rows, and "
-        f"not by the weight of the rows that count.",
-    )
-    for index, word in ((0, "first"), (-1, "last")):
-        yield (
-            "missing sum",
-            values[index],
-            f"that of the {word} {noun} alone: nothing is summed over {failed.nouns} (a psum is "
-            f"missing).",
-        )
-        share = sum(
-            t / w for t, w in zip(part_sums[index].contributions, whole.weights, strict=True) if w
-        )
-        yield (
-            "missing sum",
-            share,
-            f"the share of the {word} {noun} alone: nothing is summed over {failed.nouns} (a psum "
-            f"is missing).",
-        )
-
-
 def _explain_gradient(failed: FailedSplit) -> Cause | None:
     """Return the cause for a wrong gradient, whether the loss is right or unexplained."""
-    actual, expected, n = failed.actual.gradient, failed.expected.gradient, failed.count
-    if distance(actual, expected).by <= failed.tolerance:
+    actual, expected = flatten(failed.actual.gradient), failed.expected.gradient
+    if distance(failed.actual.gradient, expected).by <= EXPLAINED:
         return None
-    times, residual = fit_multiple(actual, expected)
-    if (
-        residual < MATCH
-        and abs(times - 1) > MATCH
-        and (found := _explain_ratio(times, "gradient", failed))
-    ):
+    times, residual = fit_multiple(failed.actual.gradient, expected)
+    known = residual < MATCH and abs(times - 1) > MATCH
+    if known and (found := _explain_ratio(times, "gradient", failed)):
         return found
-    if n > 1:
+    if failed.count > 1:
         rows = CompiledRowSums(failed.case)
         weights = rows.weights(failed.batch)
-        part_sums = [rows(part) for part in failed.parts]
-        shares = [rows(part, weights).gradient for part in failed.parts]
-        means = [sums.gradient for sums in part_sums]
-        for name, gradient, why in _wrong_gradients(means, shares, failed):
-            if np.linalg.norm(flatten(actual) - gradient) <= MATCH * max(
-                np.linalg.norm(gradient), 1e-30
-            ):
-                return Cause(name, f"the gradient is {why}")
+        values = np.stack([flatten(rows(part).gradient) for part in failed.parts])
+        shares = np.stack([flatten(rows(part, weights).gradient) for part in failed.parts])
+        for row, value, facts in _wrong_sums(values, shares, flatten(expected)):
+            size = max(float(np.linalg.norm(value)), 1e-30)
+            if np.linalg.norm(actual - value) <= MATCH * size:
+                return failed.cause(row, what="gradient", **facts)
     small, right = failed.scale_loss(SMALL)
     if distance(small.gradient, right.gradient).by <= MATCH:
-        return Cause(
-            "clip before the sum",
-            f"the gradient of the loss times 1e-6 is right, and that of the loss itself is not: an "
-            f"operation that depends on its size, such as clipping, acts on each {failed.noun} "
-            f"before they are summed. Sum first, then clip: in the optimizer.",
-        )
-    if np.linalg.norm(flatten(small.gradient) / SMALL - flatten(actual)) > MATCH * np.linalg.norm(
-        flatten(actual)
-    ):
-        return Cause(
-            "function before the sum",
-            f"the gradient of the loss times 1e-6 is not 1e-6 of its gradient: a nonlinear "
-            f"operation (a sign, a division by a norm, a cast to few bits) acts on each "
-            f"{failed.noun} before they are summed. Sum first; nonlinear operations belong in the "
-            f"optimizer.",
-        )
+        return failed.cause("clip before the sum")
+    off = np.linalg.norm(flatten(small.gradient) / SMALL - actual)
+    if off > MATCH * np.linalg.norm(actual):
+        return failed.cause("function before the sum")
     return None
-
-
-def _wrong_gradients(
-    means: Sequence, shares: Sequence, failed: FailedSplit
-) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield name, value and description of each wrong way to sum gradients."""
-    n, noun = failed.count, failed.noun
-    parts = [np.nan_to_num(flatten(gradient)) for gradient in means]
-    yield (
-        "mean of means",
-        np.sum(parts, 0) / n,
-        f"the mean of the {n} {failed.nouns}' own gradients, each divided by its own rows: rows of "
-        f"a smaller {noun} count more. Divide by the weight of all rows.",
-    )
-    yield (
-        "sum of means",
-        np.sum(parts, 0),
-        f"the sum of the {n} {failed.nouns}' own mean gradients.",
-    )
-    for index, word in ((0, "first"), (-1, "last")):
-        for gradient in (parts[index], flatten(shares[index])):
-            yield (
-                "missing sum",
-                gradient,
-                f"that of the {word} {noun} alone: nothing is summed over {failed.nouns} (a psum "
-                f"is missing, or one overwrites the other).",
-            )
 
 
 def _explain_ratio(times: float, what: str, failed: FailedSplit) -> Cause | None:
     """Return a cause if a value is a known multiple of the right one."""
     n, mask = failed.count, failed.batch["mask"]
-    close = lambda x: is_near(times, x)
-    if n > 1 and close(n):
-        return Cause(
-            "double sum",
-            f"the {what} is {n} times that of one device, with {n} {failed.nouns}: a sum over them "
-            f"is summed again (a second psum), or the means of all {failed.nouns} are added.",
-        )
-    if n > 1 and close(1 / n):
-        return Cause(
-            "divided twice",
-            f"the {what} is 1/{n} of that of one device, with {n} {failed.nouns}: it is divided by "
-            f"their number after a sum that needs no division (pmean for psum).",
-        )
-    if close(mask.sum() / len(mask)):
-        return Cause(
-            "padded size",
-            f"the {what} is {times:.6g} = {mask.sum()}/{len(mask)} of that of one device: it is "
-            f"divided by all rows and not by those that count. Divide by the weight.",
-        )
+    if n > 1 and _is_near(times, n):
+        return failed.cause("double sum", what=what)
+    if n > 1 and _is_near(times, 1 / n):
+        return failed.cause("divided twice", what=what)
+    if _is_near(times, mask.sum() / len(mask)):
+        return _padded_size(failed, times, what)
     power = math.log2(abs(times)) if times else 0.0
     if abs(power) > 4 and abs(power - round(power)) < MATCH:
-        return Cause(
-            "loss scale",
-            f"the {what} is 2^{round(power)} times the right one, for every split: the factor of a "
-            f"loss scale is multiplied in and not divided out.",
-        )
+        return failed.cause("loss scale", what=what, power=round(power))
     return None
+
+
+def _padded_size(failed: FailedSplit, times: float, what: str) -> Cause:
+    mask = failed.batch["mask"]
+    return failed.cause(
+        "padded size (step)", what=what, times=times, real=mask.sum(), rows=len(mask)
+    )
 
 
 def _explain_metrics(failed: FailedSplit) -> Cause | None:
     """Return the cause for a wrong metric."""
     for name, expected in failed.expected.metrics.items():
         actual = failed.actual.metrics.get(name, math.nan)
-        if distance(np.float64(actual), np.float64(expected)).by <= max(
-            failed.tolerance, MATCH / 100
-        ):
+        if relative_difference(actual, expected) <= EXPLAINED:
             continue
         rows = CompiledRowSums(failed.case)
         values = [add_sums([rows(part)], failed.case).metrics[name] for part in failed.parts]
-        if failed.count > 1 and is_near(actual, float(np.nanmean(values))):
-            why = f"the mean of the {failed.count} {failed.nouns}' own values"
-            return Cause(
-                "metric: mean of means",
-                f"the metric {name!r}, {actual:.7g}, is {why}, in which rows of a smaller "
-                f"{failed.noun} count more. Sum totals and weights, then divide.",
-            )
-        if failed.count > 1 and (is_near(actual, values[0]) or is_near(actual, values[-1])):
-            return Cause(
-                "metric: missing sum", f"the metric {name!r} is that of one {failed.noun}."
-            )
-        return Cause("metric", f"the metric {name!r} is {actual:.7g} and should be {expected:.7g}.")
+        if failed.count > 1 and _is_near(actual, float(np.nanmean(values))):
+            return failed.cause("metric: mean of means", metric=name, actual=actual)
+        if failed.count > 1 and (_is_near(actual, values[0]) or _is_near(actual, values[-1])):
+            return failed.cause("metric: missing sum", metric=name)
+        return failed.cause("metric", metric=name, actual=actual, expected=expected)
     return None
+
+
+def _is_near(actual: float, value: float | int) -> bool:
+    """Return whether a number agrees with the one that an explanation predicts."""
+    return bool(math.isfinite(value) and abs(actual - value) <= MATCH * max(abs(value), 1e-12))
+
+
+# The next state, after a right loss and gradient.
+
+
+def _explain_state(failed: FailedSplit) -> Cause | None:
+    """Return why the state differs; None if it does not, or if loss or gradient differ already."""
+    distances = compare_results(failed.actual, failed.expected)
+    if max(distances.loss, distances.gradient.by) > EXPLAINED:
+        return None
+    actual, expected, before = (
+        named_arrays(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
+    )
+    far = lambda n: n not in actual or distance(actual[n], expected[n]).by > EXPLAINED
+    off = [name for name in expected if far(name)]
+    if not off:
+        return None
+    parameters = tuple(failed.expected.leaves())
+
+    def part(where: str, tree: dict[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([tree[f"{where}/{p}" if p else where].ravel() for p in parameters])
+
+    def multiple(where: str, of: np.ndarray) -> tuple[float, float]:
+        return fit_multiple(part(where, actual) - part(where, expected), of)
+
+    wrong = {state_tree_of(name, parameters) for name in off}
+    if "params" in wrong:
+        factor, residual = multiple("params", part("params", before))
+        if residual < 10 * MATCH:
+            return failed.cause("decay per part", factor=factor)
+        return failed.cause("update")
+    step = part("params", expected) - part("params", before)
+    complete = {w for w in wrong if all((f"{w}/{p}" if p else w) in expected for p in parameters)}
+    for where in sorted(complete):
+        factor, residual = multiple(where, step)
+        if residual < 100 * MATCH:  # it lags behind the parameters
+            return failed.cause("stale average", leaf=where, factor=-factor)
+    return _explain_extra(failed, off) or failed.cause("state", leaf=off[0])
+
+
+def _explain_extra(failed: FailedSplit, off: list[str]) -> Cause | None:
+    """Return a cause if running statistics are those of one part."""
+    extra = sorted(name for name in off if name.startswith("extra"))
+    if not extra or failed.count == 1:
+        return None
+    rows, actual = CompiledRowSums(failed.case), named_arrays(failed.actual.state)
+    for index, which in ENDS:
+        single = named_arrays(add_sums([rows(failed.parts[index])], failed.case).state)
+        if all(distance(actual[name], single[name]).by <= MATCH for name in extra):
+            return failed.cause("statistics of one part", leaf=extra[0], which=which)
+    return None
+
+
+# Sequences that are split.
+
+
+def explain_time_split(
+    batch: Batch,
+    parts: int,
+    actual: Callable[[Batch], StepResult],
+    expected: Callable[[Batch], StepResult],
+) -> Cause | None:
+    """Return why a loss over `tokens` b t+1 of `length` b differs if t is split; None if unknown.
+
+    For positions beside the first border of two parts, and for the last position, the tokens that
+    change the loss are compared between split sequences (`actual`) and one device (`expected`).
+    """
+    if parts < 2 or not {"tokens", "length"} <= set(batch):
+        return None
+    time = batch["tokens"].shape[1] - 1
+    border = time // parts  # the first position of the second part
+    if time % parts or border < 2:
+        return None
+
+    def sum_before(run: Callable[[Batch], StepResult], length: int, changed: int | None) -> float:
+        """Return the sum of the losses of the positions before `length`."""
+        if not length:
+            return 0.0
+        tokens = batch["tokens"].copy()
+        if changed is not None:
+            tokens[:, changed] = np.roll(tokens[:, changed], 1)
+        lengths = np.full_like(batch["length"], length)
+        return run({**batch, "tokens": tokens, "length": lengths}).loss * length
+
+    def sees(run: Callable[[Batch], StepResult], position: int, token: int) -> bool:
+        """Return whether the loss of a position changes with a token."""
+        changed, same = (
+            sum_before(run, position + 1, x) - sum_before(run, position, x) for x in (token, None)
+        )
+        return relative_difference(changed, same) > SEES
+
+    tokens = sorted({0, border - 1, border, border + 1, time - 1})
+    positions = (border - 2, border - 1, border, time - 1)
+    for position, token in itertools.product(positions, tokens):
+        if token == position + 1:  # the target of the position
+            continue
+        does, should = sees(actual, position, token), sees(expected, position, token)
+        if does != should:
+            verbs = ("sees", "does not") if does else ("does not see", "does")
+            facts = dict(zip(("does", "should"), verbs, strict=True))
+            return cause("causal mask", border=border, position=position, token=token, **facts)
+    before = [sum_before(run, border, None) for run in (actual, expected)]
+    return None if relative_difference(*before) > SEES else cause("positions", border=border)

@@ -13,7 +13,7 @@ import jtrain.parallel
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import Mirrored
 from jtrain.testing.compare import distance
-from jtrain.testing.layouts import list_layouts
+from jtrain.testing.run_step import list_layouts
 
 SGD = {"optimizer": optax.sgd(0.1)}
 

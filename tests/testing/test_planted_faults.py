@@ -16,10 +16,10 @@ from right_losses import RIGHT
 import jtrain as jt
 from jtrain.core.mean import Mean
 from jtrain.errors import CodeError
-from jtrain.testing.loss_checks import compare_loss
+from jtrain.testing.flow import trace_mean_flows
+from jtrain.testing.loss_checks import compare_loss, find_counted_index
 from jtrain.testing.purity import explain_impurity
-from jtrain.testing.ranges import find_counted_index
-from jtrain.testing.row_flow import trace_mean_flows
+from jtrain.testing.row_sums import CompiledRowSums
 from jtrain.testing.trials import Trials
 
 NEIGHBOURS = dict(of_rows.NEIGHBOURS)
@@ -163,7 +163,7 @@ def test_independent_rows_have_no_facts(name):
 
 def find(loss, params, batch, **more):
     case = jt.testing.build_case(loss, params, batch, optimizer=optax.sgd(0.1), **more)
-    return find_counted_index(case, Trials(case, double=False))
+    return find_counted_index(case, Trials(CompiledRowSums(case)))
 
 
 def test_an_index_out_of_range_has_its_row_range_and_shape():

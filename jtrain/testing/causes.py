@@ -1,0 +1,216 @@
+"""Causes of faults: a table of what each means and what to type.
+
+A diagnosis measures, and names its cause with the numbers that it found: `cause("double sum",
+what="loss", count=4, parts="devices")`. A cause with several forms has a row for each, as in
+`empty slice` and `empty slice (step)`.
+"""
+
+from typing import NamedTuple
+
+
+class Cause(NamedTuple):
+    """A cause with its explanation; `fault` is False if the cause is reported as no error."""
+
+    name: str
+    why: str
+    fault: bool = True
+
+
+UNSPLIT = 'or set couples="batch" and never split the batch'
+MEAN_OF = "`jt.Mean.of(values_by_row, batch['mask'])`"
+ROW_KEYS = "`jt.row_keys(rng, batch)`"
+FLOAT32_SUM = "`values.astype(jnp.float32).sum()`"
+FLOAT32_COUNTS = "Sum weights and counts as float32: `weights.astype(jnp.float32).sum()`."
+NO_FAULTS = {"one draw for the batch", "cancellation"}
+
+PURITY = {
+    "not a function": "called twice with the same arguments the loss gives two results: it draws "
+    "from a source other than its key (a generator, the clock) or stores state between calls (a "
+    "counter, a list). Draw from rng, and hold the state in `extra`.",
+    "changes its arguments": "the loss changes its arguments: {changed}. The caller holds the same "
+    "dict, so the next call gets the changed one. Make a new dict: `batch = {{**batch, 'x': x}}`.",
+    "draws of the host": "the loss draws from {sources}: a number drawn during tracing is a "
+    "constant of the compiled step, the same in each step and different on each process. Draw from "
+    f"`rng` by jax.random, with {ROW_KEYS} for draws of each row.",
+    "numbers of the host": "the loss computes with {asked}, another number on another process. "
+    "Take the number of rows from the batch, `len(batch['mask'])`, and draws from `rng`.",
+    "another program under jit": "the loss computes something else when it is traced: Python code "
+    "that depends on the values of arrays, or on whether they are traced.",
+    "fixed number of rows": "the loss takes the {rows} rows of this batch and not {fewer} of them "
+    "({raised}): a number of rows is written into it. A microbatch and a device have fewer rows. "
+    "Take the number from the array, `x.shape[0]`, or let reshape infer it, `x.reshape(-1, ...)`.",
+    "index out of range": "batch[{leaf!r}] holds {value} in row {row}, and the loss uses it to "
+    "index {entries} entries, 0 .. {last}, of an array of shape {shape}. JAX raises no error: it "
+    "reads another entry, or NaN, and trains on. Give integers in 0 .. {last}{shift}, make the "
+    "array wider, or hide such rows by a weight of 0.",
+}
+MASKS = {
+    "inverted mask": "{name} changes with the contents of hidden rows and not with the rows that "
+    "count: the mask is inverted. A mask is true for rows that count; use it without `~`, and the "
+    "values in `jnp.where(mask, values, 0)`.",
+    "hidden rows": "the contents of hidden rows are counted in {name}: the mask is not applied to "
+    f"all of its values. {MEAN_OF} masks values and weight.",
+    "hidden rows in a statistic": "the contents of hidden rows change {name}, through a statistic "
+    "over rows that includes them. Pass the mask to the layer that computes the statistic.",
+    "padded size": "{name} changes with the number of hidden rows and not with their contents: it "
+    "is divided by the size of an array, or depends on whether all rows are real. Count by the "
+    f"mask: {MEAN_OF}.",
+    "empty slice": "{name} is NaN for a slice without unmasked rows, 0/0: a small last batch "
+    "leaves some devices without one, and the step is skipped on all devices. Divide by "
+    "`jnp.maximum(count, 1)`, or return the sum and its weight undivided.",
+    "constant in each slice": "the {which} of {name} is {constant:.6g} for a slice without "
+    "unmasked rows: a constant (a penalty, an epsilon) is added once for each slice and device. "
+    "Make it a term of its own, `loss + 0.1 * jt.Mean(penalty, jnp.float32(1))`, or multiply it by "
+    "the count.",
+}
+ROWS = {
+    "coefficient of rows": "the coefficient of term {index} of the loss is {whole:.6g} for all "
+    "rows and {parts} for parts of them: it is computed from the rows. Make it independent of the "
+    "batch, or a Mean of its own.",
+    "gradient": "totals and weights add up and the gradient does not: a custom derivative "
+    "(custom_vjp, custom_jvp) or a stop_gradient that depends on more than one row.",
+    "position": "{name} changes with the order of the rows: it depends on the position of a row in "
+    "the batch. Use the contents of the row, such as `batch['row']`.",
+    "row numbers": "what a row adds to {name} depends on the numbers of other rows, by a sum or a "
+    "maximum over `batch['row']`: a part of the batch has other numbers. Compute with the number "
+    "of each row alone.",
+    "rows dropped": "{name} of {part} rows leaves out row {row}, and that of all {rows} rows does "
+    "not: rows are taken in groups of a fixed size (`len(x) // 4 * 4`), and the others are "
+    "dropped. Pad the last group and hide the padding, or take each row by itself.",
+    "mean of means": "{name} has the weights {weights} for two halves and {whole} for both, and is "
+    "divided by other numbers: it is a mean of the halves' own means, in which rows of the smaller "
+    f"half count more. Return {MEAN_OF}: a sum over rows (or tokens) and its weight.",
+    "sum as a mean": "the values of {name} for two halves add up to that of the whole, so it is a "
+    "sum: {contract} the rows it was computed from, and its weight is the same for fewer rows, or "
+    f"is not counted at all. Return the sum and the weight of its rows, {MEAN_OF}.",
+    "number of rows": "{name} depends on how many rows the loss gets, and not on their contents: "
+    "the size of the batch (len, shape) or the count of its mask enters it. Return a sum over rows "
+    f"and its weight, {MEAN_OF}.",
+}
+NEIGHBOURS = {
+    "rows are ranked": "{name} does not add up, because rows are ranked against the other rows of "
+    f"the batch{{at}}: the selected rows depend on the split. Select within a row, {UNSPLIT}.",
+    "rows mixed by a draw": "the value that a row adds depends on randomly drawn other rows{at}: "
+    f"mixup, or negatives from the batch. Mix rows when the data is read, or within a row, "
+    f"{UNSPLIT}.",
+    "function of a sum": "{name} is a function of a sum over the rows of a slice{at}, and not a "
+    "sum: the values of two halves do not give the value of the whole. {advice}",
+    "branch on the batch": "{name} branches on a sum over the rows of a slice{at}: parts of a "
+    "batch may take another branch than the whole. Decide for each row, or by a result of the "
+    "previous step, held in `extra`.",
+    "weights of the batch": "the weight of a row in {name} depends on other rows of the batch{at}: "
+    "weights by how often a class or a length occurs in the batch. Compute the weights from the "
+    f"whole data set and give each row its own, {UNSPLIT}.",
+    "batch statistic": "the value that a row adds to {name} depends on other rows of the "
+    "batch{at}, as in batch norm or a contrastive loss. Take the statistic within a row (layer "
+    f"norm, group norm), {UNSPLIT}.",
+}
+DRAWS = {
+    "vmap of another generator": "jax.vmap of a draw by {generator} draws for all rows from the "
+    "first key, so that the draws of a row depend on the rows beside it. Draw by "
+    f"{ROW_KEYS}, whose keys are of threefry.",
+    "key of the number of rows": "random draws change with how many rows the loss gets and with "
+    "nothing else: the number of rows is folded into the key, or all rows share one draw of that "
+    f"size. Draw for each row by its key of {ROW_KEYS}.",
+    "key of the position": "random draws stay the same when rows get other numbers: the key does "
+    "not come from `row` but from the position in the batch, which a split changes. Draw for each "
+    f"row by its key of {ROW_KEYS}.",
+    "one draw for the batch": "a layer draws once for all its rows, by the key of the first row: "
+    "the draws of a row depend on the layout. This is known of layers of other libraries; jtrain's "
+    f"own layers draw by {ROW_KEYS}.",
+    "key of other rows": "the draws of a row depend on other rows. Draw by "
+    f"{ROW_KEYS} and use each key for its own row only.",
+}
+NUMBERS = {
+    "not finite": "{name} is not finite for the first batch: {operation}. Every step would be "
+    "skipped, and there is nothing to compare. Keep the input of that operation inside its domain: "
+    "`jnp.where` before the function, an epsilon under a root.",
+    "not finite (inputs)": "{name} is not finite, because the parameters or the batch are not. "
+    "Inspect the data: `jtrain data show CONFIG`.",
+    "not finite (compiled)": "the compiled loss is not finite for the first batch, but it is "
+    "finite when operations run one by one. Look for a product that is nearly too large.",
+    "overflow": "{name} is infinite: {operation}, in {dtype}, which holds numbers up to {limit}. A "
+    "part of the batch stays below this limit, so one layout takes the step and another skips it. "
+    f"Sum in float32: {FLOAT32_SUM}.",
+    "overflow (integers)": "{where}: with 64-bit integers the parts add up. " + FLOAT32_COUNTS,
+    "overflow (whole)": "{name} is summed over rows in {dtype} ({operation}), which a larger batch "
+    f"overflows. {FLOAT32_COUNTS}",
+    "narrow sum": "{name} is summed over rows in {dtype} ({operation}), which holds numbers up to "
+    "{limit}: it rounds differently with every split, and a large count stops growing. Sum in "
+    f"float32: {FLOAT32_SUM}.",
+    "rounding": "the result is right in float64; in its own types the loss is {loss:.1e} off and "
+    "the gradient {gradient:.1e}, but rounding of the values in the loss explains only "
+    "{loss_allowed:.1e} and {gradient_allowed:.1e}. Some operation rounds without need: a sum over "
+    "microbatches or devices in 16 bits, a sum in a loop, a difference of large sums. Sum in "
+    "float32, and centre first.",
+    "cancellation": "the loss is {loss:.1e} off in float32 and right in float64: it is the small "
+    "difference of large sums. Subtract in each row, before the sum: `jnp.sum((a - b) * mask)`, "
+    "not `jnp.sum(a * mask) - jnp.sum(b * mask)`; for a variance centre first, `jnp.var`.",
+}
+STEPS = {
+    "optimizer per part": "the optimizer is called {actual} times in a step and {expected} on one "
+    "device: once for each {part}, before their gradients are summed. Moments, decay and clipping "
+    "then act {actual} times. Sum first, then update once.",
+    "empty slice (step)": "loss or gradient is not finite, so the step is skipped, and {part} "
+    "{index} of {count} has no row that counts: it divides by its own count of 0. Divide by the "
+    "weight of all rows, after the sum over {parts}.",
+    "not finite (step)": "loss or gradient is not finite with {count} {parts}, so the step is "
+    "skipped, and one device takes it: a sum overflows in one of the two. `jtrain run CONFIG "
+    "--find-nan` reports the operation.",
+    "key of the part": "without random draws nothing differs: the key depends on the {part} "
+    "(axis_index, or the number of a microbatch, folded in). Use the same key for all {parts} of a "
+    f"step, and draw for each row by {ROW_KEYS}.",
+    "causal mask": "sequences are cut at position {border}; position {position} {does} the token "
+    "at {token}, and on one device it {should}: the causal mask compares positions within the "
+    "parts. Add the offset of each part to the positions of queries and of keys.",
+    "positions": "each position sees the same tokens as on one device; losses are right before "
+    "position {border}, where sequences are cut, and wrong after it: positions (rotary angles, a "
+    "learned table) restart at 0 in each part. Add the offset of the part.",
+    "term by parts": "the loss, {actual:.7g}, has {times} term {index} of the loss, with {count} "
+    "{parts}: the term is added once for each {part}, or divided by their number. A term is a Mean "
+    "with its own weight, divided by the weight of all rows.",
+    "mean of means (step)": "the {what} is the mean of the {count} {parts}' own means, in which "
+    "rows of a smaller {part} count more. Sum totals and weights over all {parts}, then divide.",
+    "sum of means": "the {what} is the sum of the {count} {parts}' own means: divide by the weight "
+    "of all rows, once.",
+    "double sum": "the {what} is {count} times that of one device, with {count} {parts}: a sum "
+    "over them is summed again (a second psum), or the means of all {parts} are added.",
+    "divided twice": "the {what} is 1/{count} of that of one device, with {count} {parts}: it is "
+    "divided by their number after a sum that needs no division (pmean for psum).",
+    "missing sum": "the {what} is that of the {which} {part} alone: nothing is summed over {parts} "
+    "(a psum is missing, or one overwrites the other).",
+    "padded size (step)": "the {what} is {times:.6g} = {real}/{rows} of that of one device, or its "
+    "total divided by all {rows} rows: it is divided by all rows and not by those that count. "
+    "Divide by the weight.",
+    "loss scale": "the {what} is 2^{power} times the right one, for every split: the factor of a "
+    "loss scale is multiplied in and not divided out.",
+    "clip before the sum": "the gradient of the loss times 1e-6 is right, and that of the loss "
+    "itself is not: an operation that depends on its size, such as clipping, acts on each {part} "
+    "before they are summed. Sum first, then clip: in the optimizer.",
+    "function before the sum": "the gradient of the loss times 1e-6 is not 1e-6 of its gradient: a "
+    "nonlinear operation (a sign, a division by a norm, a cast to few bits) acts on each {part} "
+    "before they are summed. Sum first; nonlinear operations belong in the optimizer.",
+    "metric: mean of means": "the metric {metric!r}, {actual:.7g}, is the mean of the {count} "
+    "{parts}' own values, in which rows of a smaller {part} count more. Sum totals and weights, "
+    "then divide.",
+    "metric: missing sum": "the metric {metric!r} is that of one {part}.",
+    "metric": "the metric {metric!r} is {actual:.7g} and should be {expected:.7g}.",
+    "decay per part": "the gradient is right, and the parameters are off by {factor:.3g} times "
+    "their old values: weight decay is applied again for each {part}. Let the optimizer apply it, "
+    "once per step.",
+    "update": "the gradient is right and the parameters after the step are not: the update.",
+    "stale average": "{leaf} is behind by {factor:.3g} of the parameters' last step: it averages "
+    "the parameters from before the update. Average the updated parameters.",
+    "statistics of one part": "{leaf} is the value of the {which} {part} alone: running statistics "
+    "of the others are lost. Sum them as Means.",
+    "state": "loss and gradient are right, and {leaf} of the next state is not.",
+    "unexplained": "the step differs from that of one device, with {count} {parts}, and no known "
+    "explanation fits: compare the worst leaf.",
+}
+CAUSES = {**PURITY, **MASKS, **ROWS, **NEIGHBOURS, **DRAWS, **NUMBERS, **STEPS}
+
+
+def cause(row: str, /, **facts: object) -> Cause:
+    """Return the cause of a row of the table, with these facts in its sentences."""
+    name = row.partition(" (")[0]
+    return Cause(name, CAUSES[row].format(**facts), fault=name not in NO_FAULTS)
