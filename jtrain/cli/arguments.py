@@ -1,4 +1,4 @@
-"""Command-line arguments of a verb: a config file, KEY=VALUE settings and options."""
+"""Command-line arguments of a verb: a config or a run, KEY=VALUE settings and options."""
 
 import argparse
 import difflib
@@ -7,8 +7,9 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from jtrain.errors import UserError
+from jtrain.errors import CheckpointError, UserError
 from jtrain.errors.spelling import did_you_mean
 
 
@@ -124,3 +125,28 @@ def _configs() -> str:
     from jtrain.config.lookup import shipped_configs  # needs pydantic, which doctor must not
 
     return f"; these come with jtrain: {', '.join(shipped_configs())}"
+
+
+def find_config(run: str, verb: str) -> Path:
+    """Return the config of a run, by its directory or its name in runs/.
+
+    Raises:
+        ConfigError: if the run does not exist, or a link leads out of its directory.
+    """
+    from jtrain.io.regular_files import check_no_links
+    from jtrain.train.run_record import find_run  # needs JAX, which --help must not
+
+    directory = find_run(run, f"jtrain {verb}")
+    check_no_links(directory)
+    return directory / "config.yaml"
+
+
+def parse_step(step: str, verb: str) -> int | Literal["newest", "best"]:
+    """Return the requested step: a number, newest or best."""
+    if step == "newest" or step == "best":
+        return step
+    if step.isdigit():
+        return int(step)
+    raise CheckpointError(
+        f"jtrain {verb}: --step {step} is not a step; write newest, best or a number"
+    )

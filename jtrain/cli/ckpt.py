@@ -6,15 +6,15 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import parse_step
+from jtrain.cli.arguments import Arguments, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import check_local_path
 
+Found: TypeAlias = tuple[Any, str, int]  # for --json, for a person, the exit code
 DOES = {
     "ls": "list the steps, their sizes, which is newest and best, and which are damaged",
     "verify": "read every byte and compare it with the seal",
@@ -44,14 +44,8 @@ def main(argv: Sequence[str]) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leave the accelerator to a run that may be training
-    actions: Mapping[str, Callable[[argparse.Namespace], tuple[Any, str, int]]] = {
-        "ls": _ls,
-        "verify": _verify,
-        "show": _show,
-        "diff": _diff,
-        "rm": _rm,
-        "export": _export,
-    }
+    names = {"ls": _ls, "verify": _verify, "show": _show, "diff": _diff, "rm": _rm}
+    actions: Mapping[str, Callable[[argparse.Namespace], Found]] = {**names, "export": _export}
     from jtrain.cli import stored
 
     done = stored.run_action(action, args)
@@ -61,15 +55,13 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def _ls(args: argparse.Namespace) -> tuple[Any, str, int]:
+def _ls(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import directory_entries, inspect
 
     directory, _ = _find(args.run)
     owner, notes = _owner(directory)
-    rows, aside = (
-        inspect.list_checkpoints(directory, owner),
-        directory_entries.list_set_aside(directory),
-    )
+    rows = inspect.list_checkpoints(directory, owner)
+    aside = directory_entries.list_set_aside(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
         best = row["best"]
@@ -95,14 +87,16 @@ def _ls(args: argparse.Namespace) -> tuple[Any, str, int]:
     return found, "\n".join([_columns(lines), *notes]), 0
 
 
-def _verify(args: argparse.Namespace) -> tuple[Any, str, int]:
+def _verify(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import inspect, layout
 
     directory, named = _find(args.run)
     asked = named if named is not None else parse_step(args.step, "ckpt") if args.step else None
     owner, notes = _owner(directory)
-    every = layout.list_named_steps(directory)
-    steps = every if asked is None else [inspect.resolve_step(directory, asked, owner)]
+    if asked is None:
+        steps = layout.list_named_steps(directory)
+    else:
+        steps = [inspect.resolve_step(directory, asked, owner)]
     found = [inspect.verify(directory, step, owner) for step in steps]
     lines = []
     for one in found:
@@ -116,12 +110,12 @@ def _verify(args: argparse.Namespace) -> tuple[Any, str, int]:
             f"remove them: jtrain ckpt rm {directory} --damaged"
         )
     if asked is None:
-        notes += [*_stray_notes(directory), *_missing_notes(directory, every)]
+        notes += _stray_notes(directory)
     report = {"directory": str(directory), "steps": found, "notes": notes}
     return report, "\n".join([*lines, *notes]), FAULT * (damaged or bool(notes))
 
 
-def _show(args: argparse.Namespace) -> tuple[Any, str, int]:
+def _show(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import inspect
 
     found = inspect.describe_checkpoint(*_one(args))
@@ -130,22 +124,16 @@ def _show(args: argparse.Namespace) -> tuple[Any, str, int]:
         (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
         for name, leaf in found["leaves"].items()
     ]
-    about = [
-        f"{name}: {json.dumps(_brief(value))}"
-        for name, value in found["about"].items()
-        if name != "tree"
-    ]
+    about = []
+    for name, value in found["about"].items():
+        if isinstance(value, dict) and "id" in value:  # the run's record: its config is beside it
+            value = {key: entry for key, entry in value.items() if key != "config"}
+        if name != "tree":
+            about.append(f"{name}: {json.dumps(value)}")
     return found, "\n".join([f"{found['path']}", *about, "", _columns(leaves)]), 0
 
 
-def _brief(value: Any) -> Any:
-    """Return the run's record without its config, which is shown beside it."""
-    if isinstance(value, dict) and {"id", "config"} <= value.keys():
-        return {name: entry for name, entry in value.items() if name != "config"}
-    return value
-
-
-def _diff(args: argparse.Namespace) -> tuple[Any, str, int]:
+def _diff(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import inspect
 
     one, other = (_one(args, run) for run in (args.run, args.other))
@@ -159,7 +147,7 @@ def _diff(args: argparse.Namespace) -> tuple[Any, str, int]:
     return {"checkpoints": paths, "leaves": rows}, text, 0
 
 
-def _rm(args: argparse.Namespace) -> tuple[Any, str, int]:
+def _rm(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import inspect
 
     directory, named = _find(args.run)
@@ -180,7 +168,7 @@ def _rm(args: argparse.Namespace) -> tuple[Any, str, int]:
     return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} freed", 0
 
 
-def _export(args: argparse.Namespace) -> tuple[Any, str, int]:
+def _export(args: argparse.Namespace) -> Found:
     from jtrain.cli.export import export_safetensors
 
     directory, step = _one(args)
@@ -225,22 +213,6 @@ def _stray_notes(directory: Path) -> list[str]:
     ]
 
 
-def _missing_notes(directory: Path, steps: Sequence[int]) -> list[str]:
-    """Return a line if run.json names a checkpoint that does not exist."""
-    from jtrain.checkpoint import directory_entries
-    from jtrain.train.run_dir import RunDir
-
-    run_dir = RunDir(directory.parent)
-    status = run_dir.facts() if directory == run_dir.checkpoints else {}
-    step = status.get("step", 0)
-    if not step or step in steps or status.get("status") not in {"running", "stopped", "done"}:
-        return []
-    known = {path.name.partition(".")[0] for path in directory_entries.list_set_aside(directory)}
-    if str(step) in known:
-        return []
-    return [f"{step} is missing: {run_dir.status} says that the run saved it"]
-
-
 def _fault_of(one: Mapping[str, Any]) -> str:
     return "OF ANOTHER RUN" if one["foreign"] else "DAMAGED"
 
@@ -282,17 +254,6 @@ def _size(count: int) -> str:
 
 def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _arguments() -> Arguments:
-    """Return a parser of the arguments of `jtrain ckpt`."""
-    return _CheckpointArguments("ckpt", "\n".join(DOES.values()))
-
-
-class _CheckpointArguments(Arguments):
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        action, *rest = argv
-        return arguments_of(action).parse(rest)
 
 
 def arguments_of(action: str) -> Arguments:

@@ -1,29 +1,43 @@
 """`jtrain data prepare FILES` and `jtrain data show CONFIG`: tokenize text, print rows."""
 
-import argparse
-import importlib
-from collections.abc import Sequence
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
-from jtrain.errors import UserError
+from jtrain.data.sources.content import HEAD
+from jtrain.data.sources.files import find_files
+from jtrain.data.text.documents import By, has_field
+from jtrain.data.text.prepare import PrepareProgress, prepare
+from jtrain.data.text.tokenizing import (
+    BytePairTokens,
+    ByteTokens,
+    CharacterTokens,
+    PretrainedTokenizer,
+    Tokenizing,
+)
+from jtrain.errors import ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.regular_files import open_regular
 
 DOES = {
     "prepare": "write text as token files, which a run reads without a tokenizer",
     "show": "print rows of a config's batches as text, pictures or numbers",
 }
+KINDS = ("bytes", "characters", "bpe")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the subcommand; return the exit code."""
     action, *rest = argv or ["--help"]
     if action == "prepare":
-        from jtrain.cli.data_prepare import prepare_files
-
         return prepare_files(rest)
     if action == "show":
-        from jtrain.cli.data_show import show
+        from jtrain.cli.data_show import show  # needs JAX
 
         return show(rest)
     if action in {"-h", "--help"}:
@@ -35,18 +49,124 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
-def _arguments() -> Arguments:
-    """Return a parser of the arguments of `jtrain data`."""
-    return _DataArguments("data", "\n".join(DOES.values()))
-
-
-class _DataArguments(Arguments):
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        action, *rest = argv
-        return arguments_of(action).parse(rest)
-
-
 def arguments_of(action: str) -> Arguments:
     """Return a parser of the arguments of a subcommand."""
-    module = importlib.import_module(f"jtrain.cli.data_{action}")
-    return getattr(module, f"{action}_arguments")()
+    from jtrain.cli.data_show import show_arguments
+
+    return prepare_arguments() if action == "prepare" else show_arguments()
+
+
+def prepare_files(argv: Sequence[str]) -> int:
+    """Write the token files; return the exit code."""
+    args = prepare_arguments().parse(argv)
+    if not args.files or not args.out:
+        missing = "files of text" if not args.files else "a folder to write to"
+        raise ConfigError(
+            f"jtrain data prepare: {missing} must be named; write "
+            f"jtrain data prepare {' '.join(args.files) or 'FILES'} --out {args.out or 'DIR'}"
+        )
+    tokenizing, by = _tokenizing(args.tokenizer, args.vocab), _by(args.by)
+    field = "text" if args.field is None else args.field
+    for path in find_files(args.files) if args.field else ():
+        with open_regular(path) as file:
+            has_field(path, file.read(HEAD), field, needed=True)
+    with _progress_bar() as tell:
+        header = prepare(
+            args.files, args.out, tokenizing=tokenizing, by=by, field=field, report=tell
+        )
+    if args.json:
+        names = ("tokens", "documents", "tokenizer", "kind", "vocab", "dtype")
+        print(json.dumps({"out": args.out, **{name: header[name] for name in names}}))
+    else:
+        print(
+            f"{args.out}: {header['tokens']:,} tokens of {header['documents']:,} documents, by "
+            f"{header['kind']} {header['tokenizer']} of {header['vocab']:,} tokens"
+        )
+    return 0
+
+
+def _tokenizing(word: str, vocab: str | None) -> Tokenizing:
+    if word == "bpe":
+        if vocab is not None and not (vocab.isdigit() and int(vocab)):
+            raise ConfigError(
+                f"jtrain data prepare: --vocab {vocab} is no number of tokens; write --vocab 4096"
+            )
+        return BytePairTokens() if vocab is None else BytePairTokens(vocab=int(vocab))
+    if vocab is not None:
+        raise ConfigError(
+            f"jtrain data prepare: --vocab {vocab} is for a learned tokenizer, and "
+            f"--tokenizer {word} is not learned; write --tokenizer bpe --vocab {vocab}"
+        )
+    if word in KINDS:
+        return ByteTokens() if word == "bytes" else CharacterTokens()
+    if not Path(word).is_file():
+        raise ConfigError(
+            f"jtrain data prepare: --tokenizer {word} is neither a file nor one of "
+            f"{', '.join(KINDS)}{did_you_mean(word, KINDS) or '; write --tokenizer bytes'}"
+        )
+    return PretrainedTokenizer(path=word)
+
+
+def _by(word: str) -> By:
+    if word == "file" or word == "line":
+        return word
+    raise ConfigError(
+        f"jtrain data prepare: --by {word}: is not a kind of document (file, line); write --by line"
+    )
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
+    """Show a progress bar with speed and time left, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    ]
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(progress: PrepareProgress) -> None:
+            task = tasks.get(progress.phase)
+            if task is None:
+                task = tasks[progress.phase] = bar.add_task(progress.phase, total=progress.total)
+            bar.update(task, completed=progress.read)
+
+        yield tell
+
+
+def prepare_arguments() -> Arguments:
+    """Return a parser of the arguments of `jtrain data prepare`."""
+    parser = Arguments(
+        "data prepare",
+        "Write text as token files, which runs map into memory. The same command resumes after a\n"
+        "kill.",
+        "plays/*.txt --tokenizer characters --out data/plays",
+        "web.jsonl --field text --tokenizer bpe --vocab 8192 --out data/web",
+        "more.txt --by line --tokenizer data/web/tokenizer.json --out data/more",
+    )
+    parser.add_argument("files", metavar="FILES", nargs="*", help="UTF-8 text, or JSON lines")
+    parser.add_argument("--out", metavar="DIR", help="the output folder")
+    words = "bytes (default), characters, bpe (learned from the files), tokenizer.json or GGUF file"
+    parser.add_argument("--tokenizer", default="bytes", help=words)
+    parser.add_argument("--vocab", help="vocabulary size of a learned bpe (4096)")
+    parser.add_argument("--by", default="file", help="a document is a file (default) or a line")
+    words = "the field of JSON lines that holds the text (text); '': learn JSON and CSV as they are"
+    parser.add_argument("--field", help=words)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

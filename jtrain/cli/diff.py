@@ -5,8 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import find_config
+from jtrain.cli.arguments import Arguments, find_config
 from jtrain.cli.output import print_text as print
 from jtrain.config.schema import format_value
 

@@ -8,14 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import (
-    find_config,
-    is_first_process,
-    parse_step,
-    print_error,
-    redirect_output,
-)
+from jtrain.cli.arguments import Arguments, find_config, parse_step
+from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.errors import UserError
@@ -106,23 +100,15 @@ def _arguments() -> Arguments:
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
     parser.add_argument("--step", default="newest", help="newest (default), best or a number")
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="follow a run: evaluate each new checkpoint until the run has ended, each once",
+    words = "follow a run: evaluate each new checkpoint until the run has ended, each once"
+    parser.add_argument("--watch", action="store_true", help=words)
+    words = "with --watch: every checkpoint (default), or only the latest at a time"
+    policies, default = ["every", "latest"], _WATCH["policy"]
+    parser.add_argument("--policy", choices=policies, default=default, help=words)
+    words = (
+        "with --watch: how long to wait for a run to begin or to write again, by default 600; "
+        "0: for ever"
     )
-    parser.add_argument(
-        "--policy",
-        choices=["every", "latest"],
-        default=_WATCH["policy"],
-        help="with --watch: every checkpoint (default), or only the latest at a time",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=float,
-        default=_WATCH["timeout"],
-        help="with --watch: how long to wait for a run to begin or to write again, by default 600; "
-        "0: for ever",
-    )
+    default = _WATCH["timeout"]
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=default, help=words)
     return parser

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
-from jtrain.cli.page_file import write_page
+from jtrain.cli.output import write_page
 from jtrain.errors import UserError
 from jtrain.inspect.plan.topology import prepare_environment
 

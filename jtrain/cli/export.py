@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import find_config, parse_step
+from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError, UserError
 from jtrain.io.object_store import check_local_path

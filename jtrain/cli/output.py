@@ -1,12 +1,18 @@
-"""Standard streams whose reader may disappear, and text that no terminal takes for a command."""
+"""Output of a verb: text for a terminal, pages, and streams whose reader may disappear."""
 
 import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
+from jtrain.errors import ConfigError
 from jtrain.io.formatting import escape_controls
+from jtrain.io.regular_files import atomic_write
+
+STDOUT, STDERR = 1, 2  # file descriptors
 
 
 def print_text(
@@ -17,6 +23,53 @@ def print_text(
     Modules of this package import it `as print`.
     """
     print(escape_controls(" ".join(map(str, words)) + end), end="", file=file, flush=flush)
+
+
+def print_error(line: str) -> None:
+    """Print a line to stderr."""
+    print_text(line, file=sys.stderr)
+
+
+def is_first_process() -> bool:
+    """Return whether this process prints the results: the first process does."""
+    import jax
+
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def redirect_output() -> Iterator[None]:
+    """Redirect stdout to stderr: gloo prints its connections to stdout from C++."""
+    sys.stdout.flush()
+    stdout = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, STDOUT)
+        os.close(stdout)
+
+
+def write_page(verb: str, option: str, path: Path, page: str) -> str:
+    """Write a page, and return a line with its path and size.
+
+    Args:
+        option: that named the file.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, page.encode("utf-8", "replace"))
+    except OSError as error:
+        folder = "~" if path.absolute().is_relative_to("/tmp") else "/tmp"
+        raise ConfigError(
+            f"jtrain {verb}: {path} cannot be written ({error.strerror}); name a file elsewhere: "
+            f"{option} {folder}/{verb}.html"
+        ) from None
+    return f"{path}  {path.stat().st_size:,} bytes; open it in a browser"
 
 
 def outlive_readers() -> None:

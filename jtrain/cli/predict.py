@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import (
-    find_config,
-    is_first_process,
-    parse_step,
-    print_error,
-    redirect_output,
-)
+from jtrain.cli.arguments import Arguments, find_config, parse_step
+from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.data.sources.read_rows import check_kind, encode_rows, read_rows

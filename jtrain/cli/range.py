@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import is_first_process
+from jtrain.cli.output import is_first_process, write_page
 from jtrain.cli.output import print_text as print
-from jtrain.cli.page_file import write_page
 from jtrain.config.resolve import resolve
 
 

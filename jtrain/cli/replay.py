@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import find_config, is_first_process, redirect_output
+from jtrain.cli.arguments import Arguments, find_config
+from jtrain.cli.output import is_first_process, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.errors import FAULT

@@ -8,7 +8,7 @@ from pathlib import Path
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
-from jtrain.cli.page_file import write_page
+from jtrain.cli.output import write_page
 from jtrain.errors import UserError
 from jtrain.inspect.report.facts import summarize_run
 from jtrain.inspect.report.find_runs import RunQuery, find_runs

@@ -59,13 +59,10 @@ def _check_not_copied(resolved: ResolvedConfig) -> None:
     """Raise if the config lies in a copied or moved run directory: it names another run."""
     path, name = resolved.path, resolved.config.name
     directory, named = path.parent.resolve(), Path("runs", name).resolve()
-    name_typed = resolved.origins["name"].layer == TYPED
-    if (
-        name_typed
-        or path.name != "config.yaml"
-        or directory == named
-        or not _holds_a_run(directory)
-    ):
+    # The run may have lost files.
+    files = (directory / file for file in ("run.json", "checkpoints", "steps.jsonl"))
+    is_copy = path.name == "config.yaml" and directory != named and any(map(os.path.lexists, files))
+    if not is_copy or resolved.origins["name"].layer == TYPED:
         return
     other = shlex.join(["jtrain", "run", str(path), f"name={name}-2"])
     raise ConfigError(
@@ -74,12 +71,6 @@ def _check_not_copied(resolved: ResolvedConfig) -> None:
         f"To resume that run: {_resume_command(directory)}\n"
         f"To start another run with its values: {other}"
     )
-
-
-def _holds_a_run(directory: Path) -> bool:
-    """Return whether a directory holds a run beside its config; the run may have lost files."""
-    names = ("run.json", "checkpoints", "steps.jsonl")
-    return any(os.path.lexists(directory / name) for name in names)
 
 
 def _resume_command(directory: Path) -> str:
@@ -97,15 +88,10 @@ def _resume_command(directory: Path) -> str:
 
 def _debug_mode(args: argparse.Namespace) -> Callable[[ResolvedConfig], int] | None:
     """Return the function that replaces training, if an option asks for one."""
-    modes = {
-        "--fast": _fast if args.fast else None,
-        "--overfit": functools.partial(_overfit, args.overfit)
-        if args.overfit is not None
-        else None,
-        "--eager": _eager if args.eager else None,
-        "--find-nan": _find_nan if args.find_nan else None,
-    }
-    chosen = [name for name, mode in modes.items() if mode]
+    overfit = functools.partial(_overfit, args.overfit)
+    modes = {"--fast": _fast, "--overfit": overfit, "--eager": _eager, "--find-nan": _find_nan}
+    typed = (args.fast, args.overfit is not None, args.eager, args.find_nan)
+    chosen = [name for name, is_typed in zip(modes, typed, strict=True) if is_typed]
     named = [*chosen, *(["--profile"] if args.profile and chosen else [])]
     if len(named) > 1:
         raise UserError(f"jtrain run: {' and '.join(named)} exclude each other; type one of them")

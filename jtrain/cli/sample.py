@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import (
-    find_config,
-    is_first_process,
-    parse_step,
-    print_error,
-    redirect_output,
-)
+from jtrain.cli.arguments import Arguments, find_config, parse_step
+from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.configclass import configclass
 from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, raise_invalid

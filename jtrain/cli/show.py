@@ -54,9 +54,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(_as_json(resolved, keys)))
     elif keys:
         tables = [format_table(_select(resolved, [key])) for key in keys]
-        print(
-            "\n\n".join("\n\n".join(filter(None, pair)) for pair in zip(tables, helps, strict=True))
-        )
+        parts = [part for pair in zip(tables, helps, strict=True) for part in pair if part]
+        print("\n\n".join(parts))
     else:
         print(format_table(_select(resolved, [])))
     return 0

@@ -3,11 +3,11 @@
 import argparse
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jtrain.cli.find_run import parse_step
+from jtrain.cli.arguments import parse_step
 from jtrain.config.top import RUNS
 from jtrain.errors import FAULT, CheckpointError, UserError
 from jtrain.io.object_store import ObjectStore, is_address
@@ -22,12 +22,7 @@ def run_action(action: str, args: argparse.Namespace) -> Found | None:
             f"jtrain ckpt fetch: {args.run} is not the address of an object store. Write what "
             f"checkpoint.store has, and the run's name: jtrain ckpt fetch s3://bucket/runs/NAME"
         )
-    actions: Mapping[str, Callable[[argparse.Namespace], Found]] = {
-        "ls": _ls,
-        "verify": _verify,
-        "rm": _rm,
-        "fetch": _fetch,
-    }
+    actions = {"ls": _ls, "verify": _verify, "rm": _rm, "fetch": _fetch}
     return actions[action](args) if is_address(args.run) and action in actions else None
 
 
@@ -88,10 +83,8 @@ def _verify(args: argparse.Namespace) -> Found:
         seconds = time.perf_counter() - start
         found.append({"step": step, "bytes": count, "seconds": seconds, "faults": faults})
         status = "DAMAGED" if faults else "valid"
-        lines += [
-            f"{step}  {status}  ({format_bytes(count)} in {seconds:.2f} s)",
-            *(f"  {f}" for f in faults),
-        ]
+        lines.append(f"{step}  {status}  ({format_bytes(count)} in {seconds:.2f} s)")
+        lines += [f"  {fault}" for fault in faults]
     damaged = any(one["faults"] for one in found)
     if damaged:
         lines.append(
@@ -106,10 +99,8 @@ def _rm(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint.disk_space import format_bytes
 
     objects, asked = _parse_address(args.run)
-    every, valid = (
-        object_store_layout.object_sizes(objects),
-        object_store_layout.list_copies(objects),
-    )
+    every = object_store_layout.object_sizes(objects)
+    valid = object_store_layout.list_copies(objects)
     if args.damaged:
         newest = valid[-1] if valid else -1  # a run may be copying a newer one
         wrong = [step for step in every if step < newest and step not in valid]
@@ -132,11 +123,8 @@ def _rm(args: argparse.Namespace) -> Found:
     for step in wrong:
         object_store_layout.remove(objects, step, every[step])
     names = ", ".join(map(str, wrong)) or "none"
-    return (
-        {"removed": wrong, "bytes": count},
-        f"removed: {names}; {format_bytes(count)} are free again",
-        0,
-    )
+    text = f"removed: {names}; {format_bytes(count)} are free again"
+    return {"removed": wrong, "bytes": count}, text, 0
 
 
 def _fetch(args: argparse.Namespace) -> Found:
@@ -145,22 +133,19 @@ def _fetch(args: argparse.Namespace) -> Found:
 
     objects, asked = _parse_address(args.run)
     path = Path(args.out or RUNS / objects.address.rpartition("/")[2])
-    if (path / "run.json").exists() or layout.list_named_steps(
-        path / object_store_layout.CHECKPOINTS
-    ):
+    checkpoints = path / object_store_layout.CHECKPOINTS
+    if (path / "run.json").exists() or layout.list_named_steps(checkpoints):
         raise CheckpointError(
             f"{objects.address} cannot be fetched to {path}: a run exists there. Name another "
             f"directory: --out {path}-2"
         )
     chosen = asked is not None or bool(args.step)
     step = _step(objects, asked, args.step or "newest")
-    layout.make_directory(path / object_store_layout.CHECKPOINTS)
-    lock = WriteLock(path / object_store_layout.CHECKPOINTS)
+    layout.make_directory(checkpoints)
+    lock = WriteLock(checkpoints)
     try:
         if chosen:
-            if faults := object_store_layout.fetch(
-                objects, step, path / object_store_layout.CHECKPOINTS
-            ):
+            if faults := object_store_layout.fetch(objects, step, checkpoints):
                 raise _damaged(objects, step, faults)
             object_store_layout.fetch_files(objects, path)
             notes: list[str] = []

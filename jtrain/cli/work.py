@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Sequence
 
-from jtrain.cli.arguments import Arguments
-from jtrain.cli.find_run import find_config, print_error
+from jtrain.cli.arguments import Arguments, find_config
+from jtrain.cli.output import print_error
 
 
 def main(argv: Sequence[str]) -> int:

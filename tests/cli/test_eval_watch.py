@@ -15,7 +15,7 @@ from quick_study import CODE, at_home, trained, write_study
 
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
-from jtrain.cli import find_run, main
+from jtrain.cli import main, output
 from jtrain.train import watch_run
 from jtrain.train.evaluation import NAME
 from jtrain.train.run_result import RunResult
@@ -196,7 +196,7 @@ def test_two_watches_do_not_evaluate_the_same_run(run: Path, capfd):
 
 def test_a_run_that_has_not_begun_is_waited_for(run: Path, capfd, monkeypatch):
     run.rename("later")
-    plain = find_run.print_error
+    plain = output.print_error
 
     def begin(line: str) -> None:
         plain(line)

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from chaos.launched import differences, home_of, start_run
-from jtrain.cli import launch_ray, main
+from jtrain.cli import launch, main
 from jtrain.distributed.ray_cluster import (
     connection_error,
     forwarded,
@@ -151,7 +151,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> type[FakeTrainer]:
     )
     module("ray.train.v2.jax", JaxTrainer=FakeTrainer)
     module("ray.train.v2.jax.config", JaxConfig=keeps)
-    monkeypatch.setattr(launch_ray, "check_installed", lambda *_: None)
+    monkeypatch.setattr(launch, "check_installed", lambda *_: None)
     monkeypatch.setattr(FakeTrainer, "failure", None)
     for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "")  # which the launch sets

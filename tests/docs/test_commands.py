@@ -79,7 +79,11 @@ def test_each_can_be_typed():
         if verb == "launch":
             verb, *words = words[words.index("run") :]
         assert verb in VERBS, command
-        typed = importlib.import_module(f"jtrain.cli.{verb}")._arguments().parse(words)
+        module = importlib.import_module(f"jtrain.cli.{verb}")
+        if hasattr(module, "arguments_of"):  # it has subcommands
+            typed = module.arguments_of(words[0]).parse(words[1:])
+        else:
+            typed = module._arguments().parse(words)
         if "config" in typed and typed.config.startswith("configs/"):
             resolve(typed.config, typed.settings)
 
