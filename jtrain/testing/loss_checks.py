@@ -18,7 +18,7 @@ from jtrain.testing.float64 import unless_opaque
 from jtrain.testing.flow import NUMBERS_OF_A_ROW
 from jtrain.testing.purity import compare_eager, explain_impurity
 from jtrain.testing.report import Comparison, is_far, judge
-from jtrain.testing.rounding import ROUNDED, explain_rounding
+from jtrain.testing.rounding import ROUNDED, explain_few_bits, explain_nonfinite, explain_rounding
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts, add_sums
 from jtrain.testing.splits import (
     SumSplit,
@@ -29,7 +29,6 @@ from jtrain.testing.splits import (
     take_rows,
 )
 from jtrain.testing.trials import FROZEN, Trials, perturb_params, scale_rows
-from jtrain.testing.why_numbers import explain_few_bits, explain_nonfinite
 from jtrain.testing.why_rows import adds_up, explain_dropped, explain_split
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (

@@ -1,4 +1,4 @@
-"""Rounding errors of a loss in bfloat16, and the errors that its roundings explain."""
+"""Rounding, overflow and nonfinite values of a loss, with the operation and its line."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -9,18 +9,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.loss import normalize_loss
+from jtrain.core.loss import named_means, normalize_loss
 from jtrain.core.loss_checks import check_product_precision
 from jtrain.core.precision.cast import compute_in
-from jtrain.core.types import Key, Leaf
+from jtrain.core.types import Batch, Key, Leaf
 from jtrain.errors import CodeError, LossError
+from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
+from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
+from jtrain.inspect.debug.source import find_source
 from jtrain.testing.case import LossCase
 from jtrain.testing.causes import Cause, cause
 from jtrain.testing.compare import NOTHING, Distances, distance
-from jtrain.testing.float64 import ReplayRules, to_float64, unless_opaque, widen
+from jtrain.testing.float64 import (
+    COUNTING,
+    ReplayRules,
+    replay_equation,
+    to_float64,
+    unless_opaque,
+    widen,
+)
+from jtrain.testing.flow import RowCoupling
 from jtrain.testing.report import Comparison
-from jtrain.testing.row_sums import make_sums
-from jtrain.testing.splits import take_rows
+from jtrain.testing.row_sums import CompiledRowSums, make_sums, make_sums_of_terms
+from jtrain.testing.splits import SumSplit, take_rows
+from jtrain.testing.trials import Trials
 
 UNIT = 2.0**-8  # bfloat16 has 8 significant bits: the largest relative rounding error
 # Half of the last significant bit: of 8 in bfloat16, 11 in float16, 24 in float32.
@@ -29,6 +41,7 @@ DRAWS = 8
 CANCELLED = 1e-4  # relative error of a loss in float32, a thousand times that of a plain mean
 ROUNDED = 1e-5  # the effect of a split in float32 is nearly always smaller
 TIMES = 6  # deviations, estimated from 8 draws, that 1 in 3,000 normal numbers exceeds: Student's t
+HALF = {"float16": "65,504, to 3 digits", "bfloat16": "3e38, to 2 digits"}
 
 
 class RoundingSpread(NamedTuple):
@@ -214,3 +227,89 @@ def _add_rounding(x: Leaf, seed: Leaf, unit: Leaf) -> Leaf:
     z = z ^ (z >> jnp.uint64(31))
     uniform = (z >> jnp.uint64(11)).astype(jnp.float64) * 2.0**-52 - 1
     return x * (1 + unit * uniform)
+
+
+def explain_nonfinite(rows: CompiledRowSums, batch: Batch) -> Cause | None:
+    """Return which operation makes an infinity or a NaN from finite inputs, in float32.
+
+    The result is None if the loss and its gradient are finite when operations run one by one.
+    """
+    case, names, terms = rows.case, [], rows.case.terms()
+
+    def numbers(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
+        weights = [mean.weight for mean in terms(params, extra, batch, rng).terms.means]
+        returned, gradient = make_sums_of_terms(terms)(weights, params, extra, batch, rng)
+        found = [(n, x) for n, m in named_means(returned).items() for x in (m.total, m.weight)]
+        found += [("the gradient", x) for x in jax.tree.leaves(gradient)]
+        names.extend(name for name, _ in found)
+        return [x for _, x in found]
+
+    args = jax.tree.map(jnp.asarray, (rows.params, case.extra, dict(batch)))
+    program = jax.make_jaxpr(numbers)(*args, rows.key)
+    trace = NonfiniteTrace(program, [*jax.tree.leaves(args), rows.key])
+    for name, output in zip(names, trace.outputs, strict=True):
+        if not trace.broken(output):
+            continue
+        origins = [origin for origin in trace.origins(output) if isinstance(origin, NonfiniteOp)]
+        if not origins:
+            return cause("not finite (inputs)", name=name)
+        origin = origins[0]
+        operation = f"{origin.what}{_at(origin.equation, origin.calls)}"
+        if origin.dtype in HALF:
+            limit = HALF[origin.dtype]
+            return cause(
+                "overflow", name=name, operation=operation, dtype=origin.dtype, limit=limit
+            )
+        return cause("not finite", name=name, operation=operation)
+    return None
+
+
+def _at(equation: Any, calls: Any) -> str:
+    lines = find_source(equation, calls)
+    return f" at {lines[-1]}" if lines else ""
+
+
+def explain_overflow(split: SumSplit, trials: Trials) -> Cause:
+    """Return which integer operation overflows, once wider integers are known to add up."""
+    case, rows = trials.case, trials.rows
+    terms = case.terms()
+
+    def totals(params: Any, extra: Any, batch: Any, rng: Any) -> list[Any]:
+        found = named_means(terms(params, extra, batch, rng)).values()
+        return [x for mean in found for x in (mean.total, mean.weight)]
+
+    args = jax.tree.map(jnp.asarray, (rows.params, case.extra, dict(split.whole)))
+    program = jax.make_jaxpr(totals)(*args, rows.key)
+    where = "integers overflow"
+    for executed in execute(program, [*jax.tree.leaves(args), rows.key]):
+        if isinstance(executed, ExecutedOp) and (overflow := _describe_overflow(executed)):
+            where = f"{overflow}{_at(executed.equation, executed.calls)}"
+            break
+    return cause("overflow (integers)", where=where)
+
+
+def _describe_overflow(executed: ExecutedOp) -> str:
+    """Return a description of the overflow in an operation; empty if there is none."""
+    output = executed.outputs[0].array
+    if output.dtype not in COUNTING:
+        return ""
+    with jax.enable_x64(True):
+        rules = ReplayRules(floats=False, integers=True)
+        wide = np.asarray(
+            replay_equation(executed.equation, [v.array for v in executed.inputs], rules)[0]
+        )
+    if np.array_equal(wide, np.asarray(output)):
+        return ""
+    worst = np.ravel(wide)[np.argmax(np.abs(np.ravel(wide)))]
+    return (
+        f"{executed.equation.primitive.name} gives {worst} in {output.dtype}, which cannot hold it"
+    )
+
+
+def explain_few_bits(kind: str, name: str, where: RowCoupling) -> Cause:
+    """Return the cause for a sum over rows in a type that is too narrow for many rows."""
+    operation = f"{where.operation}{f' at {where.line}' if where.line else ''}"
+    if kind == "whole":
+        return cause("overflow (whole)", name=name, dtype=where.dtype, operation=operation)
+    limit = HALF.get(where.dtype, "few")
+    return cause("narrow sum", name=name, dtype=where.dtype, operation=operation, limit=limit)

@@ -11,6 +11,7 @@ from jtrain.core.types import Batch
 from jtrain.testing.causes import UNSPLIT, Cause, cause
 from jtrain.testing.compare import compare_results, distance, flatten
 from jtrain.testing.flow import MeanFlow, RowCoupling
+from jtrain.testing.rounding import explain_overflow
 from jtrain.testing.row_sums import RowSums, add_parts
 from jtrain.testing.splits import (
     SumSplit,
@@ -21,7 +22,6 @@ from jtrain.testing.splits import (
     take_rows,
 )
 from jtrain.testing.trials import DRAWS_OF_PARAMS, GRADIENT, TURNS, Trials, with_contents
-from jtrain.testing.why_numbers import explain_overflow
 
 FIT = 1e-6  # relative tolerance of an explanation: far above rounding
 LEAST = 3  # draws of the parameters at which two halves must differ, or be nonzero

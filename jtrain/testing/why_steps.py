@@ -95,6 +95,7 @@ def _explain_loss(failed: FailedSplit) -> Cause | None:
         return None
     if found := failed.explain_time():
         return found
+    ratio = actual / expected if expected else math.nan
     if failed.count > 1:
         rows = CompiledRowSums(failed.case)
         part_sums, whole = [rows(part) for part in failed.parts], rows(failed.batch)
@@ -106,10 +107,10 @@ def _explain_loss(failed: FailedSplit) -> Cause | None:
                 return failed.cause(row, what=what, **facts)
         size = len(failed.batch["mask"])
         if _is_near(actual, sum(sum(sums.contributions) for sums in part_sums) / size):
-            return _padded_size(failed, actual / expected, "loss")
+            return _padded_size(failed, ratio, "loss")
         if found := _explain_terms(part_sums, whole, failed):
             return found
-    return _explain_ratio(actual / expected if expected else math.nan, "loss", failed)
+    return _explain_ratio(ratio, "loss", failed)
 
 
 def _share(sums: RowSums, whole: RowSums) -> float:
