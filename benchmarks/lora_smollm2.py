@@ -25,9 +25,9 @@ from pairs import machine, ratio
 
 from jtrain.config.resolve import resolve
 from jtrain.data.known_sets import read_plays
-from jtrain.inspect.plan.format import format_bytes
 from jtrain.inspect.plan.plan import Plan, make_plan
 from jtrain.inspect.plan.topology import find_topology, prepare_environment
+from jtrain.io.formatting import format_bytes
 from jtrain.train.experiment import RunConfig
 from jtrain.train.setup import set_up
 

@@ -85,7 +85,7 @@ def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "L
     """
     import jax
 
-    from jtrain.inspect.debug.single_device_step import set_up_single_device
+    from jtrain.inspect.debug.single_device import set_up_single_device
     from jtrain.testing import build_case, place_loss
     from jtrain.train.experiment import build_experiment
 

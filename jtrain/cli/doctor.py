@@ -9,8 +9,8 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
 from jtrain.errors import DONE, MISTAKE, UserError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.inspect.doctor.checks import count_status, format_findings
 from jtrain.inspect.doctor.examine import CHECKS, Examination, examine
-from jtrain.inspect.doctor.finding import count_status, format_findings
 
 
 def main(argv: Sequence[str]) -> int:

@@ -58,11 +58,11 @@ def _explain(
 
     texts_only = args.jaxpr or args.sharding
     compiles = args.hlo or not (args.no_compile or texts_only or args.module)
-    found, texts = explain(setup, compiles=compiles, start=start, topology=topology)
+    found, jaxpr, hlo = explain(setup, compiles=compiles, start=start, topology=topology)
     if args.jaxpr:
-        print(texts.jaxpr)
+        print(jaxpr)
     elif args.hlo:
-        print(texts.hlo)
+        print(hlo)
     elif args.sharding and not args.json:
         print(format_shardings(found))
     else:

@@ -155,7 +155,7 @@ def _job(
     # The config is read as on the cluster, so that its errors come before anything is started.
     from jtrain.cli import run
     from jtrain.config.resolve import resolve
-    from jtrain.inspect.plan.absent_devices import check_fills
+    from jtrain.inspect.plan.topology import check_fills
 
     typed = run._arguments().parse(command[1:])
     config = resolve(typed.config, typed.settings).config

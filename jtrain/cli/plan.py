@@ -1,12 +1,10 @@
 """`jtrain plan CONFIG --topology v5e:4x4`: the cost of a step on devices that are not here."""
 
-import contextlib
 import dataclasses
 import json
 import math
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,6 @@ from jtrain.errors import DONE, STOPPED, UserError
 from jtrain.inspect.plan.topology import Topology, find_topology, prepare_environment
 
 if TYPE_CHECKING:
-    from jtrain.inspect.plan.search import Report
     from jtrain.train.experiment import RunConfig
 
 NO_FIT = 1  # exit code: the step is larger than the memory of a device
@@ -59,8 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _plan(path: str, config: "RunConfig", topology: Topology, args: Any, dump: Path | None) -> int:
     from jtrain.inspect.plan.advice import advise, check_advice, format_advice
-    from jtrain.inspect.plan.format import format_plan
-    from jtrain.inspect.plan.plan import make_plan
+    from jtrain.inspect.plan.plan import format_plan, make_plan
 
     found = make_plan(config, topology, dump)
     advice = []
@@ -83,8 +79,7 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
     from jtrain.config.dump import dump, to_plain
     from jtrain.inspect.plan.search import format_search, search
 
-    with _progress(args.compiles) as report:
-        result = search(config, topology, compiles=args.compiles, report=report)
+    result = search(config, topology, compiles=args.compiles, report=_report)
     best = result.best
     if args.json:
         print(json.dumps({"config": path, "topology": topology.name, **result.plain()}))
@@ -106,7 +101,7 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
 
 def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any) -> int:
     from jtrain.config.dump import dump, to_plain
-    from jtrain.inspect.plan.largest_batch import find_largest_batch, format_largest_batch
+    from jtrain.inspect.plan.advice import find_largest_batch, format_largest_batch
 
     found = find_largest_batch(config, topology, compiles=args.compiles, report=_report)
     if args.json:
@@ -116,29 +111,6 @@ def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any
     if args.write and found.batch:
         Path(args.write).write_text(dump(to_plain(dataclasses.replace(config, batch=found.batch))))
     return DONE if found.batch else NO_FIT
-
-
-@contextlib.contextmanager
-def _progress(of: int) -> Iterator["Report"]:
-    """Yield what prints the progress of a search: lines, and on a terminal a bar below them."""
-    from jtrain.io.formatting import format_duration
-    from jtrain.train.hooks.progress import live_line_for
-
-    kind, began = live_line_for(sys.stderr), time.monotonic()
-    live = kind(sys.stderr) if kind else None
-
-    def report(line: str, done: int = 0) -> None:
-        if live is None:
-            return _report(line)
-        seconds = (time.monotonic() - began) / max(done, 1) * (of - done)
-        live.print(line)
-        live.draw(done, of, f"{done} of {of} programs  {format_duration(seconds)} left", {})
-
-    try:
-        yield report
-    finally:
-        if live is not None:
-            live.close()
 
 
 def _report(line: str) -> None:

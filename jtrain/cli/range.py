@@ -17,8 +17,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _arguments()
     args = parser.parse(argv)
     path, words = parser.config_and_words(args.words)
-    from jtrain.inspect.rates.range_test import STEPS, Rates, run_range_test
-    from jtrain.inspect.rates.report import format_result, render_page
+    from jtrain.inspect.range_test import STEPS, Rates, format_result, render_page, run_range_test
     from jtrain.train.hooks.curve import only_ascii
 
     rates = Rates.parse(args.rates) if args.rates else Rates()

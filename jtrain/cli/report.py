@@ -10,10 +10,9 @@ from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
 from jtrain.cli.output import write_page
 from jtrain.errors import UserError
-from jtrain.inspect.report.facts import summarize_run
-from jtrain.inspect.report.find_runs import RunQuery, find_runs
 from jtrain.inspect.report.page import render_page
-from jtrain.inspect.report.read_run import read_run
+from jtrain.inspect.report.read_run import RunQuery, find_runs, read_run
+from jtrain.inspect.report.series import summarize_run
 from jtrain.io.object_store import check_local_path
 from jtrain.sweep.members import read_record
 from jtrain.sweep.results import format_table, score_member

@@ -99,15 +99,15 @@ def _debug_mode(args: argparse.Namespace) -> Callable[[ResolvedConfig], int] | N
 
 
 def _fast(resolved: ResolvedConfig) -> int:
-    from jtrain.inspect.debug.dry_run import dry_run
+    from jtrain.inspect.debug.rehearsals import dry_run
 
-    done = dry_run(resolved.config, log=_print_line)
-    print(f"everything works, {sum(stage.seconds for stage in done):.1f} s; no files were left")
+    dry_run(resolved.config, log=_print_line)
+    print("everything works; no files were left")
     return DONE
 
 
 def _overfit(batches: int, resolved: ResolvedConfig) -> int:
-    from jtrain.inspect.debug.overfit import overfit
+    from jtrain.inspect.debug.rehearsals import overfit
 
     found = overfit(resolved.config, batches, log=_print_line)
     print(found.describe())
@@ -115,7 +115,7 @@ def _overfit(batches: int, resolved: ResolvedConfig) -> int:
 
 
 def _eager(resolved: ResolvedConfig) -> int:
-    from jtrain.inspect.debug.eager import run_eager
+    from jtrain.inspect.debug.single_device import run_eager
 
     run_eager(resolved.config, log=_print_line)
     return DONE

@@ -10,7 +10,7 @@ from jtrain.cli.output import print_text as print
 from jtrain.config.top import RUNS
 from jtrain.distributed.cluster import detect
 from jtrain.errors import UserError
-from jtrain.inspect.profile.report import FOLDER, format_profile, summarize_trace
+from jtrain.inspect.profile import FOLDER, format_profile, summarize_trace
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.profile_window import ProfileWindow, StepWindow
 from jtrain.train.run_result import RunResult

@@ -140,7 +140,7 @@ def _speed(run: Path, as_json: bool) -> str:
 
 def _profile(run: Path, as_json: bool) -> str:
     """Describe the newest profile of a run."""
-    from jtrain.inspect.profile.report import format_profile, load_profile
+    from jtrain.inspect.profile import format_profile, load_profile
 
     found = load_profile(run)
     return json.dumps(found.plain()) if as_json else format_profile(found)

@@ -16,11 +16,10 @@ from jtrain.cli import main
 from jtrain.errors import ConfigError
 from jtrain.inspect.explain.explain import Explanation, explain
 from jtrain.inspect.explain.modules import select_modules
-from jtrain.inspect.explain.operations import list_operations
+from jtrain.inspect.explain.operations import list_operations, parse_scope
 from jtrain.inspect.explain.page import render_page
 from jtrain.inspect.explain.recompile import advise, compare_with_run
 from jtrain.inspect.explain.residuals import list_residuals
-from jtrain.inspect.explain.scopes import parse_scope
 from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.train.compile_step import (
     compare_signatures,
@@ -149,14 +148,14 @@ def test_the_page_is_complete_by_itself(plain):
 @pytest.mark.thorough
 def test_collectives_and_fusions_are_those_of_the_program():
     setup = set_up(config_of(CONFIG, [*SMALL, "parallel={kind: fsdp, devices: 4, min_size: 0}"]))
-    found, texts = explain(setup)
+    found, _, hlo = explain(setup)
     compiled = found.compiled
     assert compiled is not None
     assert not compiled.unread
-    sent = sum(c.sent for c in read_collectives(texts.hlo, setup.strategy.axes).collectives)
+    sent = sum(c.sent for c in read_collectives(hlo, setup.strategy.axes).collectives)
     assert sum(c.sent for c in compiled.collectives) == sent > 0
     assert any(c.module.startswith("blocks/*") for c in compiled.collectives)
-    assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", texts.hlo))
+    assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", hlo))
     assert any(f.module.startswith("optimizer") for f in compiled.fusions)
     assert found.activations
     assert any("fsdp" in axes for each in found.activations for axes in each.split)

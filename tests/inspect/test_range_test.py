@@ -11,8 +11,14 @@ import pytest
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
-from jtrain.inspect.rates.range_test import LEAST, Rates, analyze, run_range_test
-from jtrain.inspect.rates.report import format_result, render_page
+from jtrain.inspect.range_test import (
+    LEAST,
+    Rates,
+    analyze,
+    format_result,
+    render_page,
+    run_range_test,
+)
 from jtrain.train.hooks.log import read_metrics
 
 # Least squares by plain gradient descent: with curvature 1 the best rate is 1, and above 2 the

@@ -1,4 +1,4 @@
-"""Replay of a step of a run: from the checkpoint before it, with its batches and program."""
+"""Replay of a step of a run from the checkpoint before it, and the first difference of two runs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,11 @@ from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
-from jtrain.inspect.debug.first_difference import FACTS
-from jtrain.inspect.debug.step_report import StepReport, dissect
+from jtrain.inspect.debug.single_device import StepReport, dissect
+from jtrain.inspect.report.read_run import read_run
+from jtrain.train.supersteps import split_steps
 from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.log import read_metrics
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
 from jtrain.train.longer_run import (
     LengthChange,
@@ -32,7 +34,6 @@ from jtrain.train.restore_run import set_up_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.setup import TrainSetup, set_up
-from jtrain.train.supersteps import split_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,23 +116,23 @@ def replay(
         if number in others or not run_dir.first:  # it reads other rows than the recorded ones
             known[number] = was._replace(batch=0)
     log(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
-    replayed = _replay_steps(setup, state, start, step)
+    records, before, after = _replay_steps(setup, state, start, step)
     own = np.ravel(setup.read_call(setup.schedule.first(step))["row"])
     deep = deep and jax.process_count() == 1
-    other = _first_mismatch(replayed.records, known)
+    other = _first_mismatch(records, known)
     return ReplayResult(
         step=step,
         start=start,
-        replayed=replayed.records[step],
+        replayed=records[step],
         recorded=known.get(step),
         rows=(int(own.min()), int(own.max())),
-        key=tuple(np.ravel(jax.random.key_data(replayed.before.step_key())).tolist()),
-        compared=sum(number in known for number in replayed.records),
-        readers=next(((others[n], count) for n in replayed.records if n in others), None),
+        key=tuple(np.ravel(jax.random.key_data(before.step_key())).tolist()),
+        compared=sum(number in known for number in records),
+        readers=next(((others[n], count) for n in records if n in others), None),
         unlike=_environment_changes(setup, run_dir, others, other.step if other else step),
         other=other,
-        checkpoint=_differing_leaves(run_dir, step, replayed.after),
-        dissected=dissect(config, replayed.before, step, log) if deep else None,
+        checkpoint=_differing_leaves(run_dir, step, after),
+        dissected=dissect(config, before, step, log) if deep else None,
     )
 
 
@@ -147,14 +148,11 @@ def _environment_changes(
     count = jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
     facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
-    changed += [_change(d) for d in diff_configs(*facts) if d.before not in (None, ABSENT)]
-    stored = run_dir.stored(type(config))
-    layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config) if each]
-    return changed + [_change(d) for d in diff_configs(layouts[0], layouts[-1])]
-
-
-def _change(found: Difference) -> str:
-    return f"{found.key}: {_short(found.before)} then, {_short(found.after)} now"
+    found = [each for each in diff_configs(*facts) if each.before not in (None, ABSENT)]
+    if stored := run_dir.stored(type(config)):
+        layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config)]
+        found += diff_configs(*layouts)
+    return changed + [f"{d.key}: {_short(d.before)} then, {_short(d.after)} now" for d in found]
 
 
 def _short(value: Any) -> str:
@@ -165,13 +163,6 @@ def _short(value: Any) -> str:
     if isinstance(value, str):
         return value
     return format_value(value) if value is not ABSENT else "nothing"
-
-
-@dataclasses.dataclass(frozen=True)
-class _ReplayedSteps:
-    records: Mapping[int, StepRecord]
-    before: TrainState  # state before the call with the step
-    after: TrainState
 
 
 def _length_changes(setup: TrainSetup, run_dir: RunDir) -> list[LengthChange]:
@@ -234,8 +225,13 @@ def _before(
     return 0, setup.fresh()
 
 
-def _replay_steps(setup: TrainSetup, state: TrainState, start: int, step: int) -> _ReplayedSteps:
-    """Run the steps from `start` to the end of the call with the step, by the run's program."""
+def _replay_steps(
+    setup: TrainSetup, state: TrainState, start: int, step: int
+) -> tuple[dict[int, StepRecord], TrainState, TrainState]:
+    """Run the steps from `start` to the end of the call with the step, by the run's program.
+
+    Return their records, the state before the call with the step, and the state after it.
+    """
     program, records, before = setup.compile_step(), {}, state
     while start < step:
         batch, end = setup.read_call(start), setup.schedule.after(start)
@@ -247,7 +243,7 @@ def _replay_steps(setup: TrainSetup, state: TrainState, start: int, step: int) -
         for i, own in enumerate(split_steps(batch, setup.stacked)):
             records[start + i + 1] = StepRecord(losses[i], norms[i], digest_batch(own))
         start = end
-    return _ReplayedSteps(records, before, state)
+    return records, before, state
 
 
 def _first_mismatch(
@@ -269,3 +265,114 @@ def _differing_leaves(run_dir: RunDir, step: int, state: TrainState) -> list[str
     saved = inspect.describe_checkpoint(run_dir.checkpoints, step)["leaves"]
     here = fingerprint.read(fingerprint.start(leaf_table.flatten(state)))
     return [name for name, own in here.items() if saved[name]["fingerprint"] != own]
+
+
+FACTS = ("jtrain", "python", "packages", "devices", "machine", "git")  # keys of run.json
+
+
+@dataclasses.dataclass(frozen=True)
+class DifferingNumber:
+    """A number that differs between two runs."""
+
+    step: int
+    name: str
+    one: Any
+    other: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDifference:
+    """The differences of two runs; all fields are empty if there are none."""
+
+    values: Sequence[Difference]
+    """Differences of their configs, without the name."""
+    facts: Sequence[Difference]
+    """Differences of their environments."""
+    compared: int
+    """Number of steps with numbers in both runs."""
+    batch: int | None
+    """First step whose batch differs; None if there is none, or no record."""
+    readers: tuple[int, int] | None
+    """Number of processes that read the batches in each run, if some batches are not compared."""
+    number: DifferingNumber | None
+    """First differing number, of a step or of an evaluation."""
+    checkpoints: Sequence[int]
+    """Steps with a valid checkpoint in both runs."""
+    same: int | None
+    """Last checkpoint before `checkpoint` that is equal in each leaf."""
+    checkpoint: int | None
+    """First checkpoint that differs."""
+    leaves: Sequence[Mapping[str, Any]]
+    """Differing leaves of that checkpoint: `leaf`, the two values `is`, their `distance`."""
+
+    @property
+    def nothing(self) -> bool:
+        """True if no difference in batches, numbers and checkpoints is known."""
+        return self.batch is None and self.number is None and self.checkpoint is None
+
+
+def compare_runs(one: Path, other: Path) -> RunDifference:
+    """Return the first differences of the runs in two directories.
+
+    Raises:
+        CheckpointError: if a common checkpoint cannot be read.
+    """
+    run_dirs, stories = (RunDir(one), RunDir(other)), (read_run(one), read_run(other))
+    facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
+    records = [read_step_records(each.steps) for each in run_dirs]
+    batch, readers = _first_other_batch(records, [story.facts for story in stories])
+    saved = [set(layout.list_steps(each.checkpoints, each.owner())) for each in run_dirs]
+    common, same, first, leaves = sorted(saved[0] & saved[1]), None, None, []
+    for step in common:
+        folders = [(each.checkpoints, step) for each in run_dirs]
+        if leaves := inspect.diff_checkpoints(*folders):
+            first = step
+            break
+        same = step
+    tables = [_numbers(*pair) for pair in zip(run_dirs, records, strict=True)]
+    values = diff_configs(*(story.config for story in stories))
+    return RunDifference(
+        values=[change for change in values if change.key != "name"],
+        facts=diff_configs(*facts),
+        compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
+        batch=batch,
+        readers=readers,
+        number=_first_other_number(*tables),
+        checkpoints=common,
+        same=same,
+        checkpoint=first,
+        leaves=leaves,
+    )
+
+
+def _first_other_batch(
+    records: Sequence[Mapping[int, StepRecord]], facts: Sequence[Mapping[str, Any]]
+) -> tuple[int | None, tuple[int, int] | None]:
+    """Return the first step with another batch, and the process counts of the first step that is
+    not comparable because another number of processes read its batch."""
+    common = sorted(records[0].keys() & records[1].keys())
+    one, other = (count_readers(each, common) for each in facts)
+    pairs = {step: (one.get(step, 0), other.get(step, 0)) for step in common}
+    incomparable = {step: pair for step, pair in pairs.items() if all(pair) and pair[0] != pair[1]}
+    batches = {step: {record[step].batch for record in records} - {0} for step in common}
+    parts = (step for step in common if step not in incomparable and len(batches[step]) > 1)
+    return next(parts, None), next(iter(incomparable.values()), None)
+
+
+def _numbers(run_dir: RunDir, record: Mapping[int, StepRecord]) -> dict[tuple[int, str], Any]:
+    """Return the recorded numbers of steps, and all metrics, by step and name."""
+    found: dict[tuple[int, str], Any] = {}
+    for step, numbers in record.items():
+        found[step, "loss"], found[step, "grad_norm"] = numbers.loss, numbers.grad_norm
+    for row in read_metrics(run_dir.metrics):
+        found |= {(row["step"], name): value for name, value in row.items() if name != "step"}
+    return found
+
+
+def _first_other_number(one: Mapping[tuple[int, str], Any], other: Mapping[tuple[int, str], Any]):
+    # In the order of the first run's rows, so that the loss comes before derived numbers.
+    for step, name in sorted(one.keys() & other.keys(), key=lambda item: item[0]):
+        pair = one[step, name], other[step, name]
+        if repr(pair[0]) != repr(pair[1]):  # NaN equals NaN
+            return DifferingNumber(step, name, *pair)
+    return None

@@ -15,10 +15,8 @@ from jtrain.distributed.accelerators import (
     nvidia_driver,
     unused_accelerators,
 )
-from jtrain.distributed.compiler_flags import has_devices
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
-from jtrain.inspect.doctor.child import ChildResult, Reporter
-from jtrain.inspect.doctor.finding import Finding, error, ok, warning
+from jtrain.inspect.doctor.checks import ChildResult, Finding, Reporter, error, ok, warning
 from jtrain.inspect.doctor.packages import PLUGIN, PackageFacts
 
 CUDA_12_DRIVER = 525  # https://docs.jax.dev/en/latest/installation.html
@@ -117,19 +115,9 @@ def check_devices(
         yield _start_failed(facts, environ, result)
     else:
         yield from _check_started(facts, found, bool(static))
-        yield from _small_pool(found.get("pool", []))
-
-
-def check_thread_pool() -> Iterator[Finding]:
-    """Return a finding if this process, a user's, started JAX with too few threads."""
-    if "jax" in sys.modules and has_devices():
-        yield from _small_pool(describe_small_pool(count_cpu_devices(sys.modules["jax"].devices())))
-
-
-def _small_pool(lines: list[str]) -> Iterator[Finding]:
-    for line in lines:
-        found, _, remedy = line.partition(". ")
-        yield warning("devices", "device-threads", found, remedy)
+        for line in found.get("pool", []):
+            words, _, remedy = line.partition(". ")
+            yield warning("devices", "device-threads", words, remedy)
 
 
 def _check_started(

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jtrain.inspect.doctor.finding import Finding, error, ok, warning
+from jtrain.inspect.doctor.checks import Finding, error, ok, warning
 
 if TYPE_CHECKING:
     from packaging.specifiers import Specifier

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jtrain.inspect.explain.scopes import grouped_path, parse_operation_name
-from jtrain.inspect.plan.collectives import NOT_UNDERSTOOD, read_collectives
-from jtrain.inspect.plan.hlo import ExecutedInstruction, HloProgram, array_sizes
+from jtrain.inspect.explain.operations import grouped_path, parse_operation_name
+from jtrain.inspect.plan.collectives import NOT_UNDERSTOOD, collectives_of, reason
+from jtrain.inspect.plan.compile import CompiledStep
+from jtrain.inspect.plan.hlo import HloProgram, Instruction, array_sizes
 
 # Instructions that compute nothing: they name, pass on or view other values.
 _NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call"}
@@ -22,11 +23,11 @@ class Fusion(NamedTuple):
     """As XLA names it: kLoop, kInput, kOutput, kCustom."""
     operations: str
     """The most frequent operations inside."""
-    fusions: int
+    fusions: int = 0
     """Fusions in the program."""
-    times: int
+    times: int = 0
     """Runs in a step."""
-    written: int
+    written: int = 0
     """Bytes that they write in a step."""
 
 
@@ -36,8 +37,8 @@ class CollectiveSum(NamedTuple):
     module: str
     kind: str
     axes: str
-    times: int
-    sent: int
+    times: int = 0
+    sent: int = 0
     """Bytes that each device sends in a step."""
 
 
@@ -45,18 +46,18 @@ class CollectiveSum(NamedTuple):
 class CompiledProgram:
     """What the compiler made of a step."""
 
-    instructions: int
-    """Instructions that run, outside of fusions; a loop's body counts once."""
-    fused: int
-    """Operations inside fusions."""
-    fusions: tuple[Fusion, ...]
-    """The ones that write most first."""
-    collectives: tuple[CollectiveSum, ...]
+    platform: str
     memory: Mapping[str, int]
     """Bytes on a device: arguments, temporaries, output, aliased."""
     seconds: float
     """Seconds of lowering and compiling."""
-    platform: str
+    instructions: int = 0
+    """Instructions that run, outside of fusions; a loop's body counts once."""
+    fused: int = 0
+    """Operations inside fusions."""
+    fusions: tuple[Fusion, ...] = ()
+    """The ones that write most first."""
+    collectives: tuple[CollectiveSum, ...] = ()
     unread: tuple[str, ...] = ()
     """Parts of the program that could not be read."""
 
@@ -75,59 +76,41 @@ class CompiledProgram:
 
 
 def read_compiled(
-    text: str,
-    mesh: Mapping[str, int],
-    memory: Mapping[str, int],
-    *,
-    seconds: float,
-    platform: str,
-    unread: str = "",
+    step: CompiledStep, mesh: Mapping[str, int], *, seconds: float, platform: str
 ) -> CompiledProgram:
-    """Read the text of a compiled step; a text in an unknown format gives a note in `unread`."""
-    notes, fusions, instructions, fused = [unread] if unread else [], (), 0, 0
+    """Read a compiled step; a program in an unknown format gives a note in `unread`."""
+    memory = {name: size for name, size in step.memory.items() if name != "host"}
+    unread = (step.too_large.partition("\n")[0],) if step.too_large else ()
+    found = CompiledProgram(platform, memory, seconds, unread=unread)
     try:
-        fusions, instructions, fused = _read_fusions(HloProgram(text))
+        program = HloProgram(step.text)
+        found = _with_fusions(found, program)
+        traffic = collectives_of(program, mesh)
     except NOT_UNDERSTOOD as error:
-        notes.append(f"no fusion: {error}")
-    traffic = read_collectives(text, mesh) if text else None
-    sums: dict[tuple[str, str, str], list[int]] = {}
-    for each in traffic.collectives if traffic else ():
+        return dataclasses.replace(found, unread=(*unread, reason(error)))
+    sums: dict[tuple[str, str, str], CollectiveSum] = {}
+    for each in traffic.collectives:
         key = (_module(each.where), each.kind, " x ".join(each.axes) or "other")
-        found = sums.setdefault(key, [0, 0])
-        found[0] += each.times
-        found[1] += each.sent
-    collectives = [CollectiveSum(*key, *found) for key, found in sums.items()]
-    return CompiledProgram(
-        instructions=instructions,
-        fused=fused,
-        fusions=fusions,
-        collectives=tuple(sorted(collectives, key=lambda each: -each.sent)),
-        memory=memory,
-        seconds=seconds,
-        platform=platform,
-        unread=(*notes, *(traffic.unread if traffic else ())),
-    )
+        one = sums.get(key, CollectiveSum(*key))
+        sums[key] = one._replace(times=one.times + each.times, sent=one.sent + each.sent)
+    collectives = tuple(sorted(sums.values(), key=lambda each: -each.sent))
+    return dataclasses.replace(found, collectives=collectives, unread=(*unread, *traffic.unread))
 
 
 def operation_modules(text: str) -> dict[str, str]:
     """Return the module of each instruction of a compiled program that has one, by its name."""
-    if not text:
-        return {}
     try:
         computations = HloProgram(text).computations.values()
     except NOT_UNDERSTOOD:
         return {}
-    found = {}
-    for computation in computations:
-        for instruction in computation.values():
-            name = re.search(r'op_name="([^"]*)"', instruction.attributes)
-            if name and (module := _module(name[1])) != "-":
-                found[instruction.name] = module
-    return found
+    modules = {
+        each.name: _module(each.quoted("op_name")) for c in computations for each in c.values()
+    }
+    return {name: module for name, module in modules.items() if module != "-"}
 
 
-def _read_fusions(program: HloProgram) -> tuple[tuple[Fusion, ...], int, int]:
-    """Return the fusions, the instructions outside of them, and the operations inside."""
+def _with_fusions(found: CompiledProgram, program: HloProgram) -> CompiledProgram:
+    """Return the program with its fusions, and counts of instructions inside and outside."""
     inside = {
         name
         for computation in program.computations.values()
@@ -135,47 +118,44 @@ def _read_fusions(program: HloProgram) -> tuple[tuple[Fusion, ...], int, int]:
         if instruction.operation == "fusion"
         for name in instruction.called.get("calls", ())
     }
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    sums: dict[tuple[str, str, str], Fusion] = {}
     instructions = fused = 0
     for run in program.walk():
         if run.within in inside:
             continue
-        instruction = run.instruction
-        instructions += instruction.operation not in _NO_WORK
-        if instruction.operation != "fusion":
+        each = run.instruction
+        instructions += each.operation not in _NO_WORK
+        if each.operation != "fusion":
             continue
-        contents = _contents(program, run)
-        fused += sum(contents.values())
-        kind = re.search(r"kind=(\w+)", instruction.attributes)
-        name = re.search(r'op_name="([^"]*)"', instruction.attributes)
+        contents = collections.Counter(
+            part.operation
+            for name in each.called.get("calls", ())
+            for part in program.computations[name].values()
+            if part.operation not in _NO_WORK
+        )
+        fused += contents.total()
+        kind = re.search(r"kind=(\w+)", each.attributes)
         most = ", ".join(operation for operation, _ in contents.most_common(3))
-        key = (_module(name[1] if name else ""), kind[1] if kind else "", most)
-        found = groups.setdefault(key, [0, 0, 0])
-        found[0] += 1
-        found[1] += run.times
-        found[2] += run.times * _written_bytes(program, run)
-    fusions = [Fusion(*key, *found) for key, found in groups.items()]
-    return tuple(sorted(fusions, key=lambda f: -f.written)), instructions, fused
+        key = (_module(each.quoted("op_name")), kind[1] if kind else "", most)
+        one = sums.get(key, Fusion(*key))
+        sums[key] = one._replace(
+            fusions=one.fusions + 1,
+            times=one.times + run.times,
+            written=one.written + run.times * _written_bytes(program, each),
+        )
+    fusions = tuple(sorted(sums.values(), key=lambda fusion: -fusion.written))
+    return dataclasses.replace(found, instructions=instructions, fused=fused, fusions=fusions)
 
 
-def _contents(program: HloProgram, run: ExecutedInstruction) -> collections.Counter[str]:
-    """Count the operations inside a fusion."""
-    found: collections.Counter[str] = collections.Counter()
-    for name in run.instruction.called.get("calls", ()):
-        instructions = program.computations[name].values()
-        found.update(i.operation for i in instructions if i.operation not in _NO_WORK)
-    return found
-
-
-def _written_bytes(program: HloProgram, run: ExecutedInstruction) -> int:
+def _written_bytes(program: HloProgram, fusion: Instruction) -> int:
     """Return the bytes that a fusion writes in a run: of an update in place only the update."""
-    for name in run.instruction.called.get("calls", ()):
+    for name in fusion.called.get("calls", ()):
         computation, root = program.computations[name], program.roots.get(name)
         while root is not None and root.operation in {"bitcast", "copy"}:
             root = computation.get(root.operands[0])
         if root is not None and root.operation == "dynamic-update-slice":
             return sum(array_sizes(computation[root.operands[1]].shape))
-    return sum(array_sizes(run.instruction.shape))
+    return sum(array_sizes(fusion.shape))
 
 
 def _module(name: str) -> str:
@@ -183,10 +163,9 @@ def _module(name: str) -> str:
 
     A merged operation has the names of its parts: `jit(step)/(a/reduce_sum:b/dot_general)`.
     """
-    head, merged, parts = name.partition("/(")
-    names = [f"{head}/{part}" for part in parts.removesuffix(")").split(":")] if merged else [name]
-    scopes = [parse_operation_name(each) for each in names if ":" in parts or each == name]
-    scopes = scopes or [parse_operation_name(name)]
+    head, _, parts = name.partition("/(")
+    names = [f"{head}/{part}" for part in parts.removesuffix(")").split(":")]
+    scopes = [parse_operation_name(each) for each in (names if ":" in parts else [name])]
     paths = dict.fromkeys("/".join(grouped_path(scope.path)) for scope in scopes)
     modules = [path for path in paths if path] or ["-"]
     more = f" + {len(modules) - 1} more" if len(modules) > 1 else ""

@@ -8,17 +8,20 @@ from typing import Any
 
 from jtrain.core.pytree import named_leaves
 from jtrain.inspect.explain.compiled import CompiledProgram, read_compiled
-from jtrain.inspect.explain.data_flow import Flow, trace_flow
-from jtrain.inspect.explain.modules import ModuleCost, sum_by_module
+from jtrain.inspect.explain.modules import Flow, ModuleCost, sum_by_module, trace_flow
 from jtrain.inspect.explain.operations import (
     Operation,
     list_operations,
     outer_paths,
     split_own_work,
 )
-from jtrain.inspect.explain.residuals import Residual, group_residuals, list_residuals
-from jtrain.inspect.explain.trace import TracedLoss, trace_loss
-from jtrain.inspect.plan.compiled_step import load_or_compile_step
+from jtrain.inspect.explain.residuals import (
+    Residual,
+    group_residuals,
+    list_residuals,
+    trace_loss,
+)
+from jtrain.inspect.plan.compile import load_or_compile_step
 from jtrain.inspect.plan.topology import Topology
 from jtrain.inspect.sharding_table import ShardingTable, describe_sharding
 from jtrain.train.setup import TrainSetup
@@ -91,22 +94,14 @@ class Explanation:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class ExplainedTexts:
-    """The programs themselves."""
-
-    jaxpr: str
-    hlo: str
-
-
 def explain(
     setup: TrainSetup,
     *,
     compiles: bool = True,
     start: float | None = None,
     topology: Topology | None = None,
-) -> tuple[Explanation, ExplainedTexts]:
-    """Explain the step of a setup.
+) -> tuple[Explanation, str, str]:
+    """Return the explanation of a setup's step, the jaxpr of its loss and gradient, and its HLO.
 
     Args:
         compiles: whether the step is compiled, for its fusions and collectives.
@@ -148,25 +143,15 @@ def explain(
         compiled=compiled,
         notes=tuple(_notes(operations)),
     )
-    return found, ExplainedTexts(_jaxpr_text(traced), hlo)
+    return found, f"# loss\n{traced.loss}\n\n# gradient\n{traced.gradient}", hlo
 
 
 def _compile(setup: TrainSetup, topology: Topology | None) -> tuple[CompiledProgram, str]:
     start = time.perf_counter()
     step = load_or_compile_step(setup.lower_step(), topology)
-    compiled = read_compiled(
-        step.text,
-        setup.strategy.axes or {"data": 1},
-        {name: size for name, size in step.memory.items() if name != "host"},
-        seconds=time.perf_counter() - start,
-        platform=setup.devices[0].platform,
-        unread=step.unread or step.too_large.partition("\n")[0],
-    )
+    mesh, seconds = setup.strategy.axes or {"data": 1}, time.perf_counter() - start
+    compiled = read_compiled(step, mesh, seconds=seconds, platform=setup.devices[0].platform)
     return compiled, step.text
-
-
-def _jaxpr_text(traced: TracedLoss) -> str:
-    return f"# loss\n{traced.loss}\n\n# gradient\n{traced.gradient}"
 
 
 def _activations(operations: Sequence[Operation]) -> list[ActivationSharding]:

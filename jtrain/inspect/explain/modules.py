@@ -1,4 +1,4 @@
-"""FLOPs, bytes, parameters and saved arrays of a step by module."""
+"""Costs of a step by module, and the flow of data between modules."""
 
 import dataclasses
 import math
@@ -7,9 +7,16 @@ from typing import Any
 
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import nearest_choice
-from jtrain.inspect.explain.operations import Operation
+from jtrain.inspect.explain.operations import (
+    PHASES,
+    Operation,
+    Phase,
+    format_aval,
+    grouped_path,
+    is_function,
+    num_bytes,
+)
 from jtrain.inspect.explain.residuals import Residual
-from jtrain.inspect.explain.scopes import PHASES, Phase, grouped_path, is_function
 
 
 @dataclasses.dataclass
@@ -84,7 +91,7 @@ def sum_by_module(
             for node in _nodes(root, residual.path):
                 node.saved += residual.bytes
     for leaf, count in parameters.items():
-        for node in _existing(root, tuple(leaf.split("/"))):
+        for node in _nodes(root, tuple(leaf.split("/")), make=False):
             node.parameters += count
     _count_layers(root, operations)
     return root
@@ -166,19 +173,116 @@ def _without_numbers(name: str) -> str:
     return "/".join(part for part in name.split("/") if part != "*")
 
 
-def _nodes(root: ModuleCost, path: tuple[str, ...]) -> list[ModuleCost]:
-    """Return the entries of a path, made where they are missing, the root first."""
-    nodes = [root]
-    for depth, part in enumerate(grouped_path(path), 1):
-        made = ModuleCost(grouped_path(path)[:depth])
-        nodes.append(nodes[-1].children.setdefault(part, made))
-    return nodes
-
-
-def _existing(root: ModuleCost, path: tuple[str, ...]) -> list[ModuleCost]:
-    nodes = [root]
-    for part in grouped_path(path):
-        if part not in nodes[-1].children:
+def _nodes(root: ModuleCost, path: tuple[str, ...], *, make: bool = True) -> list[ModuleCost]:
+    """Return the entries of a path, the root first; missing ones are made, or end the list."""
+    nodes, grouped = [root], grouped_path(path)
+    for depth, part in enumerate(grouped, 1):
+        if part not in nodes[-1].children and not make:
             break
-        nodes.append(nodes[-1].children[part])
+        nodes.append(nodes[-1].children.setdefault(part, ModuleCost(grouped[:depth])))
     return nodes
+
+
+_SMALL = 0.02  # of the largest array: smaller ones are not drawn
+
+
+@dataclasses.dataclass
+class FlowNode:
+    """A module, or the operations of a module beside those of the modules inside it."""
+
+    name: str
+    layers: int = 1
+    flops: dict[Phase, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(PHASES, 0.0)
+    )
+    saved: int = 0
+    operations: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FlowEdge:
+    """The largest array that one node computes and another reads, in the forward pass."""
+
+    source: str
+    target: str
+    array: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Nodes in the order of the forward pass, and the arrays between them."""
+
+    nodes: tuple[FlowNode, ...]
+    edges: tuple[FlowEdge, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the contents as JSON values."""
+        return {
+            "nodes": [dataclasses.asdict(node) for node in self.nodes],
+            "edges": [dataclasses.asdict(edge) for edge in self.edges],
+        }
+
+
+def trace_flow(operations: Sequence[Operation], residuals: Sequence[Residual]) -> Flow:
+    """Return the flow between the modules of a loss.
+
+    Nodes without products, parameters of a size and saved arrays are passed through: an array that
+    they hand on comes from the node before them.
+    """
+    nodes: dict[str, FlowNode] = {}
+    layers: dict[str, set[tuple[str, ...]]] = {}
+    first: dict[str, int] = {}  # the place of a module, and of the first product of a function
+    for place, operation in enumerate(operations):
+        name = _name(operation.path)
+        if operation.flops or not is_function(name):
+            first.setdefault(name, place)
+        node = nodes.setdefault(name, FlowNode(name))
+        node.flops[operation.phase] += operation.flops or 0.0
+        node.operations += 1
+        layers.setdefault(name, set()).add(operation.path)
+        if operation.phase == "forward" and len(layers[name]) == 1:
+            node.layers = max(node.layers, operation.times if operation.counted else 1)
+    for residual in residuals:
+        if residual.kind == "computed":
+            name = _name(residual.path)
+            nodes.setdefault(name, FlowNode(name)).saved += residual.bytes
+            first.setdefault(name, len(operations))
+    for name, paths in layers.items():
+        nodes[name].layers = max(nodes[name].layers, len(paths))
+    shown = {name for name, node in nodes.items() if _is_shown(node)}
+    edges = _edges(operations, shown)
+    used = sorted((nodes[name] for name in shown), key=lambda node: first[node.name])
+    return Flow(tuple(used), tuple(edges))
+
+
+def _is_shown(node: FlowNode) -> bool:
+    module = not is_function(node.name)
+    return any(node.flops.values()) or (module and node.operations > 0)
+
+
+def _edges(operations: Sequence[Operation], shown: set[str]) -> list[FlowEdge]:
+    """Return the largest array between each two nodes, of the forward pass."""
+    origins: list[frozenset[str]] = []  # the shown nodes that each operation's results come from
+    largest: dict[tuple[str, str], tuple[int, str]] = {}
+    for operation in operations:
+        name, before = _name(operation.path), set()
+        for value in operation.inputs:
+            sources = origins[value.producer] if value.producer >= 0 else frozenset()
+            before |= sources
+            for source in sources:
+                if name in shown and source != name and operation.phase == "forward":
+                    size = num_bytes(value.aval)
+                    found = largest.get((source, name), (-1, ""))
+                    largest[source, name] = max(found, (size, format_aval(value.aval)))
+        origins.append(frozenset({name}) if name in shown else frozenset(before))
+    top = max((size for size, _ in largest.values()), default=0)
+    return [
+        FlowEdge(source, target, array, size)
+        for (source, target), (size, array) in largest.items()
+        if size >= _SMALL * top
+    ]
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return "/".join(grouped_path(path))

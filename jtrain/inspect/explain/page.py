@@ -1,36 +1,32 @@
-"""The explanation as one HTML page, without other files, scripts or network."""
+"""The explanation as one HTML page with the computation graph, without scripts or network."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
-from jtrain.inspect.explain.compiled import CompiledProgram
-from jtrain.inspect.explain.drawing import draw_graph
 from jtrain.inspect.explain.explain import Explanation
-from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
-from jtrain.inspect.explain.residuals import group_residuals
-from jtrain.inspect.explain.text import describe_step, format_shardings, format_tree
-from jtrain.inspect.report.document import render_document
-from jtrain.inspect.report.overview import render_table
+from jtrain.inspect.explain.modules import Flow, FlowEdge, FlowNode
+from jtrain.inspect.explain.text import format_explanation, format_shardings
+from jtrain.inspect.report.page import render_document
 from jtrain.io.formatting import format_bytes, format_count
 
-ROWS = 40  # of a table
+WIDTH = 480  # units; a phone shows the drawing without scrolling
+ROW, GAP, TOP = 40, 22, 40  # height of a box, space below it, space above the first
+FORWARD, BACKWARD, BOX = 48, 294, 138  # left edges of the boxes, and their width
+LETTERS = 20  # of a name in a box
 
 
 def render_page(found: Explanation) -> str:
-    """Return the page: the drawing, then modules, saved arrays, compiled program, shardings."""
-    title = f"{found.name}: what a step computes"
+    """Return the page: the drawing, then the explanation and the shardings as text."""
     style = (files("jtrain.inspect.explain") / "graph.css").read_text("utf-8")
-    parts = [
-        _facts(found),
-        _section("The computation graph", _LEGEND + draw_graph(found.flow)),
-        _section("Modules", _modules(found)),
-        _section("Saved for the backward pass", _residuals(found)),
-        _section("Compiled program", _compiled(found.compiled) if found.compiled else ""),
-        _section("Shardings", _pre(format_shardings(found))),
-        _section("As text", _pre("\n".join([*describe_step(found), "", *_tree(found)]))),
-    ]
-    return render_document(title, f"{''.join(parts)}\n", style=style)
+    text = format_explanation(found, found.modules, everything=False)
+    parts = {
+        "The computation graph": _LEGEND + draw_graph(found.flow),
+        "Modules and the compiled program": f'<pre class="table">{escape(text)}</pre>',
+        "Shardings": f'<pre class="table">{escape(format_shardings(found))}</pre>',
+    }
+    body = "".join(f"<section><h2>{title}</h2>{part}</section>\n" for title, part in parts.items())
+    return render_document(f"{found.name}: what a step computes", body, style=style)
 
 
 _LEGEND = (
@@ -42,103 +38,122 @@ _LEGEND = (
 )
 
 
-def _facts(found: Explanation) -> str:
-    flops = found.flops
-    entries = {
-        "rows in a batch": f"{found.rows:,}",
-        "layout": found.sharding.line,
-        "model FLOPs": _flop(flops.model),
-        "computed FLOPs": _flop(flops.hardware),
-        "computed again by remat": _flop(found.recomputed),
-        f"saved, {found.microbatch} rows": format_bytes(found.saved),
-    }
-    if found.compiled:
-        held = found.compiled.memory
-        entries["temporaries of the program"] = format_bytes(held["temporaries"])
-    cells = "".join(
-        f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in entries.items()
-    )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in found.notes)
-    return f'<dl class="facts">{cells}</dl>{notes}'
-
-
-def _modules(found: Explanation) -> str:
-    root = fold_small(found.modules)
-    head = ("module", "share", "forward", "backward", "again", "bytes", "parameters", "saved")
-    return _table(head, list(_module_rows(root, found.modules, 0)))
-
-
-def _module_rows(node: ModuleCost, root: ModuleCost, depth: int) -> Iterator[tuple[str, ...]]:
-    name = node.path[-1] if node.path else "loss"
-    layers = f" x {node.layers}" if node.layers > 1 and node.path else ""
-    indent = f'<span style="padding-left:{depth * 0.9:g}em">{escape(name + layers)}</span>'
-    part = share(node.total, root.total)
-    bar = f'{part:.1%}<i class="share" style="width:{100 * part:.1f}%"></i>' if node.total else "-"
-    yield (
-        indent,
-        bar,
-        *(format_count(x) if x else "-" for x in node.flops.values()),
-        format_bytes(node.bytes) if node.bytes else "-",
-        format_count(node.parameters) if node.parameters else "-",
-        format_bytes(node.saved) if node.saved else "-",
-    )
-    for child in node.children.values():
-        yield from _module_rows(child, root, depth + 1)
-
-
-def _residuals(found: Explanation) -> str:
-    rows = []
-    for residual, count in group_residuals(found.residuals)[:ROWS]:
-        if residual.kind != "computed":
-            continue
-        times = f" x {count}" if count > 1 else ""
-        part = share(residual.bytes * count, found.saved)
-        bar = f'{part:.1%}<i class="share" style="width:{100 * part:.1f}%"></i>'
-        cells = (residual.name + times, residual.array, format_bytes(residual.bytes * count))
-        where = ("/".join(residual.path), str(residual.source or ""))
-        rows.append((*map(escape, cells), bar, *map(escape, where)))
-    if not rows:
+def draw_graph(flow: Flow) -> str:
+    """Return the drawing as an SVG element, coloured by the page's style."""
+    nodes = list(flow.nodes)
+    if not nodes:
         return ""
-    return _table(("array", "shape", "bytes", "share", "module", "source"), rows)
-
-
-def _compiled(compiled: CompiledProgram) -> str:
-    fusions = [
-        (escape(f.module), f.kind, f"{f.fusions:,}", f"{f.times:,}", format_bytes(f.written),
-         escape(f.operations))
-        for f in compiled.fusions[:ROWS]
-    ]  # fmt: skip
-    text = (
-        f"<p>For {escape(compiled.platform)}: {compiled.instructions:,} instructions, "
-        f"{sum(f.fusions for f in compiled.fusions):,} of them fusions of {compiled.fused:,} "
-        f"operations.</p>"
-    )
-    text += _table(("fusion in", "kind", "count", "runs", "writes", "operations inside"), fusions)
-    if not compiled.collectives:
-        return text + "<p>No collectives: nothing is sent between devices.</p>"
-    rows = [
-        (c.kind, escape(c.axes), f"{c.times:,}", format_bytes(c.sent), escape(c.module))
-        for c in compiled.collectives[:ROWS]
+    height = TOP + len(nodes) * (ROW + GAP)
+    top = {node.name: TOP + i * (ROW + GAP) for i, node in enumerate(nodes)}
+    most = max(sum(node.flops.values()) for node in nodes) or 1.0
+    saved = max(node.saved for node in nodes) or 1
+    parts = [
+        _text(FORWARD + BOX / 2, 16, "forward ↓", "head"),
+        _text((FORWARD + BOX + BACKWARD) / 2, 16, "saved →", "head"),
+        _text(BACKWARD + BOX / 2, 16, "backward ↑", "head"),
     ]
-    head = ("collective", "axes", "runs", "a device sends", "module")
-    return f"{text}<h3>Collectives</h3>{_table(head, rows)}"
+    for node in nodes:
+        parts += _row(node, top[node.name], most, saved)
+    order = [node.name for node in nodes]
+    for edge in flow.edges:
+        parts += _edge(edge, order, top)
+    label = "The computation graph: modules of the forward and the backward pass"
+    return (
+        f'<svg class="graph" xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
+        f'viewBox="0 0 {WIDTH} {height}">{_MARKER}{"".join(parts)}</svg>'
+    )
 
 
-def _tree(found: Explanation) -> list[str]:
-    return format_tree(found.modules, everything=False)
+_MARKER = (
+    '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="5" markerHeight="5" '
+    'orient="auto"><path d="M0 0L6 3L0 6z" class="tip-arrow"/></marker></defs>'
+)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return render_table(head, rows)
+def _row(node: FlowNode, y: float, most: float, saved: int) -> list[str]:
+    """Return the boxes of a module in both passes, and the line of what it saves."""
+    forward, backward = node.flops["forward"], node.flops["backward"]
+    again = node.flops["recomputed"]
+    title = f"{node.name}: {node.operations} operations"
+    name = _short(node.name + (f" x {node.layers}" if node.layers > 1 else ""))
+    parts = [
+        f"<g><title>{escape(title)}</title>",
+        _box(FORWARD, y, "forward"),
+        _bar(FORWARD, y, forward / most, "forward"),
+        _text(FORWARD + 6, y + 16, name, "name", "start"),
+        _text(FORWARD + 6, y + 31, _flops(forward), "value", "start"),
+        _box(BACKWARD, y, "backward"),
+        _bar(BACKWARD, y, backward / most, "backward"),
+    ]
+    if again:
+        parts.append(_bar(BACKWARD, y, again / most, "again", offset=backward / most))
+    words = _flops(backward)
+    parts.append(_text(BACKWARD + 6, y + 16, words, "value", "start"))
+    if again:
+        parts.append(_text(BACKWARD + 6, y + 31, f"again {_flops(again)}", "value", "start"))
+    if node.saved:
+        middle, width = y + ROW / 2, 1 + 9 * node.saved / saved
+        left, right = FORWARD + BOX, BACKWARD
+        parts.append(
+            f'<line class="saved" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}" '
+            f'stroke-width="{width:.1f}"/>'
+        )
+        held = format_bytes(node.saved)
+        parts.append(_text((left + right) / 2, middle - width / 2 - 4, held, "value"))
+    return [*parts, "</g>"]
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>\n" if content else ""
+def _edge(edge: FlowEdge, order: Sequence[str], top: Mapping[str, float]) -> list[str]:
+    """Return the arrow of an array between two modules: straight to the next, else around."""
+    first, second = order.index(edge.source), order.index(edge.target)
+    title = f"<title>{escape(f'{edge.source} to {edge.target}: {edge.array}')}</title>"
+    if second == first + 1:
+        x, y = FORWARD + BOX / 2, top[edge.source] + ROW
+        line = f'<path class="edge" d="M{x} {y}V{y + GAP - 1}" marker-end="url(#tip)"/>'
+        back = BACKWARD + BOX / 2
+        reverse = f'<path class="edge" d="M{back} {y + GAP}V{y + 1}" marker-end="url(#tip)"/>'
+        label = _text(x + 7, y + GAP / 2 + 4, _short_array(edge.array), "array", "start")
+        return [f"<g>{title}{line}{reverse}{label}</g>"]
+    y1, y2 = top[edge.source] + ROW * 0.7, top[edge.target] + ROW * 0.3
+    bend = min(44, 10 + 6 * abs(second - first))
+    kind = "edge" if second > first else "edge loop"
+    right = BACKWARD + BOX
+    there = f"M{FORWARD} {y1}C{FORWARD - bend} {y1} {FORWARD - bend} {y2} {FORWARD - 1} {y2}"
+    back = f"M{right} {y2}C{right + bend} {y2} {right + bend} {y1} {right + 1} {y1}"
+    lines = "".join(f'<path class="{kind}" d="{d}" marker-end="url(#tip)"/>' for d in (there, back))
+    return [f"<g>{title}{lines}</g>"]
 
 
-def _pre(text: str) -> str:
-    return f'<pre class="table">{escape(text)}</pre>'
+def _flops(count: float) -> str:
+    return f"{format_count(count)}FLOP" if count else "no product"
 
 
-def _flop(count: float | None) -> str:
-    return "unknown" if count is None else f"{format_count(count)}FLOP" if count else "none"
+def _short(name: str) -> str:
+    return name if len(name) <= LETTERS else f"…{name[1 - LETTERS :]}"
+
+
+def _short_array(array: str) -> str:
+    """Return `f32[16,64]` for `float32[16,64]`."""
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i")):
+        if array.startswith(long):
+            return short + array.removeprefix(long)
+    return array
+
+
+def _box(x: float, y: float, kind: str) -> str:
+    return f'<rect class="box {kind}" x="{x}" y="{y}" width="{BOX}" height="{ROW}" rx="5"/>'
+
+
+def _bar(x: float, y: float, share: float, kind: str, offset: float = 0.0) -> str:
+    width = max(0.0, min(1.0, share)) * (BOX - 2)
+    left = x + 1 + offset * (BOX - 2)
+    return (
+        f'<rect class="bar {kind}" x="{left:.1f}" y="{y + ROW - 5}" width="{width:.1f}" '
+        f'height="4"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str = "middle") -> str:
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    )

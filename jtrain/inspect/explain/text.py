@@ -1,9 +1,9 @@
 """Explanations as text: a tree of modules with their costs, and tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from jtrain.inspect.explain.compiled import CompiledProgram
-from jtrain.inspect.explain.explain import ActivationSharding, Explanation
+from jtrain.inspect.explain.explain import Explanation
 from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
 from jtrain.inspect.explain.residuals import ResidualGroup, group_residuals
 from jtrain.inspect.sharding_table import format_sharding
@@ -75,59 +75,46 @@ def format_tree(selected: ModuleCost, *, everything: bool) -> list[str]:
 def _tree_rows(
     node: ModuleCost, root: ModuleCost, first: str, rest: str
 ) -> Iterator[tuple[str, ...]]:
-    yield (first + _title(node), *_numbers(node, root))
-    children = list(node.children.values())
-    for child in children:
-        last = child is children[-1]
-        corner, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        yield from _tree_rows(child, root, rest + corner, rest + below)
-
-
-def _title(node: ModuleCost) -> str:
     name = node.path[-1] if node.path else "loss"
-    return f"{name} x {node.layers}" if node.layers > 1 and node.path else name
-
-
-def _numbers(node: ModuleCost, root: ModuleCost) -> tuple[str, ...]:
-    flops = [format_count(x) if x else "-" for x in node.flops.values()]
-    part = share(node.total, root.total)
-    return (
-        *flops,
-        f"{part:.1%}" if node.total else "-",
+    title = f"{name} x {node.layers}" if node.layers > 1 and node.path else name
+    yield (
+        first + title,
+        *(format_count(x) if x else "-" for x in node.flops.values()),
+        f"{share(node.total, root.total):.1%}" if node.total else "-",
         format_bytes(node.bytes) if node.bytes else "-",
         format_count(node.parameters) if node.parameters else "-",
         format_bytes(node.saved) if node.saved else "-",
     )
+    children = list(node.children.values())
+    for child in children:
+        corner, below = ("└─ ", "   ") if child is children[-1] else ("├─ ", "│  ")
+        yield from _tree_rows(child, root, rest + corner, rest + below)
 
 
 def format_residuals(
     groups: Sequence[ResidualGroup], found: Explanation, most: int | None
 ) -> list[str]:
     """Return the table of what the forward pass saves, the largest first."""
-    computed = [group for group in groups if group.residual.kind == "computed"]
-    if not computed:
-        return []
-    rows = [("saved for the backward pass", "array", "bytes", "share", "module", "source")]
-    total = found.saved
-    for residual, count in computed[:most]:
-        times = f" x {count}" if count > 1 else ""
-        source = str(residual.source or "").partition(": ")[0]
-        size = residual.bytes * count
-        module = "/".join(residual.path)
-        part = f"{share(size, total):.1%}"
-        rows.append(
-            (residual.name + times, residual.array, format_bytes(size), part, module, source)
+    rows = [
+        (
+            residual.name + (f" x {count}" if count > 1 else ""),
+            residual.array,
+            format_bytes(residual.bytes * count),
+            f"{share(residual.bytes * count, found.saved):.1%}",
+            "/".join(residual.path),
+            str(residual.source or "").partition(": ")[0],
         )
-    lines = align_columns(rows, right=(2, 3))
-    left = computed[most:] if most else []
-    if left:
-        held = format_bytes(sum(group.bytes for group in left))
-        lines.append(f"and {len(left)} more, {held}; --all prints them")
-    arguments = [group for group in groups if group.residual.kind == "argument"]
-    if arguments:
-        held = format_bytes(sum(group.bytes for group in arguments))
+        for residual, count in groups
+        if residual.kind == "computed"
+    ]
+    if not rows:
+        return []
+    head = ("saved for the backward pass", "array", "bytes", "share", "module", "source")
+    lines = _table(head, rows, most, right=(2, 3))
+    if held := sum(group.bytes for group in groups if group.residual.kind == "argument"):
         lines.append(
-            f"beside them it keeps {held} of arguments (parameters, batch), which exist anyway"
+            f"beside them it keeps {format_bytes(held)} of arguments (parameters, batch), which "
+            f"exist anyway"
         )
     return lines
 
@@ -143,8 +130,8 @@ def format_compiled(compiled: CompiledProgram, most: int | None) -> list[str]:
         + " on a device",
     ]
     if compiled.fusions:
-        rows = [("fusion", "kind", "count", "runs", "writes", "operations inside")]
-        rows += [
+        head = ("fusion", "kind", "count", "runs", "writes", "operations inside")
+        rows = [
             (
                 f.module,
                 f.kind,
@@ -153,25 +140,28 @@ def format_compiled(compiled: CompiledProgram, most: int | None) -> list[str]:
                 format_bytes(f.written),
                 f.operations,
             )
-            for f in compiled.fusions[:most]
+            for f in compiled.fusions
         ]
-        lines += ["", *align_columns(rows, right=(2, 3, 4))]
-        if most and len(compiled.fusions) > most:
-            lines.append(f"and {len(compiled.fusions) - most} more kinds; --all prints them")
+        lines += ["", *_table(head, rows, most, right=(2, 3, 4))]
     if compiled.collectives:
-        rows = [("collective", "axes", "runs", "sends", "module")]
-        rows += [
+        head = ("collective", "axes", "runs", "sends", "module")
+        rows = [
             (c.kind, c.axes, f"{c.times:,}", format_bytes(c.sent), c.module)
-            for c in compiled.collectives[:most]
+            for c in compiled.collectives
         ]
-        lines += ["", *align_columns(rows, right=(2, 3))]
-        if most and len(compiled.collectives) > most:
-            sent = sum(c.sent for c in compiled.collectives[most:])
-            rest = len(compiled.collectives) - most
-            lines.append(f"and {rest} more, {format_bytes(sent)}; --all prints them")
+        lines += ["", *_table(head, rows, most, right=(2, 3))]
     elif not compiled.unread:
         lines += ["", "no collectives: nothing is sent between devices"]
     return [*lines, *(f"not read: {note}" for note in compiled.unread)]
+
+
+def _table(
+    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int | None, right: Container[int]
+) -> list[str]:
+    """Return the first rows in columns, and how many more there are."""
+    lines = align_columns([head, *rows[:most]], right=right)
+    more = len(rows) - len(rows[:most])
+    return [*lines, f"and {more} more; --all prints them"] if more else lines
 
 
 def format_shardings(found: Explanation) -> str:
@@ -180,11 +170,8 @@ def format_shardings(found: Explanation) -> str:
     if not found.activations:
         return f"{text}\n\nactivations: the model names no sharding; rows are split over devices"
     rows = [("activation of", "array", "split over", "count")]
-    rows += [(each.module, each.array, _split(each), f"{each.count}") for each in found.activations]
+    for each in found.activations:
+        split = ", ".join(" x ".join(axes) or "-" for axes in each.split) if any(each.split) else ""
+        rows.append((each.module, each.array, split, f"{each.count}"))
     words = "the compiler chooses the sharding of the others"
     return "\n".join([text, "", *align_columns(rows, right=(3,)), words])
-
-
-def _split(activation: ActivationSharding) -> str:
-    dims = [" x ".join(axes) or "-" for axes in activation.split]
-    return ", ".join(dims) if any(activation.split) else ""

@@ -15,7 +15,6 @@ from jtrain.inspect.plan.hlo import (
     Instruction,
     array_sizes,
 )
-from jtrain.inspect.plan.replica_groups import parse_replica_groups
 
 KINDS = (
     "all-gather",
@@ -38,10 +37,16 @@ class Collective(NamedTuple):
     kind: str
     axes: tuple[str, ...]  # mesh axes that its devices differ in
     sent: int  # bytes that each device sends in all turns, by the ring algorithm
-    times: int
-    where: str  # name stack: jit(step)/jvp()/while/body/dot_general
+    times: int = 1
+    where: str = ""  # name stack: jit(step)/jvp()/while/body/dot_general
     key: str = ""  # the name that `CollectiveFinder` knows it by
     overlapped: bool = False  # the program computes while it runs
+    direction: str = ""  # of a ring of permutations, + or -: each has links of its own
+
+    @property
+    def link(self) -> str:
+        """Name of the links that it uses, of which it is the only user."""
+        return " x ".join(self.axes) + self.direction
 
 
 class CollectiveTraffic(NamedTuple):
@@ -132,10 +137,13 @@ def find_collective(
     axes, count = _mesh_axes(instruction, mesh)
     if count == 1:
         return None
-    where = re.search(r'op_name="([^"]*)"', instruction.attributes)
     sent = run.times * _sent_bytes(kind, instruction, count)
-    key = collective_key(run.within, instruction)
-    return Collective(kind, axes, sent, run.times, where[1] if where else "", key)
+    key, direction = collective_key(run.within, instruction), ""
+    if kind == "collective-permute":
+        pair = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", instruction.attributes)
+        direction = " +" if pair and int(pair[2]) - int(pair[1]) == 1 else " -"
+    where = instruction.quoted("op_name")
+    return Collective(kind, axes, sent, run.times, where, key, direction=direction)
 
 
 def sum_by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
@@ -148,10 +156,10 @@ def sum_by_axes(found: Sequence[Collective]) -> dict[str, dict[str, int]]:
 
 def _as_slice_collective(instruction: Instruction) -> Instruction:
     """Return a send to other TPU slices as the collective that it belongs to."""
-    transfer = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes)
-    if instruction.operation != "send" or transfer is None:
+    kind = instruction.quoted("_xla_megascale_transfer_type").lower().replace("_", "-")
+    if instruction.operation != "send" or not kind:
         return instruction
-    kind, shape = transfer[1].lower().replace("_", "-"), instruction.shape.split("u32[]")[0]
+    shape = instruction.shape.split("u32[]")[0]
     return instruction._replace(operation=kind, shape=shape)
 
 
@@ -210,3 +218,107 @@ def _mesh_axes(instruction: Instruction, mesh: Mapping[str, int]) -> tuple[tuple
         axis for axis, at in zip(mesh, coordinates, strict=True) if len(set(at.tolist())) > 1
     )
     return axes, len(members)
+
+
+PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
+LISTS = re.compile(r"replica_groups=(\{\{.*?\}\})")
+IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+MESH = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")
+AXIS = re.compile(r"'?([\w.]+)'?=(\d+)")
+PART = re.compile(r"'?([\w.]+)'?(?::\((\d+)\)(\d+))?")
+
+
+def parse_replica_groups(attributes: str) -> np.ndarray | list[list[int]] | None:
+    """Return the groups of a collective, as device positions in mesh order; None: one group of all.
+
+    A permutation gives one group: the devices that an array of the first device passes through.
+
+    Args:
+        attributes: the text after the operands of the instruction.
+
+    Raises:
+        HloError: if the groups have an unknown format.
+
+    Sources: openxla/xla, xla/hlo/ir/replica_group.cc and mesh_and_axis.cc, for the formats
+    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[2,4]<=[4,2]T(1,0)` and `mesh['a'=2,'b'=4] {'a','b':(1)2}`.
+    """
+    if pairs := PAIRS.search(attributes):
+        return [_cycle(_lists(pairs[1]))]
+    if "replica_groups=" not in attributes or "replica_groups={}" in attributes:
+        return None
+    if lists := LISTS.search(attributes):
+        return _lists(lists[1])
+    if mesh := MESH.search(attributes):
+        return _mesh_groups(mesh[1], mesh[2])
+    text = attributes[attributes.index("replica_groups=") + len("replica_groups=") :]
+    if iota := IOTA.match(text):
+        return _iota(iota)
+    raise HloError(f"its replica_groups={text[:60]} have an unknown format")
+
+
+def _mesh_groups(axes: str, along: str) -> np.ndarray:
+    """Return the groups along mesh axes, or along parts of axes: `'b':(2)4`."""
+    named, _, device_order = axes.partition(", device_ids=")
+    sizes = {name: int(size) for name, size in AXIS.findall(named)}
+    ids = _device_ids(device_order, tuple(sizes.values()))
+    dims: dict[tuple[str, int], int] = {(name, 1): size for name, size in sizes.items()}
+    last = []
+    for name, before, size in PART.findall(along):
+        if name not in sizes:
+            raise HloError(f"its groups name {name!r}, which is no axis of mesh[{axes}]")
+        start, length = int(before or 1), int(size or sizes[name])
+        _split(dims, name, start)
+        _split(dims, name, start * length)
+        within = range(start, start * length)
+        last += [part for part in sorted(dims) if part[0] == name and part[1] in within]
+    order = sorted(dims, key=lambda part: (list(sizes).index(part[0]), part[1]))
+    others = [part for part in order if part not in last]
+    ids = ids.reshape([dims[part] for part in order])
+    ids = ids.transpose([order.index(part) for part in (*others, *last)])
+    return ids.reshape(-1, math.prod(dims[part] for part in last))
+
+
+def _split(dims: dict[tuple[str, int], int], name: str, at: int) -> None:
+    """Split the part of an axis that contains position `at`."""
+    for (axis, start), size in list(dims.items()):
+        if axis == name and start < at < start * size:
+            if at % start or size % (at // start):
+                raise HloError(f"its part of the axis {name!r} does not divide it")
+            dims[axis, start] = at // start
+            dims[axis, at] = size // (at // start)
+
+
+def _device_ids(order: str, shape: Sequence[int]) -> np.ndarray:
+    """Return the devices of a mesh: in order, or in the order of `device_ids=(...)`."""
+    ids = np.arange(math.prod(shape))
+    if order:
+        iota = IOTA.search(order)
+        ids = _iota(iota) if iota else np.array([int(n) for n in re.findall(r"\d+", order)])
+    if ids.size != math.prod(shape):
+        raise HloError(f"its mesh has {math.prod(shape)} devices, and names {ids.size}")
+    return ids.reshape(shape)
+
+
+def _iota(found: re.Match[str]) -> np.ndarray:
+    shape, over, order = found.groups()
+    ids = np.arange(math.prod(_ints(over))).reshape(_ints(over))
+    ids = ids.transpose(_ints(order)) if order else ids
+    return ids.reshape(_ints(shape))
+
+
+def _cycle(pairs: list[list[int]]) -> list[int]:
+    """Return the devices that an array of the first device passes through, in order."""
+    target_of = {source: target for source, target in pairs}
+    device, passed = pairs[0][0], []
+    while device in target_of and device not in passed:
+        passed.append(device)
+        device = target_of[device]
+    return passed if device in passed else [*passed, device]
+
+
+def _lists(text: str) -> list[list[int]]:
+    return [_ints(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+
+
+def _ints(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

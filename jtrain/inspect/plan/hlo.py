@@ -41,6 +41,16 @@ class Instruction(NamedTuple):
             for key, names in CALLED.findall(self.attributes)
         }
 
+    def quoted(self, name: str) -> str:
+        """Return an attribute such as `op_name="jit(step)/add"`; empty without it."""
+        found = re.search(rf'{name}="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Return an attribute such as `index=3`."""
+        found = re.search(rf"\b{name}=(\d+)", self.attributes)
+        return int(found[1]) if found else default
+
 
 class ExecutedInstruction(NamedTuple):
     """An instruction with the number of its executions."""
@@ -114,12 +124,7 @@ class HloProgram:
             return int(known[1])
         tests = self.computations[condition].values()
         limits = {i.name: int(i.operands[0]) for i in tests if _is_integer(i)}
-        indices = {
-            i.name: int(found[1])
-            for i in tests
-            if i.operation == "get-tuple-element"
-            and (found := re.search(r"index=(\d+)", i.attributes))
-        }
+        indices = {i.name: i.number("index") for i in tests if i.operation == "get-tuple-element"}
         for test in tests:
             left, right = (*test.operands, "", "")[:2]
             if "direction=LT" in test.attributes and left in indices and right in limits:
@@ -197,10 +202,8 @@ def operand_shape(
     """Return the shape of an operand; an empty one if it is a tuple or not known."""
     found = scope.get(instruction.operands[index])
     if found is not None and found.operation == "get-tuple-element" and not found.shape:
-        position = re.search(r"index=(\d+)", found.attributes)
-        of = scope.get(found.operands[0])
+        of, at = scope.get(found.operands[0]), found.number("index")
         shapes = array_shapes(of.shape) if of else []
-        at = int(position[1]) if position else 0
         return shapes[at] if at < len(shapes) else ArrayShape("pred", (0,))
     shapes = array_shapes(found.shape) if found else []
     return shapes[0] if shapes else ArrayShape("pred", (0,))

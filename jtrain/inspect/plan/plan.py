@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jtrain.inspect.plan.collectives import (
     NOT_UNDERSTOOD,
@@ -14,15 +14,15 @@ from jtrain.inspect.plan.collectives import (
     reason,
     sum_by_axes,
 )
-from jtrain.inspect.plan.compiled_step import CompiledStep, load_or_compile_step
+from jtrain.inspect.plan.compile import CompiledStep, load_or_compile_step
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.kernel_costs import unknown_kernels
-from jtrain.inspect.plan.named_tensors import Tensor, name_tensors
-from jtrain.inspect.plan.overlap import mark_overlapped
+from jtrain.inspect.plan.memory import StatePart, Tensor, name_tensors, state_parts
+from jtrain.inspect.plan.op_costs import unknown_kernels
 from jtrain.inspect.plan.roofline import Estimate, estimate_step
-from jtrain.inspect.plan.state_parts import StatePart, state_parts
+from jtrain.inspect.plan.schedule import mark_overlapped
 from jtrain.inspect.plan.topology import Topology
 from jtrain.inspect.sharding_table import describe_sharding
+from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
 from jtrain.parallel import PipelineSchedule
 from jtrain.parallel.program_cache import mesh_devices
 from jtrain.train.experiment import RunConfig
@@ -90,7 +90,6 @@ class Plan:
         """Return the contents as JSON values, in bytes and seconds."""
         limit = self.memory["limit"]
         headroom = {"headroom": limit - self.peak} if limit else {}
-        estimate = {"estimate": self.estimate and {**self.estimate.plain(), "mfu": self.mfu}}
         return {
             "topology": self.topology,
             "devices": self.devices,
@@ -99,23 +98,22 @@ class Plan:
             "fits": self.fits,
             "memory": {**self.memory, "peak": self.peak, "leaves": self.leaves, **headroom},
             "state": [part._asdict() for part in self.parts],
-            "tensors": [tensor.plain() for tensor in self.tensors],
+            "tensors": [tensor._asdict() for tensor in self.tensors],
             "collectives": sum_by_axes(self.collectives),
-            "collective_table": [row.plain() for row in collective_table(self.collectives)],
+            "collective_table": [row._asdict() for row in collective_table(self.collectives)],
             "unread": list(self.unread),
             "why": self.why,
             "bubble": self.schedule.bubble if self.schedule else 0.0,
             "model_flops": self.flops.model,
             "hardware_flops": self.flops.hardware,
             "flops_exact": self.flops_exact,
-            **estimate,
+            "estimate": self.estimate and {**self.estimate.plain(), "mfu": self.mfu},
             "seconds": round(self.seconds, 1),
             "cached": self.cached,
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectiveRow:
+class CollectiveRow(NamedTuple):
     """Collectives of one kind over the same axes."""
 
     axes: tuple[str, ...]
@@ -126,10 +124,6 @@ class CollectiveRow:
     """Bytes that each device sends."""
     overlapped: int
     """Bytes of `sent` in collectives that run beside computation."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the contents as JSON values."""
-        return {**dataclasses.asdict(self), "axes": list(self.axes)}
 
 
 def collective_table(found: Sequence[Collective]) -> list[CollectiveRow]:
@@ -203,8 +197,6 @@ def _read(setup: TrainSetup, topology: Topology, step: CompiledStep) -> Plan:
         schedule=setup.strategy.schedule,
         why=setup.why,
     )
-    if step.unread:
-        return dataclasses.replace(plan, unread=(f"no collective: {step.unread}",))
     try:
         program = HloProgram(step.text)
         traffic = collectives_of(program, layout)
@@ -222,3 +214,107 @@ def _read(setup: TrainSetup, topology: Topology, step: CompiledStep) -> Plan:
     return dataclasses.replace(
         plan, collectives=collectives, unread=unread, tensors=tensors, estimate=estimate
     )
+
+
+SHOWN = 10  # tensors in the text
+
+
+def format_plan(plan: Plan) -> str:
+    """Return the plan as text: layout, memory of a device, traffic, work and estimated time."""
+    layout = " x ".join(f"{axis} {size}" for axis, size in plan.layout.items())
+    how = "from the cache" if plan.cached else "compiled"
+    count = f"{plan.devices} of {plan.devices + plan.unused}" if plan.unused else plan.devices
+    head = f"{plan.topology}: {count} devices, {layout}; {how} in {plan.seconds:.0f} s"
+    notes = [str(note) for note in (plan.why, plan.schedule) if note]
+    if plan.unused:
+        words = f"warning: the layout leaves {plan.unused} devices unused"
+        notes.insert(0, f"{words}; parallel.kind=fsdp parallel.devices=0 uses all")
+    parts = [
+        [head, *notes],
+        _format_memory(plan),
+        _format_tensors(plan),
+        _format_collectives(plan),
+        _format_work(plan),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _format_memory(plan: Plan) -> list[str]:
+    memory, limit = plan.memory, plan.memory["limit"]
+    lines = ["memory of a device"]
+    rows = {
+        "arguments": "the state and a batch; the state's leaves alone are "
+        f"{format_bytes(plan.leaves)}",
+        "temporaries": "at most at once",
+        "output": f"of which {format_bytes(memory['aliased'])} in the buffers of arguments",
+        "host": "on the machine, beside the device",
+    }
+    for key, note in rows.items():
+        if memory[key] or key != "host":
+            lines.append(f"  {key:12} {format_bytes(memory[key]):>10}   {note}")
+        if key == "arguments":
+            lines += [
+                f"    {part.name:10} {format_bytes(part.bytes):>10}   {part.note}".rstrip()
+                for part in plan.parts
+                if part.bytes >= plan.leaves / 1000  # not the number of a step
+            ]
+    share = ""
+    if limit:
+        left = f"{format_bytes(limit - plan.peak)} free" if plan.fits else "it does not fit"
+        share = f"of {format_bytes(limit)}: {plan.peak / limit:.0%}, {left}"
+    lines.append(f"  {'in all':12} {format_bytes(plan.peak):>10}   {share}".rstrip())
+    return lines
+
+
+def _format_tensors(plan: Plan) -> list[str]:
+    if not plan.tensors:
+        return []
+    rows = [
+        (
+            f"  {format_bytes(each.bytes)}",
+            each.role,
+            f"{each.arrays} x {each.shape}" if each.arrays > 1 else each.shape,
+            " ".join(filter(None, [each.name, each.source and f"({each.source})"])),
+        )
+        for each in plan.tensors[:SHOWN]
+    ]
+    return ["largest arrays at the peak", *align_columns(rows, right=(0,))]
+
+
+def _format_collectives(plan: Plan) -> list[str]:
+    lines = ["sent by each device in a step, loops counted"]
+    for row in collective_table(plan.collectives):
+        axes = " x ".join(row.axes) or "other"
+        beside = f", {row.overlapped / row.sent:.0%} beside computation" if row.sent else ""
+        lines.append(f"  {axes:12} {format_bytes(row.sent):>10}   {row.kind}, {row.times}{beside}")
+    if not plan.collectives and not plan.unread:
+        lines.append("  nothing")
+    return lines + [f"  not read: {note}" for note in plan.unread]
+
+
+def _format_work(plan: Plan) -> list[str]:
+    flops, lines = plan.flops, []
+    least = "" if plan.flops_exact else "at least "
+    if flops.model:
+        again = (
+            f", {least}{format_count(flops.hardware)} with recomputation" if flops.hardware else ""
+        )
+        lines.append(f"FLOPs of a step: {least}{format_count(flops.model)} of the model{again}")
+    if not plan.flops_exact:
+        lines.append(
+            "  warning: the loss has loops whose number of turns depends on data, or kernels that "
+            "are not known; a loop counts as one turn and a kernel as nothing"
+        )
+    found = plan.estimate
+    if found is None:
+        return [*lines, f"no estimate of the time: figures of {plan.topology} are not known"]
+    share = f", MFU {plan.mfu:.0%}" if plan.mfu else ""
+    return [
+        *lines,
+        f"estimate, not a measurement: {format_seconds(found.seconds)} a step{share}; "
+        f"{found.bound} takes longest",
+        f"  compute {format_seconds(found.compute)}, memory {format_seconds(found.memory)}, "
+        f"interconnect {format_seconds(found.links)}, of which the device waits for "
+        f"{format_seconds(found.exposed)}",
+        "  " + " ".join(filter(None, [f"from {found.chip}", found.source and f"({found.source})"])),
+    ]

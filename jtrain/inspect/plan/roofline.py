@@ -1,15 +1,22 @@
 """Roofline estimate of a step: its time at the published speeds of the chips."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jtrain.inspect.plan.cpu_speeds import cpu_speeds
+from jtrain.inspect.plan.collectives import Collective
+from jtrain.inspect.plan.compile import plan_cache
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.overlap import PlacedCollective
 from jtrain.inspect.plan.schedule import Simulation, Speeds
+from jtrain.io.regular_files import atomic_write
 from jtrain.parallel.chips import Chip, devices_per_chip, find_chip
 
 HOST = {"tpu": 16e9, "gpu": 55e9}
@@ -91,10 +98,14 @@ def chip_speeds(chip: Chip, axes: Mapping[str, int], devices: Sequence[Any]) -> 
     per_chip = devices_per_chip(devices)
     mesh = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
 
-    def link(collective: PlacedCollective) -> float:
+    def link(collective: Collective) -> float:
         group = _group(mesh, tuple(axes), collective.axes)
         inside = sum(_domain(device) == _domain(group[0]) for device in group)
-        coords = [getattr(device, "coords", ()) for device in group if _same(device, group[0])]
+        coords = [
+            getattr(device, "coords", ())
+            for device in group
+            if _domain(device) == _domain(group[0])
+        ]
         spanned = sum(len(set(values)) > 1 for values in zip(*coords, strict=True))
         used = 1 if collective.kind == "collective-permute" else min(chip.links, 2 * spanned or 1)
         within = 1e9 * chip.link * used / per_chip
@@ -145,5 +156,44 @@ def _domain(device: Any) -> Any:
     return device.process_index
 
 
-def _same(device: Any, first: Any) -> bool:
-    return _domain(device) == _domain(first)
+def cpu_speeds(devices: int) -> Speeds:
+    """Return the speeds of a virtual device: a share of the machine's.
+
+    They are in the cache of plans, so that two estimates differ by their programs alone.
+    """
+    file = plan_cache() / "cpu_speeds.json"
+    flops, memory = _read(file) or _measure(file)
+    share = memory / devices
+    return Speeds(flops / devices, share, share, lambda _: share / 2)
+
+
+def _measure(file: Path) -> tuple[float, float]:
+    """Measure operations and bytes a second, and write them."""
+    size = 1024
+    x, large = jnp.ones((size, size), jnp.float32), jnp.ones(2**22, jnp.float32)
+    product, total = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1)
+    flops = 2.0 * size**3 / _fastest(lambda: product(x))
+    memory = 2.0 * large.nbytes / _fastest(lambda: total(large))
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(0o700, parents=True, exist_ok=True)
+        atomic_write(file, json.dumps({"flops": flops, "memory": memory}).encode())
+    return flops, memory
+
+
+def _read(file: Path) -> tuple[float, float] | None:
+    try:
+        found = json.loads(file.read_text())
+        return float(found["flops"]), float(found["memory"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _fastest(run: Callable[[], Any], seconds: float = 0.3) -> float:
+    """Return the shortest time of a call, repeated for some seconds."""
+    jax.block_until_ready(run())
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        best = min(best, time.perf_counter() - start)
+    return best

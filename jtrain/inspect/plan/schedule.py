@@ -1,12 +1,122 @@
-"""Simulation of a compiled program's schedule at given speeds: which collectives compute hides."""
+"""A compiled program's schedule: the collectives that computation hides, and its time."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from jtrain.inspect.plan.hlo import HloProgram, Instruction
-from jtrain.inspect.plan.op_costs import OpCost, op_cost
-from jtrain.inspect.plan.overlap import CollectiveFinder, PlacedCollective
+from jtrain.inspect.plan.collectives import (
+    NOT_UNDERSTOOD,
+    Collective,
+    as_collective,
+    collective_key,
+    find_collective,
+)
+from jtrain.inspect.plan.hlo import ExecutedInstruction, HloProgram, Instruction
+from jtrain.inspect.plan.op_costs import OpCost, op_cost, op_flops
+
+START, DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"  # custom calls of the TPU compiler
+HOLDERS = {"fusion", "async-start"}
+NESTED = {"while", "conditional", "call"}
+
+
+class CollectiveFinder:
+    """Finder of the collectives that each instruction of a program begins and ends.
+
+    A collective is one instruction (`all-reduce`), a pair (`all-gather-start`, `-done`), a fusion
+    or an asynchronous computation that holds one, or a chain of pieces inside fusions between
+    the TPU compiler's `AsyncCollectiveStart` and `AsyncCollectiveDone`.
+    """
+
+    def __init__(self, program: HloProgram, mesh: Mapping[str, int]):
+        self._program = program
+        self._mesh = mesh
+        self._begun: dict[tuple[str, str], list[Collective]] = {}
+        self._holds = {
+            name: [found for each in computation.values() if (found := as_collective(each))]
+            for name, computation in program.computations.items()
+        }
+
+    def started(self, within: str, instruction: Instruction) -> list[Collective]:
+        """Return the collectives that begin at an instruction, as of one execution."""
+        at = within, instruction.name
+        if at not in self._begun:
+            self._begun[at] = [
+                found
+                for scope, each in self._inside(within, instruction)
+                if (found := self._find(scope, each)) is not None
+            ]
+        return self._begun[at]
+
+    def ended(self, within: str, instruction: Instruction) -> list[str]:
+        """Return the keys of the collectives that the device waits for at an instruction."""
+        if instruction.operation.endswith("-done"):
+            return [each.key for each in self._begun.get((within, instruction.operands[0]), [])]
+        if instruction.operation == "fusion":
+            name = instruction.called["calls"][0]
+            if self._calls(name, DONE):
+                return [collective_key(name, each) for each in self._holds[name]]
+        if instruction.operation.endswith("-start") or instruction.operation == "send":
+            return []
+        begun = self._begun.get((within, instruction.name), [])
+        # A key of digits is that of a chain, which another fusion ends.
+        return [each.key for each in begun if not each.key.isdigit()]
+
+    def is_collective(self, instruction: Instruction) -> bool:
+        """Return whether an instruction does nothing but communicate."""
+        if instruction.operation in {"send", "recv", "send-done", "recv-done"}:
+            return True
+        if instruction.operation == "async-start":
+            return any(self._holds[name] for names in instruction.called.values() for name in names)
+        return as_collective(instruction) is not None
+
+    def overlapped(self) -> set[str]:
+        """Return the keys of collectives with a product, a kernel or a loop before their end.
+
+        Those are pairs with it between start and done in the schedule, and chains with it in one
+        of the fusions that hold their pieces.
+        """
+        found: set[str] = set()
+        for name, computation in self._program.computations.items():
+            running: set[str] = set()
+            for each in computation.values():
+                nested = each.operation in NESTED
+                if running and (nested or op_flops(self._program, name, each) > 0):
+                    found |= running
+                running |= {collective.key for collective in self.started(name, each)}
+                running -= set(self.ended(name, each))
+        return found
+
+    def _inside(self, within: str, each: Instruction) -> Iterator[tuple[str, Instruction]]:
+        found = as_collective(each)
+        if found is not None:
+            yield within, found
+        elif each.operation in HOLDERS:
+            for name in (name for names in each.called.values() for name in names):
+                pieces = self._holds[name]
+                chained = any("chain_id=" in piece.attributes for piece in pieces)
+                if not chained or self._calls(name, START):
+                    yield from ((name, piece) for piece in pieces)
+
+    def _find(self, within: str, instruction: Instruction) -> Collective | None:
+        run = ExecutedInstruction(instruction, 1, within, True)
+        try:
+            return find_collective(run, self._program, self._mesh)
+        except NOT_UNDERSTOOD:  # named in the plan as not read
+            return None
+
+    def _calls(self, name: str, target: str) -> bool:
+        return any(
+            each.operation == "custom-call" and f'"{target}"' in each.attributes
+            for each in self._program.computations[name].values()
+        )
+
+
+def mark_overlapped(
+    found: tuple[Collective, ...], program: HloProgram, mesh: Mapping[str, int]
+) -> tuple[Collective, ...]:
+    """Return the collectives with `overlapped` set."""
+    keys = CollectiveFinder(program, mesh).overlapped()
+    return tuple(each._replace(overlapped=each.key in keys) for each in found)
 
 
 class Speeds(NamedTuple):
@@ -15,7 +125,7 @@ class Speeds(NamedTuple):
     flops: float
     memory: float
     host: float
-    link: Callable[[PlacedCollective], float]
+    link: Callable[[Collective], float]
     """Bytes a second that a device sends in a collective."""
     fp8: float = 0.0
     """Operations a second in products of fp8; 0: as in `flops`."""
@@ -23,6 +133,10 @@ class Speeds(NamedTuple):
     def compute(self, cost: OpCost) -> float:
         """Return the seconds of an instruction's products."""
         return (cost.flops - cost.fp8) / self.flops + cost.fp8 / (self.fp8 or self.flops)
+
+    def copy(self, cost: OpCost) -> float:
+        """Return the seconds of an instruction's bytes."""
+        return max(cost.memory / self.memory, cost.host / self.host)
 
 
 @dataclasses.dataclass
@@ -97,7 +211,7 @@ class Simulation:
             self._work(name, each, line, start)
             for key in self._finder.ended(name, each):
                 wait(key)
-            if each.operation in {"copy-done", "async-done"} and each.operands[0] in pending:
+            if each.operation in {"copy-done", "async-done"}:
                 wait(each.operands[0])
         for key in list(pending):
             wait(key)
@@ -117,15 +231,12 @@ class Simulation:
             line.add(self.run(each.called["to_apply"][0]))
         elif not self._finder.is_collective(each):
             cost = op_cost(self._program, name, each)
+            compute, copy = self._speeds.compute(cost), self._speeds.copy(cost)
             line.flops += cost.flops
-            line.compute += self._speeds.compute(cost)
+            line.compute += compute
             line.memory += cost.memory / self._speeds.memory
             if each.operation.endswith("-start"):
-                start(each.name, "host" if cost.host else "memory", self._copy(cost))
+                start(each.name, "host" if cost.host else "memory", copy)
                 return
-            seconds = max(self._speeds.compute(cost), self._copy(cost))
-            line.busy += seconds
-            line.total += seconds
-
-    def _copy(self, cost: OpCost) -> float:
-        return max(cost.memory / self._speeds.memory, cost.host / self._speeds.host)
+            line.busy += max(compute, copy)
+            line.total += max(compute, copy)

@@ -1,19 +1,22 @@
 """Absent devices, by a name such as `v5e:4x4`, `2*v5p:4x4x4`, `2*h100:8` or `cpu:8`."""
 
+import contextlib
+import dataclasses
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jtrain.distributed.cluster.cluster import NUMBER, sets_cpu_devices
 from jtrain.distributed.manifests.machines import TopologyName
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.inspect.plan.compiler_logging import suppress_stderr
-from jtrain.inspect.plan.gpu_targets import FRACTION, GPU_TARGETS
 from jtrain.io.environment import installed_version
+
+if TYPE_CHECKING:
+    from jtrain.train.experiment import RunConfig
 
 # Slices of each kind of TPU that libtpu 0.0.51 compiles for.
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -200,3 +203,147 @@ def _check_libtpu(name: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+class GpuTarget(NamedTuple):
+    """Facts of a GPU that XLA compiles for."""
+
+    name: str
+    capability: int  # CUDA compute capability, major
+    cores: int  # streaming multiprocessors
+    fpus: int  # float32 units of a core
+    memory: int  # bytes
+    bandwidth: int  # bytes a second
+    cache: int  # bytes of the L2 cache
+    shared: int  # bytes of shared memory of a core
+    clock: float  # GHz
+
+    def text(self) -> str:
+        """Return the description as XLA reads it, a GpuTargetConfigProto in text form."""
+        accelerated = "ACCELERATED_FEATURES" if self.capability >= 9 else "NONE"
+        return f"""
+            gpu_device_info {{
+              threads_per_block_limit: 1024
+              threads_per_warp: 32
+              shared_memory_per_block: 49152
+              shared_memory_per_core: {self.shared}
+              shared_memory_per_block_optin: {self.shared - 1024}
+              threads_per_core_limit: 2048
+              core_count: {self.cores}
+              fpus_per_core: {self.fpus}
+              block_dim_limit_x: 2147483647
+              block_dim_limit_y: 65535
+              block_dim_limit_z: 65535
+              thread_dim_limit_x: 1024
+              thread_dim_limit_y: 1024
+              thread_dim_limit_z: 64
+              registers_per_core_limit: 65536
+              registers_per_block_limit: 65536
+              memory_bandwidth: {self.bandwidth}
+              device_memory_size: {self.memory}
+              l2_cache_size: {self.cache}
+              clock_rate_ghz: {self.clock}
+              cuda_compute_capability {{
+                major: {self.capability}
+                feature_extension: {accelerated}
+              }}
+              driver_version: "13.0.0"
+              runtime_version: "12.8.0"
+              compile_time_toolkit_version: "12.8.0"
+            }}
+            platform_name: "CUDA"
+            dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+            device_description_str: "{self.name}"
+        """
+
+
+# Source: openxla/xla, xla/backends/gpu/target_config/specs (November 2026).
+GPU_TARGETS: dict[str, GpuTarget] = {
+    "a100": GpuTarget(
+        *("NVIDIA A100-SXM4-80GB", 8, 108, 64, 85100068864),
+        *(2039040000000, 41943040, 167936, 1.41),
+    ),
+    "h100": GpuTarget(
+        *("NVIDIA H100 80GB HBM3", 9, 132, 128, 84942979072),
+        *(3352320000000, 52428800, 233472, 1.98),
+    ),
+    "h200": GpuTarget(
+        *("NVIDIA H200 141GB HBM3e", 9, 132, 128, 151397597184),
+        *(4800000000000, 52428800, 233472, 1.98),
+    ),
+    "b200": GpuTarget(
+        *("NVIDIA B200", 10, 148, 128, 191514411008),
+        *(7672320000000, 132644864, 233472, 1.965),
+    ),
+}
+"""GPUs, by the names in a topology such as `h100:8`."""
+
+FRACTION = 0.75
+"""Share of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
+
+Source: https://docs.jax.dev/en/latest/gpu_memory_allocation.html.
+"""
+
+
+@contextlib.contextmanager
+def suppress_stderr() -> Iterator[None]:
+    """Discard all output on standard error, including that of C++ libraries."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsentDevice:
+    """A device by its place: as much of a JAX device as layouts look at."""
+
+    id: int
+    process_index: int
+    slice_index: int
+    platform: str
+    device_kind: str = "absent"
+
+    def addressable_memories(self) -> list:
+        """Return no memories."""
+        return []
+
+
+def check_fills(
+    config: "RunConfig", topology: str, *, platform: str, slices: int, hosts: int, devices: int
+) -> None:
+    """Raise unless a run uses all devices of a topology, with as many rows on each.
+
+    A layout that is chosen at the start (parallel.kind=auto) fits any number of devices.
+
+    Args:
+        hosts: of each slice, with one process each.
+        devices: of each host.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    from jtrain.parallel import Auto, check_divides
+
+    if isinstance(config.parallel, Auto):
+        return
+    places = [(s, h) for s in range(slices) for h in range(hosts) for _ in range(devices)]
+    absent = [AbsentDevice(i, s * hosts + h, s, platform) for i, (s, h) in enumerate(places)]
+    try:
+        strategy = config.parallel.build(absent)
+        check_divides(config.batch, strategy.shares, config.microbatches)
+        check_divides(
+            config.evaluate.batch or config.batch, strategy.shares, 1, name="evaluate.batch"
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{topology} has {len(absent)} devices. {error}") from error
+    used = math.prod(strategy.axes.values()) if strategy.axes else 1
+    if used < len(absent):
+        raise ConfigError(
+            f"{topology} has {len(absent)} devices, and parallel.kind={config.parallel.kind} uses "
+            f"{used} of them. Write parallel.kind=fsdp parallel.devices=0, which uses all."
+        )

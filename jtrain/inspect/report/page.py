@@ -2,35 +2,27 @@
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from jtrain.config.dump import ABSENT
-from jtrain.config.schema import format_value
-from jtrain.inspect.report.document import STYLES, render_document
-from jtrain.inspect.report.overview import render_overview, render_table
+from jtrain.config.wording import format_value
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
     leaf_charts,
     metric_charts,
     newest_matrices,
     speed_charts,
+    summarize_run,
     trained_seconds,
 )
+from jtrain.io.formatting import format_count, format_duration, format_number
 
 ENVIRONMENT = (
-    "started",
-    "jtrain",
-    "python",
-    "packages",
-    "devices",
-    "layout",
-    "shards",
-    "machine",
-    "git",
-    "argv",
+    *("started", "jtrain", "python", "packages", "devices"),
+    *("layout", "shards", "machine", "git", "argv"),
 )
 LOG_LINES = 200
 NAMED = 8  # run names in a title
@@ -216,3 +208,112 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return str(value)
+
+
+COLOURS = 8  # colours in page.css
+
+
+def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table that scrolls sideways if it is too wide; cells are HTML."""
+    heads = "".join(f"<th>{cell}</th>" for cell in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    scrolls = 'tabindex="0" role="region" aria-label="a table that scrolls sideways"'
+    return f'<div class="wide" {scrolls}><table><tr>{heads}</tr>{lines}</table></div>'
+
+
+def colour(run: int) -> str:
+    """Return the CSS colour of a run by its index, the same as `colour` in charts.js."""
+    return f"var(--c{run})" if run < COLOURS else f"hsl({run * 137.5 % 360:g} 60% 48%)"
+
+
+METRICS = 8  # columns of evaluations
+
+
+def render_overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
+    """Return the table of all runs: status, step, losses, evaluations, speed."""
+    summaries = [summarize_run(story) for story in stories]
+    metrics = list(dict.fromkeys(name for summary in summaries for name in summary["validation"]))[
+        :METRICS
+    ]
+    goals = {summary["best"]["name"] for summary in summaries if summary["best"]}
+    best = f"best {escape(next(iter(goals)))}" if len(goals) == 1 else "best"
+    head = ["run", "status", "step", "loss", *map(escape, metrics), best]
+    rows = []
+    for i, (name, story, summary) in enumerate(zip(names, stories, summaries, strict=True)):
+        numbers = [_or_dash(summary["validation"].get(metric), format_number) for metric in metrics]
+        cells = [_button(i, name), _status(story), _step(story, summary["steps"])]
+        cells += [_or_dash(summary["loss"], format_number), *numbers, _best(summary["best"], goals)]
+        rows.append(cells + _speed(summary))
+    return render_table([*head, "speed", "waiting", "trained"], rows)
+
+
+def _button(run: int, name: str) -> str:
+    return (
+        f'<button class="run" data-run="{run}" aria-pressed="true">'
+        f'<i class="swatch" style="background:{colour(run)}"></i>{escape(name)}</button>'
+    )
+
+
+def _status(story: RunStory) -> str:
+    word = story.status if story.status.isalpha() else "unknown"
+    detail = str(story.facts.get("why") or "")
+    if word in {"running", "unknown"} and story.written is not None:
+        detail = f"last written {format_duration(max(0.0, time.time() - story.written))} ago"
+    label = f'<span class="status {word}">{escape(story.status)}</span>'
+    return f"{label} <small>{escape(detail)}</small>"
+
+
+def _step(story: RunStory, steps: Any) -> str:
+    return f"{story.step:,}" + (f" / {escape(str(steps))}" if steps else "")
+
+
+def _best(best: dict[str, Any] | None, goals: set[str]) -> str:
+    if best is None:
+        return "-"
+    name = f"{escape(best['name'])} " if len(goals) > 1 else ""
+    return f"{name}{format_number(best['value'])} <small>at {best['step']:,}</small>"
+
+
+def _speed(summary: dict[str, Any]) -> list[str]:
+    unit = escape((summary["rate_of"] or "").partition("_")[0])
+    rate = summary["rate"]
+    return [
+        "-" if rate is None else f"{format_count(rate)} {unit}/s",
+        _or_dash(summary["waiting"], "{:.1%}".format),
+        _or_dash(summary["trained_seconds"] or None, format_duration),
+    ]
+
+
+def _or_dash(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if value is None else text(value)
+
+
+STYLES = "default-src 'none'; style-src 'unsafe-inline'"
+"""Policy of a page without scripts."""
+
+
+def render_document(title: str, body: str, *, style: str = "", policy: str = STYLES) -> str:
+    """Return a page with a title, in the style of all pages.
+
+    Args:
+        body: HTML that follows the heading, ending with a line break.
+        style: CSS after that of all pages, ending with a line break.
+        policy: the page's Content-Security-Policy.
+    """
+    style = (files("jtrain.inspect.report") / "page.css").read_text("utf-8") + style
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+{body}</body>
+</html>
+"""

@@ -1,30 +1,117 @@
-"""The readable contents of a run's directory, with a list of damages."""
+"""The runs that a command line names, and the readable contents of a run's directory."""
 
 import dataclasses
 import math
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from jtrain.config.dump import flatten
 from jtrain.config.node import without_origins
 from jtrain.config.read import read as read_config
-from jtrain.errors import UserError
+from jtrain.config.top import RUNS
+from jtrain.errors import ConfigError, UserError
+from jtrain.io.object_store import check_local_run
 from jtrain.io.regular_files import (
     LinkError,
     TooLargeError,
     check_no_link,
     parse_json,
     read_bytes,
+    read_json,
 )
 from jtrain.train.evaluation import NAME as EVALUATIONS
+
+DEPTH = 2  # runs/ has sweeps, and a sweep has runs
+
+
+@dataclasses.dataclass(frozen=True)
+class RunQuery:
+    """The runs that the words of a command line name."""
+
+    runs: Sequence[Path]
+    """The directories of the runs, each once."""
+    folder: Path | None
+    """The sweep or folder of all runs, if it was the only word."""
+    skipped: Sequence[str]
+    """A line for each word that names an existing path without a run."""
+
+
+def find_runs(words: Sequence[str]) -> RunQuery:
+    """Find runs by their directories or names in runs/.
+
+    A sweep, or another folder of runs, gives all its runs. Files and directories without a run are
+    skipped, since `runs/sweep/*` includes some.
+
+    Raises:
+        ConfigError: if a word names no path, or no word names a run.
+    """
+    runs: dict[Path, Path] = {}
+    skipped, folder = [], None
+    for word in words:
+        path = _find_path(word)
+        inside = [path] if holds_run(path) else list(_inside(path, DEPTH))
+        if not inside:
+            kind = "a directory without a run" if path.is_dir() else "a file"
+            skipped.append(f"{word} is {kind}, and is skipped")
+        elif inside != [path] and len(words) == 1:
+            folder = path
+        runs |= {run.resolve(): run for run in inside}
+    if not runs:
+        reasons = "; ".join(line.removesuffix(", and is skipped") for line in skipped)
+        raise ConfigError(
+            f"jtrain report: {reasons}. Name a run, a sweep, or a folder of runs. Available in "
+            f"runs/: {_available()}"
+        )
+    return RunQuery(list(runs.values()), folder, skipped)
+
+
+def holds_run(directory: Path) -> bool:
+    """Return whether a directory has any file of a run."""
+    return any((directory / name).is_file() for name in EXPECTED)
+
+
+def _find_path(word: str) -> Path:
+    check_local_run(word, "jtrain report")
+    for path in (Path(word), RUNS / word):
+        if path.exists():
+            return path
+    raise ConfigError(
+        f"jtrain report: {word} is not a directory. Available in runs/: {_available()}"
+    )
+
+
+def _available() -> str:
+    names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
+    return ", ".join(names) or "none: train one by jtrain run CONFIG"
+
+
+def _inside(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the runs in a folder; those of a sweep in its order."""
+    if not folder.is_dir() or not depth:
+        return
+    order = {name: index for index, name in enumerate(_members(folder))}
+    children = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    for child in sorted(children, key=lambda path: (order.get(path.name, len(order)), path.name)):
+        if holds_run(child):
+            yield child
+        else:
+            yield from _inside(child, depth - 1)
+
+
+def _members(folder: Path) -> list[str]:
+    """Return the directory names of a sweep's runs in order; empty if it is no sweep."""
+    try:
+        sweep = read_json(folder / "sweep.json", most=1 << 26, inside=folder)
+        return [member["name"].rpartition("/")[2] for member in sweep["members"]]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
 
 Row: TypeAlias = Mapping[str, Any]
 # Reported troubles per file; newest pictures; bytes of a picture.
 MAX_TROUBLES, PICTURES, PICTURE_BYTES = 5, 24, 4_000_000
 TEXT_BYTES = 1 << 30  # limit of a text file
-STEP_COLUMNS = ("loss", "grad_norm")  # columns of steps.jsonl
 EXPECTED = ("config.yaml", "run.json", "metrics.jsonl", "speed.jsonl")
 
 
@@ -101,17 +188,6 @@ def read_run(path: Path) -> RunStory:
     )
 
 
-def format_age(seconds: float | None) -> str:
-    """Format the time since a time stamp: `3 min ago`."""
-    if seconds is None:
-        return ""
-    ago = max(0.0, time.time() - seconds)
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if ago >= 2 * size:
-            return f"{ago / size:.0f} {unit} ago"
-    return f"{ago:.0f} s ago"
-
-
 def to_number(value: Any) -> float | None:
     """Convert a value of a row to a number, including NaN and infinity; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -126,19 +202,13 @@ def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
     """Return the readable rows by step; the last of rows with the same step and names counts."""
     found: dict[tuple[int, frozenset[str]], Row] = {}
     errors: list[str] = []
-    for line_number, line in enumerate(_text(path, troubles).splitlines(), 1):
-        row = _row(line)
-        if row is None:
+    for number, line in enumerate(_text(path, troubles).splitlines(), 1):
+        if (row := _row(line)) is not None:
+            found[row["step"], frozenset(row)] = row
+        else:
             errors.append(
-                f"row {line_number} of {path.name} cannot be read and is skipped: {line[:40]!r}"
+                f"row {number} of {path.name} cannot be read and is skipped: {line[:40]!r}"
             )
-            continue
-        key = row["step"], frozenset(row)
-        if key in found:
-            errors.append(
-                f"row {line_number} of {path.name} repeats step {row['step']}; the last row counts"
-            )
-        found[key] = row
     troubles += errors[:MAX_TROUBLES]
     if len(errors) > MAX_TROUBLES:
         troubles.append(f"and {len(errors) - MAX_TROUBLES} more rows of {path.name}")
@@ -160,20 +230,15 @@ def _steps(rows: Iterable[Row], troubles: list[str]) -> tuple[Row, ...]:
     """Expand the rows of steps.jsonl, which have lists for several steps, to a row per step."""
     found, errors = [], 0
     for row in rows:
-        columns = {name: row.get(name) for name in STEP_COLUMNS}
-        lists = {name: each for name, each in columns.items() if isinstance(each, list)}
-        lengths = {len(each) for each in lists.values()}
-        if len(lists) < len(STEP_COLUMNS) or len(lengths) > 1 or 0 in lengths:
+        losses, norms = row.get("loss"), row.get("grad_norm")
+        if not (isinstance(losses, list) and isinstance(norms, list) and len(losses) == len(norms)):
             errors += 1
             continue
-        (length,) = lengths
-        first = row["step"] - length + 1
-        found += [
-            {"step": first + i, **{name: each[i] for name, each in lists.items()}}
-            for i in range(length)
-        ]
+        first = row["step"] - len(losses) + 1
+        pairs = enumerate(zip(losses, norms, strict=True), first)
+        found += [{"step": step, "loss": loss, "grad_norm": norm} for step, (loss, norm) in pairs]
     if errors:
-        troubles.append(f"{errors} rows of steps.jsonl have no lists of {', '.join(STEP_COLUMNS)}")
+        troubles.append(f"{errors} rows of steps.jsonl have no lists of loss, grad_norm")
     return tuple(found)
 
 
@@ -226,43 +291,29 @@ def _text(path: Path, troubles: list[str]) -> str:
 
 def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
     """Return the newest pictures, `NAME-STEP.png`, by name and step."""
-    found = []
+    found, pictures = [], []
     try:
         check_no_link(folder)
     except LinkError as error:
         troubles.append(f"{folder.name} {error.strerror}: its files are skipped")
         return ()
-    for file in sorted(folder.glob("*.png")) if folder.is_dir() else []:
+    for file in folder.glob("*.png"):
         name, _, step = file.stem.rpartition("-")
         if name and step.isdecimal():
             found.append((int(step), name, file))
-    newest = sorted(found)[-PICTURES:]
-    pictures = []
-    for step, name, file in newest:
+    for step, name, file in sorted(found)[-PICTURES:]:
         try:
-            data = _picture(file)
+            data = read_bytes(file, most=PICTURE_BYTES, inside=folder.parent)
         except LinkError as error:
             troubles.append(f"pictures/{file.name} {error.strerror}: it is skipped")
             continue
+        except (OSError, TooLargeError):
+            data = b""
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
             pictures.append(RunPicture(name, step, data))
         else:
             troubles.append(f"pictures/{file.name} is not a PNG of at most {PICTURE_BYTES:,} bytes")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
-
-
-def _picture(file: Path) -> bytes:
-    """Return the bytes of a picture; empty if it is not a file, or too large.
-
-    Raises:
-        LinkError: if the file or its folder is a link.
-    """
-    try:
-        return read_bytes(file, most=PICTURE_BYTES, inside=file.parent.parent)
-    except LinkError:
-        raise
-    except (OSError, TooLargeError):
-        return b""
 
 
 def is_finite_number(value: Any) -> bool:

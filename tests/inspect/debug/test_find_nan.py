@@ -12,8 +12,7 @@ from quick_study import CODE, at_home, config_of, trained, write_study
 
 from jtrain.errors import ConfigError
 from jtrain.inspect.debug.eval_jaxpr import evaluate
-from jtrain.inspect.debug.find_nan import NonfiniteReport, find_nan
-from jtrain.inspect.debug.nonfinite_origin import NonfiniteTrace
+from jtrain.inspect.debug.find_nan import NonfiniteReport, NonfiniteTrace, find_nan
 
 RETURN = 'return cross_entropy(x @ params["down"], batch["label"], batch["mask"])'
 LOG = """logits = x @ params["down"]

@@ -9,7 +9,7 @@ from quick_study import CODE, YAML, at_home, config_of, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import CheckpointError
-from jtrain.inspect.debug.dry_run import dry_run
+from jtrain.inspect.debug.rehearsals import dry_run
 from jtrain.train.hooks.log import read_results
 
 CONFIG = "configs/quick.yaml"

@@ -8,8 +8,7 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from jtrain.inspect.doctor.child import ChildResult
-from jtrain.inspect.doctor.finding import Finding
+from jtrain.inspect.doctor.checks import ChildResult, Finding
 
 # Packages that fit together, with the requirements that matter: those of JAX are copied from it.
 HEALTHY = {

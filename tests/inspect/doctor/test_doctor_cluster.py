@@ -2,13 +2,12 @@
 
 from fakes import names, the, write_files
 
-from jtrain.inspect.doctor import cluster
-from jtrain.inspect.doctor.child import Child
-from jtrain.inspect.doctor.finding import Finding
+from jtrain.inspect.doctor.checks import Child, Finding
+from jtrain.inspect.doctor.examine import check_cluster, gather_cluster
 
 
 def clustered(**environ: str) -> list[Finding]:
-    return list(cluster.check_cluster(cluster.gather_cluster(environ), environ))
+    return list(check_cluster(gather_cluster(environ), environ))
 
 
 def test_one_process():
@@ -45,7 +44,7 @@ def test_a_child_reports_until_it_dies(tmp_path, monkeypatch):
         tmp_path,
         {
             "dying.py": "import os, signal, sys\n"
-            "from jtrain.inspect.doctor.child import Reporter\n"
+            "from jtrain.inspect.doctor.checks import Reporter\n"
             "def main(given, file):\n"
             "    report = Reporter(file, given['timeout'])\n"
             "    report(first=given['x'])\n"

@@ -6,7 +6,7 @@ from fakes import names, result, the, write_files
 from full_disk import files_of_at_most
 from permissions import permissions_hold
 
-from jtrain.inspect.doctor.child import Child, ChildResult
+from jtrain.inspect.doctor.checks import Child, ChildResult
 from jtrain.inspect.doctor.disk import check_disk, probe
 
 
@@ -29,17 +29,17 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir(mode=0o500)
     with permissions_hold():
-        finding = the(check_disk(runs, probed(runs)), "disk-create")
+        finding = the(check_disk(runs, probed(runs)), "disk-write")
     assert "Permission denied" in finding.found
     assert "chmod u+rwx" in finding.found
     runs.chmod(0o700)
     with permissions_hold():
-        assert "disk-create" not in names(check_disk(runs, probed(runs)))
+        assert "disk-write" not in names(check_disk(runs, probed(runs)))
 
 
 def test_a_file_in_the_place_of_the_directory(tmp_path):
     (tmp_path / "runs").write_text("")
-    finding = the(check_disk(tmp_path / "runs/a", probed(tmp_path / "runs/a")), "disk-create")
+    finding = the(check_disk(tmp_path / "runs/a", probed(tmp_path / "runs/a")), "disk-write")
     assert "move the file away" in finding.found
     assert (tmp_path / "runs").read_text() == ""
 

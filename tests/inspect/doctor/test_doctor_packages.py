@@ -7,7 +7,7 @@ import pytest
 from fakes import healthy, install, names, the
 
 from jtrain.inspect.doctor import packages
-from jtrain.inspect.doctor.finding import Finding
+from jtrain.inspect.doctor.checks import Finding
 
 PYTHON = Path(sys.executable).name
 

@@ -97,7 +97,7 @@ def test_a_disk_that_cannot_flush(tmp_path):
 def test_a_read_only_file_system(tmp_path):
     plant = lambda: refuse_call("rename", errno.EROFS)
     report = found(shell(f"{DOCTOR} disk", tmp_path, {}, plant, code=2))
-    assert "mounted read-only" in report["disk-rename"]["found"]
+    assert "mounted read-only" in report["disk-write"]["found"]
 
 
 @pytest.mark.thorough

@@ -7,9 +7,13 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.inspect.plan.collectives import Collective, read_collectives, sum_by_axes
+from jtrain.inspect.plan.collectives import (
+    Collective,
+    parse_replica_groups,
+    read_collectives,
+    sum_by_axes,
+)
 from jtrain.inspect.plan.hlo import HloError, HloProgram, array_sizes
-from jtrain.inspect.plan.replica_groups import parse_replica_groups
 
 SIZES = {"data": 2, "fsdp": 4}
 

@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import pytest
 from small_plans import small
 
-from jtrain.inspect.plan.collectives import collectives_of
-from jtrain.inspect.plan.compiler import compile_and_read
+from jtrain.inspect.plan.collectives import Collective, collectives_of
+from jtrain.inspect.plan.compile import compile_step
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.kernel_costs import unknown_kernels
-from jtrain.inspect.plan.op_costs import op_cost, op_flops
-from jtrain.inspect.plan.overlap import PlacedCollective, mark_overlapped
+from jtrain.inspect.plan.op_costs import op_cost, op_flops, unknown_kernels
 from jtrain.inspect.plan.plan import collective_table, make_plan
 from jtrain.inspect.plan.roofline import Estimate, chip_speeds
-from jtrain.inspect.plan.schedule import Simulation, Speeds
+from jtrain.inspect.plan.schedule import Simulation, Speeds, mark_overlapped
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.parallel.chips import CHIPS, GPUS
 from jtrain.train.compilation_cache import enable_compilation_cache
@@ -233,8 +231,8 @@ def gpus(machines: int, each: int) -> list:
     ]
 
 
-def collective(kind: str, *axes: str) -> PlacedCollective:
-    return PlacedCollective("", kind, axes, 1, "")
+def collective(kind: str, *axes: str) -> Collective:
+    return Collective(kind, axes, 1)
 
 
 def test_a_collective_of_a_slice_uses_the_links_of_its_axes():
@@ -293,7 +291,7 @@ def test_a_program_in_the_compilation_cache_is_compiled_again(lowered, tmp_path,
     try:
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
-            compile_and_read(lowered, tmp_path / name)
+            compile_step(lowered, tmp_path / name)
             found = list((tmp_path / name).glob("*-live-range.txt"))
             assert found, "the buffers at the peak, which a hit of the cache would not write"
     finally:

@@ -12,12 +12,17 @@ from small_plans import small
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
-from jtrain.inspect.plan.compiled_step import read_step
-from jtrain.inspect.plan.format import format_bytes, format_plan
-from jtrain.inspect.plan.gpu_targets import GPU_TARGETS
-from jtrain.inspect.plan.plan import make_plan
-from jtrain.inspect.plan.state_parts import state_parts
-from jtrain.inspect.plan.topology import MACHINE_GPUS, SLICES, find_topology, nearest_slices
+from jtrain.inspect.plan.compile import read_step
+from jtrain.inspect.plan.memory import state_parts
+from jtrain.inspect.plan.plan import format_plan, make_plan
+from jtrain.inspect.plan.topology import (
+    GPU_TARGETS,
+    MACHINE_GPUS,
+    SLICES,
+    find_topology,
+    nearest_slices,
+)
+from jtrain.io.formatting import format_bytes
 from jtrain.parallel.chips import CHIPS
 from jtrain.train.setup import set_up
 
@@ -195,7 +200,7 @@ def test_a_plan_prints_the_parts_of_a_state():
     assert sum(part.bytes for part in plan.parts) == plan.leaves
     lines = [line.split() for line in text.splitlines()]
     row = next(words for words in lines if words[:1] == ["frozen"] and words[-1] == "nf4")
-    assert row == ["frozen", "4.61", "kB", "in", "nf4"]  # 8,192 numbers of 0.5625 bytes
+    assert row == ["frozen", "4.61kB", "in", "nf4"]  # 8,192 numbers of 0.5625 bytes
     assert plan.plain()["state"][0] == {
         "name": "parameters",
         "kind": "",

@@ -9,9 +9,9 @@ from small_plans import CONFIG, SMALL, small
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
-from jtrain.inspect.plan import largest_batch
-from jtrain.inspect.plan.candidates import Costs, candidates, current
+from jtrain.inspect.plan import advice
 from jtrain.inspect.plan.plan import make_plan
+from jtrain.inspect.plan.search import Costs, candidates, current
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.train.setup import set_up
 from jtrain.train.summary import count_step_flops
@@ -81,19 +81,19 @@ def test_the_largest_batch_divides_into_the_microbatches_of_a_pipeline(monkeypat
         count_step_flops(set_up(config, among=topology.devices))  # traces the loss
         return SimpleNamespace(peak=1000 * config.batch, fits=config.batch <= 580)
 
-    monkeypatch.setattr(largest_batch, "make_plan", by_shapes)
+    monkeypatch.setattr(advice, "make_plan", by_shapes)
     topology = find_topology("cpu:4")._replace(limit=580_000)
-    found = largest_batch.find_largest_batch(config, topology)
+    found = advice.find_largest_batch(config, topology)
     assert (found.batch, found.step, found.proved) == (576, 8, True)
 
 
 def test_numbers_of_no_plan_are_refused(capsys):
-    for words, advice in [
+    for words, typed in [
         (["--search", "--compiles", "0"], "--compiles 12"),
         (["--memory", "-1"], "--memory 16"),
     ]:
         assert main([*CPU, *words]) == 2
-        assert advice in capsys.readouterr().err
+        assert typed in capsys.readouterr().err
 
 
 def test_without_a_memory_there_is_no_largest_batch(capsys):

@@ -10,10 +10,11 @@ from quick_study import write_study
 import jtrain as jt
 from jtrain.cli import main
 from jtrain.core.loop import StatelessHook, train_loop
-from jtrain.inspect.profile.read_trace import (
+from jtrain.inspect.profile import (
     Profile,
+    format_profile,
+    load_profile,
 )
-from jtrain.inspect.profile.report import format_profile, load_profile
 from jtrain.train.hooks.profile_window import ProfileWindow, StepWindow
 
 

@@ -1,6 +1,7 @@
-"""Child processes that may crash or hang; their reports arrive as they are written."""
+"""Findings of the checks, and the child processes of checks that may crash or hang."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -8,10 +9,60 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from jtrain.io.formatting import signal_name
+
+Status = Literal["ok", "warning", "error"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Result of one check of one thing."""
+
+    check: str
+    """The check: packages, devices and so on."""
+    name: str
+    """Short name of the fault or of the healthy thing: jaxlib-version, disk-full."""
+    status: Status
+    """error: training cannot start or would lose results; warning: it works, but worse."""
+    found: str
+    """A sentence: what was found."""
+    remedy: str = ""
+    """The line to type; empty for ok."""
+
+
+def ok(check: str, found: str) -> Finding:
+    """Return a finding of a healthy thing."""
+    return Finding(check, "ok", "ok", found)
+
+
+def warning(check: str, name: str, found: str, remedy: str) -> Finding:
+    """Return a finding of something that works, but worse than it could."""
+    return Finding(check, name, "warning", found, remedy)
+
+
+def error(check: str, name: str, found: str, remedy: str) -> Finding:
+    """Return a finding of something that must be fixed before training."""
+    return Finding(check, name, "error", found, remedy)
+
+
+def format_findings(findings: Sequence[Finding]) -> str:
+    """Format findings: a line each, and below it the line to type."""
+    width = max((len(finding.check) for finding in findings), default=0)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.status:7}  {finding.check:{width}}  {finding.found}")
+        if finding.remedy:
+            lines.append(f"{'':7}  {'':{width}}  -> {finding.remedy}")
+    return "\n".join(lines)
+
+
+def count_status(findings: Sequence[Finding], status: Status) -> int:
+    """Return the number of findings with a status."""
+    return sum(finding.status == status for finding in findings)
+
 
 # The child sees the same modules as this process, also those beside the current directory.
 _CODE = (

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,16 @@ from jtrain.config.top import CheckpointConfig, EvaluateConfig, LogConfig
 from jtrain.core.loop import Hook, Stop
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
+from jtrain.inspect.report.page import render_document
 from jtrain.optim.schedules import Exponential
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.curve import curve
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.run import run
 from jtrain.train.run_store import MemoryStore
+from jtrain.train.svg_chart import chart
 from jtrain.train.temporary_run import temporary_directory
 from jtrain.train.train_to_end import start_run, train_to_end
 
@@ -134,7 +138,8 @@ def analyze(rates: Sequence[float], losses: Sequence[float], *, diverged: bool) 
 
     The loss of a step is that before the step's update: it tells of the rates before it.
     """
-    smoothed = smooth_losses(losses)
+    mean = _RunningMean(len(losses))
+    smoothed = [mean.add(loss) for loss in losses]
     make = lambda **more: RangeResult(
         **{"lower": None, "steepest": None, "upper": None, **more},
         rates=tuple(rates),
@@ -165,12 +170,6 @@ def analyze(rates: Sequence[float], losses: Sequence[float], *, diverged: bool) 
             f"--rates {low:g}:{100 * high:g}"
         )
     return make(lower=rates[begin], steepest=rates[steepest], upper=rates[lowest], trouble=trouble)
-
-
-def smooth_losses(losses: Sequence[float]) -> list[float]:
-    """Return the exponential mean of the losses without its bias, as `curve.smooth` has it."""
-    mean = _RunningMean(len(losses))
-    return [mean.add(loss) for loss in losses]
 
 
 def _steepest(rates: Sequence[float], smoothed: Sequence[float], first: int, last: int) -> int:
@@ -233,3 +232,53 @@ def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig
         guard=SkipPolicy(window=steps, without=config.guard.without),
         trackers=(),
     )
+
+
+STYLE = "svg { display: block; width: 100%; max-width: 46rem; height: auto; }\n"
+
+
+def format_result(found: RangeResult, name: str, *, width: int = 80, ascii: bool = False) -> str:
+    """Return the plot of the smoothed loss over the rate, and the suggestion."""
+    points = {"smoothed loss over the learning rate": _visible(found.rates, found.smoothed)}
+    plot = curve(points, width=width, height=16, ascii=ascii, label=_rate_label)
+    return "\n".join([plot, *suggest(found, name)])
+
+
+def suggest(found: RangeResult, name: str) -> list[str]:
+    """Return lines with the suggestion, its rule and its source."""
+    steps = len(found.losses)
+    end = "the loss diverged" if found.diverged else "the loss did not diverge"
+    last = f"{found.rates[-1]:.2g}" if found.rates else "-"
+    lines = [f"{steps} steps, the rate up to {last}: {end}"]
+    if found.steepest is not None:
+        lines += [
+            f"suggestion: optimizer.lr={found.steepest:.1e}, at which the smoothed loss falls "
+            f"fastest by the logarithm of the rate",
+            f"bounds: from {found.lower:.1e} (the loss begins to fall) to {found.upper:.1e} (it is "
+            f"lowest), as in Smith 2017, arXiv 1506.01186",
+            f"try it: jtrain run {name} optimizer.lr={found.steepest:.1e}",
+        ]
+    return [*lines, *([f"note: {found.trouble}"] if found.trouble else [])]
+
+
+def render_page(found: RangeResult, name: str) -> str:
+    """Return the HTML page: the chart and the suggestion, without other files or network."""
+    lines = {"smoothed": found.smoothed, "each step": found.losses}
+    points = {title: dict(_visible(found.rates, losses)) for title, losses in lines.items()}
+    drawn = chart("loss", points, over="learning rate", label=_rate_label)
+    words = "".join(f"<p>{escape(line)}</p>\n" for line in suggest(found, name))
+    return render_document(f"{name}: learning-rate range test", f"{drawn}\n{words}", style=STYLE)
+
+
+def _visible(rates: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
+    """Return points up to twice the first loss: a divergence would flatten all others."""
+    points = [(math.log10(x), y) for x, y in zip(rates, losses, strict=True) if math.isfinite(y)]
+    finite = [y for _, y in points]
+    if not finite:
+        return []
+    top = max(finite[0], min(finite)) + abs(finite[0] - min(finite)) + 0.1 * abs(finite[0])
+    return [(x, min(y, top)) for x, y in points]
+
+
+def _rate_label(log: float) -> str:
+    return f"{10**log:.1e}"

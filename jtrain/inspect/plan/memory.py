@@ -1,10 +1,54 @@
-"""Names of the arrays that are in memory at the peak: the leaf, or the line that made them."""
+"""Memory of a device by name: parts of the state, and the arrays at the peak."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jtrain.core.pytree import named_leaves
 from jtrain.inspect.plan.hlo import HloProgram, Instruction, array_shapes
+from jtrain.parallel.offload import is_on_host
+from jtrain.train.setup import TrainSetup
+
+_PARTS = {"params": "parameters", "opt_state": "optimizer"}
+_ORDER = ("parameters", "frozen", "optimizer", "other")
+_FROZEN = "extra/base/"
+
+
+class StatePart(NamedTuple):
+    """Leaves of a state that belong together."""
+
+    name: str  # parameters, frozen, optimizer or other
+    kind: str  # type of frozen leaves: float32, bfloat16, int8 or nf4
+    host: bool  # in the memory of the host between steps
+    bytes: int  # of each device
+
+    @property
+    def note(self) -> str:
+        """Type and place of the part, in words."""
+        kind = f"in {self.kind}" if self.kind else ""
+        return ", ".join(filter(None, [kind, "in host memory" if self.host else ""]))
+
+
+def state_parts(setup: TrainSetup) -> tuple[StatePart, ...]:
+    """Return the parts of a setup's state that have leaves, from shapes alone."""
+    sums: dict[tuple[str, str, bool], int] = {}
+    for name, leaf in named_leaves(setup.like).items():
+        key = (*_part(name, leaf, setup), is_on_host(leaf))
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        sums[key] = sums.get(key, 0) + math.prod(shape) * leaf.dtype.itemsize
+    parts = [StatePart(*key, size) for key, size in sums.items()]
+    return tuple(sorted(parts, key=lambda part: (_ORDER.index(part.name), -part.bytes)))
+
+
+def _part(name: str, leaf: Any, setup: TrainSetup) -> tuple[str, str]:
+    adapter = setup.experiment.adapter
+    if adapter is None or not name.startswith(_FROZEN):
+        return _PARTS.get(name.split("/")[0], "other"), ""
+    owner, kind = name.removeprefix(_FROZEN).rsplit("/", 1)[0], adapter.settings.frozen
+    stored = kind in ("int8", "nf4") and owner in adapter.leaves  # codes and scales of one leaf
+    return "frozen", kind if stored else str(leaf.dtype)
+
 
 _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n)+)", re.M)
 _WRAPPERS = re.compile(
@@ -25,10 +69,6 @@ class Tensor(NamedTuple):
     shape: str  # on a device
     source: str = ""  # file and line that make it
     arrays: int = 1  # arrays alike
-
-    def plain(self) -> dict[str, Any]:
-        """Return the contents as JSON values."""
-        return self._asdict()
 
 
 class Frames:
@@ -100,14 +140,13 @@ def _tensor(
     shape = shapes[at] if at < len(shapes) else None
     text = f"{shape.kind}[{','.join(map(str, shape.dims))}]" if shape else ""
     maker = _maker(program, callers, each, within, at)
-    stack = _attribute(maker, "op_name")
+    stack = maker.quoted("op_name")
     if maker.operation == "parameter" and stack.startswith(("state.", "batch")):
         role, path = _leaf(stack)
         return Tensor(size, role if maker is each else f"copy of {role}", path, text)
     backward, forward = "transpose(" in stack, "jvp(" in stack
     role = "backward" if backward else "forward" if forward else "update"
-    frame = re.search(r"stack_frame_id=(\d+)", maker.attributes)
-    source = frames.line(frame[1]) if frame else ""
+    source = frames.line(str(maker.number("stack_frame_id")))
     return Tensor(size, role, _short(stack) or each.name, text, source)
 
 
@@ -141,8 +180,7 @@ def _maker(
         elif each.operation == "tuple" and element < len(each.operands):
             each = scope.get(each.operands[element], each)
         elif each.operation in PASSED and each.operands and each.operands[0] in scope:
-            index = re.search(r"index=(\d+)", each.attributes)
-            element = int(index[1]) if index else element
+            element = each.number("index", element)
             each = scope[each.operands[0]]
         else:
             break
@@ -169,11 +207,6 @@ def _short(stack: str) -> str:
     """Return a name stack without the transformations around the model's own names."""
     parts = [part for part in stack.split("/") if part and not _WRAPPERS.match(part)]
     return "/".join(parts[-3:])
-
-
-def _attribute(each: Instruction, name: str) -> str:
-    found = re.search(rf'{name}="([^"]*)"', each.attributes)
-    return found[1] if found else ""
 
 
 def _rows(text: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Compiled steps: a program's text, memory and largest buffers, cached between plans."""
+"""Compilation of a step for absent devices: its text, memory and largest buffers, cached."""
 
 import dataclasses
 import gzip
@@ -11,21 +11,22 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 
-from jtrain.inspect.plan.compiler import compile_and_read, find_program_file, program_memory
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.regular_files import atomic_write
-from jtrain.train.compilation_cache import usual_directory
+from jtrain.train.compilation_cache import usual_directory, without_compilation_cache
 
 _log = logging.getLogger(__name__)
 _PEAK = re.compile(r"^\s+(\S+?)\{([\d,]*)\}: (\d+) bytes \(cumulative")
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*)$", re.MULTILINE)
 _MEMORY = ("arguments", "temporaries", "output", "aliased", "host")
 LARGEST = 64  # buffers that are kept
-FORMAT = 1  # of a file in the cache
+FORMAT = 2  # of a file in the cache
+PROGRAM = "*after_optimizations.txt"  # the optimized program among XLA's dump files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +34,13 @@ class CompiledStep:
     """The compiler's answer for a step."""
 
     text: str
-    """The program as XLA prints it; empty if unreadable."""
+    """The program as XLA prints it."""
     memory: Mapping[str, int]
     """Bytes: arguments, temporaries, output, aliased, host."""
     buffers: tuple[tuple[str, str, int], ...]
     """Values in memory at the peak, largest first: instruction, element of its tuple, bytes."""
     seconds: float
     """Seconds that the compiler took."""
-    unread: str = ""
-    """The reason for an unreadable program."""
     too_large: str = ""
     """The compiler's message if the step needs more memory than the device has."""
     cached: bool = False
@@ -85,19 +84,53 @@ def _key(lowered: Lowered, topology: Topology) -> str:
 
 
 def _compile(lowered: Lowered, dump: Path) -> CompiledStep:
-    start = time.perf_counter()
+    start, too_large, memory = time.perf_counter(), "", None
     try:
-        output = compile_and_read(lowered, dump)
+        memory = _program_memory(compile_step(lowered, dump))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        seconds, program = time.perf_counter() - start, find_program_file(dump)
-        text = program.read_text(errors="replace") if program else ""
-        memory, message = _allocated(_beside(program, "buffer-assignment")), str(error)
-        return CompiledStep(text, memory, _buffers(program), seconds, too_large=message)
-    seconds, program = time.perf_counter() - start, find_program_file(dump)
-    memory = program_memory(output.program)
-    return CompiledStep(output.text, memory, _buffers(program), seconds, output.unread)
+        too_large = str(error)
+    seconds = time.perf_counter() - start
+    memory = memory or _allocated(_read_dump(dump, "-buffer-assignment"))
+    buffers = _buffers(_read_dump(dump, "-live-range"))
+    return CompiledStep(_read_dump(dump), memory, buffers, seconds, too_large)
+
+
+def compile_step(lowered: Lowered, dump: Path) -> Compiled:
+    """Compile a step, with the compiler's files in the empty folder `dump`.
+
+    The program is read from there: `Compiled.as_text` serializes a TPU program by libtpu and parses
+    it by jaxlib, which fails if libtpu is the newer of the two (jaxlib 0.10.2 and libtpu 0.0.52).
+
+    Raises:
+        jax.errors.JaxRuntimeError: if the step does not compile.
+    """
+    # XLA flags, documented at https://openxla.org/xla/hlo_dumps.
+    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+    with without_compilation_cache():
+        return lowered.compile(compiler_options=options)
+
+
+def _read_dump(dump: Path, kind: str = "") -> str:
+    """Return the text of the optimized program in `dump`, or another file of it; empty without."""
+    # The largest, since the compiler may also dump small programs.
+    program = max(dump.rglob(PROGRAM), key=lambda file: file.stat().st_size, default=None)
+    if program is None:
+        return ""
+    file = program.with_name(f"{program.name.removesuffix('.txt')}{kind}.txt")
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+def _program_memory(program: Compiled) -> dict[str, int]:
+    stats: Any = program.memory_analysis()
+    return {
+        "arguments": stats.argument_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "output": stats.output_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "host": stats.host_argument_size_in_bytes + stats.host_temp_size_in_bytes,
+    }
 
 
 def _allocated(assignment: str) -> dict[str, int]:
@@ -116,9 +149,9 @@ def _allocated(assignment: str) -> dict[str, int]:
     return found
 
 
-def _buffers(program: Path | None) -> tuple[tuple[str, str, int], ...]:
+def _buffers(live_ranges: str) -> tuple[tuple[str, str, int], ...]:
     """Return the values in memory at the peak, from XLA's file of live ranges."""
-    _, peak, listing = _beside(program, "live-range").partition("(peak):")
+    _, peak, listing = live_ranges.partition("(peak):")
     found = []
     for line in listing.splitlines()[1:] if peak else ():
         value = _PEAK.match(line)
@@ -126,14 +159,6 @@ def _buffers(program: Path | None) -> tuple[tuple[str, str, int], ...]:
             break
         found.append((value[1], value[2], int(value[3])))
     return tuple(sorted(found, key=lambda value: -value[2])[:LARGEST])
-
-
-def _beside(program: Path | None, kind: str) -> str:
-    """Return another of XLA's files for a program; empty without it."""
-    if program is None:
-        return ""
-    file = program.with_name(program.name.removesuffix(".txt") + f"-{kind}.txt")
-    return file.read_text(errors="replace") if file.exists() else ""
 
 
 def read_step(file: Path) -> CompiledStep | None:

@@ -1,0 +1,334 @@
+"""Rehearsals of a run: a few steps of everything that it does, and overfitting of a few batches."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtrain.checkpoint import CheckpointManager
+from jtrain.config.dump import plain_values
+from jtrain.core.batches import Batches
+from jtrain.core.loop import Hook, LoopResult, Stop, train_loop
+from jtrain.core.pytree import named_leaves, num_elements
+from jtrain.core.state import TrainState
+from jtrain.core.step import StepFn
+from jtrain.core.types import Batch
+from jtrain.data import ReadAhead
+from jtrain.distributed.cluster import detect
+from jtrain.errors import CheckpointError, ConfigError
+from jtrain.io.formatting import format_number
+from jtrain.train.compilation_cache import enable_compilation_cache
+from jtrain.train.experiment import RunConfig
+from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
+from jtrain.train.hooks.function_hooks import on_numbers
+from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.step_time import set_up_with_step_time
+from jtrain.train.temporary_run import temporary_directory
+
+CALLS = 4  # calls of the step: half before the state is saved, half after
+BATCHES = 2  # batches of each evaluation set
+
+
+class FirstBatches:
+    """The first batches of a set, over and over."""
+
+    def __init__(self, batches: Batches, count: int):
+        self._batches, self._count = batches, count
+        self.size, self.ragged = batches.size, batches.ragged
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, step: int, /) -> Batch:
+        return self._batches[step % self._count]
+
+    def shard(self, index: int, count: int) -> "FirstBatches":
+        """Return the same batches, reading only the rows of one process."""
+        return FirstBatches(self._batches.shard(index, count), self._count)
+
+
+def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
+    """Do a little of everything that a run does.
+
+    The dry run reads, compiles, trains, evaluates, saves, restores, resumes to the same bits as
+    without the interruption, and samples. It uses a temporary directory beside the run's, which is
+    deleted at the end.
+
+    Args:
+        log: called with a line for each completed stage.
+
+    Raises:
+        UserError: the error that would have stopped the run.
+    """
+    enable_compilation_cache()
+    cluster = detect(os.environ)
+    if cluster.processes > 1:
+        raise ConfigError(
+            f"--fast rehearses a run in one process, and this command has {cluster.processes} "
+            f"({cluster.variables}). Run it in one process; jtrain launch rehearses several."
+        )
+    with _stage("builds", log) as details:
+        setup = _shorten(set_up(config))
+        details.append(f"{num_elements(setup.like.params):,} parameters, {config.parallel.kind}")
+    with _stage("reads", log) as details:
+        batch, each = setup.read_call(0), setup.schedule.steps(0)
+        details.append(_shapes(batch))
+    with _stage("compiles", log) as details:
+        setup.check_evaluation()
+        step, state = setup.compile_step(), setup.fresh()
+        check_batches(setup, [*trace_train_batch(setup, 0), *trace_set_batches(setup)], state)
+        details.append("the step" if each == 1 else f"{each} steps in a call")
+    with _stage("trains", log) as details:
+        half = CALLS // 2 * each
+        result, losses = _train(setup, step, state, 0, half)
+        details.append(
+            f"{half} steps, loss {format_number(losses[0])} -> {format_number(losses[-1])}"
+        )
+    state = result.state
+    for name in setup.sets:
+        with _stage("evaluates", log) as details:
+            numbers = setup.measure(state, name)
+            measured = {k: v for k, v in numbers.items() if k != "rows"}
+            values = ", ".join(f"{key} {format_number(value)}" for key, value in measured.items())
+            details.append(f"{name}: {values} ({numbers['rows']} rows)")
+    with (
+        temporary_directory(config.name, "fast") as directory,
+        CheckpointManager(directory / "checkpoints") as checkpoints,
+    ):
+        with _stage("saves", log) as details:
+            checkpoints.save(half, state, {"config": plain_values(config)})
+            checkpoints.wait()
+            details.append(f"{_bytes(directory) / 1e6:,.2f} MB")
+        with _stage("restores", log) as details:
+            restored = checkpoints.restore(half, setup.like)
+            _check_same(state, restored, "a restored state")
+            details.append("the same bits")
+        with _stage("resumes", log) as details:
+            uninterrupted, _ = _train(setup, step, state, half, 2 * half)
+            resumed, losses = _train(setup, step, restored, half, 2 * half)
+            _check_same(uninterrupted.state, resumed.state, "a resumed run")
+            last = format_number(losses[-1])
+            details.append(f"steps {half + 1} to {2 * half} to the same bits, loss {last}")
+    sample = setup.experiment.sample
+    if sample is not None:
+        with _stage("samples", log) as details:
+            end = resumed.state
+            text = sample(setup.evaluation_params(end), end.extra, end.step_key())
+            details.append(f"{len(text)} characters")
+
+
+@contextlib.contextmanager
+def _stage(name: str, log: Callable[[str], None]) -> Iterator[list[str]]:
+    """Log a stage and its time when it completes or fails; the block appends its details."""
+    details, start = [], time.perf_counter()
+    try:
+        yield details
+    except BaseException:
+        log(f"{name:10} failed after {time.perf_counter() - start:.2f} s:")
+        raise
+    log(f"{name:10} {' '.join(details):56} {time.perf_counter() - start:7.2f} s")
+
+
+def _shorten(setup: TrainSetup) -> TrainSetup:
+    """Return the setup with evaluation on the first batches only, and as many steps as it takes."""
+    first = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
+    valid: Any = setup.experiment.valid
+    if isinstance(valid, Mapping):
+        valid = {name: first(rows) for name, rows in valid.items()}
+    elif valid is not None:
+        valid = first(valid)
+    setup = dataclasses.replace(
+        setup, experiment=dataclasses.replace(setup.experiment, valid=valid)
+    )
+    calls = setup.schedule  # the steps of a short run may be fewer than those of the dry run
+    stop = max(CALLS * calls.steps(0), calls.stop)
+    return setup.with_schedule(dataclasses.replace(calls, stop=stop))
+
+
+def _train(
+    setup: TrainSetup, step: StepFn, state: TrainState, start: int, stop: int
+) -> tuple[LoopResult[TrainState], list[float]]:
+    """Train some steps; return the result and their losses."""
+    losses: list[float] = []
+    record = on_numbers(lambda step, numbers: losses.append(float(numbers["loss"])), every=1)
+    read = lambda step: setup.place(setup.read_call(step))
+    after, size = setup.schedule.after, setup.steps_per_call
+    with ReadAhead(read, start=start, stop=stop, after=after) as feed:
+        result = train_loop(
+            step, state, feed, start=start, stop=stop, hooks=[record], steps_per_call=size
+        )
+    return result, losses
+
+
+def _check_same(first: TrainState, second: TrainState, what: str) -> None:
+    """Raise CheckpointError with the leaf if two states differ in a bit."""
+    others = named_leaves(jax.device_get(second))
+    for name, leaf in named_leaves(jax.device_get(first)).items():
+        if np.asarray(leaf).tobytes() != np.asarray(others[name]).tobytes():
+            raise CheckpointError(
+                f"{what} differs from the uninterrupted one in {name}. Something outside of the "
+                f"state changes the result of a step: look for randomness that is not drawn from "
+                f"rng, and for data that differs when a batch is read again."
+            )
+
+
+def _shapes(batch: Batch) -> str:
+    arrays = [f"{n} {x.dtype}{list(x.shape)}" for n, x in batch.items() if n not in {"row", "mask"}]
+    return ", ".join(arrays)
+
+
+def _bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+SMALL, DOWN = 0.05, 0.7  # fractions of the first loss
+
+
+_SLOW_CAUSES = """\
+  - too few steps: raise steps=... or optimizer.lr
+  - the loss has a floor: label smoothing, a KL or z-loss term, noise in the targets
+  - new random draws at each step: dropout or augmentation; set it to 0
+  - weight decay, or a schedule whose warmup or decay takes most of these steps"""
+_FAILURE_CAUSES = """\
+  - optimizer.lr: try a tenth and ten times; a warmup that never ends
+  - inputs and labels that do not match: shuffled separately, shifted by one
+  - the sign of the loss, or logits confused with probabilities
+  - inputs far from 0 .. 1: scale them; or all equal: inspect a batch"""
+
+
+@dataclasses.dataclass(frozen=True)
+class OverfitResult:
+    """The result of overfitting."""
+
+    batches: int
+    steps: int
+    first: float
+    """Mean loss over the first round of the batches."""
+    last: float
+    """Mean loss over the last round."""
+    skipped: int
+    """Number of skipped nonfinite steps."""
+    hidden: float
+    """Fraction of the rows that a mask hides."""
+    unchanged: tuple[str, ...]
+    """Parameters that no step changed."""
+
+    @property
+    def small(self) -> bool:
+        """True if the loss fell to 5 % of the first loss."""
+        return self.first > 0 and self.last <= SMALL * self.first
+
+    @property
+    def down(self) -> bool:
+        """True if the loss fell by at least 30 %."""
+        if self.first <= 0:
+            return self.last < self.first - 0.3 * abs(self.first)
+        return self.last <= DOWN * self.first
+
+    def describe(self) -> str:
+        """Return the result as text, with likely causes of a failure."""
+        plural = "batch" if self.batches == 1 else "batches"
+        losses = f"{format_number(self.first)} -> {format_number(self.last)}"
+        line = f"{self.batches} {plural}, {self.steps} steps: loss {losses}"
+        if self.small:
+            return f"{line}. It memorizes them: model, loss and optimizer can learn."
+        if self.down:
+            return f"{line}. It decreases, but is not small. Possible causes:\n{_SLOW_CAUSES}"
+        return "\n".join([f"{line}. It does not decrease. Common causes:", *self._failure_causes()])
+
+    def _failure_causes(self) -> list[str]:
+        notes = []
+        if self.skipped:
+            notes.append(
+                f"  ! {self.skipped} of {self.steps} steps were not finite and skipped: --find-nan"
+            )
+        if self.hidden > 0.5:
+            notes.append(f"  ! the mask hides {self.hidden:.0%} of the rows")
+        if self.unchanged:
+            some = ", ".join(self.unchanged[:5])
+            notes.append(
+                f"  ! no step changed {some}: a stop_gradient, a mask, a learning rate of 0"
+            )
+        return [*notes, _FAILURE_CAUSES]
+
+
+def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> OverfitResult:
+    """Train on the first `batches` batches for the steps of the config.
+
+    Training stops as soon as the loss is 5 % of the first loss. Nothing is written.
+
+    Args:
+        log: called with a line every `log.every` steps.
+
+    Raises:
+        ConfigError: if there is no batch to train on, or fewer steps than batches.
+    """
+    enable_compilation_cache()
+    setup = set_up_with_step_time(dataclasses.replace(config, steps_per_call=1))
+    config = setup.config  # with durations in steps
+    if not 1 <= batches <= config.steps // 2:
+        raise ConfigError(
+            f"--overfit {batches}: the config has {config.steps} steps, and each batch is used at "
+            f"least twice. Write --overfit 1 .. {max(1, config.steps // 2)}, or set "
+            f"steps={max(2, 100 * batches)}."
+        )
+    repeated = FirstBatches(setup.experiment.train, batches)
+    setup = dataclasses.replace(
+        setup, experiment=dataclasses.replace(setup.experiment, train=repeated)
+    )
+    step, state = setup.compile_step(), setup.fresh()
+    before = jax.device_get(_checksums(state.params))
+    hook = _Rounds(batches, config.log.every, log)
+    read = lambda call: setup.place(setup.calls[call])
+    with ReadAhead(read, start=0, stop=config.steps) as feed:
+        result = train_loop(step, state, feed, start=0, stop=config.steps, hooks=[hook])
+    after = jax.device_get(_checksums(result.state.params))
+    return OverfitResult(
+        batches=batches,
+        steps=result.step,
+        first=hook.first_loss,
+        last=hook.last_loss,
+        skipped=int(result.state.skipped),
+        hidden=_hidden_fraction(setup, batches),
+        unchanged=tuple(n for n, sums in after.items() if np.array_equal(sums, before[n])),
+    )
+
+
+class _Rounds(Hook):
+    """Hook that averages the loss over each round of the batches, and stops when it is small."""
+
+    def __init__(self, batches: int, log_every: int, log: Callable[[str], None]):
+        self.first_loss = self.last_loss = math.nan
+        self._batches, self._log_every, self._log = batches, log_every, log
+        self._round: list[float] = []
+
+    def on_numbers(self, step: int, numbers: Any) -> Stop | None:
+        if step % self._log_every == 0:
+            self._log(f"step {step}  loss {format_number(numbers['loss'])}")
+        self._round.append(numbers["loss"])
+        if len(self._round) < self._batches:
+            return None
+        self.last_loss = sum(self._round) / self._batches
+        self.first_loss = self.last_loss if math.isnan(self.first_loss) else self.first_loss
+        self._round = []
+        if self.first_loss > 0 and self.last_loss <= SMALL * self.first_loss:
+            return Stop("the loss is small", "finished")
+        return None
+
+
+def _checksums(params: Any) -> dict[str, jax.Array]:
+    """Return sums for each leaf that change with almost any change of the leaf."""
+    sums = lambda leaf: jax.numpy.stack([leaf.sum(), abs(leaf).sum(), (leaf * leaf).sum()])
+    return {name: sums(leaf) for name, leaf in named_leaves(params).items()}
+
+
+def _hidden_fraction(setup: TrainSetup, batches: int) -> float:
+    masks = [np.asarray(setup.experiment.train[i]["mask"]) for i in range(batches)]
+    return float(1 - np.mean(np.concatenate(masks)))

@@ -1,0 +1,224 @@
+"""Steps of a run on one device: full batch, without jit, with checks and leaf by leaf."""
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+from jtrain.core.loss import LossOutput, combine, normalize_loss
+from jtrain.core.pytree import conjugate, norm
+from jtrain.core.state import TrainState
+from jtrain.core.step import StepFn, make_step
+from jtrain.core.types import Batch, Key, Leaf, Metrics, Params
+from jtrain.data.batches.step_batches import SkipBatches
+from jtrain.distributed.cluster import detect
+from jtrain.errors import CodeError, ConfigError, LossError
+from jtrain.io.formatting import format_number
+from jtrain.parallel import Single
+from jtrain.train.experiment import RunConfig
+from jtrain.train.leaf_statistics import LeafStatistics
+from jtrain.train.setup import TrainSetup, set_up
+
+
+class StepGradient(NamedTuple):
+    """Loss and gradient of a step."""
+
+    loss: Leaf  # f32 scalar
+    grads: Params
+    grad_norm: Leaf  # f32 scalar
+    returned: LossOutput
+
+
+def to_single_device(config: RunConfig) -> RunConfig:
+    """Return the config for one step per call on one device; its numbers differ by rounding only.
+
+    Raises:
+        ConfigError: in several processes.
+    """
+    cluster = detect(os.environ)
+    if cluster.processes > 1:
+        raise ConfigError(
+            f"a run is debugged in one process, and this command has {cluster.processes} "
+            f"({cluster.variables}). Type the same command without `jtrain launch`."
+        )
+    return dataclasses.replace(config, parallel=Single(), steps_per_call=1)
+
+
+def set_up_single_device(config: RunConfig) -> TrainSetup:
+    """Set up a run on one device, with one step per call."""
+    return set_up(to_single_device(config))
+
+
+def make_gradient(setup: TrainSetup) -> Callable[..., StepGradient]:
+    """Return `(state, batch, weights=None) -> StepGradient`, pure and not compiled.
+
+    All rows are computed at once, since microbatches change no result. The terms are divided by
+    `weights`; None: by the weights of the batch itself.
+    """
+    terms = _terms(setup)
+
+    def gradient(state: TrainState, batch: Batch, weights: Any = None) -> StepGradient:
+        rng = state.step_key()
+
+        def weighted_loss(params: Params) -> tuple[Leaf, LossOutput]:
+            output = terms(params, state.extra, batch, rng)
+            divisors = [mean.weight for mean in output.terms.means] if weights is None else weights
+            return state.scale.up(combine(output.terms, divisors)), output
+
+        (value, returned), grads = jax.value_and_grad(weighted_loss, has_aux=True)(state.params)
+        grads = state.scale.down(conjugate(grads))
+        return StepGradient(state.scale.down(value), grads, norm(grads), returned)
+
+    return gradient
+
+
+def term_weights(setup: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
+    """Return the weight of each term of the loss in this batch."""
+    output = _terms(setup)(state.params, state.extra, batch, state.step_key())
+    return [mean.weight for mean in output.terms.means]
+
+
+def compute_loss(setup: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
+    """Return the loss of a batch; `rng` is None in evaluation."""
+    output = _terms(setup)(state.params, state.extra, batch, rng)
+    return combine(output.terms, [mean.weight for mean in output.terms.means])
+
+
+def read_full_batch(setup: TrainSetup, step: int) -> dict[str, jax.Array]:
+    """Return the full batch of step `step`, counted from 1."""
+    return to_device(SkipBatches(setup.experiment.train, setup.windows)[step - 1])
+
+
+def to_device(batch: Batch) -> dict[str, jax.Array]:
+    """Return a batch as JAX arrays."""
+    return {name: jnp.asarray(array) for name, array in batch.items()}
+
+
+def _terms(setup: TrainSetup) -> Callable[..., LossOutput]:
+    # Without jit: an inlined call would lose the source lines of the loss.
+    return inspect.unwrap(normalize_loss(setup.loss, ragged=setup.experiment.train.ragged))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """The numbers of a step on one device with all rows at once, without jit and with checks."""
+
+    eager_loss: float
+    eager_grad_norm: float
+    """Both computed one operation at a time, without the compiler."""
+    checks: str
+    """Error of checkify: the first nonfinite value, division by zero or index out of bounds in loss
+    or gradient; empty if there is none."""
+    leaves: Mapping[str, Mapping[str, float]]
+    """Statistics by kind and leaf; see `LeafStatistics`."""
+
+
+def dissect(
+    config: RunConfig, state: TrainState, step: int, log: Callable[[str], None]
+) -> StepReport:
+    """Return the report of step `step`.
+
+    Args:
+        state: the state before the step, or before the call with the step; the steps between are
+            then run one by one.
+        log: called with a line about progress.
+    """
+    setup = set_up_single_device(config)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.like)
+    state = _advance(setup, jax.device_put(jax.device_get(state), shardings), step)
+    batch = read_full_batch(setup, step)
+    log("the same step without jit, and with checks")
+    with jax.disable_jit():
+        gradient = make_gradient(setup)(state, batch)
+    return StepReport(
+        eager_loss=float(gradient.loss),
+        eager_grad_norm=float(gradient.grad_norm),
+        checks=_checks(setup, state, batch),
+        leaves=LeafStatistics(setup)(step - 1, state),
+    )
+
+
+def _advance(setup: TrainSetup, state: TrainState, step: int) -> TrainState:
+    if int(state.step) == step - 1:
+        return state
+    program = setup.compile_step()
+    for number in range(int(state.step), step - 1):
+        state, _ = program(state, setup.place(setup.calls[number]))
+    return state
+
+
+def _checks(setup: TrainSetup, state: TrainState, batch: Batch) -> str:
+    """Return the error of checkify, or why it cannot check: it does not support all primitives."""
+
+    def numbers(state: TrainState, batch: Batch) -> tuple[Leaf, Leaf]:
+        gradient = make_gradient(setup)(state, batch)
+        return gradient.loss, gradient.grad_norm
+
+    checked = checkify.checkify(numbers, errors=checkify.all_checks)
+    try:
+        error, _ = jax.jit(checked)(state, batch)
+    except NotImplementedError as unknown:
+        return f"checkify cannot check this step: {unknown}"
+    return error.get() or ""
+
+
+def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> None:
+    """Train without jit on one device. Nothing is written.
+
+    Each step calls the loss twice. The first call is plain Python over concrete arrays, in which
+    breakpoints stop and prints print. The second call takes the gradient, and is silent. At the end
+    the loss of one batch of each evaluation set is computed.
+
+    Args:
+        log: called with a line after each step.
+
+    Raises:
+        LossError: if the loss converts a value that depends on parameters to a Python number.
+    """
+    setup = set_up_single_device(config)
+    state, steps, x = setup.fresh(), setup.config.steps, setup.experiment
+    take = make_step(setup.loss, x.transformation, couples=x.couples, ragged=x.train.ragged)
+    with jax.disable_jit():
+        for step in range(1, steps + 1):
+            batch = read_full_batch(setup, step)
+            compute_loss(setup, state, batch, state.step_key())
+            with _silence():
+                state, metrics = _step(take, state, batch)
+            loss, norm = (format_number(float(metrics[x].total)) for x in ("loss", "grad_norm"))
+            log(f"step {step}/{steps}  loss {loss}  gradient norm {norm}")
+        for name, rows in setup.sets.items():
+            loss = compute_loss(setup, state, to_device(rows[0]), None)
+            log(f"{name}  loss of the first batch {format_number(float(loss))}")
+
+
+def _step(step: StepFn, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    try:
+        return step(state, batch)
+    except CodeError as error:
+        if not isinstance(error.__context__, jax.errors.ConcretizationTypeError):
+            raise
+        raise LossError(
+            f"the gradient of the loss cannot be taken: the loss converts a value that depends on "
+            f"parameters to a Python number, by float(x) or int(x). To print a value write "
+            f"x.item(), or float(jax.lax.stop_gradient(x)). "
+            f"({str(error.__context__).splitlines()[0]})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Suppress prints and breakpoints."""
+    before, sys.breakpointhook = sys.breakpointhook, lambda *args, **kwargs: None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        sys.breakpointhook = before
