@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jtrain.core.pytree import named_leaves
@@ -11,15 +11,6 @@ from jtrain.parallel import LeafSharding
 from jtrain.train.setup import TrainSetup
 
 COLUMNS = ("leaf", "shape", "split over", "bytes", "a device", "why")
-
-
-@dataclasses.dataclass(frozen=True)
-class LeafGroup:
-    """Leaves with one shape, sharding and rule, whose names differ only in numbers."""
-
-    name: str
-    """Name with `*` for the numbers that differ: `params/blocks/*/up/kernel`."""
-    leaves: tuple[LeafSharding, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,22 +88,22 @@ def format_sharding(sharding: ShardingTable) -> str:
     head = [sharding.line, sharding.why] if sharding.why else [sharding.line]
     if not sharding.leaves:
         return "\n".join([*head, sums])
-    rows = [COLUMNS, *(_row(group) for group in group_leaves(sharding.leaves))]
+    rows = [COLUMNS, *(_row(*group) for group in group_leaves(sharding.leaves))]
     lines = align_columns(rows, right=(COLUMNS.index("bytes"), COLUMNS.index("a device")))
     return "\n".join([*head, "", *lines, "", *_sums(sharding), sums])
 
 
-def group_leaves(leaves: tuple[LeafSharding, ...]) -> list[LeafGroup]:
-    """Group leaves with one shape and sharding, in the order of their first leaves."""
+def group_leaves(leaves: Sequence[LeafSharding]) -> list[tuple[str, list[LeafSharding]]]:
+    """Return leaves with one shape, sharding and rule whose names differ only in numbers.
+
+    The name of a group has `*` for the numbers that differ: `params/blocks/*/up/kernel`.
+    """
     groups: dict[tuple, list[LeafSharding]] = {}
     for leaf in leaves:
         pattern = tuple("*" if part.isdigit() else part for part in leaf.leaf.split("/"))
-        groups.setdefault((pattern, leaf.shape, leaf.choice, leaf.bytes, leaf.host), []).append(
-            leaf
-        )
-    return [
-        LeafGroup(_common([leaf.leaf for leaf in group]), tuple(group)) for group in groups.values()
-    ]
+        key = (pattern, leaf.shape, leaf.choice, leaf.bytes, leaf.host)
+        groups.setdefault(key, []).append(leaf)
+    return [(_common([leaf.leaf for leaf in group]), group) for group in groups.values()]
 
 
 def _common(names: list[str]) -> str:
@@ -120,23 +111,19 @@ def _common(names: list[str]) -> str:
     return "/".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
 
 
-def _row(group: LeafGroup) -> tuple[str, ...]:
-    leaf, count = group.leaves[0], len(group.leaves)
+def _row(name: str, group: Sequence[LeafSharding]) -> tuple[str, ...]:
+    leaf, count = group[0], len(group)
     split = [" x ".join(axes) or "-" for axes in leaf.axes]
+    why = "; ".join(filter(None, [leaf.choice.rule, leaf.choice.unsplit]))
+    why = why or "no rule: on every device"
     return (
-        f"{group.name} x {count}" if count > 1 else group.name,
+        f"{name} x {count}" if count > 1 else name,
         " x ".join(map(str, leaf.shape)) or "scalar",
         ", ".join(split) if any(leaf.axes) else "",
         format_bytes(leaf.full_bytes * count),
         format_bytes(leaf.bytes * count),
-        _why(leaf),
+        f"in host memory: {why}" if leaf.host else why,
     )
-
-
-def _why(leaf: LeafSharding) -> str:
-    reasons = filter(None, [leaf.choice.rule, leaf.choice.unsplit])
-    why = "; ".join(reasons) or "no rule: on every device"
-    return f"in host memory: {why}" if leaf.host else why
 
 
 def _sums(sharding: ShardingTable) -> Iterator[str]:

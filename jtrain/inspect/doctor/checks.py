@@ -95,7 +95,10 @@ class ChildResult(NamedTuple):
 
 
 class Child:
-    """A child process that runs `main(given, report)` of a module."""
+    """A child process that runs `main(given, report)` of a module.
+
+    It ends after `timeout` seconds at the latest.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,6 @@ class Child:
         timeout: float,
         environ: Mapping[str, str] = os.environ,
     ):
-        """Start the process; it ends after `timeout` seconds at the latest."""
         self._report, self._output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self._begun, self._timeout = time.monotonic(), timeout
         report = self._report.fileno()
@@ -124,7 +126,7 @@ class Child:
         return self
 
     def __exit__(self, *_) -> None:
-        self.kill()
+        self._kill()
         self._report.close()
         self._output.close()
 
@@ -135,7 +137,7 @@ class Child:
             code: int | None = self._process.wait(left)
         except subprocess.TimeoutExpired:
             code = None
-            self.kill()
+            self._kill()
         reports: dict[str, Any] = {}
         for line in _read(self._report).splitlines():
             with contextlib.suppress(ValueError):  # a line that a kill cut
@@ -143,7 +145,7 @@ class Child:
         errors = _read(self._output).decode("utf-8", "replace")
         return ChildResult(reports, code, errors, time.monotonic() - self._begun)
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         """End the process and those that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.poll() is None:

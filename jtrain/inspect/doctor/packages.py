@@ -1,18 +1,14 @@
 """Check of the installed packages: versions that do not work together, and second copies."""
 
-import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from jtrain.inspect.doctor.checks import Finding, error, ok, warning
-
-if TYPE_CHECKING:
-    from packaging.specifiers import Specifier
 
 PLUGIN = re.compile(r"jax-(cuda\d+|rocm\d+)-plugin")
 RELATED = ("ml-dtypes", "scipy", "libtpu")  # besides what jtrain requires and SHOWN
@@ -22,8 +18,7 @@ SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 PIP = f"{Path(sys.executable).name} -m pip install"
 
 
-@dataclasses.dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """An installed distribution."""
 
     name: str
@@ -33,8 +28,7 @@ class Package:
     requires: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class PackageFacts:
+class PackageFacts(NamedTuple):
     """The installed packages, in the order in which Python finds them."""
 
     packages: tuple[Package, ...]
@@ -147,7 +141,8 @@ def _check_versions(
             continue
         if requirement.specifier.contains(package.version, prereleases=True):
             continue
-        if package.name == "libtpu" and not _is_older(package, requirement.specifier):
+        named = [_numbers(each.version) for each in requirement.specifier]
+        if package.name == "libtpu" and any(_numbers(package.version) >= each for each in named):
             continue  # a newer libtpu serves plans, and runs what an older one runs
         if PLUGIN.fullmatch(package.name) and "plugin-version" in blamed:
             continue
@@ -162,12 +157,6 @@ def _check_versions(
         name = {"jaxlib": "jaxlib-version", "libtpu": "libtpu-version"}.get(package.name)
         found = f"{whose} requires {versions}, and {package.name} {package.version} is installed"
         yield error("packages", name or "package-version", found, remedy)
-
-
-def _is_older(package: Package, specifiers: "Iterable[Specifier]") -> bool:
-    """Return whether a package is older than each version that a requirement names."""
-    named = [_numbers(each.version) for each in specifiers]
-    return all(_numbers(package.version) < each for each in named)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ class Explanation:
             "saved_bytes": self.saved,
             "modules": self.modules.plain(),
             "residuals": [_plain_residual(*group) for group in group_residuals(self.residuals)],
-            "flow": self.flow.plain(),
+            "flow": dataclasses.asdict(self.flow),
             "sharding": self.sharding.plain(),
             "activations": [dataclasses.asdict(each) for each in self.activations],
             "compiled": self.compiled.plain() if self.compiled else None,

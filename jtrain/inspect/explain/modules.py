@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from jtrain.errors import ConfigError
@@ -125,8 +125,8 @@ def select_modules(root: ModuleCost, name: str) -> ModuleCost:
     nodes = {node.name: node for node in root.walk() if node.path}
     if wanted in nodes:
         return nodes[wanted]
-    short = _without_numbers(wanted)
-    ends = [known for known in nodes if f"/{_without_numbers(known)}".endswith(f"/{short}")]
+    plain = lambda name: "/".join(part for part in name.split("/") if part != "*")
+    ends = [known for known in nodes if f"/{plain(known)}".endswith(f"/{plain(wanted)}")]
     if len(ends) == 1:
         return nodes[ends[0]]
     if ends:
@@ -167,10 +167,6 @@ def fold_small(root: ModuleCost, least: float = 0.005, whole: int | None = None)
 def share(part: float, total: float) -> float:
     """Return a share of 0 to 1; 0 where there is nothing."""
     return part / total if total and math.isfinite(total) else 0.0
-
-
-def _without_numbers(name: str) -> str:
-    return "/".join(part for part in name.split("/") if part != "*")
 
 
 def _nodes(root: ModuleCost, path: tuple[str, ...], *, make: bool = True) -> list[ModuleCost]:
@@ -216,13 +212,6 @@ class Flow:
     nodes: tuple[FlowNode, ...]
     edges: tuple[FlowEdge, ...]
 
-    def plain(self) -> dict[str, Any]:
-        """Return the contents as JSON values."""
-        return {
-            "nodes": [dataclasses.asdict(node) for node in self.nodes],
-            "edges": [dataclasses.asdict(edge) for edge in self.edges],
-        }
-
 
 def trace_flow(operations: Sequence[Operation], residuals: Sequence[Residual]) -> Flow:
     """Return the flow between the modules of a loss.
@@ -250,18 +239,16 @@ def trace_flow(operations: Sequence[Operation], residuals: Sequence[Residual]) -
             first.setdefault(name, len(operations))
     for name, paths in layers.items():
         nodes[name].layers = max(nodes[name].layers, len(paths))
-    shown = {name for name, node in nodes.items() if _is_shown(node)}
-    edges = _edges(operations, shown)
-    used = sorted((nodes[name] for name in shown), key=lambda node: first[node.name])
-    return Flow(tuple(used), tuple(edges))
+    shown = {
+        name: node
+        for name, node in nodes.items()
+        if any(node.flops.values()) or (node.operations and not is_function(name))
+    }
+    order = sorted(shown.values(), key=lambda node: first[node.name])
+    return Flow(tuple(order), tuple(_edges(operations, shown)))
 
 
-def _is_shown(node: FlowNode) -> bool:
-    module = not is_function(node.name)
-    return any(node.flops.values()) or (module and node.operations > 0)
-
-
-def _edges(operations: Sequence[Operation], shown: set[str]) -> list[FlowEdge]:
+def _edges(operations: Sequence[Operation], shown: Container[str]) -> list[FlowEdge]:
     """Return the largest array between each two nodes, of the forward pass."""
     origins: list[frozenset[str]] = []  # the shown nodes that each operation's results come from
     largest: dict[tuple[str, str], tuple[int, str]] = {}
@@ -270,17 +257,16 @@ def _edges(operations: Sequence[Operation], shown: set[str]) -> list[FlowEdge]:
         for value in operation.inputs:
             sources = origins[value.producer] if value.producer >= 0 else frozenset()
             before |= sources
-            for source in sources:
-                if name in shown and source != name and operation.phase == "forward":
-                    size = num_bytes(value.aval)
-                    found = largest.get((source, name), (-1, ""))
-                    largest[source, name] = max(found, (size, format_aval(value.aval)))
+            if name not in shown or operation.phase != "forward":
+                continue
+            for source in sources - {name}:
+                found = largest.get((source, name), (-1, ""))
+                size = num_bytes(value.aval)
+                largest[source, name] = max(found, (size, format_aval(value.aval)))
         origins.append(frozenset({name}) if name in shown else frozenset(before))
-    top = max((size for size, _ in largest.values()), default=0)
+    least = _SMALL * max((size for size, _ in largest.values()), default=0)
     return [
-        FlowEdge(source, target, array, size)
-        for (source, target), (size, array) in largest.items()
-        if size >= _SMALL * top
+        FlowEdge(*ends, array, size) for ends, (size, array) in largest.items() if size >= least
     ]
 
 

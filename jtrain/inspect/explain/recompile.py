@@ -1,7 +1,6 @@
 """Reasons why a step is compiled again, with what to do."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,9 @@ def advise(change: ProgramChange) -> str:
             "smallest cadence that needs the state, such as evaluate.every and checkpoint.every."
         )
     if part == VALUES:
+        old = before.strip("'") if before.startswith("'") else before  # as it is typed
         return (
-            f"{name} is a constant of the program. Type {name}={_typed(before)} for the old one."
+            f"{name} is a constant of the program. Type {name}={old} for the old one."
             if before
             else f"{name} is a new key of the config."
         )
@@ -112,25 +112,17 @@ def advise(change: ProgramChange) -> str:
 def _advise_batch(before: str, after: str) -> str:
     if not before or not after:
         return "the batches have other arrays: the data's code or data.* changed."
-    (old_type, old), (new_type, new) = _parse(before), _parse(after)
+    old_type, _, old = before.partition("[")
+    new_type, _, new = after.partition("[")
     if old_type != new_type:
         return f"the data has another type: convert it to {old_type} in the source of the data."
-    if old[1:] == new[1:]:
+    rows, _, shape = old.partition(",")
+    if shape == new.partition(",")[2]:
         return (
-            f"another number of rows is another program: batch={old[0]} needs the old one. More "
-            f"rows a step with the program of fewer are microbatches."
+            f"another number of rows is another program: batch={rows.strip(']')} needs the old "
+            f"one. More rows a step with the program of fewer are microbatches."
         )
     return "rows of another size: pad or cut them to one size (data.context, for text)."
-
-
-def _parse(array: str) -> tuple[str, list[str]]:
-    found = re.match(r"(\w+)\[([\d,]*)\]", array)
-    return (found[1], found[2].split(",")) if found else (array, [])
-
-
-def _typed(value: str) -> str:
-    """Return a value as it is typed on a command line."""
-    return value.strip("'") if value.startswith("'") else value
 
 
 def _format(changes: Sequence[ProgramChange]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -50,7 +50,9 @@ def trace_loss(setup: TrainSetup) -> TracedLoss:
         DataError: if the first batch cannot be read.
     """
     like = device_shardings(setup.like)
-    batch = {name: _shape(array) for name, array in setup.experiment.train[0].items()}
+    of = lambda array, *dims: jax.ShapeDtypeStruct(dims, jax.dtypes.canonicalize_dtype(array.dtype))
+    first = setup.experiment.train[0]
+    batch = {name: of(array, *array.shape) for name, array in first.items()}
     # Without jit: the call would be inlined, and operations would lose their source lines.
     terms = inspect.unwrap(normalize_loss(setup.loss, ragged=setup.experiment.train.ragged))
 
@@ -64,7 +66,7 @@ def trace_loss(setup: TrainSetup) -> TracedLoss:
     key = jax.eval_shape(TrainState.step_key, like)
     arguments = like.params, like.extra, batch, key
     rows = setup.config.batch // setup.config.microbatches
-    few = {name: _first_rows(array, rows) for name, array in batch.items()}
+    few = {name: of(array, rows, *array.shape[1:]) for name, array in first.items()}
     named = {"params": like.params, "extra": like.extra, "batch": few, "key": key}
     names = [
         f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}".rstrip("/")
@@ -91,14 +93,6 @@ def _explain_no_gradient(error: ValueError) -> Exception:
         "of turns with jax.lax.scan and mask the turns that are too many, or take the loop out of "
         "the gradient by jax.lax.stop_gradient of its inputs."
     )
-
-
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
-
-
-def _first_rows(like: jax.ShapeDtypeStruct, rows: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((rows, *like.shape[1:]), like.dtype)
 
 
 _COPIES = {"reshape", "squeeze", "sharding_constraint", "convert_element_type", "copy"}
@@ -226,19 +220,15 @@ def _carried(scan: Any, body: Any, variable: Any, path: tuple[str, ...]) -> _Ori
     consts, carry = scan_sizes(scan, body)
     carried = variable in body.invars[consts : consts + carry]
     kind = "input of a layer" if carried else "slice of a layer"
-    inner = next((_first_scope(eqn, path) for eqn in _readers(body, variable)), path)
-    return _Origin(kind, inner, scan, ())
+    for reader in body.eqns:
+        if any(atom is variable for atom in reader.invars):
+            path = without_repeats((*path, *_first_scope(reader)))
+            break
+    return _Origin(kind, path, scan, ())
 
 
-def _first_scope(reader: Any, path: tuple[str, ...]) -> tuple[str, ...]:
+def _first_scope(reader: Any) -> tuple[str, ...]:
     """Return the module that reads a value first: the innermost one known."""
     inside = [eqn for program in inner_jaxprs(reader) for eqn in program.eqns]
     scopes = [parse_scope(str(eqn.source_info.name_stack)).path for eqn in (reader, *inside)]
-    scope = next((found for found in scopes if len(found) > 1), max(scopes, key=len))
-    return without_repeats((*path, *scope))
-
-
-def _readers(jaxpr: Any, variable: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if variable in [atom for atom in eqn.invars if not hasattr(atom, "val")]:
-            yield eqn
+    return next((found for found in scopes if len(found) > 1), max(scopes, key=len))

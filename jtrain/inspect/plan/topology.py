@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +27,6 @@ SLICES = {
     **dict.fromkeys(("v5e", "v6e"), _FLAT),
     **dict.fromkeys(("v4", "v5p", "tpu7x"), _DEEP),
 }
-OLDEST_LIBTPU = (0, 0, 40)  # the extra `plan` in pyproject.toml
 MACHINE_GPUS = (1, 2, 4, 8)
 
 
@@ -157,7 +155,10 @@ def _tpu(name: str, parsed: TopologyName) -> Sequence[Any]:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    _check_libtpu(name)
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
+        )
     options = {"num_slices": parsed.count} if parsed.count > 1 else {}
     try:
         with suppress_stderr():  # libtpu complains about the missing TPU
@@ -183,22 +184,6 @@ def _no_slice(name: str, parsed: TopologyName) -> ConfigError:
         f"--topology {name}: {parsed.kind} has no slice {parsed.shape}; the nearest are "
         f"{', '.join(near)}."
     )
-
-
-def _check_libtpu(name: str) -> None:
-    """Raise unless libtpu is installed and new enough."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError(
-            f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
-        )
-    version = installed_version("libtpu")
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    if numbers and numbers < OLDEST_LIBTPU:
-        oldest = ".".join(map(str, OLDEST_LIBTPU))
-        raise ConfigError(
-            f"--topology {name}: libtpu {version} is out of date; plans need {oldest} or newer: "
-            f"pip install --upgrade 'jtrain[plan]'"
-        )
 
 
 def _first_line(error: Exception) -> str:
