@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
