@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from jtrain.core.loss import LossOutput, combine, normalize_loss
+from jtrain.core.extra_arguments import with_named_arguments
+from jtrain.core.finite import is_finite_update, update_if
+from jtrain.core.gradient import LossGradient, make_value_fn
+from jtrain.core.loss import LossOutput, combine, normalize_loss, update_extra
 from jtrain.core.pytree import conjugate, norm
 from jtrain.core.state import TrainState
-from jtrain.core.step import StepFn, make_step
-from jtrain.core.types import Batch, Key, Leaf, Metrics, Params
+from jtrain.core.types import Batch, Key, Leaf, Params
 from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CodeError, ConfigError, LossError
@@ -184,24 +186,25 @@ def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> None:
         LossError: if the loss converts a value that depends on parameters to a Python number.
     """
     setup = set_up_single_device(config)
-    state, steps, x = setup.fresh(), setup.config.steps, setup.experiment
-    take = make_step(setup.loss, x.transformation, couples=x.couples, ragged=x.train.ragged)
+    state, steps = setup.fresh(), setup.config.steps
     with jax.disable_jit():
         for step in range(1, steps + 1):
             batch = read_full_batch(setup, step)
             compute_loss(setup, state, batch, state.step_key())
             with _silence():
-                state, metrics = _step(take, state, batch)
-            loss, norm = (format_number(float(metrics[x].total)) for x in ("loss", "grad_norm"))
+                gradient = _gradient(setup, state, batch)
+                state = _updated_state(setup, state, batch, gradient)
+            loss, norm = (format_number(float(x)) for x in (gradient.loss, gradient.grad_norm))
             log(f"step {step}/{steps}  loss {loss}  gradient norm {norm}")
         for name, rows in setup.sets.items():
-            loss = compute_loss(setup, state, to_device(rows[0]), None)
+            batch = to_device(rows[0])
+            loss = compute_loss(setup, state, batch, None)
             log(f"{name}  loss of the first batch {format_number(float(loss))}")
 
 
-def _step(step: StepFn, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+def _gradient(setup: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
     try:
-        return step(state, batch)
+        return make_gradient(setup)(state, batch)
     except CodeError as error:
         if not isinstance(error.__context__, jax.errors.ConcretizationTypeError):
             raise
@@ -211,6 +214,42 @@ def _step(step: StepFn, state: TrainState, batch: Batch) -> tuple[TrainState, Me
             f"x.item(), or float(jax.lax.stop_gradient(x)). "
             f"({str(error.__context__).splitlines()[0]})"
         ) from error
+
+
+def _updated_state(
+    setup: TrainSetup, state: TrainState, batch: Batch, gradient: StepGradient
+) -> TrainState:
+    """Return the state after the update; unchanged if loss or gradient is not finite.
+
+    core's step traces the loss to shapes first, so that no value in it could be printed.
+    """
+    update = with_named_arguments(setup.experiment.transformation).update
+    extra = update_extra(state.extra, gradient.returned.extra)
+    forward = jnp.isfinite(gradient.loss) & is_finite_update(extra, gradient.returned.extra)
+    finite = forward & jnp.isfinite(gradient.grad_norm)
+
+    def gradient_at(params: Params) -> LossGradient:
+        found = make_gradient(setup)(dataclasses.replace(state, params=params), batch)
+        return LossGradient(found.loss, found.grads, {}, ())
+
+    kwargs = {
+        "value": gradient.loss,
+        "grad": gradient.grads,
+        "value_fn": make_value_fn(gradient_at),
+        "grad_fn": lambda params, *index: gradient_at(params).grads,
+        "grad_norm": gradient.grad_norm,
+    }
+    old = state.opt_state, state.params, state.extra
+    taken = update_if(finite, update, gradient.grads, *old, extra, **kwargs)
+    return dataclasses.replace(
+        state,
+        step=state.step + 1,
+        skipped=state.skipped + ~finite,
+        scale=state.scale.after(finite, overflow=forward & ~finite),
+        params=taken.params,
+        opt_state=taken.opt_state,
+        extra=taken.extra,
+    )
 
 
 @contextlib.contextmanager
