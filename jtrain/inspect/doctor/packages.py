@@ -82,7 +82,8 @@ def _check_copies(packages: Sequence[Package]) -> Iterator[Finding]:
         if len({copy.version for copy in copies}) == 1:  # an editable install beside its wheel
             continue
         where = ", ".join(f"{copy.version} in {copy.folder}" for copy in copies)
-        remedy = f"{PIP} --force-reinstall --no-deps '{name}=={copies[0].version}'"
+        newest = max(copies, key=lambda copy: _numbers(copy.version))  # in one folder no order
+        remedy = f"{PIP} --force-reinstall --no-deps '{name}=={newest.version}'"
         if len({copy.folder for copy in copies}) > 1:
             other = copies[0].folder
             remedy = f"{PIP} --upgrade --no-deps --target {other} '{name}=={copies[1].version}'"

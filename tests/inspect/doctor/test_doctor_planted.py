@@ -36,6 +36,7 @@ def shell(
 ) -> str:
     """Run a script in a clean environment; return its stdout."""
     usual = {
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(place),
         "PYTHONPATH": str(ROOT),
