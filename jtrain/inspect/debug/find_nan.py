@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -165,10 +164,8 @@ def _source_inputs(executed: ExecutedOp, values: np.ndarray) -> Sequence[TracedV
     """Return the inputs that the nonfinite elements were computed from."""
     if executed.equation.primitive.name != "select_n":
         return executed.inputs
-    selected = np.broadcast_to(np.asarray(executed.inputs[0].array), values.shape)[
-        ~np.isfinite(values)
-    ]
-    return [executed.inputs[1 + int(i)] for i in np.unique(selected)]
+    chosen = np.broadcast_to(np.asarray(executed.inputs[0].array), values.shape)
+    return [executed.inputs[1 + int(i)] for i in np.unique(chosen[~np.isfinite(values)])]
 
 
 def _describe_operation(executed: ExecutedOp, place: tuple[int, ...], value: Any) -> str:
@@ -259,9 +256,7 @@ class NonfiniteReport:
         return f"{some} of 0 .. {self.of_rows - 1} are not finite by themselves, the others are"
 
 
-def find_nan(
-    config: RunConfig, *, source: Path | None = None, log: Callable[[str], None]
-) -> NonfiniteReport | None:
+def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteReport | None:
     """Find the origin of the first nonfinite step; return None if all steps are finite.
 
     Training resumes from the run's newest checkpoint before that step, or starts at the first step.
@@ -310,7 +305,8 @@ def explain_nonfinite_step(setup: TrainSetup, state: TrainState, step: int) -> N
     program = jax.make_jaxpr(lambda *leaves: computed(jax.tree.unflatten(structure, leaves)))(*flat)
     trace = NonfiniteTrace(program, flat)
     loss, *grads, norm = trace.outputs
-    names = [_kind_and_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+    names = [(name(path[:1]), name(path[1:])) for path in paths]
     nonfinite_grads = [i for i, grad in enumerate(grads) if trace.broken(grad)]
     first = min(nonfinite_grads, key=lambda i: grads[i].number, default=None)
     start = loss if trace.broken(loss) else grads[first] if first is not None else norm
@@ -394,7 +390,3 @@ def _name_input(origin: NonfiniteOrigin, names: Sequence[tuple[str, str]]) -> No
     if kind == "batch":
         what = f"row {origin.place[0]} of `{leaf}` in the batch {origin.what}{at}"
     return dataclasses.replace(origin, what=what, leaf=leaf)
-
-
-def _kind_and_name(path: tuple[Any, ...]) -> tuple[str, str]:
-    return name(path[:1]), name(path[1:])

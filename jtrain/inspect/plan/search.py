@@ -202,7 +202,6 @@ class SearchRow(NamedTuple):
 
     candidate: Candidate
     plan: Plan
-    is_default: bool = False
 
     @property
     def seconds(self) -> float:
@@ -219,8 +218,7 @@ class SearchRow(NamedTuple):
 class SearchResult:
     """Candidates that were compiled, and how many were not."""
 
-    rows: list[SearchRow]
-    """The config as it is first."""
+    rows: list[SearchRow]  # the config as it is first
     considered: int = 0
     too_large: int = 0
     """Candidates that need too much memory by their shapes."""
@@ -254,7 +252,7 @@ class SearchResult:
         rows = [
             {
                 "settings": row.candidate.describe(),
-                "default": row.is_default,
+                "default": row is self.rows[0],
                 "fits": row.plan.fits,
                 "peak": row.plan.peak,
                 "limit": row.plan.memory["limit"],
@@ -287,8 +285,8 @@ def search(
     costs, result = Costs(config, topology), SearchResult([])
 
     def try_candidate(candidate: Candidate) -> None:
-        plan, first = make_plan(candidate.apply(config), topology), not result.rows
-        row = SearchRow(candidate, plan, is_default=first)
+        plan = make_plan(candidate.apply(config), topology)
+        row = SearchRow(candidate, plan)
         result.rows.append(row)
         report(
             f"{len(result.rows)} of {compiles}: {candidate.describe()}: {format_bytes(plan.peak)}, "
@@ -385,7 +383,7 @@ def format_search(result: SearchResult) -> str:
                 f"{row.seconds / result.rows[0].seconds:.0%}",
                 f"{row.plan.mfu:.0%}" if row.plan.mfu else "",
                 format_bytes(row.plan.peak) + ("" if row.plan.fits else ", too large"),
-                row.candidate.describe() + (" (the config)" if row.is_default else ""),
+                row.candidate.describe() + (" (the config)" if row is result.rows[0] else ""),
             )
         )
     lines = align_columns(rows, right=(1, 2, 3, 4))
