@@ -19,7 +19,6 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, DamagedError
 from jtrain.inspect.debug.single_device import StepReport, dissect
 from jtrain.inspect.report.read_run import read_run
-from jtrain.train.supersteps import split_steps
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
 from jtrain.train.hooks.step_record import StepRecord, read_step_records
@@ -34,6 +33,7 @@ from jtrain.train.restore_run import set_up_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.supersteps import split_steps
 
 
 @dataclasses.dataclass(frozen=True)
