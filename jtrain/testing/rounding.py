@@ -15,7 +15,8 @@ from jtrain.core.precision.cast import compute_in
 from jtrain.core.types import Batch, Key, Leaf
 from jtrain.errors import CodeError, LossError
 from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
-from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp, NonfiniteTrace
+from jtrain.inspect.debug.find_nan import NonfiniteTrace
+from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp
 from jtrain.inspect.debug.source import find_source
 from jtrain.testing.case import LossCase
 from jtrain.testing.causes import Cause, cause

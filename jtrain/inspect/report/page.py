@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from jtrain.config.dump import ABSENT
-from jtrain.config.wording import format_value
+from jtrain.config.schema import format_value
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
     leaf_charts,
