@@ -16,7 +16,6 @@ from jtrain.core.types import Batch, Key, Leaf
 from jtrain.errors import CodeError, LossError
 from jtrain.inspect.debug.eval_jaxpr import ExecutedOp, execute
 from jtrain.inspect.debug.find_nan import NonfiniteTrace
-from jtrain.inspect.debug.nonfinite_origin import NonfiniteOp
 from jtrain.inspect.debug.source import find_source
 from jtrain.testing.case import LossCase
 from jtrain.testing.causes import Cause, cause
@@ -251,7 +250,7 @@ def explain_nonfinite(rows: CompiledRowSums, batch: Batch) -> Cause | None:
     for name, output in zip(names, trace.outputs, strict=True):
         if not trace.broken(output):
             continue
-        origins = [origin for origin in trace.origins(output) if isinstance(origin, NonfiniteOp)]
+        origins = [origin for origin in trace.origins(output) if origin.equation is not None]
         if not origins:
             return cause("not finite (inputs)", name=name)
         origin = origins[0]

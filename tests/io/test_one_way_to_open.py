@@ -43,7 +43,7 @@ EXEMPT = {
     "distributed/port.py": KERNEL,
     "distributed/heartbeat.py": KERNEL,
     "checkpoint/writer_beat.py": KERNEL,
-    "train/memory_use.py": KERNEL,
+    "train/hooks/speed.py": KERNEL,
 }  # fmt: skip
 
 
