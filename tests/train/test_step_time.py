@@ -25,7 +25,7 @@ IN_TIME = [
 @pytest.fixture
 def a_tenth(monkeypatch: pytest.MonkeyPatch):
     """Make a step take a tenth of a second for any measurement."""
-    monkeypatch.setattr("jtrain.train.schedule_steps.seconds_per_step", lambda parts: 0.1)
+    monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
 
 
 @pytest.mark.usefixtures("a_tenth")
@@ -75,11 +75,11 @@ class Kill(Hook):
 
 @pytest.mark.thorough
 def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
-    monkeypatch.setattr("jtrain.train.schedule_steps.seconds_per_step", lambda parts: 0.1)
+    monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
     with pytest.raises(KilledError):
         trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
     monkeypatch.setattr(
-        "jtrain.train.schedule_steps.seconds_per_step", lambda parts: pytest.fail("measured again")
+        "jtrain.train.step_time.seconds_per_step", lambda parts: pytest.fail("measured again")
     )
     ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
     assert (ended.status, ended.step) == ("done", 12)
