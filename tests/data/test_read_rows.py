@@ -82,7 +82,7 @@ def test_types_that_would_change_numbers_are_refused(array, row, words: str):
 @pytest.mark.parametrize(
     ("first", "is_header"),
     [
-        ([2001, 2002, 2005, 2010, 2011, 2012, 2020, 2024], False),
+        ([2001, 2002, 2005, 2010, 2011, 2012, 2020, 2024], True),
         (range(8), True),
         ([0.5, 3, 0.25, 4, 5, 1, 0.5, 8], False),
     ],

@@ -91,6 +91,7 @@ def _cast(name: str, array: np.ndarray, dtype: Any, who: str) -> np.ndarray:
 
 
 _log = logging.getLogger(__name__)
+CLEAR = 8  # columns of numbers that are a header beyond doubt, rows that show a range
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 _BROKEN = (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError, MemoryError)
 MOST_UNPACKED = 1 << 33  # bytes of a packed .npz in memory
@@ -105,7 +106,8 @@ def read_rows(
     with a list or a number for each name; for a single wanted array it may be that list or number
     itself. A .csv file has a column NAME, or columns NAME.0, NAME.1 and so on for rows that are
     arrays; for a single wanted array it may have as many columns of any name as the row has
-    numbers, and needs no header.
+    numbers, and needs no header. A first line of numbers that differs from the others, such as
+    years, is a header; this is logged.
 
     Args:
         wanted: the shape and the dtype of a row of each array.
@@ -240,7 +242,7 @@ def _csv(
     header = [cell.strip() for cell in lines[0][1]]
     if named is None:
         columns = (c for name, row in wanted.items() for c in _columns(name, row.shape))
-        named = set(columns) <= set(header) or _is_header(path, header)
+        named = set(columns) <= set(header) or _is_header(path, [line for _, line in lines[:100]])
     if named and (twice := [name for name, n in Counter(header).items() if name and n > 1]):
         raise DataError(f"{path}:1: two columns are named {twice[0]}: give each a name of its own.")
     places = _places(path, header if named else None, len(header), wanted)
@@ -257,22 +259,44 @@ def _csv(
     return _stack(path, rows)
 
 
-def _is_header(path: Path, cells: Sequence[str]) -> bool:
-    """Return whether a first line without the wanted names is a header: texts, or 0, 1, 2 ...
+def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first line, without the wanted names, is a header and not a row.
 
     Raises:
-        DataError: if texts stand beside numbers.
+        DataError: if it may be either.
     """
+    cells = [cell.strip() for cell in lines[0]]
     texts = [cell for cell in cells if _number(cell) is None]
     if 0 < len(texts) < len(cells):
         raise DataError(
             f"{path}:1: {texts[0]!r} stands beside numbers, so the line is neither a header nor a "
             f"row: write a number there, or a name for each column; if it is a header: --header yes"
         )
-    counts = len(cells) > 1 and list(cells) == [str(i) for i in range(len(cells))]
-    if counts:
-        _log.warning("%s:1: 0, 1 ... are the names of the columns; if a row: --header no", path)
-    return bool(texts) or counts
+    if texts or len(set(cells)) < max(len(cells), 2) or len(lines) == 1:
+        return bool(texts)
+    shares = np.mean([_traits(line) for line in lines[1:]], 0)
+    columns = zip(*([_number(cell) or 0 for cell in line] for line in lines), strict=False)
+    outside = (not min(others) <= first <= max(others) for first, *others in columns)
+    differs = [trait and share < 0.5 for trait, share in zip(_traits(cells), shares, strict=True)]
+    if not (any(differs) or (len(lines) > CLEAR and all(outside))):
+        return False
+    found = f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]}"
+    if len(cells) < CLEAR:
+        raise DataError(
+            f"{found} may be a row, or the names of the columns: --header no, or --header yes"
+        )
+    _log.warning("%s are the names of the columns; if they are a row: --header no", found)
+    return True
+
+
+def _traits(line: Sequence[str]) -> tuple[bool, ...]:
+    """Return whether numbers count from 0, rise or fall, do so evenly, are whole."""
+    numbers = [_number(cell) or 0 for cell in line]
+    steps = np.diff(numbers)
+    rising = len(line) > 2 and bool((steps > 0).all() or (steps < 0).all())
+    even = rising and np.allclose(steps, steps[0])
+    counts = numbers == [*range(len(line))] and len(line) > 1
+    return counts, rising and len(line) > 3, even, all(isinstance(x, int) for x in numbers)
 
 
 def _places(
