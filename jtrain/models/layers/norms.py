@@ -165,7 +165,7 @@ class BatchNorm(nnx.Module):
             y = at_least_f32(x) * jnp.expand_dims(rate, leading) + jnp.expand_dims(shift, leading)
             return y.astype(x.dtype)
         real = jnp.ones(x.shape[0]) if mask is None else mask.astype(jnp.float32)
-        standardized: Any = standardize_rows(x, real, self.epsilon)  # pyright: a custom_vjp
+        standardized: Any = standardize_rows(x, real, self.epsilon)  # custom_vjp
         y, mean, var = standardized
         self._update(mean, var, real.sum(), x.shape[1] * x.shape[2])
         y = at_least_f32(y) * jnp.expand_dims(scale, leading) + jnp.expand_dims(bias, leading)
