@@ -43,6 +43,7 @@ def test_type_checkers_find_the_types(tmp_path: Path):
     assert (ROOT / "jtrain" / "py.typed").exists(), "mypy looks for it"
 
 
+@pytest.mark.thorough
 def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     pytest.importorskip("hatchling", reason="pip install hatchling hatch-vcs")
     pytest.importorskip("hatch_vcs", reason="pip install hatchling hatch-vcs")

@@ -42,8 +42,8 @@ from jtrain.train.experiment import (
 )
 from jtrain.train.first_batch.hidden_rows import FirstRows
 from jtrain.train.initial_state import make_initial_state, plan_initial_weights, shardings_of
+from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.program import LIVE, mark_live, pack_metrics, repeat_step
-from jtrain.train.runtime import warn_leaked_tracers
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 from jtrain.train.supersteps import (
     CallSchedule,

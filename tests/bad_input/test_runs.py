@@ -107,6 +107,7 @@ QUICK = ["a build of something else"]
 BY_NAME = {case.name: case for case in CASES}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", by_name(BY_NAME, QUICK, pytest.mark.thorough))
 def test_a_mistake_is_told_before_training_and_following_the_advice_trains(case, home, capfd):
     wrong = edited(CODE, case.code)

@@ -113,6 +113,7 @@ def test_a_failed_write_is_raised_by_the_next_call(tmp_path: Path):
         assert checkpoints.steps() == [2]
 
 
+@pytest.mark.thorough
 def test_the_same_manager_saves_again_after_space_is_freed(tmp_path: Path):
     with CheckpointManager(tmp_path) as checkpoints:
         with files_of_at_most(100_000), pytest.raises(CheckpointError, match="raise the limit"):

@@ -56,6 +56,7 @@ def test_of_64_bits_is_the_same_where_jax_would_truncate(dtype: str):
     assert of(leaf) == known == of(numbers)
 
 
+@pytest.mark.thorough
 def test_a_state_of_64_bits_is_restored(tmp_path: Path):
     with jax.enable_x64(True), CheckpointManager(tmp_path) as checkpoints:
         state = {"x": jnp.arange(5.0) / 3, "n": jnp.arange(5) << 40}
@@ -104,6 +105,7 @@ def test_every_flipped_bit_and_every_swap_is_detected():
     assert len(set(zeros)) == 3
 
 
+@pytest.mark.thorough
 def test_a_changed_leaf_is_named_though_its_files_are_valid(tmp_path: Path):
     state = {"a": jnp.arange(9.0), "b": jnp.arange(9.0) + 1, "c": jnp.float32(2)}
     with CheckpointManager(tmp_path) as checkpoints:
@@ -168,6 +170,7 @@ def test_a_flipped_bit_in_one_replica(spec, named):
         replica_check.check_replicas(found, 7)
 
 
+@pytest.mark.thorough
 def test_equal_replicas_are_accepted_and_a_leaf_that_differs_is_told_apart_beside_them():
     specs = [*(spec for spec, _ in SPLITS.values()), P("data", "fsdp")]
     single = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[3])
@@ -181,6 +184,7 @@ def test_equal_replicas_are_accepted_and_a_leaf_that_differs_is_told_apart_besid
     assert {name for name, prints in found.items() if len(prints) > 1} == {"w"}
 
 
+@pytest.mark.thorough
 def test_a_step_with_differing_replicas_is_not_saved(tmp_path):
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, {"w": array_with_flip(P(), None)}, {})

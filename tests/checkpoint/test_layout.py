@@ -61,6 +61,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, count: int) -> list[str]:
     return done
 
 
+@pytest.mark.thorough
 def test_a_kill_before_any_change_loses_no_valid_checkpoint(tmp_path: Path):
     outcomes = set()
     for count in range(100):

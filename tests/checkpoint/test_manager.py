@@ -72,6 +72,7 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(checkpoints: CheckpointMa
         x = jnp.arange(4_000_000, dtype=jnp.float32) + step
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("devices", "axes", "spec"), [(1, "a", ()), (4, "a", (None, "a")), (8, "ab", ("b", "a"))]
 )
@@ -193,6 +194,7 @@ def test_a_state_that_cannot_be_stored_is_refused(
     assert checkpoints.steps() == []
 
 
+@pytest.mark.thorough
 def test_each_bad_leaf_of_a_large_state_is_found_before_anything_is_read(
     checkpoints: CheckpointManager,
 ):

@@ -56,6 +56,7 @@ def damaged(whole, tmp_path: Path) -> Path:
     return shutil.copytree(whole[0], tmp_path / "hurt")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_damage_is_detected(kind, damaged: Path):
     kept = shutil.copytree(damaged / "2", damaged.parent / "kept")
@@ -88,6 +89,7 @@ def test_a_flipped_bit_is_refused_with_the_name_of_its_file(damaged: Path, whole
     assert "jtrain eval takes --step 1" in told
 
 
+@pytest.mark.thorough
 def test_resume_sets_damaged_steps_aside_and_takes_the_newest_valid(damaged: Path, whole):
     for step in (3, 4):
         shutil.copytree(damaged / "2", damaged / str(step))  # with the seals of step 2

@@ -55,6 +55,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cast", [False, True], ids=["", "cast"])
 def test_every_difference_of_one_leaf_is_a_row_with_its_nearest_name(cast: bool):
     found = pytree.describe(LEAVES)
@@ -74,6 +75,7 @@ def test_every_difference_of_one_leaf_is_a_row_with_its_nearest_name(cast: bool)
     assert len(CASES) * 2 >= 60
 
 
+@pytest.mark.thorough
 def test_a_leaf_is_cast_only_on_request(tmp_path: Path):
     state = {"w": jnp.linspace(-3, 3, 12).reshape(3, 4), "n": jnp.int32(7)}
     asked = {

@@ -56,6 +56,7 @@ def damage(step: int) -> None:
     path.write_bytes(path.read_bytes()[::-1])
 
 
+@pytest.mark.thorough
 def test_lists_each_step_with_its_marks(capfd):
     run = "a"
     damage(30)

@@ -54,6 +54,7 @@ def test_the_text_output_is_one_line(capfd):
     assert "rows 50" in out
 
 
+@pytest.mark.thorough
 def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd):
     best = max(outcome.results, key=lambda step: outcome.results[step]["loss"])
     assert best < 12
@@ -106,6 +107,7 @@ def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["eval", *mend]) == 0
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(place, tmp_path, monkeypatch, capfd):
     shutil.copytree(place, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")

@@ -121,6 +121,7 @@ def test_trackers_get_each_evaluation_once(run: Path, outcome: RunResult, capfd,
     assert ends == ["stopped", "done"]
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_pinned(run: Path, capfd, monkeypatch):
     """Retention of the training process removes each checkpoint once it is chosen."""
     plain = watch_run._evaluate
@@ -158,6 +159,7 @@ def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, capfd):
     assert watch(capfd)[:2] == (0, [])
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_skipped_and_a_damaged_last_one_is_a_fault(run: Path, capfd):
     for step in (8, 12):
         path = next(Path(f"runs/quick/checkpoints/{step}").rglob("d/*"))
@@ -168,6 +170,7 @@ def test_a_damaged_checkpoint_is_skipped_and_a_damaged_last_one_is_a_fault(run: 
     assert "its last checkpoint (12) cannot be evaluated" in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("status", "code", "says"),
     [
@@ -185,6 +188,7 @@ def test_a_run_that_ends_otherwise_ends_the_watch(run: Path, capfd, status, code
         assert "To go on: jtrain run runs/quick/config.yaml" in err
 
 
+@pytest.mark.thorough
 def test_two_watches_do_not_evaluate_the_same_run(run: Path, capfd):
     lock = WriteLock(run / PINS)
     code, _, err = watch(capfd)
@@ -194,6 +198,7 @@ def test_two_watches_do_not_evaluate_the_same_run(run: Path, capfd):
     assert watch(capfd)[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_run_that_has_not_begun_is_waited_for(run: Path, capfd, monkeypatch):
     run.rename("later")
     plain = output.print_error
@@ -209,6 +214,7 @@ def test_a_run_that_has_not_begun_is_waited_for(run: Path, capfd, monkeypatch):
     assert "waiting for quick to begin" in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "says", "mend"),
     [
@@ -224,6 +230,7 @@ def test_an_error_is_reported_and_the_advice_works(run: Path, words, says, mend,
     assert main(["eval", "quick", *mend]) == 0
 
 
+@pytest.mark.thorough
 def test_the_evaluator_of_a_tensorflow_cluster_watches(run: Path, capfd, monkeypatch):
     """`jtrain run` refuses this task, and its advice is this command."""
     workers = {"worker": ["10.0.0.1:8476", "10.0.0.2:8476"]}
@@ -234,6 +241,7 @@ def test_the_evaluator_of_a_tensorflow_cluster_watches(run: Path, capfd, monkeyp
     assert watch(capfd)[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_signal_ends_the_watch_between_two_checkpoints(run: Path, capfd):
     set_status(run, "running")
 

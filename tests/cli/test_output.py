@@ -114,6 +114,7 @@ def test_ctrl_c_that_ends_its_reader_too_loses_nothing(home: Path, compiled: Pat
     check_nothing_lost(home)
 
 
+@pytest.mark.thorough
 def test_unread_output_is_dropped_and_the_rest_continues():
     code = (
         "import sys; from jtrain.cli.output import outlive_readers\n"
@@ -154,6 +155,7 @@ sys.exit(0 if file > 2 else 1)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path, closed: str):
     (tmp_path / "streams.py").write_text(STREAMS)

@@ -59,6 +59,7 @@ def test_all_rows_meet_in_one_batch(how):
     assert got["rows"] == ROWS
 
 
+@pytest.mark.thorough
 def test_what_would_cut_them_is_refused_and_its_advice_works():
     size = 16
     with pytest.raises(LossError, match=rf"batches of {size} would cut the data into") as caught:
@@ -74,6 +75,7 @@ def test_what_would_cut_them_is_refused_and_its_advice_works():
         jt.evaluate(towers, PARAMS, InOrder(Arrays(**DATA), size=size), couples="batch")
 
 
+@pytest.mark.thorough
 def test_copies_are_refused_as_in_training():
     where = Mirrored(impl="shard_map", devices=2)
     with pytest.raises(LossError, match="separate copies of the step would cut the batch"):
@@ -104,6 +106,7 @@ def test_a_run_is_refused_before_it_trains_and_its_advice_works():
     assert groups.history["valid/loss"][2] == pytest.approx(apart, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_rows_that_meet_in_training_alone_may_be_in_several_batches():
     @jt.stateful
     def normed(params, extra, batch, rng):

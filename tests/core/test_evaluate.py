@@ -124,6 +124,7 @@ def four_and_two() -> dict[str, np.ndarray]:
     return points(8, hidden=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mirrored jit", "mirrored shard_map"])
 def test_four_rows_and_two_weigh_a_sixth_each_in_training(name):
     where, batch, optimizer = strategy(name, 2), four_and_two(), optax.sgd(1.0)

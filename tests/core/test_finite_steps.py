@@ -145,6 +145,7 @@ def bad_step() -> int:
     return next(n for n in range(4) if BAD in data.indices(n)) + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", by_name(HURT, QUICK, pytest.mark.thorough))
 def test_stop_names_the_step(changes):
     with pytest.raises(LossError, match=rf"^step {bad_step()} is not finite: loss"):
@@ -161,6 +162,7 @@ def test_rollback_leaves_the_batch_out(changes):
     assert float(result.state.scale.factor) == 2**12, "no scale helps, so it is not lowered"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", by_name(UNHURT, ("an overflow",), pytest.mark.thorough))
 def test_nothing_is_done_about_what_a_smaller_scale_mends(changes):
     result = fitted(changes, "stop", name="run", checkpoint_every=2)
@@ -178,6 +180,7 @@ def test_a_scale_that_is_far_too_large_finds_its_place():
     assert np.isfinite(np.asarray(result.params["w"])).all()
 
 
+@pytest.mark.thorough
 def test_skip_tells_and_writes_of_a_loss_that_is_not_finite_and_lowers_no_scale(capfd):
     result = fitted(HURT["a NaN row"], "skip", name="skips", quiet=False)
     assert (result.step, int(result.state.skipped)) == (8, 2)

@@ -42,6 +42,7 @@ def test_an_evaluation_of_any_size_keeps_its_digits(loss):
         assert found["loss"] == pytest.approx(rows.mean(), rel=1e-14)
 
 
+@pytest.mark.thorough
 def test_a_mean_is_as_wide_as_its_values_and_weights():
     single, double, rows = jnp.float32(DRAW), jnp.float64(DRAW), jnp.ones(48, bool)
     assert Mean.of(single, rows).total.dtype == np.float32
@@ -51,6 +52,7 @@ def test_a_mean_is_as_wide_as_its_values_and_weights():
     assert Mean.of(jnp.float16(DRAW), rows).total.dtype == np.float32
 
 
+@pytest.mark.thorough
 def test_a_step_has_loss_and_norms_in_float64():
     def loss(params, batch, rng):
         return Mean.of(jnp.square(params["b"] - batch["v"]), batch["mask"])

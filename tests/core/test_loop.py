@@ -194,6 +194,7 @@ def test_a_batch_that_was_not_placed_is_caught_and_a_placed_one_taken():
     assert int(ended.state.step) == 1
 
 
+@pytest.mark.thorough
 def test_one_cpu_device_takes_numpy_arrays_and_no_other_transfer():
     optimizer, where = optax.sgd(0.1), strategy("single", 1)
     state, batch = start(optimizer, where), where.place_for_call(points())

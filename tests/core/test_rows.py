@@ -14,6 +14,7 @@ from jtrain.core.step import make_step
 from jtrain.errors import LossError
 
 
+@pytest.mark.thorough
 def test_a_row_draws_by_its_place_in_the_whole_batch():
     key, rows = jax.random.key(5), jnp.arange(8)
     draw = lambda rows: jax.vmap(jax.random.uniform)(row_keys(key, {"row": rows}))
@@ -37,6 +38,7 @@ def test_arrays_of_other_rows_are_named():
     assert len(with_rows({"x": jnp.ones((3, 2)), "alpha": jnp.full(3, 0.5)})["mask"]) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("impl", "partitionable", "x64"),
     [("threefry2x32", False, False), ("rbg", True, True), ("unsafe_rbg", True, False)],

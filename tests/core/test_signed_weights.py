@@ -72,6 +72,7 @@ def test_a_step_is_that_of_the_closed_form_however_it_is_split(place, microbatch
     assert int(state.skipped) == 0
 
 
+@pytest.mark.thorough
 def test_a_loss_scale_changes_nothing():
     scale = LossScale.start(1024.0, growth=2000, minimum=1.0)
     state = new_state(line(), SGD, jax.random.key(0), scale=scale)
@@ -83,6 +84,7 @@ def test_a_loss_scale_changes_nothing():
     assert float(state.scale.factor) == 1024
 
 
+@pytest.mark.thorough
 def test_an_evaluation_is_that_of_the_whole_set_though_its_batches_have_either_sign():
     size = 3
     names = ("x", "y", "advantage")
@@ -104,6 +106,7 @@ def test_a_check_takes_it_for_the_one_result_that_it_is():
     assert distance(got.gradient, gradient) < 1e-6
 
 
+@pytest.mark.thorough
 def test_state_is_the_weighted_mean_too():
     @stateful
     def carried(params, extra, batch, rng):
@@ -130,6 +133,7 @@ def test_a_weight_of_exactly_zero_adds_nothing():
     assert value.value() == pytest.approx(0.5 * float(guess), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_weight_that_is_not_finite_is_not_taken_for_zero():
     broken = batch(np.where(np.arange(8) == 3, np.nan, SIGNED))
     state, metrics = jax.jit(make_step(loss, SGD))(start(SGD), broken)

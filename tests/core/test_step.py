@@ -24,6 +24,7 @@ from jtrain.parallel import Mirrored
 SGD = optax.sgd(0.1)
 
 
+@pytest.mark.thorough
 def test_is_the_step_of_the_closed_form():
     batch = points(8, hidden=3)
     state, metrics = jax.jit(make_step(squared, SGD))(start(SGD), batch)
@@ -50,6 +51,7 @@ def test_composes_under_the_users_own_jit_without_row_or_mask():
     assert distance(got.params, want.params) < 1e-6
 
 
+@pytest.mark.thorough
 def test_gives_the_loss_a_key_of_its_own_each_step_and_none_to_evaluation():
     def loss(params, batch, rng):
         return squared(params, batch, rng), {"draw": Mean(jax.random.uniform(rng), jnp.float32(1))}
@@ -64,6 +66,7 @@ def test_gives_the_loss_a_key_of_its_own_each_step_and_none_to_evaluation():
     assert draws[0] != draws[1]
 
 
+@pytest.mark.thorough
 def test_a_term_without_weight_adds_nothing():
     def loss(params, batch, rng):
         nothing = Mean.of(height(params, batch), jnp.zeros(len(batch["mask"]), bool))
@@ -75,6 +78,7 @@ def test_a_term_without_weight_adds_nothing():
     assert metrics["loss"].value() == pytest.approx(alone["loss"].value(), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_mean_in_a_mean_takes_its_coefficients_along():
     def loss(params, batch, rng):
         one = squared(params, batch, rng)
@@ -104,6 +108,7 @@ def test_a_gradient_that_is_not_finite_changes_no_bit():
     assert metrics["update_norm"].value() == 0
 
 
+@pytest.mark.thorough
 def test_after_a_bad_batch_it_goes_on_as_if_it_had_never_been():
     optimizer = optax.adamw(0.1)
     step, good = jax.jit(make_step(squared, optimizer)), [points(seed=n) for n in range(3)]
@@ -135,6 +140,7 @@ def flops(program) -> float:
     return program.cost_analysis()["flops"]
 
 
+@pytest.mark.thorough
 def test_the_loss_is_traced_once():
     traced = []
 
@@ -188,6 +194,7 @@ def test_many_steps_in_one_call_are_the_same_steps():
     assert int(got.step) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("opaque", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_sam_gets_the_gradient_elsewhere(opaque: bool):
     sam = optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=opaque)
@@ -207,6 +214,7 @@ def test_sam_gets_the_gradient_elsewhere(opaque: bool):
     assert distance(state.params, params) < 1e-6
 
 
+@pytest.mark.thorough
 def test_sam_with_a_frozen_leaf_takes_the_steps_of_the_others():
     sam = lambda: optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=True)
     trained = lambda params: {"slope": True, "offset": False}
@@ -280,6 +288,7 @@ def test_sixteen_bits_are_summed_in_thirty_two():
     assert (got.dtype, float(got)) == (jnp.float32, 1024)  # in bfloat16 256 + 1 is 256
 
 
+@pytest.mark.thorough
 def test_the_derivative_of_the_value_is_the_gradient_given_with_it():
     batch = {name: jnp.asarray(x) for name, x in points(8).items()}
     mean = lambda params: squared(params, batch, None).total / 8

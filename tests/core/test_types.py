@@ -21,6 +21,7 @@ def drawn(shape, seed=0):
     return values, mask, weights
 
 
+@pytest.mark.thorough
 def test_a_mean_is_the_same_under_any_split():
     values, mask, weights = map(jnp.asarray, drawn((6, 4)))
     parts = [Mean.of(*(x[i::3] for x in (values, mask, weights))) for i in range(3)]
@@ -57,6 +58,7 @@ def test_means_by_step_are_read_by_step():
     np.testing.assert_array_equal(mean.value(), [0.5, np.nan])
 
 
+@pytest.mark.thorough
 def test_sixteen_bits_are_summed_in_thirty_two():
     many = Mean.of(jnp.ones(1000, jnp.bfloat16), jnp.ones(1000, bool))
     assert (many.total.dtype, float(many.total)) == (jnp.float32, 1000)
@@ -85,6 +87,7 @@ def test_complex_values_have_no_mean():
     assert Mean.of(jnp.abs(jnp.array([1 + 1j, 2])) ** 2, jnp.array([True, True])).value() == 3
 
 
+@pytest.mark.thorough
 def test_each_advice_for_another_shape_works():
     values, mask = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([True, False])
     assert Mean.of(values[:, 0], mask).value() == 1
@@ -135,6 +138,7 @@ def test_the_norm_of_complex_numbers_is_of_their_modulus():
     assert float(pytree.norm(some)) == pytest.approx(170**0.5)
 
 
+@pytest.mark.thorough
 def test_the_norm_of_sixteen_bits_is_summed_in_thirty_two():
     assert float(pytree.norm(jnp.ones(10_000, jnp.bfloat16))) == pytest.approx(100, rel=1e-6)
     assert np.isfinite(float(pytree.norm(jnp.full(4, 300.0, jnp.float16))))

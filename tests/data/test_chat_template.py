@@ -99,6 +99,7 @@ def test_a_token_that_no_file_names_is_refused(tmp_path, config):
         read_template(str(tmp_path / "t.jinja"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "source",
     [

@@ -79,6 +79,7 @@ def test_a_missing_set_is_reported_with_every_folder_and_working_commands(home, 
     assert find_set("shirts", FILES, package(tmp_path))
 
 
+@pytest.mark.thorough
 def test_the_curves_equal_those_of_the_package():
     train, test = MNIST1D().build()
     curves, labels = train.arrays["curve"], train.arrays["label"]

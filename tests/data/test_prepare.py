@@ -50,6 +50,7 @@ def documents(files: list[Path]) -> list[str]:
     return [*filter(None, whole), *(json.loads(line)["text"] for line in lines if line)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "tokenizing", [ByteTokens(), CharacterTokens(), BytePairTokens(vocab=300)], ids=lambda t: t.kind
 )

@@ -46,6 +46,7 @@ def test_places_of_many_epochs_have_the_rows_of_each_epoch():
             assert found[index] == order(rows, seed=3, epoch=int(epochs[index]))[place]
 
 
+@pytest.mark.thorough
 def test_seeds_and_epochs_give_other_orders():
     orders = {
         tuple(order(100, seed=seed, epoch=epoch)) for seed in range(20) for epoch in range(20)
@@ -53,6 +54,7 @@ def test_seeds_and_epochs_give_other_orders():
     assert len(orders) == 400
 
 
+@pytest.mark.thorough
 def test_every_order_of_four_rows_is_equally_likely():
     orders = {p: 0 for p in itertools.permutations(range(4))}
     for epoch in range(2400):

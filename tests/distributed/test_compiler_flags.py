@@ -65,6 +65,7 @@ def test_flags_of_libtpu_need_libtpu(monkeypatch):
     assert all(flag_name(each).startswith("xla_gpu_") for each in merged[FLAGS].split())
 
 
+@pytest.mark.thorough
 def test_an_unknown_flag_and_a_wrong_value_are_errors_of_the_config():
     with pytest.raises(ConfigError) as refused:
         check_known({FLAGS: "--xla_gpu_enable_latncy_hiding_scheduler=true"})

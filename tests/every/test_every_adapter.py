@@ -255,6 +255,7 @@ def test_takes_the_same_steps_as_one_device(name, kind, layout):
         assert distance(many.state.extra, one.state.extra) < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
     state, batch = start(name, "batch norm"), batch_of(0)

@@ -193,6 +193,7 @@ def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
     return figures
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case",
     [QUICK[0], *(pytest.param(c, marks=pytest.mark.thorough) for c in QUICK[1:])],

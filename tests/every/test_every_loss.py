@@ -216,6 +216,7 @@ def test_is_the_mean_of_the_plain_formula_and_its_gradient_where_the_mask_holds(
     assert_close(loss.slope(*loss.arrays)[1], jax.jit(jax.grad(formula))(outputs), 5e-6)
 
 
+@pytest.mark.thorough
 def test_splitting_the_rows_changes_nothing_and_the_weight_is_the_masks(loss):
     outputs, targets, mask = loss.arrays
     whole = loss.run(*loss.arrays)

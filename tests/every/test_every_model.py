@@ -238,7 +238,6 @@ def test_init_depends_on_the_key_alone(row):
     assert not bitwise(first, other)
 
 
-@pytest.mark.thorough
 @pytest.mark.sampled(3)
 def test_rows_drop_by_their_own_keys_and_meet_only_where_it_says_so(row):
     apply, params, extra = ready(row)

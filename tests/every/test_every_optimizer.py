@@ -202,6 +202,7 @@ def replace(row: Row, **changes: Any) -> Optimizer:
     return adapter.validate_python({**adapter.dump_python(row.values), **changes})
 
 
+@pytest.mark.thorough
 @by_formula
 def test_takes_the_steps_of_its_formula(row: Row):
     schedule = Cosine(warmup=3, final=0.1)
@@ -253,7 +254,6 @@ def test_frozen_leaves_do_not_move_and_have_no_state(row: Row):
     assert not [name for name in state if name.endswith("bias")]
 
 
-@pytest.mark.thorough
 @pytest.mark.sampled(3)
 @by_formula
 def test_a_group_scales_its_learning_rate(row: Row):
@@ -380,6 +380,7 @@ def test_every_member_has_a_row_and_reads_itself_back_from_plain_data():
         assert adapter.validate_json(adapter.dump_json(row.values)) == row.values
 
 
+@pytest.mark.thorough
 def test_frozen_leaves_do_not_count_for_the_clip():
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
     gradient = {"a": jnp.array([3.0, 4.0]), "b": jnp.full(2, jnp.nan)}

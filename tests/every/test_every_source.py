@@ -162,6 +162,7 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name, strict=True)
 
 
+@pytest.mark.thorough
 def test_rows_by_index_are_the_rows_in_sequence_however_often_it_is_built(
     build: Callable[[], Source],
 ):

@@ -72,6 +72,7 @@ def mean_of_means(chat, groups: int):
     return jax.tree.map(lambda *leaves: sum(leaves) / groups, *found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("devices", "microbatches"),
     [

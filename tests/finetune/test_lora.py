@@ -210,6 +210,7 @@ def test_comes_back_and_merges_to_the_weights_of_the_run(tmp_path, frozen):
     assert_close(merge(BASE, found)["down"]["kernel"], want["down"]["kernel"], 1e-6)
 
 
+@pytest.mark.thorough
 def test_several_are_added_each_times_its_factor(tmp_path):
     one, two = (tmp_path / f"{name}.safetensors" for name in ("one", "two"))
     _, a, _ = saved(one, "*")

@@ -33,6 +33,7 @@ def in_numpy(x, bits):
     return codes, np.float32(values)[: x.size].reshape(x.shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", ["int8", "nf4"])
 def test_codes_and_values_are_those_of_a_loop_in_numpy(bits):
     x = DRAW.normal(size=(5, 13)).astype(np.float32)
@@ -94,6 +95,7 @@ def output(kind, a, x):
     return low.product(lambda x, w: jnp.tanh(x @ w), x) + low.term(x, flat=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["as_is", "nf4"])
 def test_the_backward_pass_makes_dense_weights_again(kind):
     pull = jax.vjp(lambda a, x: output(kind, a, x), A, X)[1]

@@ -124,6 +124,7 @@ def test_a_function_of_texts_gives_rewards():
     np.testing.assert_array_equal(verify(ANSWERS, {"question": QUESTIONS}), REWARDS)
 
 
+@pytest.mark.thorough
 def test_advantages_are_those_of_the_host():
     by_deviation = True
     rewards = np.array([[1, 0, 0, 1], [0.1, 0.1, 0.1, 0.1], [1, 2, 5, -1]], np.float32)

@@ -135,6 +135,7 @@ def loss(params, batch, rng):
     return jt.Mean.of((batch["x"] @ params["w"] - batch["y"]) ** 2, batch["mask"])
 
 
+@pytest.mark.thorough
 def test_big_endian_arrays_give_what_others_give():
     params = {"w": np.ones(3, ">f4")}
     apply = lambda params, batch: batch["x"] @ params["w"]

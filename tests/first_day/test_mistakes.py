@@ -182,7 +182,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=[case.make.__name__ for case in CASES])
 def test_a_mistake_is_told_by_its_line_a_sentence_and_what_to_type(case: Case):
@@ -290,6 +289,7 @@ def test_an_argument_of_fit_is_named_as_it_was_typed():
             jt.fit(loss, np.zeros(2), data, steps=1, parallel="single", quiet=True, **arguments)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("y", "lr", "words"),
     [(np.nan, 0.1, 'repeat the call with guard="skip".'), (1.0, 3e38, "the call with lr=0.001.")],

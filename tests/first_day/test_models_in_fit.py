@@ -203,6 +203,7 @@ class Target:
         return jt.Mean.of((params["w"] - self.value) ** 2 * batch["x"][:, 0], batch["mask"])
 
 
+@pytest.mark.thorough
 def test_a_loss_without_a_hash_trains():
     loss = Target(np.float32(3))
     with pytest.raises(TypeError, match="unhashable"):

@@ -60,6 +60,7 @@ def test_flops_of_a_linear_map_are_those_of_its_formula(plain):
     assert qkv.parameters == 2 * (32 * 96 + 96)
 
 
+@pytest.mark.thorough
 def test_modules_add_up_to_the_step(plain):
     assert plain.modules.total == plain.flops.hardware == plain.flops.model
     for node in plain.modules.walk():

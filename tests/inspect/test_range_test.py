@@ -71,6 +71,7 @@ def bowl(tmp_path, monkeypatch) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "layout",
     [

@@ -23,6 +23,7 @@ def setup() -> TrainSetup:
     return set_up(config_of(CONFIG, [*SMALL, "model.heads=4", AXES]))
 
 
+@pytest.mark.thorough
 def test_bytes_and_axes_are_those_of_the_arrays(setup):
     found, like = describe_sharding(setup), named_leaves(setup.like)
     assert [sharding.leaf for sharding in found.leaves] == list(like)
@@ -53,6 +54,7 @@ def test_equal_layers_share_a_line_with_the_reason(setup):
     assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [name for name, _ in groups]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parallel", "line"),
     [
@@ -69,6 +71,7 @@ def test_a_layout_without_splits_is_described(parallel, line):
     assert format_sharding(found).startswith(found.line)
 
 
+@pytest.mark.thorough
 def test_the_command_shows_the_sharding_on_named_devices(capsys):
     words = [str(CONFIG), *SMALL, "--sharding", "--topology", "cpu:4", "parallel.kind=fsdp"]
     assert main(["show", *words, "--json"]) == 0

@@ -39,6 +39,7 @@ def test_is_the_formula_in_each_row_layer_by_layer():
     assert_close(found.value(), total / REAL.sum(), 1e-6)
 
 
+@pytest.mark.thorough
 def test_of_the_batch_is_the_formula_over_all_real_tokens():
     layers = [uneven(LOGITS[:, i][REAL], 2) for i in range(LAYERS)]
     found = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=2, group="batch")
@@ -62,6 +63,7 @@ def test_the_gradient_of_the_batchs_is_that_of_the_formula_with_shares_held():
     assert_close(jax.grad(ours)(LOGITS), jax.grad(plain)(LOGITS), 2e-6)
 
 
+@pytest.mark.thorough
 def test_both_are_terms_beside_the_loss():
     value = Mean(jnp.float32(6), jnp.float32(3))
     terms, metrics = with_router(

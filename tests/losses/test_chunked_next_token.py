@@ -64,6 +64,7 @@ def both(args, **options):
     return run(chunked, options | chunks), run(plain, options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,6 +84,7 @@ def test_gives_the_plain_value_and_gradient(options):
 
 
 # A number of 8 bits is off by up to 2^-9 of itself; the slopes are rounded, and so is the gradient.
+@pytest.mark.thorough
 def test_half_precision_has_logits_and_sums_in_full():
     dtype, off = jnp.bfloat16, 2**-8
     ((got, _), grads), ((want, _), exact) = both(arrays(dtype), z=0.01)
@@ -128,6 +130,7 @@ def test_unlikely_tokens_keep_their_gradient_in_float16():
     assert_close(got, want, 0.02)
 
 
+@pytest.mark.thorough
 def test_what_is_not_real_may_be_nan():
     hidden, *rest = arrays()
     spoilt = jnp.where(rest[-1][..., None], hidden, jnp.nan)
@@ -138,6 +141,7 @@ def test_what_is_not_real_may_be_nan():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.thorough
 def test_all_logits_are_never_there_at_once():
     args = arrays(time=64, vocabulary=2000)
     bytes_of = lambda f: (

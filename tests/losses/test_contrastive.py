@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from comparison import assert_close
 
 from jtrain.losses.contrastive import contrastive
@@ -23,6 +24,7 @@ def in_numpy(left, right, log_scale):
     return (rows.mean() + columns.mean()) / 2, (logits.argmax(1) == own).mean()
 
 
+@pytest.mark.thorough
 def test_gives_the_formula_over_the_rows_that_count():
     spoilt = [jnp.where(MASK[:, None], x, jnp.nan) for x in (LEFT, RIGHT)]
     value, metrics = jax.jit(contrastive)(*spoilt, jnp.float32(1.2), MASK)
@@ -31,6 +33,7 @@ def test_gives_the_formula_over_the_rows_that_count():
     assert_close(metrics["accuracy"].value(), hits, 1e-6)
 
 
+@pytest.mark.thorough
 def test_the_gradient_is_the_slope_and_hidden_rows_have_none():
     mean = lambda left, s: contrastive(left, RIGHT, s, MASK)[0].total / MASK.sum()
     spoilt = jnp.where(MASK[:, None], LEFT, jnp.nan)
@@ -44,6 +47,7 @@ def test_the_gradient_is_the_slope_and_hidden_rows_have_none():
     assert_close(along.sum(), slope(moved), 1e-6, terms=np.abs(along).sum())
 
 
+@pytest.mark.thorough
 def test_a_scale_beyond_a_hundred_is_a_hundred():
     run = jax.jit(contrastive)
     steep, bound = (run(LEFT, RIGHT, jnp.float32(s), MASK)[0] for s in (9, np.log(100)))

@@ -27,6 +27,7 @@ LABELS = jnp.array([0, 4, 2, 2], jnp.int32)
 ALL = jnp.ones(4, bool)
 
 
+@pytest.mark.thorough
 def test_smoothed_labels_are_these_soft_labels():
     smoothing = 0.1
     soft = (1 - smoothing) * jax.nn.one_hot(LABELS, 5) + smoothing / 5
@@ -37,6 +38,7 @@ def test_smoothed_labels_are_these_soft_labels():
     assert_close(grad, wanted, 2e-6)
 
 
+@pytest.mark.thorough
 def test_a_label_out_of_range_has_the_loss_of_the_nearest_class():
     got = cross_entropy_per_label(LOGITS, jnp.array([-3, 5, 99, 2], jnp.int32))
     np.testing.assert_array_equal(
@@ -44,6 +46,7 @@ def test_a_label_out_of_range_has_the_loss_of_the_nearest_class():
     )
 
 
+@pytest.mark.thorough
 def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
     barred = LOGITS.at[:, 1].set(-jnp.inf)
     soft = jax.nn.one_hot(LABELS, 5)
@@ -57,6 +60,7 @@ def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
 ONE = jnp.ones(1, bool)
 
 
+@pytest.mark.thorough
 def test_sure_logits_neither_overflow_nor_vanish():
     row = lambda x: jnp.full((1, 1), x)
     of = jax.jit(lambda z, y: binary_cross_entropy(row(z), row(y), ONE)[0].total)
@@ -68,6 +72,7 @@ def test_sure_logits_neither_overflow_nor_vanish():
     assert slope(-1e4, 1.0) == -1
 
 
+@pytest.mark.thorough
 def test_the_straight_part_has_the_slope_of_delta():
     of = jax.jit(lambda z: huber(jnp.full((1, 1), z), jnp.zeros((1, 1)), ONE, delta=2.0)[0].total)
     slopes = [float(jax.jit(jax.grad(of))(z)) for z in (-9.0, -2.5, -1.0, 0.0, 1.5, 7.0)]
@@ -76,6 +81,7 @@ def test_the_straight_part_has_the_slope_of_delta():
     assert of(3.0) == 4.0
 
 
+@pytest.mark.thorough
 def test_a_teacher_learns_nothing():
     z = jnp.array([[1.0, 2.0, -1.0]])
     grad = jax.grad(lambda t: distillation(z, t, ONE)[0].total)(z[:, ::-1])
@@ -104,6 +110,7 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_labels_in_8_bits_have_the_losses_of_int32(name: str):
     dtype, labels = np.uint8, np.array([3, 10, 44, 100, 120, 200])
@@ -126,6 +133,7 @@ def test_labels_in_8_bits_have_the_losses_of_int32(name: str):
         assert_close(others[metric], total, within=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_a_row_draws_is_normal_and_its_own():
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(1000))
     mean, log_variance = jnp.full((1000, 3), 2.0), jnp.full((1000, 3), np.log(0.25))

@@ -69,6 +69,7 @@ def mean_of_means(parts: int):
     return jax.tree.map(lambda *leaves: sum(leaves) / parts, *found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatches", [2, pytest.param(8, marks=pytest.mark.thorough)])
 def test_microbatches_have_the_loss_and_gradient_of_the_whole_batch(microbatches):
     import optax

@@ -42,6 +42,7 @@ def in_numpy(anchors, positives, negatives, temperature):
     return np.mean(losses), np.mean(hits)
 
 
+@pytest.mark.thorough
 def test_gives_the_formula_over_the_rows_that_count():
     count = 3
     spoil = lambda x: jnp.where(MASK.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.nan)
@@ -54,6 +55,7 @@ def test_gives_the_formula_over_the_rows_that_count():
     assert value.weight == MASK.sum()
 
 
+@pytest.mark.thorough
 def test_hidden_rows_have_no_gradient():
     total = lambda *x: info_nce(*x, MASK)[0].total
     for grad in jax.jit(jax.grad(total, (0, 1, 2)))(ANCHORS, POSITIVES, NEGATIVES):
@@ -102,6 +104,7 @@ def step_of(pairs, layout, chunks):
 SPLITS = [(4, 2), (1, 4), (2, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("devices", "chunks"),
     [pytest.param(d, c, marks=() if (d, c) == (4, 2) else pytest.mark.slow) for d, c in SPLITS],
@@ -133,6 +136,7 @@ def test_chunks_compared_alone_are_of_another_loss(pairs):
     assert distance(both, call(params, batch)) > 0.05
 
 
+@pytest.mark.thorough
 def test_map_rows_gives_the_rows_in_their_order():
     rows = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12.0)}
     call = lambda some: some["x"] * some["y"][:, None]

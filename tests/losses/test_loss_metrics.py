@@ -29,6 +29,7 @@ def in_parts(metric):
     return jax.tree.map(lambda *x: sum(x), *parts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("top", [1, 2])
 def test_top_k_counts_labels_among_the_first(top):
     order = [sorted(range(CLASSES), key=lambda c, i=i: (-LOGITS[i, c], c)) for i in SEEN]
@@ -37,6 +38,7 @@ def test_top_k_counts_labels_among_the_first(top):
     assert got.value() == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_label_that_is_no_class_is_a_miss():
     outside = jnp.array([-1, CLASSES], jnp.int32)
     for top in (1, CLASSES):
@@ -54,6 +56,7 @@ def test_logits_that_are_nan_hit_the_first_classes_alone():
         assert float(found.total) == (label == 3)
 
 
+@pytest.mark.thorough
 def test_confusion_counts_label_by_likeliest():
     want = np.zeros((CLASSES, CLASSES))
     for i in SEEN:
@@ -64,6 +67,7 @@ def test_confusion_counts_label_by_likeliest():
     assert got.value().sum() == pytest.approx(1)
 
 
+@pytest.mark.thorough
 def test_the_calibration_error_is_that_of_the_whole_however_it_was_split():
     bins = 15
     chances = np.exp(LOGITS[SEEN].astype(np.float64))

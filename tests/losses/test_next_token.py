@@ -10,6 +10,7 @@ from jtrain.losses.next_token import inputs_and_targets, next_token
 TOKENS = jnp.arange(12).reshape(3, 4)
 
 
+@pytest.mark.thorough
 def test_targets_are_the_inputs_one_later():
     batch = {"tokens": TOKENS, "mask": jnp.ones(3, bool)}
     inputs, targets, real = inputs_and_targets(batch)

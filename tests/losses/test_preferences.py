@@ -36,6 +36,7 @@ def margins():
     return np.float64((CHOSEN - FIRST) - (REJECTED - SECOND))[MASK]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("loss", "plain"),
     [
@@ -130,6 +131,7 @@ def test_advantages_are_those_of_each_group():
     assert_close(plain[[0, 1, 2, 5]], three - three.mean(), 1e-6)
 
 
+@pytest.mark.thorough
 def test_tokens_that_the_teacher_rules_out_count_nothing():
     teacher = np.float32([[[1.0, -np.inf, 0.5]]])
     logits, real = jnp.asarray([[[0.2, 0.3, -0.1]]]), jnp.ones((1, 1), bool)
@@ -142,6 +144,7 @@ def test_tokens_that_the_teacher_rules_out_count_nothing():
     assert_close(gradient[0, 0], q - p, 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("reverse", "top_k"), [(False, 0), (True, 3)])
 def test_divergence_is_that_of_the_distributions(reverse, top_k):
     student, teacher = normal(2, ROWS, TIME, VOCABULARY)

@@ -50,6 +50,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
 def test_xla_gives_the_formula(options):
     options = dict(options)
@@ -71,6 +72,7 @@ def test_half_precision_has_a_softmax_in_full():
     assert exponential.endswith("xf32>")
 
 
+@pytest.mark.thorough
 def test_the_gradient_is_the_slope():
     qkv, options = draw(groups=2), {"window": 5, "soft_cap": 3.0, "segments": SEGMENTS}
     way = [np.float64(x[:, ::-1]) for x in qkv]

@@ -93,6 +93,7 @@ def test_attention_is_cudnns_call_once_a_layer_and_direction(by_cudnn):
     assert f"tensor<{ROWS}x2x{TIME}x{TIME}x" in lowered(attention="xla")
 
 
+@pytest.mark.thorough
 def test_the_state_is_updated_in_place(by_cudnn):
     main = next(line for line in by_cudnn.splitlines() if "func.func public @main" in line)
     arguments, _, outputs = main.partition(") -> (")

@@ -41,6 +41,7 @@ def by_flax(params, x):
     return x
 
 
+@pytest.mark.thorough
 def test_computes_what_flaxs_layers_compute(net):
     apply, params = net
     logits, extra = apply(params, {}, IMAGES)
@@ -48,6 +49,7 @@ def test_computes_what_flaxs_layers_compute(net):
     assert_close(logits, by_flax(params, IMAGES), 1e-5)
 
 
+@pytest.mark.thorough
 def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     apply, params = net
     whole, _ = apply(params, {}, IMAGES)
@@ -59,6 +61,7 @@ def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     assert np.isfinite(logits).all()
 
 
+@pytest.mark.thorough
 def test_a_bias_after_the_pool_gives_the_same_bits():
     layer = Convolution(3, 4, 3, bias=True, rngs=nnx.Rngs(0))
     draw = np.random.default_rng(0)
@@ -82,6 +85,7 @@ def by_windows(x, window, stride, padding):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, step, sides)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gives_the_numbers_and_the_gradient_of_windows(shape):
     height, width, *rest = shape
@@ -104,6 +108,7 @@ def test_no_window_is_scattered_into():
     assert not {name for name in found if "scatter" in name or "window" in name}
 
 
+@pytest.mark.thorough
 def test_equal_numbers_share_the_gradient():
     grad = jax.grad(lambda x: max_pool(x, 2).sum())(jnp.ones((1, 4, 4, 1)))
     np.testing.assert_array_equal(grad, np.full((1, 4, 4, 1), 0.25))

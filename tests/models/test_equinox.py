@@ -62,6 +62,7 @@ def test_computes_what_the_module_computes(net, train):
     assert moved == train
 
 
+@pytest.mark.thorough
 def test_a_row_drops_by_its_own_key_wherever_it_stands():
     drop = lambda key: eqx.nn.Dropout(0.5)
     run = lambda x, keys: from_equinox(drop).apply({}, {}, x, rng=keys, train=True)[0]
@@ -71,6 +72,7 @@ def test_a_row_drops_by_its_own_key_wherever_it_stands():
     assert (same[:1] != same[1:]).any(), "a single key is folded with the row's place"
 
 
+@pytest.mark.thorough
 def test_gradients_are_the_modules(net):
     model, params, extra = net
     ours = jax.grad(lambda p: (model.apply(p, extra, X)[0] ** 2).sum())(params)

@@ -83,6 +83,7 @@ class Counting:
         return jax.nn.one_hot(tokens[:, -1] + 1, 30), cache
 
 
+@pytest.mark.thorough
 def test_no_step_is_taken_after_the_last_mark():
     model = Counting([])
     prompts = jnp.array([[1, 2, 0], [4, 5, 6]])
@@ -120,6 +121,7 @@ def of(*kept, power=1.0):
     return np.where(np.isin(np.arange(5), kept), chances / chances.sum(), 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -137,6 +139,7 @@ def test_draws_as_often_as_the_chances_say(how, expected):
     assert (got[expected == 0] == 0).all()
 
 
+@pytest.mark.thorough
 def test_a_row_draws_by_its_own_key():
     logits, keys = jnp.zeros((6, 50)), jax.random.split(jax.random.key(1), 6)
     whole, part = jax.jit(lambda x, k: (draw(x, k), draw(x[2:4], k[2:4])))(logits, keys)

@@ -40,6 +40,7 @@ def test_computes_what_the_function_computes(built):
     assert after["batch_norm/~/mean_ema"]["counter"] == 1
 
 
+@pytest.mark.thorough
 def test_draws_from_the_first_of_the_rows_keys(built):
     model, params, extra = built
     run = lambda rng: np.asarray(model.apply(params, extra, X, rng=rng, train=True)[0])
@@ -55,6 +56,7 @@ def init(key):
     return [jax.random.normal(key, (3,))]
 
 
+@pytest.mark.thorough
 def test_a_function_gets_what_it_has_arguments_for():
     seen = {}
 

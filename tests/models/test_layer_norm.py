@@ -39,6 +39,7 @@ def test_value_and_gradients_are_autodiffs():
         assert_close(ours, theirs, 5e-6)
 
 
+@pytest.mark.thorough
 def test_takes_its_statistics_in_float32():
     half = (100 + X).astype(jnp.bfloat16)
     ones, zeros = jnp.ones(16, jnp.bfloat16), jnp.zeros(16, jnp.bfloat16)
@@ -85,6 +86,7 @@ def _net():
     return jax.jit(model.apply, static_argnames="train"), *model.init(jax.random.key(0))
 
 
+@pytest.mark.thorough
 def test_normalises_by_the_rows_that_are_shown(net):
     apply, params, extra = net
     y, _ = apply(params, extra, PIXELS, MASK, train=True)
@@ -138,6 +140,7 @@ def plain_rows(x, real):
     return (x - mean) / jnp.sqrt(var + EPSILON)
 
 
+@pytest.mark.thorough
 def test_the_gradient_is_autodiffs_of_the_plain_formula():
     mask = MASK
     real, way = jnp.asarray(mask, jnp.float32), jnp.asarray(np.sin(PIXELS))
@@ -146,6 +149,7 @@ def test_the_gradient_is_autodiffs_of_the_plain_formula():
     assert_close(ours, of(plain_rows), 5e-6)
 
 
+@pytest.mark.thorough
 def test_frozen_statistics_stay_and_couple_no_rows():
     """Training with frozen statistics is the evaluation of a norm with the same statistics."""
     frozen = from_nnx(lambda rngs: BatchNorm(3, epsilon=0.5, frozen=True))
@@ -178,6 +182,7 @@ def after(batch, **settings):
         return jax.jit(step)(state, batch)[0].extra
 
 
+@pytest.mark.thorough
 def test_what_saw_the_whole_batch_is_kept_as_it_came():
     real = 7
     batch = {**BATCH, "mask": np.arange(12) < real}
@@ -190,6 +195,7 @@ def test_what_saw_the_whole_batch_is_kept_as_it_came():
     np.testing.assert_array_equal(got["fixed"], OLD["fixed"])
 
 
+@pytest.mark.thorough
 def test_slices_count_by_their_real_rows():
     batch = {**BATCH, "mask": np.arange(12) < 9}  # slices of rows 0 2 4 6 8 and 1 3 5 7
     got = after(batch, couples="slice", microbatches=2, ragged=True)

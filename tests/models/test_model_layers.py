@@ -17,6 +17,7 @@ KEYS = jax.random.split(jax.random.key(0), 4)
 X = jnp.ones((4, 50, 40))
 
 
+@pytest.mark.thorough
 def test_keeps_the_mean_and_drops_the_rate():
     y = np.asarray(jax.jit(lambda x: drop(x, 0.25, KEYS))(X))
     assert set(np.unique(y)) == {0, np.float32(1 / 0.75)}
@@ -24,6 +25,7 @@ def test_keeps_the_mean_and_drops_the_rate():
     assert_close(dropped, 0.25, 0.04, terms=1)
 
 
+@pytest.mark.thorough
 def test_sites_and_rows_draw_apart():
     first, second = (drop(X, 0.5, KEYS, site=site) for site in (0, 1))
     assert 0.4 < (first == second).mean() < 0.6
@@ -35,6 +37,7 @@ def test_is_the_identity_without_keys_or_rate():
     assert drop(X, 0.0, KEYS) is X
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_a_frequent_token_grows_to_its_end_in_bfloat16():
     index = jnp.zeros((2, 1000), jnp.int32)
     table = jnp.ones((3000, 4), jnp.bfloat16)
@@ -46,6 +49,7 @@ def test_the_gradient_of_a_frequent_token_grows_to_its_end_in_bfloat16():
         assert not grad[1:].any()
 
 
+@pytest.mark.thorough
 def test_positions_have_the_gradient_of_a_sum_over_rows():
     draw = np.random.default_rng(0)
     x, upstream = (jnp.float32(draw.normal(size=(6, 5, 4))) for _ in range(2))
@@ -65,6 +69,7 @@ def tokens_below(vocabulary: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(1).integers(vocabulary, size=shape).astype(np.int32)
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_a_table_is_that_of_float64():
     """Check the sum in blocks; terms added one after the other are off by 2.3e-6 here."""
     b, t, v, d = 32, 4096, 4, 4
@@ -75,6 +80,7 @@ def test_the_gradient_of_a_table_is_that_of_float64():
     assert distance(jax.jit(jax.grad(loss))(jnp.zeros((v, d))), want) < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(8, 1), (1, 8)], ids=["one output", "one input"])
 def test_the_gradient_of_a_thin_map_is_that_of_float64(sizes: tuple[int, int]):
     """Check the product in blocks; as one product it is off by 4e-6 and 6e-6 here."""
@@ -98,6 +104,7 @@ def test_value_and_slope_are_jaxs():
     assert_close(slope, expected, 1e-5)  # tails cancel in float32
 
 
+@pytest.mark.thorough
 def test_half_precision_is_computed_in_full():
     half = POINTS.astype(jnp.bfloat16)
     assert gelu(half).dtype == jax.grad(lambda x: gelu(x).sum())(half).dtype == jnp.bfloat16
@@ -113,6 +120,7 @@ def built(**values):
     return model, jax.jit(model.init)(jax.random.key(0))[0]
 
 
+@pytest.mark.thorough
 def test_gives_the_logits_of_the_formula():
     widths = (8, 20)
     model, params = built(widths=widths)

@@ -42,6 +42,7 @@ def plain(module, x):
     return x
 
 
+@pytest.mark.thorough
 def test_trees_are_plain_dicts_with_names(net):
     _, params, extra = net
     assert type(params) is type(params["layers"]) is dict
@@ -51,6 +52,7 @@ def test_trees_are_plain_dicts_with_names(net):
     assert all(isinstance(leaf, jax.Array) for leaf in named_leaves((params, extra)).values())
 
 
+@pytest.mark.thorough
 def test_computes_what_the_module_computes(net):
     apply, params, extra = net
     module = Net(nnx.Rngs(jax.random.key(0)))
@@ -69,6 +71,7 @@ def test_statistics_of_training_come_back_in_extra(net):
     assert_close(after["norm"]["var"], 0.99 + 0.01 * inside.var(0), 2e-6)
 
 
+@pytest.mark.thorough
 def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
     apply, params, extra = net
     run = lambda seed: np.asarray(apply(params, extra, X, rng=jax.random.key(seed))[0])
@@ -77,6 +80,7 @@ def test_draws_from_the_key_it_is_given_and_from_nothing_else(net):
     assert 0.5 < (run(1) == 0).mean() < 0.95  # two masks of one half: three quarters are dropped
 
 
+@pytest.mark.thorough
 def test_gradients_are_the_modules(net):
     apply, params, extra = net
     grads = jax.grad(lambda p: (apply(p, extra, X)[0] ** 2).sum())(params)
@@ -106,6 +110,7 @@ def _linen():
     return model, *jax.jit(model.init)(jax.random.key(0))
 
 
+@pytest.mark.thorough
 def test_computes_what_the_linen_module_computes(linen):
     model, params, extra = linen
     outputs, same = model.apply(params, extra, X)
@@ -113,6 +118,7 @@ def test_computes_what_the_linen_module_computes(linen):
     jax.tree.map(np.testing.assert_array_equal, same, extra)
 
 
+@pytest.mark.thorough
 def test_statistics_of_a_linen_module_come_back_in_extra(linen):
     model, params, extra = linen
     _, after = model.apply(params, extra, X, rng=KEY)

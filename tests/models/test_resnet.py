@@ -79,6 +79,7 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["lite0", pytest.param("lite4", marks=pytest.mark.thorough)])
 def test_lite_has_as_many_parameters_as_was_published(name: str):
     params, _ = jax.eval_shape(EfficientNetLite(preset=name).build().init, jax.random.key(0))
@@ -140,6 +141,7 @@ def test_a_linear_map_of_the_patches_is_a_convolution_with_their_stride():
     assert_close(got, want.reshape(3, -1, 5), 2e-6)
 
 
+@pytest.mark.thorough
 def test_every_position_is_attended_to():
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 2, 4)).astype(np.float32)
     scores = np.einsum("bthk,bshk->bhts", q, k, dtype=np.float64) / 2

@@ -72,6 +72,7 @@ def steps(loss, params, optimizer, count=3, scale=None, **options):
     return state, {name: mean.value() for name, mean in metrics.items()}
 
 
+@pytest.mark.thorough
 def test_gradient_descent_is_that_of_the_closed_form():
     def loss(params, batch, rng):
         return Mean.of(jnp.square(jnp.abs(params["z"] - GOAL)) + 0 * batch["y"], batch["mask"])
@@ -81,6 +82,7 @@ def test_gradient_descent_is_that_of_the_closed_form():
     assert numbers["grad_norm"] == pytest.approx(2 * abs(GOAL) * 0.8**19, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

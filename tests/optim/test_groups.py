@@ -47,6 +47,7 @@ def test_the_first_group_that_matches_counts():
 GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most", [1.0, 5.1])
 def test_is_optax_own_clip(most: float):
     updates: Any = clip_by_norm(most).update(GRADS, optax.EmptyState())[0]

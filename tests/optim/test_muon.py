@@ -50,6 +50,7 @@ def test_singular_values_are_brought_near_to_one(shape: tuple[int, int], spread:
     np.testing.assert_array_less(after[before < 1e-4], 3.4445**5 * before[before < 1e-4] * 1.01)
 
 
+@pytest.mark.thorough
 def test_a_stack_is_each_of_its_matrices_alone():
     gradient = np.random.default_rng(0).normal(size=(1, 2, 8, 4)).astype(np.float32)
     whole = direction(gradient, stacks=("w",))
@@ -57,6 +58,7 @@ def test_a_stack_is_each_of_its_matrices_alone():
         assert_close(whole[i], direction(gradient[i]), 1e-5)
 
 
+@pytest.mark.thorough
 def test_scale_of_the_gradient_and_of_the_matrix_do_not_matter():
     gradient = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     assert_close(direction(1e3 * gradient), direction(gradient), 1e-5)

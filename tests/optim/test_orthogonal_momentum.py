@@ -68,6 +68,7 @@ def compiled(where, rule):
 MUON = Muon(lr=0.05, stacks=("stack", "experts"), adamw=())
 
 
+@pytest.mark.thorough
 def test_it_is_the_direction_of_optax():
     nesterov = True
     ours = scale_by_orthogonal_momentum(momentum=0.9, nesterov=nesterov, iterations=5)

@@ -85,6 +85,7 @@ def test_every_schedule_ends_where_it_says():
             assert float(schedule.build(0.3, 1000)(5000)) == pytest.approx(0.3 * final, abs=1e-7)
 
 
+@pytest.mark.thorough
 def test_the_log_reads_the_rate_that_the_step_takes():
     """Check that the rate of an int is a float by numpy, and that of an array is by jax."""
     for schedule in CURVES.values():
@@ -99,6 +100,7 @@ def test_a_length_that_is_too_short_is_told_by_its_own_key():
         Cosine(steps=5, warmup=5).build(1.0, 100)
 
 
+@pytest.mark.thorough
 def test_cosine_is_its_formula():
     rates = curve(Cosine(warmup=10, final=0.1), peak=2.0, steps=101)
     for step in range(10, 101):
@@ -112,6 +114,7 @@ def test_wsd_holds_the_peak_until_its_last_share():
     assert_close(rates[75:], np.linspace(1, 0, 26), 1e-6)
 
 
+@pytest.mark.thorough
 def test_inverse_square_root_is_that_of_the_transformer():
     """Vaswani et al., section 5.3, by its peak: min(step^-0.5, step x warmup^-1.5), from 1."""
     rates = curve(InverseSquareRoot(warmup=99), peak=0.1, steps=1000)

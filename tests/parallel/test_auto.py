@@ -59,6 +59,7 @@ def test_says_what_it_takes_and_what_was_too_large():
     )
 
 
+@pytest.mark.thorough
 def test_gradients_are_split_only_where_microbatches_are_summed():
     layouts: list[int] = []
     for megabytes in np.arange(24, 3, -0.25):

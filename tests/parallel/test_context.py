@@ -126,7 +126,6 @@ def on_one(case: str) -> tuple[Any, Any]:
     return slope(Single().build(), next(c for c in QUICK + SLOW if str(c) == case))
 
 
-@pytest.mark.thorough
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_are_those_of_one_device(case: Case, capfd: pytest.CaptureFixture):
@@ -193,6 +192,7 @@ def test_keys_and_values_travel_to_the_other_devices_and_nothing_else_does():
     )
 
 
+@pytest.mark.thorough
 def test_backward_they_travel_again_and_their_gradients_behind_them():
     place = place_of(context=8)
     arrays = 2  # keys and values, and of both the gradient
@@ -261,6 +261,7 @@ def test_a_kernel_is_refused_on_a_ring_and_taken_by_ulysses():
         jax.eval_shape(attend(place_of(context=2, data=4, **BY_ULYSSES)), *shapes())
 
 
+@pytest.mark.thorough
 def test_what_the_refusals_advise_is_taken():
     for axes, t in (({"context": 2, "data": 4}, 20), ({"context": 4, "data": 2}, 24)):
         jax.eval_shape(lambda *qkv, p=place_of(**axes): p.attend(Causal(), *qkv), *shapes(t))
@@ -310,6 +311,7 @@ def test_a_kernel_is_called_for_the_rows_and_heads_of_a_device():
         assert_close(ours, theirs, 2e-6)
 
 
+@pytest.mark.thorough
 def test_what_is_no_kernel_is_left_to_the_compiler():
     place = Axes(fsdp=4, tensor=2).build().placement
     jaxpr = jax.make_jaxpr(lambda *x: place.attend(Causal(), *x))(*draw())

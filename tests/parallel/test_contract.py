@@ -52,6 +52,7 @@ def test_takes_the_state_away_and_traces_the_loss_once_in_ten_steps(where):
     assert int(state.step) == 10
 
 
+@pytest.mark.thorough
 def test_other_arrays_are_refused_by_name_and_a_padded_batch_is_taken(where):
     step, state, _ = compiled(where)
     with pytest.raises(RetraceError) as caught:

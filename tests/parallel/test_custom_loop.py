@@ -25,6 +25,7 @@ def test_rows_come_back_in_the_order_of_the_data_without_padding():
     assert len(gather(batch["x"])) == 16
 
 
+@pytest.mark.thorough
 def test_four_rows_and_two_weigh_a_sixth_each():
     """Test the case of TensorFlow's guide: 4 rows on one device, 2 on another."""
     values = np.array([1, 2, 3, 4, 5, 6, 0, 0], np.float32)

@@ -99,6 +99,7 @@ def test_one_device_is_the_first_or_the_one_that_is_named():
     assert [one_device(asked).id for asked in (0, 1, (2,), "cpu:5", "cpu")] == [0, 0, 2, 5, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("values", "where"),
     [

@@ -50,6 +50,7 @@ def test_small_leaves_stay_whole():
     assert where.shares == 8
 
 
+@pytest.mark.thorough
 def test_the_key_stays_whole_at_any_size():
     where = FSDP(devices=2, min_size=0).build()
     make = lambda: new_state(init_params(jax.random.key(0)), ADAMW, jax.random.key(1))

@@ -48,6 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("file", "axis", "why"), CASES)
 def test_an_axis_without_a_dim_is_refused(home, file, axis, why):
     parts = set_up(told(file, home, f"{axis}: 2"))

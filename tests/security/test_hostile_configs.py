@@ -121,6 +121,7 @@ def files(directory: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
 def test_hostile_configs(part: int, path: Path, capsys):
     for name, (text, settings) in list(CASES.items())[part::4]:
@@ -176,7 +177,7 @@ PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.int8", "EvaluateConfig.sets", "CheckpointConfig.best",
     "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "OptimizerConfig.decay",
-    "Prompt.text", "CustomOptimizer.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
+    "Prompt.text", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip
 
 

@@ -97,6 +97,7 @@ def test_no_verb_runs_code_of_a_run(verb: str, home: Path, monkeypatch):
     assert main([verb, *WORDS[verb]]) in {0, 1, 2, 70}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", [".", RUN, f"{RUN}/sub", "runs"])
 def test_the_experiment_of_a_run_is_the_users_own(where: str, home: Path, monkeypatch):
     monkeypatch.chdir(home / where)
@@ -203,6 +204,7 @@ def escaping(home: Path, tmp_path: Path, monkeypatch) -> Path:
     return run
 
 
+@pytest.mark.thorough
 def test_no_verb_prints_escape_sequences_of_a_run(escaping: Path, capfd):
     extra = {"ckpt": ["verify", RUN], "show": ["quick", "--ledger"]}
     for verb in VERBS:

@@ -106,6 +106,7 @@ def walk(rule, all_grads):
     return params
 
 
+@pytest.mark.thorough
 def test_delayed_nesterov_is_algorithm_3():
     """The paper's algorithm with c = 0, written out for nine gradients and a delay of 3."""
     lr, beta, delay = 0.7, 0.9, 3
@@ -259,6 +260,7 @@ class Simulation:
         return self
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("bound", "workers"), [(0, 4), (3, 6)])
 def test_the_bound_holds_whatever_the_delays(bound, workers):
     found = Simulation(Clock(workers=workers, bound=bound), workers, 1_000, seed=bound).run()

@@ -196,6 +196,7 @@ def test_rows_that_the_loss_couples(study):
     assert Plan(dataclasses.replace(whole, experiment=coupled)).programs
 
 
+@pytest.mark.thorough
 def test_fit_has_no_servers():
     loss = lambda params, batch, rng: jt.Mean.of((batch["x"] - params["w"]) ** 2, batch["mask"])
     data = {"x": np.ones(8, np.float32)}

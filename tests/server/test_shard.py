@@ -42,6 +42,7 @@ RULES = {
 THOROUGH = pytest.mark.thorough
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [pytest.param("sgd", marks=THOROUGH), "adamw"])
 def test_an_update_in_parts_is_that_of_the_whole(name):
     optimizer, shards = RULES[name].build(10), 3

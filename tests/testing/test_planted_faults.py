@@ -166,6 +166,7 @@ def find(loss, params, batch, **more):
     return find_counted_index(case, Trials(CompiledRowSums(case)))
 
 
+@pytest.mark.thorough
 def test_an_index_out_of_range_has_its_row_range_and_shape():
     message = find(entropy, **programs.LATE).cause.why
     assert "batch['label'] holds 4 in row 6, and the loss uses it to index 4 entries" in message

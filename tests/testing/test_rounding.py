@@ -45,6 +45,7 @@ def program(x, w, cast):
     return jax.jit(jax.value_and_grad(jax.checkpoint(loss)))(w)
 
 
+@pytest.mark.thorough
 def test_casts_to_float32_do_not_round():
     draw = np.random.default_rng(0)
     x, w = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in ((4, 3), (3, 3)))
@@ -88,6 +89,7 @@ def chain(params, batch, rng):
     return Mean.of(x.astype(jnp.float32), batch["mask"])
 
 
+@pytest.mark.thorough
 def test_the_spread_is_that_of_independent_roundings():
     """Compare with the closed form: a rounding error, uniform in -u .. u, has variance u^2 / 3."""
     case = bfloat16_case(chain, 1)

@@ -107,6 +107,7 @@ def talks():
     return [ask("a" * n, "yes" if n % 3 else "no") for n in range(1, 8)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [3, 16])
 def test_metrics_are_those_of_all_questions_in_any_batch(rows):
     said = jnp.asarray(np.frombuffer(b"yes" + bytes(STOP), np.uint8), jnp.int32)

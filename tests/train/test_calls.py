@@ -75,6 +75,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
 @pytest.mark.parametrize(
     "layout",

@@ -114,6 +114,7 @@ def test_the_terms_are_added(tmp_path, monkeypatch, capsys):
     assert "jtrain export terms out --to hf" in text
 
 
+@pytest.mark.thorough
 def test_a_predict_that_reads_the_mask_is_exported(tmp_path, monkeypatch):
     """As that of images does, whose rows that the mask hides are zeros."""
 

@@ -121,11 +121,13 @@ LEFT_OUT: dict[str, Callable] = {
 SOME = ("optax", "one_hot")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", by_name(LEFT_OUT, SOME, pytest.mark.thorough))
 def test_a_label_that_the_loss_leaves_out_is_right(loss):
     jt.check_batch(loss, PARAMS, batch(-1))
 
 
+@pytest.mark.thorough
 def test_a_weight_of_the_batchs_own_leaves_it_out_unless_its_value_is_nan():
     def loss(params, batch, rng):
         del rng
@@ -138,6 +140,7 @@ def test_a_weight_of_the_batchs_own_leaves_it_out_unless_its_value_is_nan():
         jt.check_batch(loss, PARAMS, batch(-100, weight=weight))
 
 
+@pytest.mark.thorough
 def test_what_the_mask_hides_may_be_any_label():
     name = "optax"
     mask = np.arange(ROWS) != BAD

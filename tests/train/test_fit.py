@@ -54,6 +54,7 @@ def hills(params, batch, rng):
     return jt.Mean.of(jnp.square(params["w"] - batch["x"]), batch["mask"])
 
 
+@pytest.mark.thorough
 def test_gives_back_the_best_and_stops_when_it_gets_worse(capfd):
     ten, five = np.full(16, 10, np.float32), {"x": np.full(7, 5, np.float32)}
     told = []
@@ -107,6 +108,7 @@ def test_goes_on_where_a_named_call_was_stopped():
         jt.fit(loss, zeros(), (X, Y), **(call | {"batch": 8}), name="mine")
 
 
+@pytest.mark.thorough
 def test_lasts_as_long_as_is_said():
     result = jt.fit(
         loss,
@@ -157,6 +159,7 @@ def test_reports_values_that_do_not_fit(changes, error, words):
         jt.fit(loss, **call)
 
 
+@pytest.mark.thorough
 def test_does_not_end_as_if_nothing_were_wrong_when_no_step_is_finite():
     bad = np.where(np.arange(50) == 7, np.nan, Y).astype(np.float32)
     with pytest.raises(LossError, match=r"was finite: loss nan.*row 7 of `y` has nan"):
@@ -178,6 +181,7 @@ def test_bad_steps_are_dealt_with_as_asked(tmp_path):
     assert np.isfinite(list(back.history["loss"].values())).all()
 
 
+@pytest.mark.thorough
 def test_the_history_always_has_the_last_step():
     call = {"steps": 21, "batch": 16, "every": 10, "quiet": True, "steps_per_call": 7}
     whole = jt.fit(loss, zeros(), X_AND_Y, **call, valid_every=21, checkpoint_every=21)
@@ -187,6 +191,7 @@ def test_the_history_always_has_the_last_step():
     assert whole.history.keys() == each.history.keys()
 
 
+@pytest.mark.thorough
 def test_numbers_of_numpy_and_jax_are_taken_as_pythons():
     loss = lambda p, batch, rng: jt.Mean.of((batch["x"] @ p["w"]) ** 2, batch["mask"])
     w = {"w": np.ones(3, np.float32)}

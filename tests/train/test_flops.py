@@ -109,6 +109,7 @@ def transformer_flops(*, hidden=4 * WIDTH, kernels=2, groups=4, head=4, tokens=B
     return LAYERS * (attention + feed) + 2 * tokens * WIDTH * VOCAB
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
@@ -134,6 +135,7 @@ def test_a_transformer(changes, options):
         assert hardware < 1.1 * model_flops
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("experts", "rows"),
     [
@@ -207,6 +209,7 @@ def test_a_layer_that_is_computed_again_keeps_its_input_alone():
 FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"
 
 
+@pytest.mark.thorough
 def test_sizes_are_those_of_the_arrays(study_home: Path):
     parts = set_up(config_of(study_home, ["model.width=16", FSDP]))
     sizes, state = summarize(parts.like), parts.fresh()

@@ -103,6 +103,7 @@ def test_a_step_that_is_not_finite_changes_nothing():
     assert bitwise(jax.device_get((after.params, after.opt_state)), before)
 
 
+@pytest.mark.thorough
 def test_scales_of_whole_arrays_refuse_what_they_would_change():
     whole = (*FP8_STEPS, "precision.scaling=tensor")
     with pytest.raises(

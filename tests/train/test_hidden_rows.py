@@ -82,6 +82,7 @@ COUNTING = {
 SOME = ("own mask", "rows that meet")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", by_name(COUNTING, SOME, pytest.mark.thorough))
 def test_an_evaluation_refuses_a_loss_that_counts_padding_and_names_the_line(case):
     loss, params, line = case
@@ -128,6 +129,7 @@ EXACT = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", by_name(EXACT, ("a shift of all rows",), pytest.mark.thorough))
 def test_losses_that_hide_their_rows_are_let_through(loss):
     """Also where rows meet, where values of hidden rows change, and where some are NaN."""
@@ -135,6 +137,7 @@ def test_losses_that_hide_their_rows_are_let_through(loss):
         jt.evaluate(loss, params, DATA, batch=16, devices=2)
 
 
+@pytest.mark.thorough
 def test_a_check_of_ones_own_loop_looks_at_batches_with_hidden_rows():
     batch = {key: array[:8] for key, array in DATA.items()} | {"row": np.arange(8, dtype=np.int32)}
     jt.check_batch(own_mask, PARAMS, batch | {"mask": np.ones(8, bool)})

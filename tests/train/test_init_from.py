@@ -112,6 +112,7 @@ def refused(capfd, *settings: str) -> str:
     return capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_is_told_before_anything_is_trained(capfd):
     told = refused(capfd, f"{FROM}=first", "model.width=9")
     assert "should give 3 leaves, and 3 do not fit the source runs/first/checkpoints/4" in told

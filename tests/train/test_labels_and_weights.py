@@ -58,6 +58,7 @@ def test_a_weight_repeats_its_row_in_training_metrics_and_evaluation(name):
         assert found["absolute_error"] == pytest.approx(want["absolute_error"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_row_of_no_weight_may_hold_anything():
     loss, rows = LOSSES["binary"]
     y = np.where(WEIGHT[:, None] == 0, np.float32(np.nan), rows["y"])
@@ -85,6 +86,7 @@ def test_chunks_weigh_tokens_as_the_whole_does():
             assert_close(got, want, 1e-5)
 
 
+@pytest.mark.thorough
 def test_arrays_that_no_part_of_the_loss_reads_are_named_once(caplog):
     loss, rows = LOSSES["regression"]
     data = {**rows, "importance": WEIGHT, "weight": WEIGHT}
@@ -160,6 +162,7 @@ def test_rows_without_a_label_get_no_weight():
     jt.check_batch(loss, ZEROS, {"x": POINTS, "y": y, "weight": weight})
 
 
+@pytest.mark.thorough
 def test_what_is_hidden_and_what_is_right_is_accepted():
     mask = SIGNS > 0
     hidden = {"x": POINTS, "y": np.where(mask, 1, np.nan), "row": np.arange(8), "mask": mask}

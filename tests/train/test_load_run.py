@@ -96,6 +96,7 @@ def test_gives_parameters_model_and_predictions(params):
     assert_close(own, ROWS @ params["up"], 1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("parallel", ["fsdp"])
 def test_any_layout_gives_the_same_predictions(parallel: str, params):
     run = jt.load("runs/quick", 8, parallel=parallel)
@@ -172,6 +173,7 @@ def read_back(out: Path) -> dict[str, np.ndarray]:
     return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("out", ["out/y.npz", "y.jsonl"])
 def test_the_verb_writes_a_prediction_for_each_row(out: str, params, capfd):
     Path("rows.npz").write_bytes(encode_rows(Path("rows.npz"), {"x": ROWS}))

@@ -66,6 +66,7 @@ def test_a_hook_of_one_process_ends_the_calls_of_both(two):
     assert [found["hooked"].tolist() for found in two] == [[7, 14, 21], []]
 
 
+@pytest.mark.thorough
 def test_evaluate_is_the_mean_over_all_rows():
     def loss(params, batch, rng):
         assert rng is None

@@ -43,6 +43,7 @@ print(int(reuses), (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 UNSET = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_an_allocation_of_100_mb_faults_once():
     command = [sys.executable, "-c", FAULTS]

@@ -119,6 +119,7 @@ def test_copies_are_listed_verified_fetched_and_removed(
     assert "is no copy of a run" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
     [
@@ -152,6 +153,7 @@ def test_data_of_a_store_is_copied_once_and_again_when_it_changes(store: str):
         find_files(Path(f"{store}/data/a/1.txt"))
 
 
+@pytest.mark.thorough
 def test_a_copy_without_a_seal_is_no_checkpoint(store: str):
     trained(CONFIG, f"checkpoint.store={store}", "steps=2", "log.every=1", "checkpoint.every=1")
     objects = ObjectStore(f"{store}/quick")

@@ -232,6 +232,7 @@ def loss(params, batch, rng):
 WITH_NAN = np.where(np.arange(48) == 7, np.nan, Y).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [1, 1000])
 def test_where_rows_that_are_no_numbers_end_a_run_is_no_matter_of_the_log(every):
     call = {"batch": 16, "every": every, "quiet": True, "parallel": "single"}

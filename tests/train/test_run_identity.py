@@ -100,6 +100,7 @@ def test_a_run_has_one_id_which_every_checkpoint_seals():
     assert about["identity"]["config"]["optimizer"]["lr"] == 0.03
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hurt", HURTS.values(), ids=HURTS)
 def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
     before, run = (RUN / "config.yaml").read_bytes(), said()["id"]
@@ -114,6 +115,7 @@ def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
     assert owner.run == run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["deleted", pytest.param("other types", marks=pytest.mark.thorough)]
 )
@@ -132,6 +134,7 @@ def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whol
     assert config_of(RUN / "config.yaml") == config_of(CONFIG, SHORT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "make", "kind"),
     [("metrics.jsonl.new", Path.mkdir, "a directory"), ("run.json", os.mkfifo, "a named pipe")],
@@ -149,6 +152,7 @@ def test_what_lies_in_the_place_of_a_file_is_told_before_anything_is_trained(
     RunDir(RUN).check_files()
 
 
+@pytest.mark.thorough
 def test_other_data_is_refused_with_run_json_lost():
     (RUN / "run.json").unlink()
     study = Path("experiments/quick.py")
@@ -157,6 +161,7 @@ def test_other_data_is_refused_with_run_json_lost():
         again()
 
 
+@pytest.mark.thorough
 def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_values(whole):
     file = RUN / "config.yaml"
     file.write_text(file.read_text().replace("lr: 0.03", "lr: 0.5"))
@@ -175,6 +180,7 @@ def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_value
     assert config_of(file) == config_of(CONFIG, SHORT), "and it is put right"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("step", "place"), [(8, 8), pytest.param(8, 12, marks=pytest.mark.thorough)]
 )
@@ -193,6 +199,7 @@ def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed_from(step, pla
     assert kept(outcome) == whole
 
 
+@pytest.mark.thorough
 def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     foreign(8, place=8)
     step, _ = evaluate_run(config_of(RUN / "config.yaml"), RUN)

@@ -7,6 +7,10 @@ from typing import Any
 
 from jtrain.errors import ConfigError
 from jtrain.train.compile_step import (
+    ARGUMENTS,
+    CODE,
+    ENVIRONMENT,
+    VALUES,
     CompileRecord,
     ProgramChange,
     compare_signatures,
@@ -14,7 +18,6 @@ from jtrain.train.compile_step import (
     read_compiles,
 )
 from jtrain.train.run_record import find_facts
-from jtrain.train.runtime import ARGUMENTS, CODE, ENVIRONMENT, VALUES
 from jtrain.train.setup import TrainSetup
 
 SHOWN = 8  # changed arguments

@@ -18,6 +18,7 @@ def scale(factor=START, growth=2000, minimum=1.0):
     return LossScale.start(factor, growth=growth, minimum=minimum)
 
 
+@pytest.mark.thorough
 def test_it_doubles_after_so_many_good_steps_in_a_row():
     here = scale(growth=3)
     factors = []
@@ -36,6 +37,7 @@ def test_it_halves_down_to_its_minimum_and_grows_up_to_what_float32_holds():
     assert float(high.factor) == 2.0**127
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_not_finite_leaves_it_as_it_was():
     optimizer = optax.sgd(0.1)
     step = jax.jit(make_step(compute_in(line, jnp.float16), optimizer))
@@ -50,6 +52,7 @@ def test_a_loss_that_is_not_finite_leaves_it_as_it_was():
     assert float(after.scale.factor) == 128
 
 
+@pytest.mark.thorough
 def test_the_loss_is_told_as_it_is_though_it_overflows_scaled():
     optimizer = optax.sgd(0.1)
     step = jax.jit(make_step(line, optimizer))
@@ -78,6 +81,7 @@ def state_of(optimizer, **scaling):
     return new_state(params, optimizer, jax.random.key(0), **scaling)
 
 
+@pytest.mark.thorough
 def test_gradients_too_small_for_float16_survive_by_it():
     tiny, optimizer = batch(size=1e-8), optax.sgd(1e6)
     exact, _ = jax.jit(make_step(line, optimizer))(state_of(optimizer), tiny)
@@ -89,6 +93,7 @@ def test_gradients_too_small_for_float16_survive_by_it():
     assert metrics["loss_scale"].value() == START
 
 
+@pytest.mark.thorough
 def test_a_step_that_overflows_changes_nothing_but_the_scale():
     schedule = optax.linear_schedule(0.1, 0.0, 10)
     optimizer = optax.adam(schedule)
@@ -103,6 +108,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale():
     assert np.isfinite(metrics["loss"].value())  # it is the gradient that overflowed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_scale_changes_no_result_that_float32_holds(microbatches):
     optimizer = optax.adamw(1e-2)

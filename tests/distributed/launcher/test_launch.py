@@ -132,6 +132,7 @@ def ended(folder: Path) -> bool:
     return not any(Path(f"/proc/{file.name}").exists() for file in folder.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_all_and_one_that_repeats_the_first_does_not(tmp_path: Path):
     code = (
         "import signal;"

@@ -96,6 +96,7 @@ def test_a_run_that_its_guard_stopped_is_not_restarted(here: Path, capfd):
     assert "Restarted" not in said
 
 
+@pytest.mark.thorough
 def test_a_run_that_makes_progress_is_restarted(here: Path):
     code = "HEARTBEAT.beat('data', min(life, 2)); HEARTBEAT.saved(life)\n"
     code += "sys.exit(0 if life == 4 else 70)"
@@ -113,6 +114,7 @@ HANGS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", by_name(list(HANGS), ["waits for data"], pytest.mark.thorough))
 def test_a_stuck_process_is_named_with_the_stacks_of_all(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd, how: str

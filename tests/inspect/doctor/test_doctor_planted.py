@@ -137,6 +137,7 @@ def test_a_real_old_python_gets_the_same_sentence(tmp_path):
     assert said.startswith("jtrain needs Python 3.11 or newer, and this is 3.10.")
 
 
+@pytest.mark.thorough
 def test_a_python_without_any_package(tmp_path):
     """All checks are made where neither jax nor pydantic can be imported."""
     report = found(shell(f"python -S -m {DOCTOR[10:]} packages,devices,disk", tmp_path, {}, code=2))

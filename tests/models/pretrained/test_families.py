@@ -47,6 +47,7 @@ def read(folder: Path, **changes: Any) -> tuple[Any, Any]:
     return model, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", some(CAUSAL))
 def test_a_causal_model_gives_the_logits_of_transformers(name: str, tmp_path):
     golden = published.golden(name)
@@ -70,6 +71,7 @@ def tied_with_a_head(name: str, folder: Path, head: str = "lm_head.weight") -> P
     return published.write_model(folder, golden, **{"lm_head.weight": drawn})
 
 
+@pytest.mark.thorough
 def test_a_head_that_differs_from_the_tied_embedding_is_used(tmp_path):
     name = "llama31"
     source = PretrainedWeights(tied_with_a_head(name, tmp_path / "own"))
@@ -88,6 +90,7 @@ def test_a_head_that_differs_from_the_tied_embedding_is_used(tmp_path):
     assert "head" not in PretrainedWeights(same).found
 
 
+@pytest.mark.thorough
 def test_stacked_blocks_are_the_same(tmp_path):
     folder = published.write_model(tmp_path, published.golden("llama31"))
     _, params = read(folder)
@@ -112,6 +115,7 @@ def test_an_encoder_gives_the_vectors_of_transformers(tmp_path):
     assert_close(pooled, golden["pooled"], WITHIN)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", by_name(published.names(), {"gemma3", "mixtral", "vit"}, pytest.mark.thorough)
 )
@@ -137,6 +141,7 @@ def test_goes_back_bit_for_bit(name: str, tmp_path):
     assert {k: again[k] for k in kept} == {k: golden["config"][k] for k in kept}
 
 
+@pytest.mark.thorough
 def test_the_export_is_split_into_files_with_an_index(tmp_path):
     golden = published.golden("llama")
     source = PretrainedWeights(published.write_model(tmp_path / "in", golden))

@@ -73,6 +73,7 @@ def _golden():
     return golden
 
 
+@pytest.mark.thorough
 def test_is_the_model_of_the_folder(golden, tmp_path):
     folder = PretrainedWeights(published.write_model(tmp_path / "hf", golden))
     file = PretrainedWeights(write(tmp_path / "a.gguf", golden))

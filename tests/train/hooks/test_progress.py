@@ -72,6 +72,7 @@ def look_at(progress, clock, steps, *, seconds, first=1):
     return looks
 
 
+@pytest.mark.thorough
 def test_it_draws_a_few_times_a_second_however_fast_the_steps_are(tmp_path):
     clock, path = [0.0], tmp_path / "screen"
     with (

@@ -131,6 +131,7 @@ def test_memory_is_the_fullest_device_or_the_process():
     assert measure_memory(jax.devices("cpu")).in_use > process.in_use + held.nbytes / 2
 
 
+@pytest.mark.thorough
 def test_a_run_has_its_speed(finished, capsys):
     assert main(["show", "quick", "--speed"]) == 0
     table = capsys.readouterr().out

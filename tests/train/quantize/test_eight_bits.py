@@ -51,6 +51,7 @@ def value(quantized) -> np.ndarray:
     return np.asarray(quantized.values, np.float64) * np.asarray(quantized.scale, np.float64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "dims"), [("e4m3", None), ("e5m2", (1,)), ("e4m3", (0,))])
 def test_rounds_as_the_model_in_numpy(kind, dims):
     dtype, model = TYPES[kind]
@@ -76,6 +77,7 @@ def test_rounds_every_number_of_the_type_to_itself_and_ties_to_even(kind):
     assert_equal(value(found), round_to(x, TYPES[kind][1]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_scale_is_the_largest_power_of_two_that_fits(kind):
     dtype, (*_, largest) = TYPES[kind]
@@ -101,6 +103,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(kind):
     assert largest[0] > 2.9e38
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dims", [None, (0,)])
 def test_int8_is_within_half_a_step(dims):
     x = numbers(1)
@@ -149,6 +152,7 @@ def by_tensor(x, w, g):
     return x @ w, g @ w.T, x.T @ g
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scaling", "model"), [("rows", by_rows), ("tensor", by_tensor)])
 def test_product_and_gradients_are_those_of_the_model_in_numpy(scaling, model):
     x, w, g = factors()
@@ -161,6 +165,7 @@ def test_product_and_gradients_are_those_of_the_model_in_numpy(scaling, model):
         assert_close(found[1][5], want[1][5], EXACT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("summed", [((1, 2), (1, 0)), ((0,), (0,))])
 def test_any_dims_can_be_summed(summed):
     dims = Contraction(*summed)
@@ -177,6 +182,7 @@ def test_any_dims_can_be_summed(summed):
         assert np.linalg.norm(got - expected) < 0.2 * np.linalg.norm(expected)
 
 
+@pytest.mark.thorough
 def test_a_row_is_the_same_beside_any_other_rows():
     x, w, g = factors()
     y, dx, _ = run("rows", x, w, g)
@@ -200,6 +206,7 @@ def test_what_is_not_finite_stays_so(scaling):
     assert not np.isfinite(run(scaling, x, w, g)[1][2]).any()
 
 
+@pytest.mark.thorough
 def test_int8_is_the_product_of_its_integers():
     x, w, _ = factors()
     step = lambda v, axis: np.abs(v).max(axis, keepdims=True).astype(np.float64) / 127

@@ -73,6 +73,7 @@ def test_finds_the_products_of_scanned_layers_and_leaves_the_others():
     assert_close(without, want @ PARAMS["kernel"], 1e-5)
 
 
+@pytest.mark.thorough
 def test_a_stateful_loss_and_the_forms_of_its_output_stay():
     def loss(params, extra, batch, rng):
         assert rng is None
@@ -97,6 +98,7 @@ def everything(p, x):
     return plain(p, x + y + image[0, ..., 0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("products", "exclude", "message"),
     [
