@@ -1,6 +1,7 @@
 """int8 and NF4 weights against numpy and the published table, and no dense copy of them kept."""
 
 import dataclasses
+import functools
 from statistics import NormalDist
 
 import jax
@@ -80,13 +81,17 @@ def test_the_table_is_the_published_one():
 
 X, KERNEL = (jnp.asarray(DRAW.normal(size=shape), jnp.float32) for shape in ((12, 64), (64, 128)))
 A, B = (jnp.asarray(DRAW.normal(size=shape), jnp.float32) for shape in ((64, 2), (2, 128)))
-STORED = {
-    "as_is": KERNEL,
-    "bfloat16": KERNEL.astype(jnp.bfloat16),
-    "int8": quantize(KERNEL, "int8"),
-    "nf4": quantize(KERNEL, "nf4"),
-}
-low_rank = lambda kind: LowRank(STORED[kind], A, B, None, 0.5, 0.0, transposed=False)
+
+
+@functools.cache
+def stored(kind):
+    """Return the kernel as it is stored."""
+    if kind in ("int8", "nf4"):
+        return quantize(KERNEL, kind)
+    return KERNEL.astype(jnp.bfloat16) if kind == "bfloat16" else KERNEL
+
+
+low_rank = lambda kind: LowRank(stored(kind), A, B, None, 0.5, 0.0, transposed=False)
 
 
 def output(kind, a, x):
@@ -101,7 +106,7 @@ def test_the_backward_pass_makes_dense_weights_again(kind):
     pull = jax.vjp(lambda a, x: output(kind, a, x), A, X)[1]
     saved = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(pull)]
     assert ((KERNEL.shape, jnp.float32) in saved) == (kind == "as_is"), saved
-    if isinstance(frozen := STORED[kind], Quantized):
+    if isinstance(frozen := stored(kind), Quantized):
         assert (frozen.codes.shape, frozen.codes.dtype) in saved
 
 

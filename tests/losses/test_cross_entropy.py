@@ -89,10 +89,12 @@ def test_a_teacher_learns_nothing():
 
 
 ROWS, CLASSES, WIDTH = 6, 300, 4
-WIDE = jax.random.normal(jax.random.key(0), (ROWS, CLASSES))
-HIDDEN = jax.random.normal(jax.random.key(1), (2, 3, WIDTH))
-HEAD = jax.random.normal(jax.random.key(2), (CLASSES, WIDTH))
-ROW_MASK = jnp.ones(ROWS, bool)
+DRAW = np.random.default_rng(0)
+WIDE, HIDDEN, HEAD = (
+    jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
+    for shape in ((ROWS, CLASSES), (2, 3, WIDTH), (CLASSES, WIDTH))
+)
+ROW_MASK = jnp.asarray(np.ones(ROWS, bool))
 
 
 def first(output: Any) -> Any:
