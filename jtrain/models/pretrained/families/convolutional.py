@@ -242,7 +242,7 @@ def _lite_blocks(model: Any) -> list[tuple[int, int]]:
 
 def _lite_rename(model: Any, name: str) -> str:
     """Return timm's name for one of the other package."""
-    if found := re.fullmatch(r"_lite_blocks\.(\d+)\.(\w+)\.(\w+)", name):
+    if found := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
         index, layer, end = int(found[1]), found[2], found[3]
         blocks = _lite_blocks(model)
         if index >= len(blocks):
