@@ -66,6 +66,8 @@ def unwanted(events: list[Event], *within: Path) -> list[str]:
     found = []
     for event in events:
         name = event.name
+        if event.args and "__pycache__" in str(event.args[0]):  # Python keeps a module's bytecode
+            continue
         is_unwanted = name == "import" or any(
             name == n or (n[-1] == "." and name.startswith(n)) for n in NEVER
         )
