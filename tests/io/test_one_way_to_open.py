@@ -29,7 +29,6 @@ EXEMPT = {
     "checkpoint/seal.py": "flushes what was written, without waiting",
     "cli/init.py": OWN,
     "inspect/report/page.py": OWN,
-    "inspect/report/document.py": OWN,
     "inspect/explain/page.py": OWN,
     "data/known_sets.py": OWN,
     "train/multihost_checks.py": "the experiment's own code, which is run",

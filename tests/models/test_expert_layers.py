@@ -91,6 +91,7 @@ def test_gives_what_a_loop_over_tokens_and_experts_gives(name: str):
     assert_close(logits, wide(X) @ wide(params["router"]), 2e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["dropless", "capacity"])
 def test_the_gradient_is_that_of_all_experts_at_once(name: str):

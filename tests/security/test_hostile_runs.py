@@ -106,6 +106,7 @@ def test_the_experiment_of_a_run_is_the_users_own(where: str, home: Path, monkey
         assert type(jt.load(Path(config).parent).config).__module__ == "experiments.quick"
 
 
+@pytest.mark.thorough
 def test_a_foreign_run_finds_the_experiment_of_the_current_directory(
     home: Path, tmp_path: Path, monkeypatch
 ):

@@ -104,6 +104,7 @@ def test_any_layout_gives_the_same_predictions(parallel: str, params):
     assert_close(run.predict(ROWS)["logits"], by_hand(params, ROWS), 1e-5)
 
 
+@pytest.mark.thorough
 def test_a_step_is_named_as_in_eval():
     best = jt.load("quick", "best")
     assert (best.step, jt.load("quick", 4).step) == (4, 4)
@@ -124,6 +125,7 @@ def test_predictions_are_computed_in_the_precision_of_the_run():
     assert np.abs(found - by_hand(jax.device_get(run.params), ROWS)).max() > 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -191,6 +193,7 @@ def test_the_verb_writes_a_prediction_for_each_row(out: str, params, capfd):
     np.testing.assert_array_equal(found["label"], by_hand(params, ROWS).argmax(1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "says"),
     [

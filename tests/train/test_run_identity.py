@@ -225,6 +225,7 @@ def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     )
 
 
+@pytest.mark.thorough
 def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(capfd):
     foreign(8, place=8)
     (RUN / "run.json").unlink()
