@@ -6,11 +6,11 @@ from typing import Annotated
 from pydantic import Field
 
 import jtrain as jt
-from experiments._random_tokens import UniformTokens
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, Metrics, Params
 from jtrain.data.text.corpora import Mixture, TextLines, Tokens
+from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.tokenizers import fingerprint
 from jtrain.losses.balance import with_router
 from jtrain.losses.chunked_next_token import chunked_next_token

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import jtrain as jt
-from experiments._random_tokens import RandomTokens
 from jtrain.config.resolve import resolve
+from jtrain.data.text.random_tokens import RandomTokens
 
 TINY = (
     "batch=16",

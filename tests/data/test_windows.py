@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments._random_tokens import UniformTokens
 from jtrain.data import InOrder, Shuffled, Windows
 from jtrain.data.text.prepare import prepare
+from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed, pack_best_fit
 from jtrain.data.text.tokenizing import ByteTokens

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from image_files import write_digits, write_idx, write_image_folder, write_records
 
-from experiments._random_tokens import UniformTokens
 from jtrain.data import (
     Arrays,
     GrainRows,
@@ -29,6 +28,7 @@ from jtrain.data.known_sets import Shakespeare, read_digits
 from jtrain.data.sources.arrays import Interleaved, hold_out
 from jtrain.data.sources.records import TFRecords
 from jtrain.data.text.prepare import prepare
+from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed
 from jtrain.data.text.tokenizing import ByteTokens
