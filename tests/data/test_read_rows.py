@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jtrain.data.sources.read_rows import SUFFIXES, check_rows, encode_rows, read_rows
+from jtrain.data.sources.read_rows import SUFFIXES, check_rows, read_rows
+from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import DataError
 
 ROW = lambda dtype, *shape: SimpleNamespace(shape=shape, dtype=np.dtype(dtype))

@@ -1,16 +1,18 @@
-"""Prefetching by a thread, for the training loop if reading is slow enough to pay for it."""
+"""Prefetching by threads: one if reading is slow enough to pay for it, or as many as configured."""
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jtrain.errors import DataError
 
 T = TypeVar("T")
 TRIAL = 8  # reads between two decisions whether reading is slow
 QUICK = 64  # reads of a thread between two decisions whether it is of use
+ENDS = 10.0  # seconds that a worker may take to end
 
 
 class ReadAhead(Generic[T]):
@@ -131,11 +133,14 @@ class ReaderThread(Generic[T]):
 
     def close(self, seconds: float = 1.0) -> None:
         """End the thread after its current value, and wait for its end."""
-        self.__del__()
+        self._end()
         self._ready.put(_Failure(RuntimeError("closed while a batch was awaited")))
         self._thread.join(seconds)
 
     def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._closed.set()
         self._free.release()
 
@@ -198,3 +203,50 @@ def _read_step(get: Callable[[int], T], step: int) -> T:
             f"Every step has a batch, and reading on after step {step} raised StopIteration: the "
             f"data was read to its end. Begin it again there, or train for fewer steps."
         ) from error
+
+
+def worker_steps(first: int, stop: int | None, every: int) -> Iterable[int]:
+    """Return the steps of a worker: `first`, `first + every`, ... below `stop`."""
+    return itertools.count(first, every) if stop is None else range(first, stop, every)
+
+
+class ThreadWorkers:
+    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` threads.
+
+    Worker i reads the steps `start + i`, `start + i + workers`, ..., at most `ahead` of them in
+    advance. An error in `get` is raised here, at its step, with its traceback.
+    """
+
+    name = "read-batches"
+
+    def __init__(
+        self,
+        get: Callable[[int], Any],
+        *,
+        start: int,
+        stop: int | None,
+        workers: int,
+        ahead: int = 2,
+    ):
+        self._start_threads([get] * workers, start, stop, ahead)
+
+    def _start_threads(
+        self, gets: Sequence[Callable[[int], Any]], start: int, stop: int | None, ahead: int
+    ) -> None:
+        self._next, every = start, len(gets)
+        threads = [
+            ReaderThread(map(get, worker_steps(start + i, stop, every)), ahead, self.name)
+            for i, get in enumerate(gets)
+        ]
+        self._threads, self._turns = threads, itertools.cycle(threads)
+
+    def __call__(self, step: int, /) -> Any:
+        """Return the batch of the next step."""
+        assert step == self._next, f"step {self._next} comes next, not {step}"
+        self._next += 1
+        return next(next(self._turns))
+
+    def close(self) -> None:
+        """Stop the threads, each after its current batch."""
+        for thread in self._threads:
+            thread.close(ENDS)

@@ -1,15 +1,14 @@
-"""Batches read by several threads or processes, in order."""
+"""Batches read by several processes, in order."""
 
 import contextlib
 import io
-import itertools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection
@@ -19,59 +18,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from jtrain.data.batches.prefetch import ReaderThread
+from jtrain.data.batches.prefetch import ENDS, ThreadWorkers, worker_steps
 from jtrain.errors import DataError, PeerError
 from jtrain.io.formatting import signal_name
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
-ENDS = 10.0  # seconds that a killed process may take to exit
 PARENT_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # handled by the run
-
-
-def _steps(first: int, stop: int | None, every: int) -> Iterable[int]:
-    return itertools.count(first, every) if stop is None else range(first, stop, every)
-
-
-class ThreadWorkers:
-    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` threads.
-
-    Worker i reads the steps `start + i`, `start + i + workers`, ..., at most `ahead` of them in
-    advance. An error in `get` is raised here, at its step, with its traceback.
-    """
-
-    name = "read-batches"
-
-    def __init__(
-        self,
-        get: Callable[[int], Any],
-        *,
-        start: int,
-        stop: int | None,
-        workers: int,
-        ahead: int = 2,
-    ):
-        self._start_threads([get] * workers, start, stop, ahead)
-
-    def _start_threads(
-        self, gets: Sequence[Callable[[int], Any]], start: int, stop: int | None, ahead: int
-    ) -> None:
-        self._next, every = start, len(gets)
-        threads = [
-            ReaderThread(map(get, _steps(start + i, stop, every)), ahead, self.name)
-            for i, get in enumerate(gets)
-        ]
-        self._threads, self._turns = threads, itertools.cycle(threads)
-
-    def __call__(self, step: int, /) -> Any:
-        """Return the batch of the next step."""
-        assert step == self._next, f"step {self._next} comes next, not {step}"
-        self._next += 1
-        return next(next(self._turns))
-
-    def close(self) -> None:
-        """Stop the threads, each after its current batch."""
-        for thread in self._threads:
-            thread.close(ENDS)
 
 
 class ProcessWorkers(ThreadWorkers):
@@ -104,7 +56,8 @@ class ProcessWorkers(ThreadWorkers):
         # Start the tracker now: a later start would unblock the signals that `_Worker` blocks.
         resource_tracker.ensure_running()
         self._workers = [
-            _Worker(payload, _steps(start + i, stop, workers), workers) for i in range(workers)
+            _Worker(payload, worker_steps(start + i, stop, workers), workers)
+            for i in range(workers)
         ]
         self._start_threads([worker.receive for worker in self._workers], start, stop, ahead)
 

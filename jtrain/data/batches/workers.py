@@ -7,7 +7,8 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.data.batches.loader_batches import LoaderBatches
-from jtrain.data.batches.process_workers import ProcessWorkers, ThreadWorkers
+from jtrain.data.batches.prefetch import ThreadWorkers
+from jtrain.data.batches.process_workers import ProcessWorkers
 from jtrain.data.batches.step_batches import ResumableBatches
 from jtrain.errors import DataError
 
