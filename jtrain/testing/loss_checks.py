@@ -15,7 +15,6 @@ from jtrain.testing.case import LossCase, explain_fixed_rows, is_raised_by_loss
 from jtrain.testing.causes import Cause, cause
 from jtrain.testing.compare import NOTHING, Distances, compare_results, distance, flatten
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.flow import NUMBERS_OF_A_ROW
 from jtrain.testing.purity import compare_eager, explain_impurity
 from jtrain.testing.report import Comparison, is_far, judge
 from jtrain.testing.rounding import ROUNDED, explain_few_bits, explain_nonfinite, explain_rounding
@@ -28,7 +27,7 @@ from jtrain.testing.splits import (
     split_halves,
     take_rows,
 )
-from jtrain.testing.trials import FROZEN, Trials, perturb_params, scale_rows
+from jtrain.testing.trials import FROZEN, NUMBERS_OF_A_ROW, Trials, perturb_params, scale_rows
 from jtrain.testing.why_rows import adds_up, explain_dropped, explain_split
 from jtrain.train.first_batch.index_uses import find_uses
 from jtrain.train.first_batch.labels import (

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
+from jtrain.testing.case import LossCase
 from jtrain.testing.compare import compare_results, flatten
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.flow import NUMBERS_OF_A_ROW, MeanFlow, RowCoupling, trace_mean_flows
+from jtrain.testing.flow import DifferentError, RowCoupling, RowFlow, trace_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 
@@ -24,6 +25,16 @@ GRADIENT = "the gradient"
 FROZEN = (0.3, 0.6)  # uniform numbers that replace draws; most dropout keeps its inputs at both
 TURNS = 8  # experiments at several parameters, since a branch may be the same at some
 DRAWS_OF_PARAMS = 12
+
+
+NUMBERS_OF_A_ROW = {"row", "mask"}
+
+
+class MeanFlow(NamedTuple):
+    """Row flow of the total and the weight of a mean."""
+
+    total: RowFlow = RowFlow()
+    weight: RowFlow = RowFlow()
 
 
 class Trials:
@@ -221,3 +232,32 @@ def _relative(difference: np.ndarray | np.generic, operands: Sequence[np.ndarray
     if not np.isfinite(by) or not np.isfinite(size):
         return 0.0
     return by / size if size else 0.0
+
+
+def trace_mean_flows(case: LossCase) -> Mapping[str, MeanFlow]:
+    """Return the row flow of each mean of a loss in training; empty if unknown.
+
+    The flow is unknown if the loss takes only one number of rows, or traces to a different program
+    for another number.
+    """
+    if case.half_error:
+        return {}
+    large, small = case.trace, case.trace_of_half
+    inputs = [_input_flow(argument, path) for argument, path in large.inputs]
+    try:
+        found = trace_flows(large.program, small.program, inputs)
+    except DifferentError:
+        return {}
+    structure = jax.tree.structure(large.returned)
+    by_name = named_means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))
+    return {name: MeanFlow(mean.total.flow, mean.weight.flow) for name, mean in by_name.items()}
+
+
+class _Leaf(NamedTuple):
+    flow: RowFlow
+
+
+def _input_flow(argument: int, path: Any) -> RowFlow:
+    """Return the flow of an input, from its argument: params 0, extra 1, batch 2, rng 3."""
+    contents = argument == 2 and path[0].key not in NUMBERS_OF_A_ROW
+    return RowFlow(contents=contents, drawn=argument == 3)

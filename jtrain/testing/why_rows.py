@@ -10,7 +10,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
 from jtrain.testing.causes import UNSPLIT, Cause, cause
 from jtrain.testing.compare import compare_results, distance, flatten
-from jtrain.testing.flow import MeanFlow, RowCoupling
+from jtrain.testing.flow import RowCoupling
 from jtrain.testing.rounding import explain_overflow
 from jtrain.testing.row_sums import RowSums, add_parts
 from jtrain.testing.splits import (
@@ -21,7 +21,7 @@ from jtrain.testing.splits import (
     split_halves,
     take_rows,
 )
-from jtrain.testing.trials import DRAWS_OF_PARAMS, GRADIENT, TURNS, Trials, with_contents
+from jtrain.testing.trials import DRAWS_OF_PARAMS, GRADIENT, TURNS, MeanFlow, Trials, with_contents
 
 FIT = 1e-6  # relative tolerance of an explanation: far above rounding
 LEAST = 3  # draws of the parameters at which two halves must differ, or be nonzero

@@ -16,11 +16,10 @@ from right_losses import RIGHT
 import jtrain as jt
 from jtrain.core.mean import Mean
 from jtrain.errors import CodeError
-from jtrain.testing.flow import trace_mean_flows
 from jtrain.testing.loss_checks import compare_loss, find_counted_index
 from jtrain.testing.purity import explain_impurity
 from jtrain.testing.row_sums import CompiledRowSums
-from jtrain.testing.trials import Trials
+from jtrain.testing.trials import Trials, trace_mean_flows
 
 NEIGHBOURS = dict(of_rows.NEIGHBOURS)
 BRANCH = NEIGHBOURS.pop("a branch on the sum")  # that no part of the batch takes
