@@ -34,7 +34,7 @@ from jtrain.parallel.strategies.server_modes import E3M0, BFloat16, Int4, Int8, 
 from jtrain.server.codec import make_codec
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.train.experiment import makers
+from jtrain.train.initial_state import makers
 from jtrain.train.setup import TrainSetup, set_up
 
 

@@ -13,7 +13,8 @@ from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.precision.cast import cast_params
 from jtrain.core.state import TrainState
 from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
-from jtrain.train.experiment import Experiment, RunConfig, build_experiment, makers, shapes
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment, shapes
+from jtrain.train.initial_state import trace_state
 from jtrain.train.schedule_steps import resolve_durations
 
 CHECKPOINT = {"checkpoint", "remat2"}  # what `jax.checkpoint` is called in a traced function
@@ -101,8 +102,7 @@ def trace_memory_needs(config: RunConfig, layout: Axes, devices: Sequence[Device
     strategy = dataclasses.replace(layout, devices=0).build(devices)
     run = resolve_durations(config, lambda values: build_experiment(values, strategy.placement))
     config, x = run.config, run.experiment
-    weights, state = makers(config, x)
-    like = jax.eval_shape(lambda: state(weights()))
+    like = trace_state(config, x)
     args, loss = _loss(config, x, like)
     parts = remat_regions(loss, *args)
     largest = max(parts, default=RematRegion(0, ()))

@@ -1,4 +1,4 @@
-"""Evaluation of the sets of a run: their programs, their batches, and what may not be split."""
+"""Evaluation of the sets of a run: their programs, their batches, and the weights they take."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -6,21 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from jtrain.checkpoint.retention import BestMetric
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.loss import LossOutput, Stateful
-from jtrain.core.types import Batch, Couples, LossFn
+from jtrain.core.state import TrainState
+from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
 from jtrain.data.batches.step_batches import copy_writable
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.jsonl import JsonlWriter, complete_rows
+from jtrain.optim import evaluation_params
 from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
-from jtrain.train.experiment import GeneratedMetrics, RunConfig, Weights, shapes
+from jtrain.parallel.offload import device_shardings, to_device
+from jtrain.train.experiment import GeneratedMetrics, RunConfig, shapes
 from jtrain.train.first_batch.hidden_rows import check_hidden_rows
+from jtrain.train.initial_state import Weights, shardings_of
 
 
 def check_set_names(
@@ -197,6 +203,31 @@ class SetEvaluations:
         if name not in self._like:
             self._like[name] = shapes(self._sets[name], part=self._strategy.part)
         return self._like[name]
+
+
+def make_evaluation_params(
+    optimizer: optax.GradientTransformation, like: TrainState
+) -> Callable[[TrainState], Params]:
+    """Return the compiled function from a state to the parameters to evaluate.
+
+    They are on the devices, sharded as the trained ones.
+
+    Args:
+        like: shapes and shardings of the state.
+    """
+    return jax.jit(
+        lambda state: evaluation_params(optimizer, to_device(state, like)),
+        in_shardings=(shardings_of(like),),
+        out_shardings=shardings_of(device_shardings(like.params)),
+    )
+
+
+def gather_weights(params: Params, extra: Extra, state: TrainState) -> tuple[Params, Extra, Key]:
+    """Return weights and the key of a state's step, unsharded; all processes call this."""
+    if jax.process_count() == 1:
+        return params, extra, state.step_key()
+    params, extra, seed, step = gather((params, extra, state.seed, state.step))
+    return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)
 
 
 NAME = "evaluations.jsonl"

@@ -20,10 +20,9 @@ from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement
-from jtrain.core.state import TrainState, new_state
-from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params, Tree
+from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.data.batches.workers import Workers
-from jtrain.errors import ConfigError, DataError, LossError
+from jtrain.errors import ConfigError, DataError
 from jtrain.errors.user_code import check_takes, user_code
 from jtrain.finetune.lora import (
     InitExtra,
@@ -41,7 +40,6 @@ from jtrain.optim.recipe import OptimizerConfig
 from jtrain.optim.transformations import differentiate_only
 from jtrain.parallel import Mirrored, Parallel
 from jtrain.train.eight_bits import quantize_experiment
-from jtrain.train.fit_arguments import check_trainable
 from jtrain.train.trackers import Tracker
 
 BuildOptimizer: TypeAlias = Callable[[int], optax.GradientTransformation]
@@ -288,47 +286,6 @@ def with_lora(x: Experiment, settings: Lora) -> Experiment:
         pictures=adapted(adapter, x.pictures),
         generated={name: _AdaptedMetrics(adapter, one) for name, one in x.generated.items()},
     )
-
-
-Weights: TypeAlias = tuple[Params, Extra]
-
-
-def makers(
-    config: RunConfig, x: Experiment
-) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
-    """Return functions that make the weights of the seed, and the initial state of weights."""
-    keys = lambda: jax.random.split(jax.random.key(config.seed))  # for the weights, for the run
-    weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
-
-    def state(weights: Weights) -> TrainState:
-        if x.adapter is not None:
-            weights = x.adapter.attach(weights, jax.random.fold_in(keys()[0], 1))
-        params, extra = weights
-        if x.init_extra is not None:
-            with user_code("init_extra"):
-                extra = x.init_extra(params, extra, x.train.size)
-        return new_state(params, x.transformation, keys()[1], extra, scale=config.precision.scale())
-
-    return weights, state
-
-
-def with_shardings(tree: Tree, shardings: Any) -> Tree:
-    """Return the shapes and dtypes of a tree with these shardings."""
-    like = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    return jax.tree.map(like, tree, shardings)
-
-
-def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
-    """Return the parameters and what is carried beside them, as `init` makes them of a key."""
-    with user_code("init"):
-        made = init(key)
-        if not (isinstance(made, tuple) and len(made) == 2):
-            raise LossError(
-                f"init returns (params, extra), and this one returned a {type(made).__name__}. "
-                f"Write: return params, ()"
-            )
-    check_trainable(made[0])
-    return made
 
 
 def shapes(batches: Any, *, parts: int = 1, part: tuple[int, int] | None = None) -> Batch:

@@ -1,17 +1,25 @@
-"""State before the first step: drawn, given, or started from stored weights."""
+"""State before the first step, and its shapes: drawn, given, or started from stored weights."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jtrain.checkpoint import WeightsPlan, plan_weights
-from jtrain.core.state import TrainState
+from jtrain.core.state import TrainState, new_state
+from jtrain.core.types import Extra, Key, Params, Tree
+from jtrain.errors import LossError
+from jtrain.errors.user_code import user_code
+from jtrain.parallel import Strategy
 from jtrain.parallel.offload import device_shardings
 from jtrain.parallel.program_cache import load_or_compile
-from jtrain.train.experiment import Experiment, RunConfig, Weights, makers
+from jtrain.train.experiment import Experiment, RunConfig
+from jtrain.train.fit_arguments import check_trainable
 from jtrain.train.run_record import find_owner
+
+Weights: TypeAlias = tuple[Params, Extra]
 
 
 def make_initial_state(
@@ -59,3 +67,63 @@ def plan_initial_weights(config: RunConfig, initial: Weights) -> WeightsPlan | N
 def shardings_of(like: Any) -> Any:
     """Return the sharding of each leaf."""
     return jax.tree.map(lambda leaf: leaf.sharding, like)
+
+
+def makers(
+    config: RunConfig, x: Experiment
+) -> tuple[Callable[[], Weights], Callable[[Weights], TrainState]]:
+    """Return functions that make the weights of the seed, and the initial state of weights."""
+    keys = lambda: jax.random.split(jax.random.key(config.seed))  # for the weights, for the run
+    weights = lambda: _drawn(x.init, keys()[0]) if callable(x.init) else x.init
+
+    def state(weights: Weights) -> TrainState:
+        if x.adapter is not None:
+            weights = x.adapter.attach(weights, jax.random.fold_in(keys()[0], 1))
+        params, extra = weights
+        if x.init_extra is not None:
+            with user_code("init_extra"):
+                extra = x.init_extra(params, extra, x.train.size)
+        return new_state(params, x.transformation, keys()[1], extra, scale=config.precision.scale())
+
+    return weights, state
+
+
+def trace_state(config: RunConfig, x: Experiment) -> TrainState:
+    """Return the shapes and dtypes of the state before the first step."""
+    weights, state = makers(config, x)
+    return jax.eval_shape(lambda: state(weights()))
+
+
+def trace_weights(
+    config: RunConfig, x: Experiment, like: TrainState, strategy: Strategy
+) -> Weights:
+    """Return the weights that `init` makes, without an adapter and the loss's state, as shapes.
+
+    Args:
+        like: shapes and shardings of the state.
+    """
+    if x.adapter is None and x.init_extra is None:
+        return like.params, like.extra
+    params, extra = jax.eval_shape(makers(config, x)[0])
+    state = dataclasses.replace(like, params=params, extra=extra)
+    placed = with_shardings(state, strategy.shardings(state, x.dims))
+    return placed.params, placed.extra
+
+
+def with_shardings(tree: Tree, shardings: Any) -> Tree:
+    """Return the shapes and dtypes of a tree with these shardings."""
+    like = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.tree.map(like, tree, shardings)
+
+
+def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:
+    """Return the parameters and what is carried beside them, as `init` makes them of a key."""
+    with user_code("init"):
+        made = init(key)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise LossError(
+                f"init returns (params, extra), and this one returned a {type(made).__name__}. "
+                f"Write: return params, ()"
+            )
+    check_trainable(made[0])
+    return made

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.stages import Lowered
 
 from jtrain.checkpoint import WeightsPlan
@@ -24,24 +23,28 @@ from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data import ReadAhead
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.batches.step_batches import SkipBatches, StackedBatches, Window
-from jtrain.optim import WithEvalParams, evaluation_params
+from jtrain.optim import WithEvalParams
 from jtrain.parallel import Device, Strategy, check_divides
-from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.auto_layout import choose_layout
 from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.eight_bits import check_hardware, int8_loss
-from jtrain.train.evaluation import SetEvaluations, check_set_names
-from jtrain.train.experiment import (
-    Experiment,
-    RunConfig,
+from jtrain.train.evaluation import (
+    SetEvaluations,
+    check_set_names,
+    gather_weights,
+    make_evaluation_params,
+)
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment
+from jtrain.train.first_batch.first_batch import FirstRows
+from jtrain.train.initial_state import (
     Weights,
-    build_experiment,
-    makers,
+    make_initial_state,
+    plan_initial_weights,
+    trace_state,
+    trace_weights,
     with_shardings,
 )
-from jtrain.train.first_batch.hidden_rows import FirstRows
-from jtrain.train.initial_state import make_initial_state, plan_initial_weights, shardings_of
 from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.program import LIVE, mark_live, pack_metrics, repeat_step
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
@@ -94,12 +97,7 @@ class TrainSetup:
     @property
     def _initial(self) -> Weights:
         """Shapes of the weights that `init` makes, without an adapter and the loss's state."""
-        if self.experiment.adapter is None and self.experiment.init_extra is None:
-            return self.like.params, self.like.extra
-        params, extra = jax.eval_shape(makers(self.config, self.experiment)[0])
-        state = dataclasses.replace(self.like, params=params, extra=extra)
-        placed = with_shardings(state, self.strategy.shardings(state, self.experiment.dims))
-        return placed.params, placed.extra
+        return trace_weights(self.config, self.experiment, self.like, self.strategy)
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
@@ -328,20 +326,11 @@ class TrainSetup:
         Every process calls this, and gets unsharded arrays of its own.
         """
         params, extra = self._evaluation_weights(state)
-        if jax.process_count() == 1:
-            return params, extra, state.step_key()
-        params, extra, seed, step = gather((params, extra, state.seed, state.step))
-        return params, extra, jax.random.fold_in(jax.random.wrap_key_data(jnp.array(seed)), step)
+        return gather_weights(params, extra, state)
 
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
-        return jax.jit(
-            lambda state: evaluation_params(
-                self.experiment.transformation, to_device(state, self.like)
-            ),
-            in_shardings=(shardings_of(self.like),),
-            out_shardings=shardings_of(device_shardings(self.like.params)),
-        )
+        return make_evaluation_params(self.experiment.transformation, self.like)
 
     @property
     def _weights(self) -> Weights:
@@ -388,8 +377,7 @@ def _build_setup(
     run = resolve_durations(requested, build, seconds, unresolved)
     config, rule = run.config, strategy.optimizer(run.experiment.transformation)
     experiment = dataclasses.replace(run.experiment, optimizer=rule)
-    weights, state = makers(config, experiment)
-    shapes = jax.eval_shape(lambda: state(weights()))
+    shapes = trace_state(config, experiment)
     like = with_shardings(shapes, strategy.shardings(shapes, experiment.dims))
     setup = TrainSetup(
         config=config,

@@ -1,4 +1,4 @@
-"""Check of the first batch that a loss gets, before any training on it."""
+"""The first batch of a run, read once, and the check of what a loss makes of it."""
 
 import functools
 import inspect
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtrain.core.batches import Batches
 from jtrain.core.jaxpr import input_leaves
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.mean import Mean
@@ -18,6 +19,7 @@ from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.train.compilation_cache import check_jit_enabled
+from jtrain.train.experiment import batch_shapes
 from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 from jtrain.train.first_batch.index_uses import IndexUses, find_uses
 from jtrain.train.first_batch.labels import (
@@ -225,3 +227,36 @@ def _add_noise(params: Params) -> Params:
     keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
     draw = lambda key, x: NOISE * jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype)
     return tree.unflatten([x + draw(key, x) for key, x in zip(keys, leaves, strict=False)])
+
+
+class FirstRows:
+    """First batch as this process reads it: decoding 256 images may take a second.
+
+    Args:
+        batches: with the rows of this process.
+        parts: of which this process reads one.
+    """
+
+    def __init__(self, batches: Batches, parts: int):
+        self._batches, self._parts = batches, parts
+
+    @functools.cached_property
+    def own(self) -> Batch:
+        """Rows of this process."""
+        return {n: to_native(n, array) for n, array in self._batches[0].items()}
+
+    @property
+    def repeated(self) -> Batch:
+        """Rows of this process, repeated to a batch of full size: to trace with values."""
+        parts = self._parts
+        own = self.own.items()
+        return self.own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own}
+
+    @functools.cached_property
+    def like(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of a full batch, as on the devices."""
+        return batch_shapes(self.own, self._batches.size)
+
+    def forget(self) -> None:
+        """Free the memory of the rows; they are read again if they are needed again."""
+        vars(self).pop("own", None)

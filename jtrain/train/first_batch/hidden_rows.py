@@ -1,18 +1,14 @@
-"""First rows of a run, and the check that those which the mask hides change no sum of a loss."""
+"""Check that the rows of a batch that its mask hides, the padding, change no sum of a loss."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
-from jtrain.core.batches import Batches
 from jtrain.core.loss import LossOutput, named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
-from jtrain.data.sources.source import to_native
 from jtrain.errors import LossError
-from jtrain.train.experiment import batch_shapes
 
 # A loss that hides its rows gives the same bits. One that couples rows may subtract a maximum over
 # all of them first, which rounds in another way.
@@ -101,36 +97,3 @@ def _advise(means: Sequence[Mean], batch: Batch, size: int) -> str:
     name = f'batch["{masks[0]}"]' if masks else "MASK"
     hidden = 'batch["mask"][:, None]' if masks and batch[masks[0]].ndim > 1 else 'batch["mask"]'
     return f"Hide them in a mask of your own, too: `jt.Mean.of(values, {name} & {hidden})`."
-
-
-class FirstRows:
-    """First batch as this process reads it: decoding 256 images may take a second.
-
-    Args:
-        batches: with the rows of this process.
-        parts: of which this process reads one.
-    """
-
-    def __init__(self, batches: Batches, parts: int):
-        self._batches, self._parts = batches, parts
-
-    @functools.cached_property
-    def own(self) -> Batch:
-        """Rows of this process."""
-        return {n: to_native(n, array) for n, array in self._batches[0].items()}
-
-    @property
-    def repeated(self) -> Batch:
-        """Rows of this process, repeated to a batch of full size: to trace with values."""
-        parts = self._parts
-        own = self.own.items()
-        return self.own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own}
-
-    @functools.cached_property
-    def like(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and types of a full batch, as on the devices."""
-        return batch_shapes(self.own, self._batches.size)
-
-    def forget(self) -> None:
-        """Free the memory of the rows; they are read again if they are needed again."""
-        vars(self).pop("own", None)
