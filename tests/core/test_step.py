@@ -195,7 +195,7 @@ def test_many_steps_in_one_call_are_the_same_steps():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("opaque", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("opaque", [True, False])
 def test_sam_gets_the_gradient_elsewhere(opaque: bool):
     sam = optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=opaque)
     step, state, batch = (

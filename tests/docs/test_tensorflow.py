@@ -29,7 +29,6 @@ def _start() -> Mapping[str, Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_jtrain_gives_the_numbers_of_tensorflow(row: Row, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)

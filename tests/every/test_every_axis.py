@@ -194,11 +194,7 @@ def check(case: Case, steps: int, optimizer: str, printed: Any) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "case",
-    [QUICK[0], *(pytest.param(c, marks=pytest.mark.thorough) for c in QUICK[1:])],
-    ids=str,
-)
+@pytest.mark.parametrize("case", QUICK, ids=str)
 def test_takes_the_steps_of_one_device(case, capfd):
     check(case, 3, "sgd", capfd)
 

@@ -73,13 +73,7 @@ def mean_of_means(chat, groups: int):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("devices", "microbatches"),
-    [
-        pytest.param(d, m, marks=() if (d, m) in {(4, 2)} else pytest.mark.thorough)
-        for d, m in SPLITS
-    ],
-)
+@pytest.mark.parametrize(("devices", "microbatches"), SPLITS)
 def test_loss_and_gradient_are_those_of_the_whole_batch(chat, devices, microbatches):
     want, gradient = mean_of_means(chat, 1)
     loss, found = step_of(chat, devices, microbatches)

@@ -72,13 +72,7 @@ def bowl(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "{kind: single}",
-        pytest.param("{kind: fsdp, devices: 4, min_size: 0}", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("layout", ["{kind: single}", "{kind: fsdp, devices: 4, min_size: 0}"])
 def test_the_known_rates_are_found_under_each_layout(bowl, layout):
     config = resolve(bowl, [f"parallel={layout}"]).config
     found = run_range_test(config, Rates(1e-3, 100.0), 60)

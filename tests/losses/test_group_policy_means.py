@@ -70,7 +70,7 @@ def mean_of_means(parts: int):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("microbatches", [2, pytest.param(8, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("microbatches", [2, 8])
 def test_microbatches_have_the_loss_and_gradient_of_the_whole_batch(microbatches):
     import optax
 

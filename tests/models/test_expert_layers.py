@@ -92,7 +92,6 @@ def test_gives_what_a_loop_over_tokens_and_experts_gives(name: str):
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["dropless", "capacity"])
 def test_the_gradient_is_that_of_all_experts_at_once(name: str):
     """Against the same choices as a mask over the outputs of every expert, which autodiff knows."""

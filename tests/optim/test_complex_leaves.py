@@ -83,13 +83,7 @@ def test_gradient_descent_is_that_of_the_closed_form():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"microbatches": 2},
-        pytest.param({"scale": SCALE}, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"scale": SCALE}])
 def test_a_step_is_that_of_real_and_imaginary_part(options):
     optimizer = SGD(lr=1e-3, clip=1.0).build(10)
     got, numbers = steps(filtered, START, optimizer, **options)

@@ -25,7 +25,6 @@ def rows(given):
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", sampled(FAULTS, QUICK, each=3))
 def test_a_fault_is_found_and_named(fault):
     wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]

@@ -77,10 +77,7 @@ LAYOUTS = {
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("study_home")
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(x, marks=[] if x == "single" else pytest.mark.thorough) for x in LAYOUTS],
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_takes_the_steps_of_one_step_a_call(layout):
     """Compare the states: the compiler may fuse the body of a loop in another way."""
     settings = (*CADENCES, LAYOUTS[layout], "microbatches=2")

@@ -116,9 +116,7 @@ def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", ["deleted", pytest.param("other types", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("name", ["deleted", "other types"])
 def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whole):
     facts = said()
     HURTS[name](RUN / "run.json")
@@ -181,9 +179,7 @@ def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_value
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("step", "place"), [(8, 8), pytest.param(8, 12, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("step", "place"), [(8, 8), (8, 12)])
 def test_a_checkpoint_of_another_run_is_set_aside_and_not_resumed_from(step, place, whole):
     foreign(step, place=place)
     outcome = again()

@@ -66,7 +66,6 @@ def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=Fa
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("precision", "bits"), [(BF16(), 8), (F16(), 11)])
 def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
     # Each of the 6 + 16 products and sums of a row rounds by at most half a unit; independent
@@ -80,7 +79,6 @@ def test_the_loss_is_that_of_float32_to_the_bits_of_the_type(precision, bits):
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("precision", [BF16(), F16()], ids=lambda p: p.kind)
 def test_the_gradient_of_the_copy_has_the_very_values_of_that_of_the_parameters(

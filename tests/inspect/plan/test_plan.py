@@ -169,7 +169,6 @@ def test_a_full_training_has_parameters_and_two_moments():
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("frozen", "kind", "each"),
     [

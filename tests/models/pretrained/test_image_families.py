@@ -36,7 +36,6 @@ def read(folder: Path) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_classifier_gives_the_logits_of_its_library(name: str, tmp_path):
     golden = published.golden(name)
