@@ -21,6 +21,7 @@ from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
+from jtrain.train.remote_copies import RemoteRun
 from jtrain.train.restore_run import (
     describe_code,
     describe_copy,
@@ -32,7 +33,7 @@ from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_config_check import check_still_stored
 from jtrain.train.run_dir import RunDir, check_name
 from jtrain.train.run_result import RunResult, find_finished
-from jtrain.train.run_store import DirectoryStore, RemoteRun
+from jtrain.train.run_store import DirectoryStore
 from jtrain.train.runtime import reuse_memory
 from jtrain.train.trackers import check_installed
 from jtrain.train.train_to_end import start_run, train_to_end

@@ -1,4 +1,4 @@
-"""Stores of a run: memory, its directory, and an object store that has copies of checkpoints."""
+"""Stores of a run: memory, or its directory."""
 
 import contextlib
 import functools
@@ -8,26 +8,20 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jtrain.checkpoint import CheckpointManager, SetAsideError, object_store_layout
-from jtrain.checkpoint.lock import WriteLock
+from jtrain.checkpoint import CheckpointManager, SetAsideError
 from jtrain.checkpoint.retention import count_saves
 from jtrain.checkpoint.uploader import CheckpointUploader
-from jtrain.config.top import CheckpointConfig
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
 from jtrain.core.types import Extra, Params
 from jtrain.data.batches.stream import add_readers
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.multihost import broadcast_from_first
-from jtrain.errors import FAULT, ConfigError, UnreachableError, UserError
-from jtrain.io.disk_errors import may_pass
-from jtrain.io.object_store import ObjectStore
-from jtrain.io.regular_files import parse_json
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.multihost_checks import check_shared_directory
+from jtrain.train.remote_copies import RemoteRun
 from jtrain.train.rollback import ResumePoint, resume_point
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
@@ -72,103 +66,6 @@ class MemoryStore:
                 self.best_weights = jax.tree.map(jnp.copy, weights)
 
         return hold
-
-
-class RemoteRun:
-    """The copies of a run in an object store.
-
-    Args:
-        run_dir: the run on this machine.
-        name: of the run; its copies are in `checkpoint.store`/NAME.
-        checkpoint: where the copies are, and which of them are retained.
-    """
-
-    def __init__(self, run_dir: RunDir, name: str, checkpoint: CheckpointConfig):
-        self._run_dir, self._name = run_dir, name
-        self._keep, self._best = checkpoint.keep, checkpoint.best
-        self._store = ObjectStore(f"{checkpoint.store.rstrip('/')}/{name}")
-
-    def fetch_for_all(self, processes: int) -> list[str]:
-        """Fetch as `fetch` in the first process, while the others wait; return notices.
-
-        Raises:
-            UserError: as `fetch`; with several processes a ConfigError in all of them.
-        """
-        if processes == 1:
-            return self.fetch()
-
-        def fetch() -> dict[str, Any]:
-            try:
-                return {"news": self.fetch()}
-            except UserError as error:  # raised in all processes, or the others would wait for ever
-                code = FAULT if may_pass(error) else error.code
-                return {"news": [], "error": str(error), "code": code}
-
-        result = broadcast_from_first(fetch)
-        if message := result.get("error"):
-            raise UnreachableError(message) if result["code"] == FAULT else ConfigError(message)
-        return result["news"] if self._run_dir.first else []
-
-    def fetch(self) -> list[str]:
-        """Fetch the newest copy, if it is newer than the local checkpoints; return notices.
-
-        Only for the first process.
-
-        Raises:
-            ConfigError: if the store holds another run of this name.
-            ObjectStoreError: if the store cannot be read.
-            CheckpointError: if another process writes in the run's directory.
-        """
-        store, run_dir = self._store, self._run_dir
-        copies = object_store_layout.list_copies(store)
-        owner = run_dir.owner()
-        newest = CheckpointManager(run_dir.checkpoints, first=True, owner=owner).newest()
-        newest = -1 if newest is None else newest
-        if not copies:
-            return []
-        if owner is not None and owner.run not in (found := _ids(store)):
-            raise ConfigError(
-                f"{store.address} is the store of the run in {run_dir.path}, but it holds another "
-                f"run of this name ({found[0] or 'without id'}). Give this run another name "
-                f"(name={self._name}-2) or another checkpoint.store."
-            )
-        if copies[-1] <= newest:
-            return []
-        lock = WriteLock(run_dir.checkpoints)
-        try:
-            step, news = object_store_layout.fetch_newest(store, run_dir.path, above=newest)
-        finally:
-            lock.release()
-        if step is None:
-            return news
-        return [*news, f"checkpoint {step} and the run's files were fetched from {store.address}"]
-
-    def start_uploader(
-        self, checkpoints: CheckpointManager, log: Callable[[str], None] = lambda line: None
-    ) -> CheckpointUploader:
-        """Start and return the uploader of the run's checkpoints; only for the first process.
-
-        Raises:
-            ObjectStoreError: if the store is not writable.
-        """
-        uploader = CheckpointUploader(
-            self._store, self._run_dir.path, keep=self._keep, best=checkpoints.best, log=log
-        )
-        uploader.begin()
-        return uploader
-
-    def copy_finished(self, step: int) -> None:
-        """Copy the last checkpoint of a finished run, unless the store has it.
-
-        Raises:
-            SaveError: if the store does not take it.
-        """
-        run_dir = self._run_dir
-        if run_dir.first and step not in object_store_layout.list_copies(self._store):
-            checkpoints = CheckpointManager(
-                run_dir.checkpoints, best=self._best, first=True, owner=run_dir.owner()
-            )
-            self.start_uploader(checkpoints).finish(step, missing=True)
 
 
 class DirectoryStore:
@@ -282,12 +179,3 @@ class DirectoryStore:
 
 
 RunStore: TypeAlias = MemoryStore | DirectoryStore
-
-
-def _ids(store: ObjectStore) -> list[str]:
-    """Return the id of the run in the store, and the ids of the runs that it was copied from."""
-    try:
-        facts = parse_json(store.read("run.json") or b"{}")
-        return [str(facts.get("id", "")), *facts.get("ancestors", {})]
-    except (ValueError, AttributeError, TypeError):
-        return [""]
