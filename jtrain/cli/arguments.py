@@ -134,7 +134,7 @@ def find_config(run: str, verb: str) -> Path:
         ConfigError: if the run does not exist, or a link leads out of its directory.
     """
     from jtrain.io.regular_files import check_no_links
-    from jtrain.train.run_record import find_run  # needs JAX, which --help must not
+    from jtrain.train.run_dir import find_run  # needs JAX, which --help must not
 
     directory = find_run(run, f"jtrain {verb}")
     check_no_links(directory)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from jtrain.cli.arguments import Arguments, parse_step
 from jtrain.cli.output import print_text as print
-from jtrain.errors import FAULT, CheckpointError, ConfigError, UserError
+from jtrain.errors import FAULT, CheckpointError, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.object_store import check_local_path
 
@@ -59,8 +59,7 @@ def _ls(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import directory_entries, inspect
 
     directory, _ = _find(args.run)
-    owner, notes = _owner(directory)
-    rows = inspect.list_checkpoints(directory, owner)
+    rows = inspect.list_checkpoints(directory, _owner(directory))
     aside = directory_entries.list_set_aside(directory)
     lines = [("step", "size", "saved", "", "")]
     for row in rows:
@@ -76,7 +75,7 @@ def _ls(args: argparse.Namespace) -> Found:
             "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
         )
         lines.append((path.name, size, when, "", reason))
-    notes += _stray_notes(directory)
+    notes = _stray_notes(directory)
     found = {
         "directory": str(directory),
         "steps": rows,
@@ -92,7 +91,7 @@ def _verify(args: argparse.Namespace) -> Found:
 
     directory, named = _find(args.run)
     asked = named if named is not None else parse_step(args.step, "ckpt") if args.step else None
-    owner, notes = _owner(directory)
+    owner = _owner(directory)
     if asked is None:
         steps = layout.list_named_steps(directory)
     else:
@@ -109,8 +108,7 @@ def _verify(args: argparse.Namespace) -> Found:
             "jtrain run resumes from the newest valid one, and sets damaged ones aside; to "
             f"remove them: jtrain ckpt rm {directory} --damaged"
         )
-    if asked is None:
-        notes += _stray_notes(directory)
+    notes = _stray_notes(directory) if asked is None else []
     report = {"directory": str(directory), "steps": found, "notes": notes}
     return report, "\n".join([*lines, *notes]), FAULT * (damaged or bool(notes))
 
@@ -164,7 +162,7 @@ def _rm(args: argparse.Namespace) -> Found:
     if step is None:
         asked = parse_step(args.step, "ckpt")
         step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked)
-    size = inspect.remove_checkpoints(directory, step, force=args.force, owner=_owner(directory)[0])
+    size = inspect.remove_checkpoints(directory, step, force=args.force, owner=_owner(directory))
     return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} freed", 0
 
 
@@ -188,18 +186,15 @@ def _one(args: argparse.Namespace, run: str = "") -> tuple[Path, int]:
     directory, named = _find(run or args.run)
     if named is not None:
         return directory, named
-    asked, owner = parse_step(args.step or "newest", "ckpt"), _owner(directory)[0]
+    asked, owner = parse_step(args.step or "newest", "ckpt"), _owner(directory)
     return directory, inspect.resolve_step(directory, asked, owner)
 
 
-def _owner(directory: Path) -> tuple[Any, list[str]]:
-    """Return the run that owns a directory of checkpoints, and errors if there is none."""
-    from jtrain.train.run_record import find_owner
+def _owner(directory: Path) -> Any:
+    """Return the run that owns a directory of checkpoints; None if no file names it."""
+    from jtrain.train.run_dir import RunDir
 
-    try:
-        return find_owner(directory.parent), []
-    except ConfigError as error:
-        return None, [str(error)]
+    return RunDir(directory.parent).owner()
 
 
 def _stray_notes(directory: Path) -> list[str]:

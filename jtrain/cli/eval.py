@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     path = find_config(args.run, "eval")
     resolved = resolve(path, args.settings)
 
-    from jtrain.train.restore_run import evaluate_run
+    from jtrain.train.restore import evaluate_run
 
     step = parse_step(args.step, "eval")
     with redirect_output():

@@ -106,7 +106,7 @@ def _set_up(
 def _why_recompile(args: argparse.Namespace, resolved: "ResolvedConfig") -> int:
     from jtrain.inspect.explain.recompile import compare_with_run, format_comparison
     from jtrain.inspect.plan.topology import find_topology
-    from jtrain.train.run_record import find_run
+    from jtrain.train.run_dir import find_run
     from jtrain.train.setup import set_up
 
     name = args.why_recompile or resolved.config.name

@@ -107,7 +107,7 @@ def _stablehlo(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def _checkpoint(args: argparse.Namespace) -> tuple[Path, int]:
     """Return the directory and the step of the requested checkpoint."""
     from jtrain.checkpoint import inspect
-    from jtrain.train.run_record import find_owner
+    from jtrain.train.run_dir import RunDir
 
     directory, named = inspect.find_checkpoint(args.run)
     if named is not None:
@@ -116,7 +116,7 @@ def _checkpoint(args: argparse.Namespace) -> tuple[Path, int]:
             f"Write the run: jtrain export {directory.parent} --step {named}"
         )
     step = parse_step(args.step, "export")
-    return directory, inspect.resolve_step(directory, step, find_owner(directory.parent))
+    return directory, inspect.resolve_step(directory, step, RunDir(directory.parent).owner())
 
 
 def _arguments() -> Arguments:

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -13,7 +15,8 @@ from jtrain.cli.output import print_text as print
 from jtrain.config.configclass import configclass
 from jtrain.config.node import DEFAULT, TYPED, Node, SourceLocation, raise_invalid
 from jtrain.config.resolve import check, resolve
-from jtrain.train.experiment import Prompt
+from jtrain.errors import ConfigError
+from jtrain.train.experiment import Prompt, RunConfig
 
 OPTIONS = ("tokens", "temperature", "top_k", "top_p", "seed")
 
@@ -25,13 +28,9 @@ def main(argv: Sequence[str]) -> int:
     resolved = resolve(path, args.settings)
     prompt, seed = _parse_prompt({name: getattr(args, name) for name in OPTIONS}, args.prompt)
 
-    from jtrain.train.restore_run import complete_prompt
-
     step = parse_step(args.step, "sample")
     with redirect_output():
-        step, text = complete_prompt(
-            resolved.config, path.parent, prompt, seed=seed, step=step, log=print_error
-        )
+        step, text = _complete(resolved.config, path.parent, step, prompt, seed)
     if not is_first_process():
         return 0
     if args.json:
@@ -39,6 +38,38 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(text)
     return 0
+
+
+def _complete(
+    config: RunConfig, directory: Path, step: Any, prompt: Prompt, seed: int
+) -> tuple[int, str]:
+    """Return a step of a run, and a text that its model generates.
+
+    The prompt goes to the experiment's `complete`; an experiment with only `sample` takes none.
+    """
+    import jax
+
+    from jtrain.train.restore import restore_run
+
+    found, setup, state = restore_run(config, directory, step, print_error)
+    complete, sample = setup.experiment.complete, setup.experiment.sample
+    if complete is None and sample is None:
+        raise ConfigError(
+            f"experiment {config.experiment} generates no text: it has no `complete` and no "
+            f"`sample`. Add one: jt.Experiment(..., complete=lambda params, extra, key, prompt: "
+            f"text)."
+        )
+    if complete is None and prompt.text:
+        raise ConfigError(
+            f"experiment {config.experiment} takes no prompt: it has a `sample` and no "
+            f"`complete`. Omit the prompt."
+        )
+    params, extra, _ = setup.gather_weights(state)
+    key = jax.random.key(seed)
+    if complete is not None:
+        return found, complete(params, extra, key, prompt)
+    assert sample is not None, "checked above"
+    return found, sample(params, extra, key)
 
 
 def _parse_prompt(options: dict[str, str | None], text: str) -> tuple[Prompt, int]:

@@ -104,7 +104,7 @@ def _model(resolved: ResolvedConfig, as_json: bool) -> str:
 
 def _run_of(words: Sequence[str], option: str) -> Path:
     """Return the directory of the one run that is named."""
-    from jtrain.train.run_record import find_run
+    from jtrain.train.run_dir import find_run
 
     if len(words) != 1:
         raise UserError(f"jtrain show --{option} takes one run: jtrain show shakespeare --{option}")

@@ -28,9 +28,9 @@ from jtrain.train.hooks.curve import curve
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.run import run
+from jtrain.train.run_dir import temporary_directory
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.svg_chart import chart
-from jtrain.train.temporary_run import temporary_directory
 from jtrain.train.train_to_end import start_run, train_to_end
 
 LOW, HIGH, STEPS = 1e-6, 1.0, 100

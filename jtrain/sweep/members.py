@@ -14,6 +14,7 @@ from jtrain.config.top import RUNS
 from jtrain.errors import ConfigError
 from jtrain.io.redact import redact_values
 from jtrain.io.regular_files import atomic_write, read_json
+from jtrain.train.resume import match_config
 from jtrain.train.run_dir import RunDir
 
 MOST_BYTES = 1 << 26  # of a sweep.json
@@ -151,7 +152,7 @@ class SweepMember:
         if self.directory.facts().get("status") != "done":
             return False
         asked = resolve(config, self.settings).config
-        return self.directory.match(asked, ANOTHER_SWEEP).is_as_long
+        return match_config(self.directory, asked, ANOTHER_SWEEP).is_as_long
 
 
 def split_name(config: Path, settings: Sequence[str]) -> tuple[str, list[str]]:
@@ -201,7 +202,7 @@ def check_members(config: Path, all_members: Sequence[SweepMember]) -> ResolvedC
     for each in all_members:
         try:
             resolved = resolve(config, each.settings)
-            each.directory.match(resolved.config, ANOTHER_SWEEP)
+            match_config(each.directory, resolved.config, ANOTHER_SWEEP)
             first = first or resolved
         except ConfigError as error:
             errors |= dict.fromkeys(str(error).splitlines())

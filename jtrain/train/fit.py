@@ -32,7 +32,7 @@ from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.log import MetricHistory, read_metrics
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.multihost_checks import join_run
-from jtrain.train.restore_run import restore_run
+from jtrain.train.restore import restore_run
 from jtrain.train.run import run
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.runtime import reuse_memory

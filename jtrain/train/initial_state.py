@@ -17,7 +17,7 @@ from jtrain.parallel.offload import device_shardings
 from jtrain.parallel.program_cache import load_or_compile
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_arguments import check_trainable
-from jtrain.train.run_record import find_owner
+from jtrain.train.run_dir import RunDir
 
 Weights: TypeAlias = tuple[Params, Extra]
 
@@ -61,7 +61,7 @@ def plan_initial_weights(config: RunConfig, initial: Weights) -> WeightsPlan | N
     if not asked.path:  # `model.from` names the source of values and weights
         path = getattr(getattr(config, "model", None), "pretrained", "")
         asked = dataclasses.replace(asked, path=path, extra=True)
-    return plan_weights(asked, *initial, find_owner) if asked.path else None
+    return plan_weights(asked, *initial, lambda path: RunDir(path).owner()) if asked.path else None
 
 
 def shardings_of(like: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Extended runs: a finished run is trained for more steps, and its schedules keep their length.
+"""Longer runs: a finished run is trained for more steps, and its schedules keep their length.
 
 A schedule keeps the length that it was written for, unless its own `steps` set another. The earlier
 lengths of a run are stored in its checkpoints, so that the values of each of its steps are known.
@@ -34,14 +34,19 @@ def get_lengths(config: BaseConfig) -> dict[str, Any]:
 
 
 def get_stored_lengths(config: BaseConfig, stored: Any) -> dict[str, Any]:
-    """Return the lengths of a stored run, at the keys of `config`.
+    """Return the lengths of a stored run, at the keys of `config`; 0 where it has none.
 
     Args:
         stored: its config, or its config as JSON. An optimizer that was given in code is read back
             as plain values.
     """
     values = plain_values(stored)
-    return {key: _at(values, key.split(".")) for key in get_lengths(config)}
+    return {key: _at(values, key) for key in get_lengths(config)}
+
+
+def get_schedule_lengths(config: BaseConfig) -> dict[str, Any]:
+    """Return the length of each schedule in steps, by dotted key."""
+    return {key: part.steps or config.steps for key, part in find_own_steps(config).items()}
 
 
 def keep_lengths(config: C, stored: BaseConfig | None) -> C:
@@ -54,17 +59,9 @@ def keep_lengths(config: C, stored: BaseConfig | None) -> C:
         return config
     known = get_stored_lengths(config, stored)
     longer = config.steps != stored.steps
-    open_ends = [key for key, steps in get_lengths(config).items() if steps == 0]
-    return replace_values(
-        config, {key: known[key] or stored.steps for key in open_ends if known[key] or longer}
-    )
-
-
-def replace_values(config: C, values: Mapping[str, Any]) -> C:
-    """Return the config with other values at some dotted keys."""
-    for key, value in values.items():
-        config = _replaced(config, key.split("."), value)
-    return config
+    unset = [key for key, steps in get_lengths(config).items() if steps == 0]
+    kept = {key: known[key] or stored.steps for key in unset if known[key] or longer}
+    return _with_lengths(config, kept)
 
 
 def find_length_changes(
@@ -91,30 +88,18 @@ def config_at(config: C, changed: Sequence[LengthChange], step: int) -> C:
         config: the run's values now, with durations as they were written: 5 % of another length is
             another warmup.
     """
-    before = next((change.before for change in changed if step <= change.step), None)
-    if before is None:
-        return config
-    return replace_values(
-        config, {key: x for key, x in before.items() if key in get_lengths(config)}
-    )
-
-
-def get_schedule_lengths(config: BaseConfig) -> dict[str, Any]:
-    """Return the length of each schedule in steps, by dotted key."""
-    return {key: part.steps or config.steps for key, part in find_own_steps(config).items()}
+    before = next((change.before for change in changed if step <= change.step), {})
+    return _with_lengths(config, before)
 
 
 def check_steps(config: BaseConfig, start: int, path: Path, another: str) -> None:
-    """Raise if a run is configured for fewer steps than it has taken.
+    """Raise ConfigError if a run is configured for fewer steps than it has taken.
 
     Args:
         config: the values from now on, with durations in steps.
         start: the steps that were taken.
         path: the run's directory, for the message.
         another: the command that starts another run, for the message.
-
-    Raises:
-        ConfigError: if `config.steps` is below `start`.
     """
     if config.steps < start:
         raise ConfigError(
@@ -124,13 +109,10 @@ def check_steps(config: BaseConfig, start: int, path: Path, another: str) -> Non
 
 
 def check_rate(config: BaseConfig) -> None:
-    """Raise unless the steps after the end of a schedule have a learning rate above 0.
+    """Raise ConfigError if the learning rate is 0 for all steps after the end of its schedule.
 
     Args:
         config: with durations in steps.
-
-    Raises:
-        ConfigError: if the learning rate is 0 for all of them.
     """
     part = find_own_steps(config).get("optimizer.schedule")
     if part is None or not part.steps or part.steps >= config.steps:
@@ -156,36 +138,31 @@ def settings_to_extend(config: BaseConfig, steps: int) -> list[str]:
 
 
 def describe_length_change(config: BaseConfig, change: LengthChange) -> list[str]:
-    """Return lines that describe the schedules after a change of length.
+    """Return a line about each schedule after a change of length.
 
     Args:
         config: the values after the change, with durations in steps.
     """
-    old = replace_values(
-        config, {k: x for k, x in change.before.items() if k in get_lengths(config)}
-    )
-    return [_describe(key, old, config, change.step) for key in find_own_steps(config)]
+    before = get_schedule_lengths(_with_lengths(config, change.before))
+    after = get_schedule_lengths(config)
+    return [_describe(config, key, before[key], after[key], change.step) for key in after]
 
 
-def _describe(key: str, old: BaseConfig, new: BaseConfig, step: int) -> str:
-    """Return a line about the schedule at a key after `step`."""
-    was, now = get_schedule_lengths(old)[key], get_schedule_lengths(new)[key]
-    rate = _rate(new) if key == "optimizer.schedule" else None
-    if was != now:
-        line = f"{key} is stretched from {was} to {now} steps"
-        if rate and step < new.steps:
+def _describe(config: BaseConfig, key: str, before: int, after: int, step: int) -> str:
+    rate = _rate(config) if key == "optimizer.schedule" else None
+    if before != after:
+        line = f"{key} is stretched from {before} to {after} steps"
+        if rate and step < config.steps:
             line += f": the learning rate of step {step + 1} is {format_number(rate(step))}"
         return line
-    line = f"{key} keeps the {now} steps that it was made for"
-    if rate and now < new.steps:
-        first, last = rate(now), rate(new.steps - 1)
-        then = (
-            f"stays {format_number(first)}"
-            if first == last
-            else f"continues to {format_number(last)}"
-        )
-        line += f": after them the learning rate {then}"
-    return f"{line}. {key}.steps=100% stretches it over the run" if now != new.steps else line
+    line = f"{key} keeps the {after} steps that it was made for"
+    if after == config.steps:
+        return line
+    if rate and after < config.steps:
+        first, last = rate(after), rate(config.steps - 1)
+        verb = "stays" if first == last else "continues to"
+        line += f": after them the learning rate {verb} {format_number(last)}"
+    return f"{line}. {key}.steps=100% stretches it over the run"
 
 
 def _rate(config: Any) -> Any:
@@ -193,16 +170,21 @@ def _rate(config: Any) -> Any:
     return config.optimizer.learning_rate(config.steps)
 
 
-def _at(values: Any, keys: Sequence[str]) -> Any:
-    """Return the plain value at a key; 0 if it is missing."""
-    for key in keys:
-        if isinstance(values, list) and key.isdecimal() and int(key) < len(values):
-            values = values[int(key)]
-        elif isinstance(values, Mapping) and key in values:
-            values = values[key]
-        else:
-            return 0
+def _at(values: Any, key: str) -> Any:
+    """Return the plain value at a dotted key; 0 if it is missing."""
+    try:
+        for name in key.split("."):
+            values = values[int(name) if isinstance(values, list) else name]
+    except (LookupError, TypeError, ValueError):
+        return 0
     return values
+
+
+def _with_lengths(config: C, lengths: Mapping[str, Any]) -> C:
+    """Return the config with other lengths, at those of the keys that it has."""
+    for key in get_lengths(config).keys() & lengths.keys():
+        config = _replaced(config, key.split("."), lengths[key])
+    return config
 
 
 def _replaced(value: Any, keys: Sequence[str], new: Any) -> Any:

@@ -22,15 +22,16 @@ from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
 from jtrain.train.multihost_checks import join_run
 from jtrain.train.remote_copies import RemoteRun
-from jtrain.train.restore_run import (
+from jtrain.train.resume import (
+    check_still_stored,
     describe_code,
     describe_copy,
     describe_flags,
     describe_missing_checkpoint,
+    match_config,
     resume_advice,
 )
 from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_config_check import check_still_stored
 from jtrain.train.run_dir import RunDir, check_name
 from jtrain.train.run_result import RunResult, find_finished
 from jtrain.train.run_store import DirectoryStore
@@ -81,7 +82,7 @@ def run(
     remote = RemoteRun(run_dir, config.name, config.checkpoint) if config.checkpoint.store else None
     fetched = remote.fetch_for_all(cluster.processes) if remote else []
     advice = functools.partial(resume_advice, run_dir, config.name, another, again)
-    matched = run_dir.match(config, advice)
+    matched = match_config(run_dir, config, advice)
     config, changed = matched.config, matched.changed
     edited = describe_code(run_dir, config.code_root(), another)
     finished, unfinished = find_finished(run_dir, matched, cluster.processes)
@@ -114,7 +115,7 @@ def run(
         ) as checkpoints,
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read
-        check_still_stored(path, matched)
+        check_still_stored(run_dir, matched)
         store = DirectoryStore(config, run_dir, checkpoints, remote, another)
         started = start_run(config, store, screen, hooks)
         missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)

@@ -1,31 +1,53 @@
-"""Run directory: the files of a run, its config and status, and whether it may be resumed."""
+"""Run directory: the files of a run, the facts about it in run.json, and its identity.
 
+run.json may be lost or damaged. What a run needs of it (its id, its values, its data) is therefore
+sealed into each checkpoint too, under `identity`, and the newest checkpoint replaces a run.json
+without an id.
+"""
+
+import contextlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
+from pydantic import BaseModel, Field, ValidationError
+
+from jtrain.checkpoint import layout
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.dump import dump, to_plain
-from jtrain.config.top import BaseConfig
+from jtrain.config.top import RUNS, BaseConfig
 from jtrain.distributed.cluster.cluster import program
 from jtrain.distributed.compiler_flags import VARIABLES
-from jtrain.errors import ConfigError, DataError
-from jtrain.io.disk_errors import attempt
-from jtrain.io.disk_errors import disk_advice as disk_advice
-from jtrain.io.environment import in_runs, installed_version, jtrain_version
+from jtrain.errors import CheckpointError, ConfigError, DataError, UnreachableError
+from jtrain.errors.spelling import did_you_mean
+from jtrain.io.disk_errors import attempt, disk_advice
+from jtrain.io.environment import in_runs, installed_version, is_run, jtrain_version
+from jtrain.io.object_store import check_local_run
 from jtrain.io.redact import redact_values
-from jtrain.io.regular_files import FACTS, NEW, atomic_write, check_no_links, open_regular
-from jtrain.train.run_config_check import MatchedConfig, find_values, match_values
-from jtrain.train.run_record import draw_identity, find_facts, find_owner, get_owner
+from jtrain.io.regular_files import FACTS, atomic_write, open_regular, read_json
 
-C = TypeVar("C", bound=BaseConfig)
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
+IDENTITY = "identity"
+MAX_BYTES = 1 << 24  # of a run.json
+
+
+class CheckpointRecord(NamedTuple):
+    """Facts about a run in one of its checkpoints."""
+
+    step: int
+    facts: dict[str, Any]
+    """As in run.json."""
+    values: Any
+    """Config as it was given."""
 
 
 class RunDir:
@@ -79,50 +101,69 @@ class RunDir:
         Raises:
             ConfigError: if one is something else than a file, or is not writable.
         """
-        replaced = (self.config, self.status)  # as a whole, which only needs a writable folder
-        written = (self.metrics, self.speed, self.times, self.steps, self.events, self.leaves)
-        written += (self.compiles,)
-        for file in (*replaced, *written, self.samples, self.log):
-            _check_file(file, "rb" if file in replaced else "r+b")
-            _check_file(file.with_name(file.name + NEW), "rb")
+        for file in (self.config, self.status):  # replaced as a whole: the folder is writable
+            _check_file(file, "rb")
+        rows = (self.metrics, self.speed, self.times, self.steps, self.events, self.leaves)
+        for file in (*rows, self.compiles, self.samples, self.log):
+            _check_file(file, "r+b")
 
-    def stored(self, schema: type[C]) -> C | None:
-        """Return the config of the stored run; None if nothing was ever trained here.
-
-        Raises:
-            ConfigError: if it cannot be read, or does not fit the experiment's `schema`.
-        """
-        check_no_links(self.path)
-        return find_values(self.path, schema, self.owner())
-
-    def match(self, config: C, advice: str | Callable[[str], str]) -> MatchedConfig[C]:
-        """Match a config with the stored run.
-
-        Args:
-            advice: what to type if values differ that must not; see `match_values`.
+    def facts(self) -> dict[str, Any]:
+        """Return the facts in run.json, or else in the newest checkpoint; {} without a run.
 
         Raises:
-            ConfigError: if values differ that must not, with each of them.
+            UnreachableError: if a file is there and cannot be read now.
         """
-        check_no_links(self.path)
-        advise = advice if callable(advice) else lambda settings: advice
-        return match_values(self.path, config, self.owner(), advise)
+        found = self.read_status()
+        newest = None if "id" in found else self.newest_record(None)
+        return {**newest.facts, **found} if newest else found
+
+    def read_status(self) -> dict[str, Any]:
+        """Return the facts in run.json that have their type; {} if it is missing or damaged."""
+        read = lambda: read_json(self.status, most=MAX_BYTES, inside=self.path)
+        try:
+            found = attempt(self.status, read)
+        except UnreachableError:
+            raise
+        except (OSError, ValueError):
+            return {}
+        return _typed(found) if isinstance(found, dict) else {}
+
+    def newest_record(self, owner: RunIdentity | None) -> CheckpointRecord | None:
+        """Return the facts in the newest readable checkpoint of a run; None of any run."""
+        for step in reversed(layout.list_named_steps(self.checkpoints)):
+            if layout.is_foreign(self.checkpoints, step, owner):
+                continue
+            try:
+                about = layout.read_record(self.checkpoints, step)["about"]
+            except CheckpointError:  # damaged, or deleted in the meantime
+                continue
+            identity = about.get(IDENTITY)
+            if isinstance(identity, dict) and "config" in identity:
+                facts = _typed({"data": about.get("data"), **identity})
+                return CheckpointRecord(step, facts, identity["config"])
+        return None
 
     def owner(self) -> RunIdentity | None:
-        """Return the run that owns the checkpoints; None if no file names it.
-
-        Raises:
-            ConfigError: if the checkpoints are of several runs, and run.json is lost.
-        """
-        return get_owner(self._identity) or find_owner(self.path)
+        """Return the run that owns the checkpoints; None if no file names it."""
+        facts = self._identity or self.facts()
+        return RunIdentity(facts["id"], facts.get("ancestors", {})) if "id" in facts else None
 
     def identify(self) -> dict[str, Any]:
         """Return the run's id and the runs that it was copied from, to broadcast to all processes.
 
-        Raises:
-            ConfigError: as `owner`.
+        A directory with another name than the run had is another run: a copy, which owns the
+        checkpoints that were copied. The place is the last two names of the path, so that the
+        folder of all runs may be moved.
         """
-        return draw_identity(self.path)
+        owner, place = self.owner(), os.sep.join(self.path.absolute().parts[-2:])
+        if owner is None:
+            return {"id": str(uuid.uuid4()), "ancestors": {}, "place": place}
+        if self.facts().get("place", place) == place:
+            return {"id": owner.run, "ancestors": dict(owner.ancestors), "place": place}
+        steps = layout.list_named_steps(self.checkpoints)
+        copied = [s for s in steps if not layout.is_foreign(self.checkpoints, s, owner)]
+        ancestors = {**owner.ancestors, **({owner.run: copied[-1]} if copied else {})}
+        return {"id": str(uuid.uuid4()), "ancestors": ancestors, "place": place}
 
     def adopt(self, identity: Mapping[str, Any], config: BaseConfig) -> RunIdentity:
         """Set the identity, for run.json and the checkpoints, and return the checkpoints' owner.
@@ -179,10 +220,6 @@ class RunDir:
                 f"{another} init_from.path={self.path}"
             )
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts in run.json, or else in the newest checkpoint; {} without a run."""
-        return find_facts(self.path)
-
     @property
     def id(self) -> str:
         """Random id of the run; empty if it has none."""
@@ -203,22 +240,38 @@ class RunDir:
             atomic_write(self.status, json.dumps(redact_values(record), indent=2).encode() + b"\n")
 
 
-def check_name(path: Path) -> None:
-    """Raise unless the path of a run's directory can be written in UTF-8, as JAX and Orbax do.
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, lt=1e12)]
 
-    Raises:
-        ConfigError: if it cannot.
-    """
-    whole = path.absolute()
+
+class _Facts(BaseModel, strict=True):
+    """Types of the facts in run.json: one of another type counts as missing."""
+
+    status: str = ""
+    step: Count = 0
+    why: str = ""
+    id: Annotated[str, Field(min_length=1, max_length=100)] = "-"
+    ancestors: dict[str, Count] = {}
+    place: str = ""
+    readers: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = []
+    sets: list[str] = []
+    data: str = ""
+    tokenizer: str = ""
+    code: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    devices: list[str] = []
+    seconds_per_step: Seconds = 0.0
+    seconds_per_save: Seconds = 0.0
+
+
+def _typed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts without those of a wrong type."""
     try:
-        str(whole).encode()
-    except UnicodeEncodeError:
-        encoding = sys.getfilesystemencoding()
-        utf8 = "" if encoding == "utf-8" else f"export PYTHONUTF8=1 (names are {encoding} now), or "
-        raise ConfigError(
-            f"{os.fsencode(whole)!r}: the path of the run's directory is not UTF-8, so that no "
-            f"checkpoint can be written: {utf8}rename the folder or train in another one."
-        ) from None
+        _Facts.model_validate(found)
+    except ValidationError as error:
+        wrong = {each["loc"][0] for each in error.errors(include_url=False)}
+        return {name: fact for name, fact in found.items() if name not in wrong}
+    return dict(found)
 
 
 def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
@@ -226,16 +279,66 @@ def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
         attempt(path, lambda: open_regular(path, mode).close())
     except (FileNotFoundError, NotADirectoryError):
         return
-    except PermissionError:
-        raise ConfigError(
-            f"{path} is a file of the run, and you have no permission to read and write it. Type: "
-            f"chmod u+rw {path}"
-        ) from None
     except OSError as error:
         words = f"{error.strerror}. Move it away: mv {path} {path}.old"
         if not isinstance(error, FACTS):  # a file with rows stays where it is
             words = f"cannot be written ({error.strerror}). {disk_advice(error, path).words}."
         raise ConfigError(f"{path} {words}") from None
+
+
+def check_name(path: Path) -> None:
+    """Raise ConfigError unless the path of a run can be written in UTF-8, as JAX and Orbax do."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{os.fsencode(path.absolute())!r}: the path of the run's directory is not UTF-8, so "
+            f"that no checkpoint can be written: rename the folder or train in another one."
+        ) from None
+
+
+def find_run(run: Path | str, asked: str) -> Path:
+    """Return the directory of a run, by its path or by its name in runs/.
+
+    Args:
+        asked: name of the caller, for the message.
+
+    Raises:
+        ConfigError: if there is no such run, with the existing ones.
+    """
+    check_local_run(run, asked)
+    for directory in (Path(run), RUNS / run):
+        # Elsewhere a config.yaml alone may be a study's, whose experiments/ are its code.
+        named = in_runs(os.path.abspath(directory)) and (directory / "config.yaml").is_file()
+        if named or is_run(directory):
+            return directory
+    names = sorted(path.parent.name for path in RUNS.glob("*/config.yaml"))
+    raise ConfigError(
+        f"{asked}: {run} is no directory of a run; in {RUNS}/ there is "
+        f"{', '.join(names) or 'none: train one by jtrain run CONFIG'}"
+        f"{did_you_mean(Path(run).name, names)}"
+    )
+
+
+@contextlib.contextmanager
+def temporary_directory(name: str, purpose: str) -> Iterator[Path]:
+    """Yield a new directory beside the runs, where an experiment is found; delete it at the end."""
+    existed = RUNS.is_dir()
+    try:
+        RUNS.mkdir(exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=f".{name}-{purpose}-", dir=RUNS))
+    except OSError as error:
+        raise ConfigError(
+            f"{RUNS}: cannot be written ({error.strerror}), and the run's directory is in it. "
+            f"Free space, or run in a writable directory."
+        ) from None
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if not existed:
+            with contextlib.suppress(OSError):  # another process uses it
+                RUNS.rmdir()
 
 
 def get_environment(devices: list[Any]) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results
 from jtrain.train.hooks.log import read_results
-from jtrain.train.run_config_check import MatchedConfig
+from jtrain.train.resume import MatchedConfig
 from jtrain.train.run_dir import RunDir
 
 FINISHED = "the run had already finished; nothing was trained"

@@ -32,9 +32,8 @@ from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.longer_run import LengthChange
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks
-from jtrain.train.run_dir import RunDir
+from jtrain.train.run_dir import IDENTITY, RunDir
 from jtrain.train.run_measures import Measures, log_cadence
-from jtrain.train.run_record import IDENTITY
 from jtrain.train.run_store import MemoryStore, RunStore
 from jtrain.train.setup import TrainSetup
 

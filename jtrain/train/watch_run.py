@@ -21,9 +21,8 @@ from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError, ConfigError
 from jtrain.train.evaluation import EvaluationRows
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.tracking import Tracking, track_evaluations
-from jtrain.train.restore_run import Log, set_up_on_devices
-from jtrain.train.run_dir import RunDir
-from jtrain.train.run_record import find_run
+from jtrain.train.restore import Log, set_up_stored
+from jtrain.train.run_dir import RunDir, find_run
 from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End, check_installed
 
@@ -100,7 +99,7 @@ def watch_run(
         ConfigError: if the values are not those of the run, it has no evaluation set, or the
             package of a tracker is not installed.
     """
-    setup, run_dir = set_up_on_devices(config, directory, log)
+    setup, run_dir = set_up_stored(config, directory, log)
     check_installed(config.trackers)
     asked.install()  # again: jax.distributed has installed its own
     if not setup.sets:

@@ -25,7 +25,7 @@ from jtrain.data.text.prepare import AppendLog, prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.errors import CheckpointError, ConfigError, DataError, UserError
 from jtrain.io.safetensors import read_tensors
-from jtrain.train.restore_run import evaluate_run
+from jtrain.train.restore import evaluate_run
 
 OWNED = "open('OWNED', 'w').close()\nclass Owned:\n    def __init__(self, *a, **k): open('OWNED', 'w').close()\n"
 LIKE = {"params": {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)}, "step": jax.ShapeDtypeStruct((), jnp.int32)}  # fmt: skip

@@ -14,7 +14,7 @@ from jtrain.config.durations import DurationUnits, convert_durations
 from jtrain.errors import ConfigError
 from jtrain.inspect.debug.replay import replay
 from jtrain.train.longer_run import check_rate
-from jtrain.train.restore_run import evaluate_run
+from jtrain.train.restore import evaluate_run
 from jtrain.train.run_result import RunResult
 
 CONFIG = "configs/quick.yaml"

@@ -17,7 +17,7 @@ from two_processes import in_two_processes
 import jtrain as jt
 from jtrain.errors import ConfigError, LossError
 from jtrain.parallel import FSDP, Mirrored, Single
-from jtrain.train.restore_run import fit_layout_to_devices
+from jtrain.train.restore import fit_layout_to_devices
 
 SCRIPT = Path(__file__).with_name("predicting_process.py")
 pytestmark = pytest.mark.usefixtures("here")

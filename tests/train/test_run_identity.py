@@ -20,9 +20,8 @@ from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import FAULT, ConfigError, DamagedError, DataError
 from jtrain.io import disk_errors
-from jtrain.train.restore_run import evaluate_run
+from jtrain.train.restore import evaluate_run
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_record import find_owner
 from jtrain.train.run_result import RunResult
 
 CONFIG = "configs/quick.yaml"
@@ -110,7 +109,7 @@ def test_with_run_json_lost_other_values_are_refused_all_the_same(hurt):
     assert "seed: 0 there, 1 here" in str(refusal.value)
     assert "jtrain run runs/quick/config.yaml name=quick" in str(refusal.value)
     assert (RUN / "config.yaml").read_bytes() == before
-    owner = find_owner(RUN)
+    owner = RunDir(RUN).owner()
     assert owner is not None
     assert owner.run == run
 
@@ -135,7 +134,7 @@ def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whol
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "make", "kind"),
-    [("metrics.jsonl.new", Path.mkdir, "a directory"), ("run.json", os.mkfifo, "a named pipe")],
+    [("metrics.jsonl", Path.mkdir, "a directory"), ("run.json", os.mkfifo, "a named pipe")],
 )
 def test_what_lies_in_the_place_of_a_file_is_told_before_anything_is_trained(
     name, make, kind, capfd
@@ -216,25 +215,9 @@ def test_who_only_reads_is_told_of_a_foreign_checkpoint_and_not_given_it(capfd):
     assert "/4\n" in capfd.readouterr().out
     assert main(["ckpt", "rm", "quick", "--step", "4"]) == 2, "it is the last whole one of the run"
     assert open_source("quick").where.endswith("/8"), "where nobody says whose it should be"
-    assert open_source("quick", owner_of=find_owner).where.endswith("/4"), (
+    assert open_source("quick", owner_of=lambda path: RunDir(path).owner()).where.endswith("/4"), (
         "what init_from starts from"
     )
-
-
-@pytest.mark.thorough
-def test_with_run_json_lost_and_checkpoints_of_two_runs_nothing_is_guessed(capfd):
-    foreign(8, place=8)
-    (RUN / "run.json").unlink()
-    assert main(["run", CONFIG, *SHORT]) == 2
-    err = capfd.readouterr().err
-    assert "does not say which run this is" in err
-    advised = shlex.split(err.rpartition("For example: ")[2])
-    assert advised == ["mv", "runs/quick/checkpoints/8", "runs/quick-8"]
-    assert main(["ckpt", "verify", "quick"]) == 70
-    assert "does not say which run this is" in capfd.readouterr().out
-    Path(advised[1]).rename(advised[2])
-    with pytest.raises(ConfigError, match="seed: 0 there, 1 here"):
-        again("seed=1")  # it knows again which run it is
 
 
 # Copies
@@ -260,7 +243,7 @@ def test_a_copy_is_another_run_from_where_it_was_copied(whole, capfd):
     assert copy["ancestors"] == {original: 12}
     assert said()["id"] == original
     (Path("runs/copy/run.json")).unlink()
-    owner = find_owner(Path("runs/copy"))
+    owner = RunDir(Path("runs/copy")).owner()
     assert owner is not None
     assert (owner.run, dict(owner.ancestors)) == (copy["id"], copy["ancestors"])
 
@@ -273,7 +256,7 @@ def test_a_run_that_was_renamed_resumes_under_its_new_name(whole):
     assert kept(outcome) == whole
 
 
-@pytest.mark.parametrize("name", ["seal.json", "/8"])
+@pytest.mark.parametrize("name", ["seal.json", "/8", "run.json"])
 def test_a_checkpoint_that_cannot_be_read_now_stays_where_it_is(name, monkeypatch, capfd):
     rows = (RUN / "metrics.jsonl").read_bytes()
     monkeypatch.setattr(disk_errors, "sleep", lambda seconds: None)

@@ -6,7 +6,7 @@ from quick_study import config_of, kept, trained
 from jtrain.config.dump import flatten
 from jtrain.core.loop import Hook
 from jtrain.train.hooks.log import read_results
-from jtrain.train.restore_run import evaluate_run
+from jtrain.train.restore import evaluate_run
 from jtrain.train.step_time import set_up_with_step_time
 
 pytestmark = pytest.mark.usefixtures("study_home")

@@ -26,6 +26,7 @@ from jtrain.inspect.debug.source import SourceLine, find_source
 from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
+from jtrain.train.resume import match_config
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
@@ -274,7 +275,7 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
     run_dir = RunDir(RUNS / (config.name or config.experiment))
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"
-    config = apply_decisions(run_dir.match(config, advice).config, run_dir)
+    config = apply_decisions(match_config(run_dir, config, advice).config, run_dir)
     setup = set_up_with_step_time(config, run_dir.pace)
     state = _before(setup, run_dir, log)
     first_nonfinite = _first_nonfinite(setup, state, log)

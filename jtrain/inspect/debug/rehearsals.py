@@ -28,9 +28,9 @@ from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.hooks.function_hooks import on_numbers
+from jtrain.train.run_dir import temporary_directory
 from jtrain.train.setup import TrainSetup, set_up
 from jtrain.train.step_time import set_up_with_step_time
-from jtrain.train.temporary_run import temporary_directory
 
 CALLS = 4  # calls of the step: half before the state is saved, half after
 BATCHES = 2  # batches of each evaluation set

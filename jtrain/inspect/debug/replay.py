@@ -29,7 +29,8 @@ from jtrain.train.longer_run import (
     get_schedule_lengths,
     keep_lengths,
 )
-from jtrain.train.restore_run import set_up_stored
+from jtrain.train.restore import set_up_stored
+from jtrain.train.resume import load_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.setup import TrainSetup, set_up
@@ -94,7 +95,7 @@ def replay(
         CheckpointError: if the checkpoint before it cannot be read.
     """
     setup, run_dir = set_up_stored(config, path)
-    now = keep_lengths(config, run_dir.stored(type(config)))
+    now = keep_lengths(config, load_stored(run_dir, type(config)))
     changed = _length_changes(setup, run_dir)
     config = config_at(now, changed, step)
     if config is not now:
@@ -149,7 +150,7 @@ def _environment_changes(
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
     facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
     found = [each for each in diff_configs(*facts) if each.before not in (None, ABSENT)]
-    if stored := run_dir.stored(type(config)):
+    if stored := load_stored(run_dir, type(config)):
         layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config)]
         found += diff_configs(*layouts)
     return changed + [f"{d.key}: {_short(d.before)} then, {_short(d.after)} now" for d in found]

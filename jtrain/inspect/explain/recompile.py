@@ -17,7 +17,7 @@ from jtrain.train.compile_step import (
     program_signature,
     read_compiles,
 )
-from jtrain.train.run_record import find_facts
+from jtrain.train.run_dir import RunDir
 from jtrain.train.setup import TrainSetup
 
 SHOWN = 8  # changed arguments
@@ -53,8 +53,8 @@ def compare_with_run(run: Path, setup: TrainSetup) -> CompileComparison:
     """
     compiles = read_compiles(run / "compiles.jsonl")
     if not compiles:
-        taken = find_facts(run).get("step", 0)
-        longer = f" steps={2 * taken}" if find_facts(run).get("status") == "done" else ""
+        facts = RunDir(run).facts()
+        longer = f" steps={2 * facts.get('step', 0)}" if facts.get("status") == "done" else ""
         raise ConfigError(
             f"jtrain explain --why-recompile: {run} has no record of what it compiled, "
             f"compiles.jsonl; a run writes it when it starts or resumes. Resume it: "

@@ -1,0 +1,228 @@
+"""Resumed runs: the values that may differ from those of the stored run, and what changed since.
+
+Anybody can edit config.yaml, but not a checkpoint without breaking its seal. The checkpoint
+therefore defines the values of a run, and config.yaml only without a checkpoint.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint.layout import ABOUT, list_named_steps
+from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
+from jtrain.config.resolve import resolve
+from jtrain.config.schema import format_value
+from jtrain.config.stored import load_values, settings_for
+from jtrain.config.top import BaseConfig
+from jtrain.distributed.compiler_flags import VARIABLES
+from jtrain.errors import ConfigError
+from jtrain.io.disk_errors import may_pass, unreachable_error
+from jtrain.io.regular_files import check_no_links
+from jtrain.train.code_digest import digest_code, find_edited
+from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
+from jtrain.train.run_dir import CheckpointRecord, RunDir
+
+C = TypeVar("C", bound=BaseConfig)
+
+# Keys that change no number computed from a state, so a run may resume with other values; also
+# `xla`, `steps_per_call` and `microbatches`, which change the last bits at most, as `parallel` does
+# (a loss with couples="slice" has other groups under both); also
+# `guard`, so that a run stopped by a bad step can resume with another policy, and `name`, so that a
+# copy of a run can resume under its own.
+MAY_DIFFER = (
+    "parallel",
+    "steps_per_call",
+    "microbatches",
+    "workers",
+    "checkpoint",
+    "trackers",
+    "evaluate",
+    "log",
+    "guard",
+    "checks",
+    "xla",
+    "name",
+)
+
+
+class MatchedConfig(NamedTuple, Generic[C]):
+    """Config of a run that is new, or that resumes with its stored values."""
+
+    config: C
+    """The given values, with the stored length of each schedule that sets none."""
+    stored: C | None
+    """The stored values; None if nothing was ever trained in the directory."""
+    changed: list[str]
+    """Lines about allowed differences, and about facts that had to be found elsewhere."""
+
+    @property
+    def is_as_long(self) -> bool:
+        """True if the run is stored, and `steps` and the lengths of its schedules are the same."""
+        if self.stored is None:
+            return False
+        return get_lengths(self.config) == get_stored_lengths(self.config, self.stored)
+
+
+def match_config(
+    run_dir: RunDir, config: C, advice: str | Callable[[str], str]
+) -> MatchedConfig[C]:
+    """Match a config with the stored run, which resumes with its own values.
+
+    Lengths may differ: a run may be trained longer.
+
+    Args:
+        config: the given values.
+        advice: what to type if values differ that must not; or `settings -> what to type`. The
+            settings, typed after config.yaml, give the run's values in case config.yaml was edited;
+            mostly "".
+
+    Raises:
+        ConfigError: if a value differs that must not, with each of them.
+    """
+    stored, notes = _load(run_dir, type(config))
+    if stored is None:
+        return MatchedConfig(config, None, [])
+    config = keep_lengths(config, stored)
+    changed = diff_configs(to_plain(stored), to_plain(config))
+    may = {*MAY_DIFFER, *get_lengths(config)}
+    other = [d for d in changed if not may & {d.key, d.key.split(".")[0]}]
+    if other:
+        copy = "" if stored.name == config.name else f"a copy of {stored.name}, "
+        table = [
+            f"  {d.key}: {format_value(d.before)} there, {format_value(d.after)} here\n"
+            for d in other
+        ]
+        words = advice if isinstance(advice, str) else advice(_settings(run_dir, stored, other))
+        raise ConfigError(
+            f"{run_dir.path} holds {copy}a run with other values:\n{''.join(table)}{words}"
+        )
+    lines = [f"{d.key}: {format_value(d.before)} -> {format_value(d.after)}" for d in changed]
+    return MatchedConfig(config, stored, [*notes, *lines])
+
+
+def load_stored(run_dir: RunDir, schema: type[C]) -> C | None:
+    """Return the config of the stored run; None if nothing was ever trained in the directory.
+
+    Raises:
+        ConfigError: if it cannot be read, or does not fit the experiment's `schema`.
+    """
+    return _load(run_dir, schema)[0]
+
+
+def check_still_stored(run_dir: RunDir, matched: MatchedConfig) -> None:
+    """Raise UnreachableError if a run was stored when it was matched, and nothing of it is left."""
+    is_left = _was_started(run_dir) or list_named_steps(run_dir.checkpoints)
+    if matched.stored is not None and not is_left:
+        gone = OSError(errno.ESTALE, "its files were there a moment ago")
+        raise unreachable_error(run_dir.path, gone)
+
+
+def _load(run_dir: RunDir, schema: type[C]) -> tuple[C | None, list[str]]:
+    """Return the stored values, and lines about facts that had to be found elsewhere."""
+    check_no_links(run_dir.path)
+    newest = run_dir.newest_record(run_dir.owner())
+    if newest is not None:
+        about = run_dir.checkpoints / f"{newest.step}" / ABOUT
+        values, dropped = load_values(newest.values, schema, about)
+        notes = [f"{key} of the run is no key of the experiment any more" for key in dropped]
+        return values, [*_describe_damage(run_dir, newest), *notes]
+    if not _was_started(run_dir):
+        return None, []
+    try:
+        # With the given schema: the experiment need not be in a folder above the run.
+        return resolve(run_dir.config, schema=schema).config, []
+    except ConfigError as error:
+        if may_pass(error):  # neither damaged nor to be moved away
+            raise
+        raise ConfigError(
+            f"{error}\nNo checkpoint holds the values of {run_dir.path}. Fix that file, or move "
+            f"the directory away to start over: mv {run_dir.path} {run_dir.path}-old"
+        ) from None
+
+
+def _was_started(run_dir: RunDir) -> bool:
+    """Return whether anything is left of a run: run.json, whatever is in it, or metrics."""
+    metrics = run_dir.metrics
+    return os.path.lexists(run_dir.status) or (metrics.is_file() and metrics.stat().st_size > 0)
+
+
+def _describe_damage(run_dir: RunDir, newest: CheckpointRecord) -> list[str]:
+    """Return a line if run.json is missing or damaged."""
+    if {"id", "status", "step"} <= run_dir.read_status().keys():
+        return []
+    trouble = "is damaged" if os.path.lexists(run_dir.status) else "is missing"
+    return [f"{run_dir.status} {trouble}: checkpoint {newest.step} is used instead"]
+
+
+def _settings(run_dir: RunDir, stored: BaseConfig, other: Sequence[Difference]) -> str:
+    """Return what is typed after config.yaml to get the values of the run."""
+    settings = settings_for(run_dir.config, stored, MAY_DIFFER)
+    if settings is None:
+        settings = [f"{d.key}={format_value(d.before)}" for d in other if d.before is not ABSENT]
+    return " ".join(settings)
+
+
+# What a resumed run says.
+
+
+def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings: str) -> str:
+    """Return what to type if the stored run has other values.
+
+    Args:
+        name: of the run, by its config.
+        another: the command that starts another run.
+        again: the command that resumes the run, if one was given.
+        settings: typed after config.yaml to get the values of the run; mostly empty.
+    """
+    if again:
+        command = f"{again}, with the values of that run"
+    else:  # by its own name, since it may be a copy of another run
+        command = f"{run_dir.resume_command} name={name} {settings}".rstrip()
+    return f"Start a new run: {another}\nor resume that one: {command}"
+
+
+def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
+    """Return a line if the run's directory is a copy of another run's, or was moved."""
+    known = run_dir.facts()
+    if known.get("id", identity["id"]) == identity["id"]:
+        return []
+    return [
+        f"{run_dir.path} was copied or moved from {known.get('place', 'another place')}: it is a "
+        f"separate run from now on"
+    ]
+
+
+def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
+    """Return a line if the code of a run, its `root`, was edited since its last start."""
+    edited = find_edited(run_dir.facts().get("code"), digest_code(root))
+    line = (
+        f"the code of the run was edited since its last start: {', '.join(edited)}. Steps that "
+        f"were taken are of the old code; to train the new code alone: {another}"
+    )
+    return [line] if edited else []
+
+
+def describe_flags(run_dir: RunDir, environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable of the compiler that differs from the run's last start."""
+    facts = run_dir.facts()
+    known = facts.get("flags", environ)  # of a new run
+    return [
+        f"{name} was {known.get(name) or 'not set'}, and is {environ.get(name) or 'not set'}: the "
+        f"last bits of results may differ"
+        for name in VARIABLES
+        if known.get(name, "") != environ.get(name, "")
+    ]
+
+
+def describe_missing_checkpoint(
+    run_dir: RunDir, checkpoints: CheckpointManager, start: int | None
+) -> list[str]:
+    """Return a line if the checkpoint in run.json is missing and no other line mentions it."""
+    facts = run_dir.facts()
+    saved = facts.get("status") in {"running", "stopped", "done"}  # its step is a checkpoint's
+    step = facts.get("step", 0) if saved else 0
+    if step <= (start or 0) or any(f"checkpoint {step} " in line for line in checkpoints.notices):
+        return []
+    return [f"checkpoint {step}, which {run_dir.status} names, is missing"]
