@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
     from jtrain.train.loaded_run import LoadedRun as LoadedRun
     from jtrain.train.loaded_run import load as load
-    from jtrain.train.multihost_checks import join_processes as join_processes
     from jtrain.train.predict import evaluate as evaluate
     from jtrain.train.predict import predict as predict
+    from jtrain.train.processes import join_processes as join_processes
     from jtrain.train.run import run as run
 
 _HOME = {
@@ -94,7 +94,7 @@ _HOME = {
     "run": "train.run",
     "fit": "train.fit",
     "Fitted": "train.fit_result",
-    "join_processes": "train.multihost_checks",
+    "join_processes": "train.processes",
     "load": "train.loaded_run",
     "LoadedRun": "train.loaded_run",
     "evaluate": "train.predict",

@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
 
     from jtrain.server.join import join, read_config
     from jtrain.server.process import leave_on_signals
-    from jtrain.train.compilation_cache import enable_compilation_cache
+    from jtrain.train.runtime import enable_compilation_cache
 
     read_config(directory)
     leaving = threading.Event()

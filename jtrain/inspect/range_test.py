@@ -22,14 +22,14 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.page import render_document
 from jtrain.optim.schedules import Exponential
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.curve import curve
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.multihost_checks import join_run
+from jtrain.train.processes import join_run
 from jtrain.train.run import run
 from jtrain.train.run_dir import temporary_directory
 from jtrain.train.run_store import MemoryStore
+from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.svg_chart import chart
 from jtrain.train.train_to_end import start_run, train_to_end
 

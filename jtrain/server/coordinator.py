@@ -28,7 +28,7 @@ from jtrain.server.listener import Traffic
 from jtrain.server.members import Member, Members
 from jtrain.server.plan import Plan
 from jtrain.server.wire import Message
-from jtrain.train.multihost_checks import code_facts
+from jtrain.train.processes import code_facts
 
 POLL = 0.05  # seconds between two looks at the processes
 LATE = 10  # times the timeout: a worker may compile between two requests, a server may not

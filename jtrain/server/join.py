@@ -26,9 +26,9 @@ from jtrain.io.regular_files import atomic_write, read_json
 from jtrain.parallel import Server
 from jtrain.server.plan import make_plan
 from jtrain.server.process import ADDRESS, TOKEN, leave_on_signals, serve_until_end, work
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.multihost_checks import code_facts
+from jtrain.train.processes import code_facts
+from jtrain.train.runtime import enable_compilation_cache
 
 
 class Task(NamedTuple):

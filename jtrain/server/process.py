@@ -23,7 +23,7 @@ from jtrain.server.plan import Plan, make_plan
 from jtrain.server.registry import Address, register, remote_locate, watch
 from jtrain.server.shard_service import ShardService
 from jtrain.server.worker import Worker
-from jtrain.train.compilation_cache import enable_compilation_cache
+from jtrain.train.runtime import enable_compilation_cache
 
 ADDRESS, TOKEN, SLOW = "JTRAIN_SERVER_ADDRESS", "JTRAIN_SERVER_TOKEN", "JTRAIN_SERVER_SLOW"
 

@@ -24,18 +24,17 @@ from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel import Parallel
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig
 from jtrain.train.fit_result import Fitted
 from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.log import MetricHistory, read_metrics
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.multihost_checks import join_run
+from jtrain.train.processes import join_run
 from jtrain.train.restore import restore_run
 from jtrain.train.run import run
 from jtrain.train.run_store import MemoryStore
-from jtrain.train.runtime import reuse_memory
+from jtrain.train.runtime import enable_compilation_cache, reuse_memory
 from jtrain.train.train_to_end import start_run, train_to_end
 
 

@@ -26,12 +26,12 @@ from jtrain.finetune.lora import LowRankAdapter
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Mirrored, Parallel, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import Experiment, RunConfig, shapes
 from jtrain.train.fit_data import is_fit_run, read_weights
 from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
 from jtrain.train.restore import restore_run
 from jtrain.train.run_dir import find_run
+from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.setup import TrainSetup
 
 Outputs = Callable[[tuple[Params, Extra], Batch], Any]

@@ -28,7 +28,7 @@ from jtrain.core.loop import Hook
 from jtrain.errors import FAULT, STOPPED, ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.function_hooks import on_numbers, on_results
-from jtrain.train.multihost_checks import check_joined
+from jtrain.train.processes import check_joined
 from jtrain.train.run import run
 
 _KEYS = ("config", "overrides", "directory")

@@ -13,11 +13,11 @@ from jtrain.core.state import TrainState
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError, UserError
 from jtrain.parallel import FSDP, Auto, Layout, Mirrored, Single, check_divides
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
-from jtrain.train.multihost_checks import join_run
+from jtrain.train.processes import join_run
 from jtrain.train.resume import MAY_DIFFER, match_config
 from jtrain.train.run_dir import RunDir
+from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.setup import TrainSetup, set_up
 
 Log: TypeAlias = Callable[[str], None]

@@ -15,12 +15,11 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.distributed.watchdog import Watchdog
 from jtrain.errors.user_code import api_boundary
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import Observer
 from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
-from jtrain.train.multihost_checks import join_run
+from jtrain.train.processes import join_run
 from jtrain.train.remote_copies import RemoteRun
 from jtrain.train.resume import (
     check_still_stored,
@@ -35,7 +34,7 @@ from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir, check_name
 from jtrain.train.run_result import RunResult, find_finished
 from jtrain.train.run_store import DirectoryStore
-from jtrain.train.runtime import reuse_memory
+from jtrain.train.runtime import enable_compilation_cache, reuse_memory
 from jtrain.train.trackers import check_installed
 from jtrain.train.train_to_end import start_run, train_to_end
 

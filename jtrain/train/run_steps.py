@@ -26,9 +26,9 @@ from jtrain.parallel.devices import parse_devices
 from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.bad_steps import describe_bad_step, step_report
 from jtrain.train.hooks.signals import Signals
-from jtrain.train.leaked_tracers import explain_leaked_tracer
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_hooks import RunHooks
+from jtrain.train.runtime import explain_leaked_tracer
 from jtrain.train.setup import TrainSetup
 from jtrain.train.summary import format_line, summarize
 

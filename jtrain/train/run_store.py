@@ -20,7 +20,7 @@ from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.longer_run import check_rate, check_steps
-from jtrain.train.multihost_checks import check_shared_directory
+from jtrain.train.processes import check_shared_directory
 from jtrain.train.remote_copies import RemoteRun
 from jtrain.train.rollback import ResumePoint, resume_point
 from jtrain.train.run_dir import RunDir

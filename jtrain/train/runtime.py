@@ -1,17 +1,32 @@
-"""Runtime of a process: its allocator of memory, and garbage collection; it imports no JAX."""
+"""Runtime of a process: memory, garbage collection, the compilation cache, leaked tracers.
+
+The compilation cache holds machine code, which JAX runs without a check. Its directory therefore
+belongs to this user, and nobody else may write to it, to a folder above it, or to a file in it.
+Nothing here imports JAX before it is called.
+"""
 
 import contextlib
 import ctypes
 import gc
+import inspect
+import logging
 import os
 import platform
-from collections.abc import Iterator
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jtrain.errors import ConfigError, LossError
+from jtrain.io.environment import user_cache_dir
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 ARENAS = 4
 """Of one, the threads of XLA's compiler wait for one another: it took 1.7 times as long."""
 LARGEST = 1 << 28
 """Bytes of an allocation above which it is returned to the system when it is freed."""
+_log = logging.getLogger(__name__)
 
 
 def reuse_memory() -> bool:
@@ -49,3 +64,143 @@ def pause_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def check_jit_enabled() -> None:
+    """Raise ConfigError under `jax.disable_jit()`: shapes are traced and programs are compiled."""
+    import jax
+
+    settings: Any = jax.config
+    if settings.jax_disable_jit:
+        raise ConfigError(
+            "jit is disabled, by JAX_DISABLE_JIT or jax.disable_jit(), and jtrain compiles what it "
+            "computes. Enable it: unset JAX_DISABLE_JIT. To step through a loss without jit, type "
+            "jtrain run CONFIG --eager; in a script call the loss, or the step of jt.make_step, in "
+            "jax.disable_jit()."
+        )
+
+
+def enable_compilation_cache() -> Path | None:
+    """Enable JAX's persistent compilation cache, for programs of any size; return its directory.
+
+    `JAX_COMPILATION_CACHE_DIR` is used unchecked: sharing a cache means trusting its writers.
+    Otherwise the cache is `jtrain/compiled` in the user's cache directory, with mode 0700. If
+    another user made it, or could write to it, a directory beside the temporary files is used
+    instead, with a warning; if that is not safe either, the cache is off (None).
+
+    Raises:
+        ConfigError: if JAX does not compile.
+    """
+    import jax
+
+    check_jit_enabled()
+    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    directory = Path(named) if named else _own_directory()
+    where = named or (str(directory) if directory else None)  # gs://... is no local folder
+    jax.config.update("jax_compilation_cache_dir", where)
+    # By default only programs that took a second to compile are kept: none of a small model.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return directory
+
+
+def usual_directory() -> Path:
+    """Return `jtrain/compiled` in the user's cache directory, where programs usually are."""
+    return Path(user_cache_dir()) / "jtrain" / "compiled"
+
+
+def _own_directory() -> Path | None:
+    """Return the first of two directories that is safe, created if missing; None if neither is."""
+    usual, faults = usual_directory(), []
+    for directory in (usual, Path(tempfile.gettempdir()) / f"jtrain-{os.getuid()}" / "compiled"):
+        with contextlib.suppress(OSError):  # a missing or unsafe folder is found below
+            directory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+            for folder in (directory.parent, directory):
+                folder.mkdir(0o700, exist_ok=True)
+        if not (fault := _find_fault(directory)):
+            directory.chmod(0o700)
+            break
+        faults.append(fault)
+    else:
+        directory = None
+    if faults and os.path.lexists(usual):  # else there is nothing to distrust
+        instead = f"{directory} is used instead" if directory else "each run compiles again"
+        _log.warning(
+            f"compile cache: another user may have put programs into {usual}: {faults[0]}. None of "
+            f"them is run; {instead}. To have a cache of your own: mv {usual.parent} "
+            f"{usual.parent}.old, or set XDG_CACHE_HOME to a directory that only you may write to."
+        )
+    return directory
+
+
+def _find_fault(directory: Path) -> str:
+    """Return why programs in a directory must not be run, as the end of a sentence; "" if they may.
+
+    Every folder above the directory counts, since whoever may rename it controls its content.
+    """
+    me, group = os.getuid(), os.getgid()
+    try:
+        place = directory.resolve(strict=True)
+        for folder in (place, place.parent):
+            if fault := _fault(folder, {me}, stat.S_IWGRP | stat.S_IWOTH):
+                return fault
+        for folder in place.parent.parents:
+            found = folder.stat()
+            others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != group else 0)
+            writers = 0 if found.st_mode & stat.S_ISVTX else others  # sticky, as /tmp is
+            if fault := _fault(folder, {me, 0}, writers):
+                return fault
+        closed = not place.stat().st_mode & 0o077  # nobody else may enter: modes do not matter
+        for path in place.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a temporary file of another process
+                if fault := _fault(path, {me}, 0 if closed else stat.S_IWGRP | stat.S_IWOTH):
+                    return fault
+    except OSError as error:
+        return f"{error.filename or directory} cannot be read ({error.strerror})"
+    return ""
+
+
+def _fault(path: Path, owners: set[int], writers: int) -> str:
+    """Return why another user could change a file or folder; "" if nobody could."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a link"
+    if found.st_uid not in owners:
+        return f"{path} belongs to user {found.st_uid}"
+    if found.st_mode & writers:
+        return f"{path} may be written by others (mode {found.st_mode & 0o7777:04o})"
+    return ""
+
+
+def explain_leaked_tracer(error: Exception, loss: Any) -> LossError | None:
+    """Return an explanation of an error that a value of an earlier trace caused; None for others.
+
+    A loss may store such a value in a global, closure, list or attribute, and use it in the next
+    trace. That program needs one input more than it gets.
+    """
+    if not (isinstance(error, TypeError) and "Computation compiled for" in str(error)):
+        return None
+    from jax.core import Tracer
+
+    function, names = inspect.unwrap(getattr(loss, "loss", loss)), []
+    if inspect.isfunction(function):
+        reached = inspect.getclosurevars(function)
+        for name, value in {**reached.globals, **reached.nonlocals}.items():
+            if any(isinstance(each, Tracer) for each in (value, *_contents(value))):
+                names.append(f"`{name}`")
+    where = f"in {', '.join(names)} " if names else ""
+    return LossError(
+        f"the loss uses a value that it stored {where}while it was traced before, and which holds "
+        f'no numbers. Return values that are needed later as metrics: return loss, {{"name": '
+        f'jt.Mean.of(values, batch["mask"])}}; or print it: jax.debug.print("{{}}", x).'
+    )
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    """Return the items of a container, or the attributes of an object."""
+    if isinstance(value, list | tuple | set | Mapping):
+        return value.values() if isinstance(value, Mapping) else value
+    return (
+        ()
+        if inspect.ismodule(value) or callable(value)
+        else getattr(value, "__dict__", {}).values()
+    )

@@ -27,7 +27,6 @@ from jtrain.optim import WithEvalParams
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.auto_layout import choose_layout
-from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.evaluation import (
     SetEvaluations,
@@ -45,8 +44,8 @@ from jtrain.train.initial_state import (
     trace_weights,
     with_shardings,
 )
-from jtrain.train.leaked_tracers import warn_leaked_tracers
 from jtrain.train.program import LIVE, mark_live, pack_metrics, repeat_step
+from jtrain.train.runtime import check_jit_enabled
 from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
 from jtrain.train.supersteps import (
     CallSchedule,
@@ -216,7 +215,6 @@ class TrainSetup:
         check_hardware(config.precision, self.devices)
         terms, params = self._terms(self.first.repeated), self._weights[0]
         check_unused_params(terms, params)
-        warn_leaked_tracers(x.loss)
         strategy.check_axes_used(self.like, x.dims)
         if config.precision.compute is not None:
             check_product_precision(terms, params, config.precision.compute)

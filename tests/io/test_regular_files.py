@@ -14,7 +14,7 @@ from jtrain.errors import CheckpointError
 from jtrain.io.environment import user_cache_dir
 from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes, read_json
-from jtrain.train.compilation_cache import usual_directory
+from jtrain.train.runtime import usual_directory
 
 
 def steps(path: Path) -> list[int]:

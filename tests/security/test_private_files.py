@@ -21,7 +21,7 @@ from jtrain.io.regular_files import (
     create_new,
 )
 from jtrain.server.join import FILE, announced
-from jtrain.train.compilation_cache import enable_compilation_cache
+from jtrain.train.runtime import enable_compilation_cache
 
 
 def modes(directory: Path) -> dict[str, int]:

@@ -15,7 +15,7 @@ from jtrain.server.plan import Plan
 from jtrain.server.process import work
 from jtrain.server.server_loop import coordinator_of
 from jtrain.server.wire import Message
-from jtrain.train.multihost_checks import code_facts
+from jtrain.train.processes import code_facts
 
 ROWS, BATCH = 96, 16
 CADENCE = ("evaluate.every=0", "checkpoint.every=0", "parallel.snapshot_every=8")

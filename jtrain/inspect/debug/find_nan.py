@@ -23,12 +23,12 @@ from jtrain.inspect.debug.single_device import (
     to_single_device,
 )
 from jtrain.inspect.debug.source import SourceLine, find_source
-from jtrain.train.compilation_cache import enable_compilation_cache
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
 from jtrain.train.resume import match_config
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
+from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.setup import TrainSetup
 from jtrain.train.step_time import set_up_with_step_time
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled, Lowered
 
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.regular_files import atomic_write
-from jtrain.train.compilation_cache import usual_directory, without_compilation_cache
+from jtrain.train.runtime import usual_directory
 
 _log = logging.getLogger(__name__)
 _PEAK = re.compile(r"^\s+(\S+?)\{([\d,]*)\}: (\d+) bytes \(cumulative")
@@ -108,8 +109,15 @@ def compile_step(lowered: Lowered, dump: Path) -> Compiled:
     """
     # XLA flags, documented at https://openxla.org/xla/hlo_dumps.
     options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
-    with without_compilation_cache():
+    settings: Any = jax.config
+    cache = settings.jax_compilation_cache_dir
+    settings.update("jax_compilation_cache_dir", None)  # a hit of JAX's cache writes no dump files
+    compilation_cache.reset_cache()
+    try:
         return lowered.compile(compiler_options=options)
+    finally:
+        settings.update("jax_compilation_cache_dir", cache)
+        compilation_cache.reset_cache()
 
 
 def _read_dump(dump: Path, kind: str = "") -> str:

@@ -18,7 +18,6 @@ from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
-from jtrain.train.compilation_cache import check_jit_enabled
 from jtrain.train.experiment import batch_shapes
 from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 from jtrain.train.first_batch.index_uses import IndexUses, find_uses
@@ -33,6 +32,7 @@ from jtrain.train.first_batch.labels import (
     swap_value,
 )
 from jtrain.train.first_batch.row_broadcasts import check_broadcasts
+from jtrain.train.runtime import check_jit_enabled
 
 _log = logging.getLogger(__name__)
 ROWS = ("row", "mask")  # of every batch; a loss may leave them unread

@@ -16,7 +16,7 @@ from jtrain.inspect.plan.roofline import Estimate, chip_speeds
 from jtrain.inspect.plan.schedule import Simulation, Speeds, mark_overlapped
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.parallel.chips import CHIPS, GPUS
-from jtrain.train.compilation_cache import enable_compilation_cache
+from jtrain.train.runtime import enable_compilation_cache
 
 ONE = Speeds(flops=1.0, memory=1.0, host=1.0, link=lambda _: 1.0)
 

@@ -4,17 +4,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 from quick_study import config_of
 
-import jtrain.train.multihost_checks
+import jtrain.train.processes
 from jtrain.checkpoint import layout
 from jtrain.cli import main
 from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
-from jtrain.train.multihost_checks import (
+from jtrain.train.processes import (
     check_devices,
     check_shared_directory,
     process_facts,
@@ -35,12 +34,12 @@ def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
 
 
 def test_what_differs_between_processes_is_named(monkeypatch):
-    before, version = known(), jtrain.train.multihost_checks.installed_version
+    before, version = known(), jtrain.train.processes.installed_version
     assert differing(before, known()) == set()
     assert differing(before, known("seed=1")) == {"config seed"}
     with monkeypatch.context() as patch:
         other = lambda name: "0.0.1" if name == "optax" else version(name)
-        patch.setattr(jtrain.train.multihost_checks, "installed_version", other)
+        patch.setattr(jtrain.train.processes, "installed_version", other)
         assert differing(before, known()) == {"package optax"}
     with monkeypatch.context() as patch:
         patch.setenv("JAX_ENABLE_X64", "1")
@@ -69,13 +68,7 @@ def test_other_devices_are_named(monkeypatch):
 
 def test_a_directory_that_is_not_shared_is_named(monkeypatch):
     there = RunDir(RUN)
-    check_shared_directory(there)  # one process
-    seen = SimpleNamespace(
-        sync_global_devices=lambda name: None,
-        process_allgather=lambda here: np.array([True, bool(here), True]),
-    )
-    monkeypatch.setattr(jax, "process_count", lambda: 3)
-    monkeypatch.setattr(jtrain.train.multihost_checks, "multihost_utils", seen)
+    monkeypatch.setattr(jtrain.train.processes, "all_gather", lambda here: [True, here, True])
     with pytest.raises(
         ConfigError, match=r"process 1 does not see it\. Run in a file system that all processes"
     ):
