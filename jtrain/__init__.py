@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from jtrain.models.model_loss import classifier as classifier
     from jtrain.models.model_loss import language_model as language_model
     from jtrain.models.model_loss import regression as regression
+    from jtrain.train.check_batch.first_batch import check_batch as check_batch
     from jtrain.train.experiment import Experiment as Experiment
     from jtrain.train.experiment import Prompt as Prompt
     from jtrain.train.experiment import RunConfig as RunConfig
-    from jtrain.train.first_batch.first_batch import check_batch as check_batch
     from jtrain.train.fit import fit as fit
     from jtrain.train.fit_result import Fitted as Fitted
     from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
@@ -85,7 +85,7 @@ _HOME = {
     "make_step": "core.step",
     "scan_steps": "core.step",
     "make_evaluate": "core.evaluate",
-    "check_batch": "train.first_batch.first_batch",
+    "check_batch": "train.check_batch.first_batch",
     "Hook": "core.loop",
     "Rollback": "core.loop",
     "Stop": "core.loop",

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import dependence, product_types
+from jtrain.core.interpret import dependence, product_types
 from jtrain.core.loss import LossOutput
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Params

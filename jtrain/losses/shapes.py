@@ -81,7 +81,7 @@ def in_range(
 ) -> Integer[Array, "*b"]:
     """Return `labels`, marked as integers that choose among the entries of a dim of `array`.
 
-    `train.first_batch.index_uses` finds the mark. It adds no operation to the compiled program.
+    `train.check_batch.uses` finds the mark. It adds no operation to the compiled program.
     """
     shape = jnp.shape(array)
     return checkpoint_name(labels, f"integers below {shape[dim]}, for an array of shape {shape}")
@@ -91,6 +91,6 @@ def in_domain(values: Shaped[Array, "*s"], domain: Domain) -> Shaped[Array, "*s"
     """Return `values`, marked as those for which a loss is defined.
 
     Probabilities are in 0 .. 1, weights of classes at least 0, and distributions add up to 1 over
-    the last dim as well. `train.first_batch.domains` looks them up. No operation is added.
+    the last dim as well. `train.check_batch.uses` looks them up. No operation is added.
     """
     return checkpoint_name(values, f"values that are {domain}")

@@ -6,21 +6,22 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import (
-    called_jaxpr,
-    equations_in,
-    inner_jaxprs,
+from jtrain.core.interpret import (
+    PROGRAMS,
+    Equation,
+    Interpreter,
+    bind,
+    equations_within,
+    inner_programs,
     is_opaque,
-    open_jaxpr,
-    scan_sizes,
 )
 
 T = TypeVar("T")
-Equation: TypeAlias = Any  # of a jaxpr
 After: TypeAlias = Callable[[Equation, Sequence[Any], Sequence[Any]], Sequence[Any]]
 
+LAYOUTS = {"custom_partitioning", "shard_map"}
 # Equations with code in another language, or with a layout of their own.
-CLOSED = {"pure_callback", "io_callback", "custom_partitioning", "shard_map"}
+CLOSED = {"pure_callback", "io_callback", *LAYOUTS}
 # Types of integers that count; uint32 and uint64 hold random bits, which must wrap around.
 COUNTING = {jnp.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
 
@@ -58,7 +59,8 @@ def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
             closed, shape = jax.make_jaxpr(fn, return_shape=True)(
                 *jax.tree.map(_float32_shape, args)
             )
-        outputs = _Replay(rules).run(closed, jax.tree.leaves(args))
+        replay = _Replay(rules)
+        outputs = replay.run(closed, [replay.cast(x) for x in jax.tree.leaves(args)])
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return call
@@ -67,7 +69,7 @@ def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
 def replay_equation(equation: Equation, inputs: Sequence[Any], rules: ReplayRules) -> Sequence[Any]:
     """Replay one equation without an inner program by these rules; return its outputs."""
     replay = _Replay(rules)
-    return replay.evaluate(equation, [replay.cast(x) for x in inputs])
+    return replay.compute(equation, [replay.cast(x) for x in inputs])
 
 
 def unless_opaque(measure: Callable[[], T]) -> T | None:
@@ -97,27 +99,13 @@ def _in_float64(x: Any) -> Any:
     return x.astype(_double(x.dtype)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-class _Replay:
-    """Replay of a traced program by other rules."""
+class _Replay(Interpreter[Any]):
+    """Replay of a traced program by other rules, its loops and branches as such."""
+
+    enters = PROGRAMS - LAYOUTS
 
     def __init__(self, rules: ReplayRules):
         self._rules = rules
-
-    def run(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a traced program."""
-        jaxpr, constants = open_jaxpr(program)
-        values = dict(zip(jaxpr.constvars, [self.cast(x) for x in constants], strict=True))
-        values |= zip(jaxpr.invars, [self.cast(x) for x in inputs], strict=True)
-
-        def read(atom: Any) -> Any:
-            if hasattr(atom, "val"):
-                return self.cast(jnp.asarray(atom.val, atom.aval.dtype))
-            return values[atom]
-
-        for equation in jaxpr.eqns:
-            outputs = self._equation(equation, [read(atom) for atom in equation.invars])
-            values |= zip(equation.outvars, outputs, strict=True)
-        return [read(atom) for atom in jaxpr.outvars]
 
     def _wide(self, dtype: Any) -> Any:
         """Return the type that values of a type are computed in."""
@@ -133,25 +121,20 @@ class _Replay:
         dtype = self._wide(x.dtype)
         return x if dtype == x.dtype else x.astype(dtype)
 
-    def _equation(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
+    def constant(self, value: Any, aval: Any) -> Any:
+        return self.cast(value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype))
+
+    def operation(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         name = equation.primitive.name
-        if (called := called_jaxpr(equation)) is not None:
-            return self.run(called, inputs)
-        if name in _INNER:
-            return _INNER[name](self, equation, inputs)
-        if (
-            name in CLOSED
-            or is_opaque(name)
-            or (inner_jaxprs(equation) and not name.startswith("scatter"))
-        ):
+        inner = inner_programs(equation) and not name.startswith("scatter")
+        if name in CLOSED or is_opaque(name) or inner:
             raise NotImplementedError(f"{name} is opaque")
-        outputs = [self.cast(x) for x in self.evaluate(equation, inputs)]
+        outputs = [self.cast(x) for x in self.compute(equation, inputs)]
         return self._rules.after(equation, inputs, outputs)
 
-    def evaluate(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
+    def compute(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         """Return the outputs of an equation without an inner program."""
-        primitive, params = equation.primitive, dict(equation.params)
-        name = primitive.name
+        name, params, changes = equation.primitive.name, equation.params, {}
         if self._rules.frozen is not None and name in {"random_bits", "random_gamma"}:
             return [_fixed_draw(equation, inputs, self._rules.frozen)]
         if name == "convert_element_type":
@@ -167,53 +150,28 @@ class _Replay:
         else:
             for key in {"preferred_element_type", "dtype"} & params.keys():
                 if params[key] is not None and not _is_key(params[key]):
-                    params[key] = self._wide(jnp.dtype(params[key]))
-        outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
-        return outputs if primitive.multiple_results else [outputs]
+                    changes[key] = self._wide(jnp.dtype(params[key]))
+        return bind(equation, inputs, **changes)
 
-    def _scan(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        params = equation.params
-        body = params["jaxpr"]
-        fixed, carried = scan_sizes(equation, open_jaxpr(body)[0])
-        constants = inputs[:fixed]
+    def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[Any]:
+        def step(carry: Any, rows: Any) -> Any:
+            outputs = turn(carry, rows)
+            return outputs[: len(carry)], outputs[len(carry) :]
 
-        def step(carry: Any, xs: Any) -> Any:
-            outputs = self.run(body, [*constants, *carry, *xs])
-            return outputs[:carried], outputs[carried:]
-
-        carry, rows = jax.lax.scan(
-            step,
-            inputs[fixed : fixed + carried],
-            inputs[fixed + carried :],
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
+        options = {key: equation.params[key] for key in ("length", "reverse", "unroll")}
+        carry, rows = jax.lax.scan(step, carry, rows, **options)
         return [*carry, *rows]
 
-    def _while(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        params = equation.params
-        condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-        if self._rules.frozen is not None and any(map(_draws, (condition, body))):
+    def while_loop(
+        self, equation: Equation, condition: Any, turn: Any, carry: Any
+    ) -> Sequence[Any]:
+        draws = any(e.primitive.name.startswith("random_") for e in equations_within(equation))
+        if self._rules.frozen is not None and draws:
             raise NotImplementedError("a loop that draws until a condition holds may not end")
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        condition_constants, body_constants = inputs[:first], inputs[first : first + second]
-        return jax.lax.while_loop(
-            lambda carry: self.run(condition, [*condition_constants, *carry])[0],
-            lambda carry: self.run(body, [*body_constants, *carry]),
-            inputs[first + second :],
-        )
+        return jax.lax.while_loop(condition, turn, carry)
 
-    def _cond(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
-        index, *rest = inputs
-        branches = [
-            lambda *args, branch=branch: self.run(branch, args)
-            for branch in equation.params["branches"]
-        ]
-        return jax.lax.switch(index, branches, *rest)
-
-
-_INNER = {"scan": _Replay._scan, "while": _Replay._while, "cond": _Replay._cond}
+    def cond(self, equation: Equation, index: Any, branches: Any) -> Sequence[Any]:
+        return jax.lax.switch(index, branches)
 
 
 def _fixed_draw(equation: Equation, inputs: list[Any], number: float) -> Any:
@@ -223,13 +181,6 @@ def _fixed_draw(equation: Equation, inputs: list[Any], number: float) -> Any:
         return jnp.broadcast_to(inputs[1], aval.shape)
     size = jnp.iinfo(aval.dtype).bits
     return jnp.full(aval.shape, int(number * 2**size), aval.dtype)
-
-
-def _draws(program: Any) -> bool:
-    return any(
-        equation.primitive.name.startswith("random_")
-        for equation in equations_in(open_jaxpr(program)[0])
-    )
 
 
 def _is_key(dtype: Any) -> bool:

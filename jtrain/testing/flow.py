@@ -4,49 +4,22 @@ A loss is traced for two numbers of rows. A dim whose size differs between the t
 rows. For every value the walk collects what was done to the rows that it was computed from.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import called_jaxpr, inner_jaxprs, open_jaxpr, scan_sizes
-from jtrain.inspect.debug.source import SourceLine, find_source
+from jtrain.core.interpret import (
+    PROGRAMS,
+    Equation,
+    Interpreter,
+    pair_equations,
+    place_of,
+)
+from jtrain.inspect.debug.source import find_source
 from jtrain.testing.float64 import COUNTING
-
-
-class CallStack:
-    """The stack of calls around the current equation, for its source line."""
-
-    def __init__(self) -> None:
-        self._calls: list[Any] = []
-
-    @contextlib.contextmanager
-    def inside(self, call: Any) -> Iterator[None]:
-        """Push an equation that calls a program while the program is walked."""
-        self._calls.append(call)
-        try:
-            yield
-        finally:
-            self._calls.pop()
-
-    def line(self, equation: Any) -> str:
-        """Return the innermost line of the loss, `losses.py:12`; empty if unknown."""
-        line = self._lines(equation)[-1:]
-        return f"{Path(line[0].file).name}:{line[0].line}" if line else ""
-
-    def _lines(self, equation: Any) -> list[SourceLine]:
-        """Return the line of jtrain, if there is one, and the line of the loss."""
-        jitted = [call for call in self._calls if "name" in call.params]
-        lines = find_source(equation, jitted)
-        for call in reversed(self._calls):
-            if lines and not lines[-1].in_jtrain:
-                break
-            lines = [*lines[:1], *(line for line in find_source(call) if not line.in_jtrain)]
-        return lines
-
 
 # Operations that rank the elements along a dim.
 RANKS = {"sort", "top_k", "approx_top_k", "argmax", "argmin", "cumsum", "cummax", "cummin"}
@@ -111,10 +84,6 @@ class RowFlow(NamedTuple):
     facts: Facts = MappingProxyType({})
 
 
-class DifferentError(Exception):
-    """Two traces that are not the same program."""
-
-
 def trace_flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
     """Return the flow of each output of a program.
 
@@ -124,132 +93,108 @@ def trace_flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFl
         inputs: the flow of each input, without facts.
 
     Raises:
-        DifferentError: if the programs differ in more than sizes.
+        DifferentProgramsError: if the programs differ in more than sizes.
     """
-    large, small = _jaxpr(large), _jaxpr(small)
-    flags = [getattr(atom.aval, "dtype", None) == jnp.bool for atom in large.invars]
+    flags = [getattr(aval, "dtype", None) == jnp.bool for aval in large.in_avals]
     flows_in = [flow._replace(flag=flag) for flow, flag in zip(inputs, flags, strict=True)]
-    return _FlowWalk().program(large, small, flows_in)
+    return _FlowWalk(large, small).run(large, flows_in)
 
 
-class _FlowWalk:
-    """A simultaneous walk over two traces of one program."""
+class _FlowWalk(Interpreter[RowFlow]):
+    """A walk over a program, each of its equations beside that of a trace for fewer rows."""
 
-    def __init__(self) -> None:
-        self._where = CallStack()
+    enters = PROGRAMS - {"shard_map", "custom_partitioning"}
 
-    def program(self, large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
-        """Return the flow of each output."""
-        if len(large.eqns) != len(small.eqns) or len(large.invars) != len(inputs):
-            raise DifferentError
-        flow_of = dict(zip(large.invars, inputs, strict=True))
+    def __init__(self, large: Any, small: Any):
+        pairs = pair_equations(large, small)
+        self._small = {place_of(calls, one): other for calls, one, other in pairs}
 
-        def read(atom: Any) -> RowFlow:
-            return RowFlow() if hasattr(atom, "val") else flow_of.get(atom, RowFlow())
+    def constant(self, value: Any, aval: Any) -> RowFlow:
+        return RowFlow()
 
-        for one, other in zip(large.eqns, small.eqns, strict=True):
-            if one.primitive.name != other.primitive.name:
-                raise DifferentError
-            found = self._equation(one, other, [read(atom) for atom in one.invars])
-            flow_of |= zip(one.outvars, found, strict=True)
-        return [read(atom) for atom in large.outvars]
+    def join(self, *values: RowFlow) -> RowFlow:
+        contents, drawn = any(x.contents for x in values), any(x.drawn for x in values)
+        return RowFlow(contents, drawn, all(x.flag for x in values), _merge_facts(values))
 
-    def _equation(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> Sequence[RowFlow]:
-        name = one.primitive.name
-        if called_jaxpr(one) is not None:
-            with self._where.inside(one):
-                return self.program(inner_jaxprs(one)[0], inner_jaxprs(other)[0], flows_in)
-        special = {"scan": self._scan, "while": self._while, "cond": self._cond}
-        return special.get(name, self._primitive)(one, other, flows_in)
+    def choose(self, decision: RowFlow, *values: RowFlow) -> RowFlow:
+        """Return the flow of a value that a branch on another value has selected."""
+        flow = self.join(*values)
+        facts = flow.facts
+        if {"reduced", "branch"} & decision.facts.keys():
+            sums = [
+                decision.facts[kind] for kind in ("branch", "reduced") if kind in decision.facts
+            ]
+            coupling = self._coupling(self.calls[-1], any(x.contents for x in sums))
+            facts = _add_fact(
+                facts, "branch", coupling._replace(line=coupling.line or sums[0].line)
+            )
+        either = flow.contents or decision.contents, flow.drawn or decision.drawn
+        return RowFlow(*either, facts=facts)
 
-    def _primitive(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
-        name = one.primitive.name
-        into, out = (
-            find_row_dims(one.invars, other.invars),
-            find_row_dims(one.outvars, other.outvars),
-        )
-        contents = any(flow.contents for flow in flows_in)
-        drawn = any(flow.drawn for flow in flows_in)
-        facts = _merge_facts(flows_in)
-        coupling = self._coupling(one, contents)
-        sums = [i for i, flow in enumerate(flows_in) if "reduced" in flow.facts and not into[i]]
-        if name in RANKS and _ranks_rows(one, into):
+    def operation(self, equation: Equation, inputs: list[RowFlow]) -> list[RowFlow]:
+        name, other = equation.primitive.name, self._small[place_of(self.calls, equation)]
+        into = find_row_dims(equation.invars, other.invars)
+        out = find_row_dims(equation.outvars, other.outvars)
+        contents = any(flow.contents for flow in inputs)
+        drawn = any(flow.drawn for flow in inputs)
+        facts = _merge_facts(inputs)
+        coupling = self._coupling(equation, contents)
+        sums = [i for i, flow in enumerate(inputs) if "reduced" in flow.facts and not into[i]]
+        if name in RANKS and _ranks_rows(equation, into):
             facts = _add_fact(facts, "ranked", coupling)
         if sum(map(bool, into)) > 1 and any(len(dims) > 1 for dims in out):
             facts = _add_fact(facts, "paired", coupling)
-        if name in MOVES and any(into) and any(out) and _moves_rows(one, other, into):
+        if name in MOVES and any(into) and any(out) and _moves_rows(equation, other, into):
             facts = _add_fact(facts, "moved", coupling)
-            if any(flow.drawn for flow in flows_in[1:]):
+            if any(flow.drawn for flow in inputs[1:]):
                 facts = _add_fact(facts, "mixed", coupling)
-        if name == "select_n" and flows_in[0].drawn and "moved" in facts:
+        if name == "select_n" and inputs[0].drawn and "moved" in facts:
             facts = _add_fact(facts, "mixed", facts["moved"])
         if any(into) and not any(out):  # rows are reduced
             facts = _add_fact(facts, "reduced", coupling)
             facts = facts if name in SUMS else _add_fact(facts, "function", coupling)
-            facts = _add_fact(facts, "narrow", coupling) if _is_narrow(one) else facts
-            facts = _add_fact(facts, "whole", coupling) if _may_overflow(one, flows_in) else facts
+            facts = _add_fact(facts, "narrow", coupling) if _is_narrow(equation) else facts
+            if _may_overflow(equation, inputs):
+                facts = _add_fact(facts, "whole", coupling)
         elif sums and any(out):  # a reduced value is broadcast to rows
-            facts = _add_fact(facts, "meets", _merge_facts([flows_in[i] for i in sums])["reduced"])
+            facts = _add_fact(facts, "meets", _merge_facts([inputs[i] for i in sums])["reduced"])
         elif sums:
             deciding = sums[:1] if name == "select_n" else sums
-            decided_by = any(flows_in[i].contents for i in deciding)
-            facts = _reduced_facts(one, facts, sums, coupling, decided_by=decided_by)
-        flag = name in FLAGS or (name in KEEPS and all(flow.flag for flow in flows_in))
-        return [RowFlow(contents, drawn, flag, facts) for _ in one.outvars]
+            decided_by = any(inputs[i].contents for i in deciding)
+            facts = _reduced_facts(equation, facts, sums, coupling, decided_by=decided_by)
+        flag = name in FLAGS or (name in KEEPS and all(flow.flag for flow in inputs))
+        return [RowFlow(contents, drawn, flag, facts) for _ in equation.outvars]
 
-    def _coupling(self, equation: Any, contents: bool = True) -> RowCoupling:
-        name, aval = equation.primitive.name, equation.outvars[0].aval
-        return RowCoupling(
-            name, self._where.line(equation), contents, str(getattr(aval, "dtype", ""))
-        )
+    def scan(
+        self, equation: Equation, turn: Any, carry: list[RowFlow], rows: list[RowFlow]
+    ) -> Sequence[RowFlow]:
+        other, count = self._small[place_of(self.calls[:-1], equation)], len(carry)
+        if equation.params["length"] == other.params["length"]:
+            return super().scan(equation, turn, carry, rows)
+        coupling, reduced = self._coupling(equation), []
+        for flow, atom in zip(carry, equation.outvars, strict=False):  # a sum over rows
+            facts = _add_fact(flow.facts, "reduced", coupling)
+            if _is_narrow_atom(atom):
+                facts = _add_fact(facts, "narrow", coupling._replace(dtype=str(atom.aval.dtype)))
+            reduced.append(RowFlow(True, flow.drawn, False, facts))
+        outputs = super().scan(equation, turn, reduced, rows)
+        # The stacked states go back to their rows.
+        return [*outputs[:count], *map(_broadcast_back, outputs[count:])]
 
-    def _scan(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
-        body, small = (_jaxpr(equation.params["jaxpr"]) for equation in (one, other))
-        constants, carried = scan_sizes(one, body)
-        before = constants + carried
-        over_rows = one.params["length"] != other.params["length"]
-        state = list(flows_in)
-        for i in range(before - carried, before) if over_rows else ():
-            facts = _add_fact(state[i].facts, "reduced", self._coupling(one))
-            if _is_narrow_atom(one.invars[i]):
-                facts = _add_fact(
-                    facts, "narrow", self._coupling(one)._replace(dtype=_dtype_name(one.invars[i]))
-                )
-            state[i] = RowFlow(True, state[i].drawn, False, facts)
-        outputs: list[RowFlow] = []
-        for _ in range(2):  # a third turn adds no fact
-            with self._where.inside(one):
-                outputs = self.program(body, small, state)
-            for i in range(carried):
-                at = before - carried + i
-                state[at] = _join(state[at], outputs[i])
-        if over_rows:  # the stacked states go back to their rows
-            outputs = [*outputs[:carried], *map(_broadcast_back, outputs[carried:])]
-        return outputs
+    def _coupling(self, equation: Equation, contents: bool = True) -> RowCoupling:
+        around = [call for call in self.calls if call is not equation]
+        dtype = str(getattr(equation.outvars[0].aval, "dtype", ""))
+        return RowCoupling(equation.primitive.name, _find_line(equation, around), contents, dtype)
 
-    def _while(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
-        part = lambda name: [_jaxpr(equation.params[name]) for equation in (one, other)]
-        (condition, small_condition), (body, small_body) = part("cond_jaxpr"), part("body_jaxpr")
-        first, second = one.params["cond_nconsts"], one.params["body_nconsts"]
-        condition_constants, body_constants = (
-            list(flows_in[:first]),
-            list(flows_in[first : first + second]),
-        )
-        carry = list(flows_in[first + second :])
-        with self._where.inside(one):
-            for _ in range(2):
-                turn = self.program(body, small_body, [*body_constants, *carry])
-                carry = [_join(*pair) for pair in zip(carry, turn, strict=True)]
-            (repeat,) = self.program(condition, small_condition, [*condition_constants, *carry])
-        return [_branch_flow(flow, repeat, self._coupling(one)) for flow in carry]
 
-    def _cond(self, one: Any, other: Any, flows_in: Sequence[RowFlow]) -> list[RowFlow]:
-        index, rest = flows_in[0], flows_in[1:]
-        branches = zip(one.params["branches"], other.params["branches"], strict=True)
-        with self._where.inside(one):
-            found = [self.program(_jaxpr(a), _jaxpr(b), rest) for a, b in branches]
-        coupling = self._coupling(one)
-        return [_branch_flow(_join(*flows), index, coupling) for flows in zip(*found, strict=True)]
+def _find_line(equation: Equation, calls: Sequence[Equation]) -> str:
+    """Return the innermost line of the loss, `losses.py:12`; empty if unknown."""
+    lines = find_source(equation, [call for call in calls if "name" in call.params])[-1:]
+    for call in reversed(calls):
+        if lines and not lines[-1].in_jtrain:
+            break
+        lines = [line for line in find_source(call) if not line.in_jtrain][-1:] or lines
+    return f"{Path(lines[0].file).name}:{lines[0].line}" if lines else ""
 
 
 def _reduced_facts(
@@ -301,36 +246,11 @@ def _may_overflow(equation: Any, flows_in: Sequence[RowFlow]) -> bool:
     return dtype.itemsize < 4 or not all(flow.flag for flow in flows_in)
 
 
-def _jaxpr(program: Any) -> Any:
-    return open_jaxpr(program)[0]
-
-
-def _dtype_name(atom: Any) -> str:
-    return str(getattr(atom.aval, "dtype", ""))
-
-
 def _broadcast_back(flow: RowFlow) -> RowFlow:
     reduced = flow.facts.get("reduced")
     if reduced is None:
         return flow
     return flow._replace(facts=_add_fact(flow.facts, "meets", reduced))
-
-
-def _branch_flow(flow: RowFlow, decision: RowFlow, coupling: RowCoupling) -> RowFlow:
-    """Return a flow that a branch on another value has selected."""
-    facts = flow.facts
-    if {"reduced", "branch"} & decision.facts.keys():
-        sums = [decision.facts[kind] for kind in ("branch", "reduced") if kind in decision.facts]
-        contents = any(coupling.contents for coupling in sums)
-        line = coupling.line or sums[0].line
-        facts = _add_fact(facts, "branch", coupling._replace(contents=contents, line=line))
-    either = flow.contents or decision.contents, flow.drawn or decision.drawn
-    return RowFlow(*either, facts=facts)
-
-
-def _join(*flows_in: RowFlow) -> RowFlow:
-    contents, drawn = any(flow.contents for flow in flows_in), any(flow.drawn for flow in flows_in)
-    return RowFlow(contents, drawn, all(flow.flag for flow in flows_in), _merge_facts(flows_in))
 
 
 def _ranks_rows(equation: Any, into: Sequence[set[int]]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jtrain.core.jaxpr import equations_in
+from jtrain.core.interpret import equations_in
 from jtrain.core.loss import named_means
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase, explain_fixed_rows, is_raised_by_loss
@@ -29,13 +29,13 @@ from jtrain.testing.splits import (
 )
 from jtrain.testing.trials import FROZEN, NUMBERS_OF_A_ROW, Trials, perturb_params, scale_rows
 from jtrain.testing.why_rows import adds_up, explain_dropped, explain_split
-from jtrain.train.first_batch.index_uses import find_uses
-from jtrain.train.first_batch.labels import (
+from jtrain.train.check_batch.labels import (
     OutOfRangeValue,
     find_out_of_range,
     is_counted,
     swap_value,
 )
+from jtrain.train.check_batch.uses import find_uses
 
 NOISE_OF_PARAMS = (0.0, 1.0, 3.0)  # in their standard deviations, one for each other batch
 MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
@@ -230,7 +230,7 @@ class _LossChecks:
         case, draw = self.case, np.random.default_rng(seed)
         order, params = draw.permutation(case.rows), case.params
         batch = {n: x if n in NUMBERS_OF_A_ROW else x[order] for n, x in case.batch.items()}
-        names = {equation.primitive.name for equation in equations_in(case.trace.program.jaxpr)}
+        names = {equation.primitive.name for equation in equations_in(case.trace.program)}
         if "while" not in names:  # a loop with a condition may not end for other numbers
             params = perturb_params(params, seed, size)
             scale, side = 10 ** draw.uniform(-1, 1, case.rows), draw.choice([-1.0, 1.0], case.rows)
@@ -310,7 +310,7 @@ class OutOfRange(NamedTuple):
 def find_counted_index(case: LossCase, trials: Trials) -> OutOfRange | None:
     """Return the first out-of-range index that changes the loss; None if there is none.
 
-    The search is that of a run's first batch (`train.first_batch`), over the batch of the case
+    The search is that of a run's first batch (`train.check_batch`), over the batch of the case
     and those of `case.more_batches()`.
     """
     uses = find_uses(case.trace.program, case.batch, case.trace.leaves_of_batch())

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtrain.core.jaxpr import inner_jaxprs
+from jtrain.core.interpret import DifferentProgramsError, literals, pair_equations
 from jtrain.core.types import Batch
 from jtrain.testing.case import LossCase
 from jtrain.testing.causes import Cause, cause
@@ -68,39 +68,22 @@ def _depends_on_random(case: LossCase) -> bool:
 
 def is_same_program(one: Any, other: Any) -> bool:
     """Return whether two traced programs have the same operations on the same constants."""
-    constants = zip(getattr(one, "consts", ()), getattr(other, "consts", ()), strict=False)
-    if not all(_same_value(a, b) for a, b in constants):
+    shapes = lambda equation: [x.aval.str_short() for x in equation.outvars]
+    try:
+        pairs = list(pair_equations(one, other))
+    except DifferentProgramsError:
         return False
-    one, other = getattr(one, "jaxpr", one), getattr(other, "jaxpr", other)
-    if len(one.eqns) != len(other.eqns) or not _same_literals(one.outvars, other.outvars):
-        return False
-    return all(map(_same_equation, one.eqns, other.eqns))
-
-
-def _same_literals(one: Any, other: Any) -> bool:
-    """Return whether two lists of atoms have the same constants at the same places."""
-    found = [[getattr(atom, "val", None) for atom in atoms] for atoms in (one, other)]
-    return len(one) == len(other) and all(
-        (a is None) == (b is None) and (a is None or _same_value(a, b))
-        for a, b in zip(*found, strict=True)
-    )
-
-
-def _same_equation(one: Any, other: Any) -> bool:
-    if one.primitive.name != other.primitive.name or not _same_literals(one.invars, other.invars):
-        return False
-    shapes = [[x.aval.str_short() for x in e.outvars] for e in (one, other)]
-    programs = inner_jaxprs(one), inner_jaxprs(other)
+    constants = literals(one), literals(other)
     return (
-        shapes[0] == shapes[1]
-        and len(programs[0]) == len(programs[1])
-        and all(map(is_same_program, *programs))
+        all(shapes(a) == shapes(b) for _, a, b in pairs)
+        and len(constants[0]) == len(constants[1])
+        and all(map(_same_value, *constants))
     )
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
+    if a is None or b is None or a is b:  # None for what is no constant
+        return a is b
     if any(
         jax.numpy.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key) for x in (a, b)
     ):

@@ -280,12 +280,14 @@ def explain_overflow(split: SumSplit, trials: Trials) -> Cause:
 
     args = jax.tree.map(jnp.asarray, (rows.params, case.extra, dict(split.whole)))
     program = jax.make_jaxpr(totals)(*args, rows.key)
-    where = "integers overflow"
-    for executed in execute(program, [*jax.tree.leaves(args), rows.key]):
-        if isinstance(executed, ExecutedOp) and (overflow := _describe_overflow(executed)):
-            where = f"{overflow}{_at(executed.equation, executed.calls)}"
-            break
-    return cause("overflow (integers)", where=where)
+    where: list[str] = []
+
+    def record(executed: ExecutedOp) -> None:
+        if not where and (overflow := _describe_overflow(executed)):
+            where.append(f"{overflow}{_at(executed.equation, executed.calls)}")
+
+    execute(program, [*jax.tree.leaves(args), rows.key], record)
+    return cause("overflow (integers)", where=where[0] if where else "integers overflow")
 
 
 def _describe_overflow(executed: ExecutedOp) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jtrain.core.jaxpr import operations
+from jtrain.core.interpret import operations
 from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jtrain.core.interpret import DifferentProgramsError
 from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch, Key, Params
 from jtrain.testing.case import LossCase
 from jtrain.testing.compare import compare_results, flatten
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.flow import DifferentError, RowCoupling, RowFlow, trace_flows
+from jtrain.testing.flow import RowCoupling, RowFlow, trace_flows
 from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts
 from jtrain.testing.splits import SumSplit, take_rows
 
@@ -246,7 +247,7 @@ def trace_mean_flows(case: LossCase) -> Mapping[str, MeanFlow]:
     inputs = [_input_flow(argument, path) for argument, path in large.inputs]
     try:
         found = trace_flows(large.program, small.program, inputs)
-    except DifferentError:
+    except DifferentProgramsError:
         return {}
     structure = jax.tree.structure(large.returned)
     by_name = named_means(jax.tree.unflatten(structure, [_Leaf(flow) for flow in found]))

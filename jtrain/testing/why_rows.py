@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jtrain.core.jaxpr import equations_in
+from jtrain.core.interpret import equations_in
 from jtrain.core.loss import named_means
 from jtrain.core.mean import Mean
 from jtrain.core.types import Batch
@@ -323,7 +323,7 @@ def _explain_draws(trials: Trials) -> Cause:
     """Return what the draws of a row depend on besides the row's own key."""
     vmapped = [
         str(equation.invars[0].aval.dtype)
-        for equation in equations_in(trials.case.trace.program.jaxpr)
+        for equation in equations_in(trials.case.trace.program)
         if equation.primitive.name == "random_bits" and equation.invars[0].aval.shape
     ]
     if other := [dtype for dtype in vmapped if "rbg" in dtype]:

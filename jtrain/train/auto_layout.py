@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jtrain.core.jaxpr import equations
+from jtrain.core.interpret import REMAT, as_function, computed_outputs, equations_in, inner_programs
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.precision.cast import cast_params
 from jtrain.core.state import TrainState
@@ -16,8 +15,6 @@ from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment, shapes
 from jtrain.train.initial_state import trace_state
 from jtrain.train.schedule_steps import resolve_durations
-
-CHECKPOINT = {"checkpoint", "remat2"}  # what `jax.checkpoint` is called in a traced function
 
 
 class RematRegion(NamedTuple):
@@ -39,7 +36,8 @@ def saved_residuals(fn: Callable[..., Any], first: Any, *rest: Any) -> int:
 
 def remat_regions(fn: Callable[..., Any], *args: Any) -> list[RematRegion]:
     """Return the regions of `fn(*args)` under `jax.checkpoint`; one in a loop counts once."""
-    return [_part(eqn) for eqn in equations(fn, *args) if eqn.primitive.name in CHECKPOINT]
+    found = equations_in(jax.make_jaxpr(fn)(*args))
+    return [_part(equation) for equation in found if equation.primitive.name in REMAT]
 
 
 def num_bytes(of: Any) -> int:
@@ -48,8 +46,7 @@ def num_bytes(of: Any) -> int:
 
 
 def _part(eqn: Any) -> RematRegion:
-    body = eqn.params["jaxpr"]
-    run = jaxpr_as_fun(body if hasattr(body, "consts") else ClosedJaxpr(body, ()))
+    run = as_function(inner_programs(eqn)[0])
     given = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
     real = [i for i, of in enumerate(given) if jnp.issubdtype(of.dtype, jnp.inexact)]
 
@@ -65,10 +62,7 @@ def _part(eqn: Any) -> RematRegion:
 
 def _own(fn: Callable[..., Any], *args: Any) -> int:
     """Return the bytes of the results of `fn(*args)` that are none of its arguments."""
-    traced = jax.make_jaxpr(fn)(*args).jaxpr
-    given = {*traced.invars, *traced.constvars}
-    results = {var for var in traced.outvars if not hasattr(var, "val")}  # those have no literals
-    return sum(num_bytes(var.aval) for var in results - given)
+    return sum(map(num_bytes, computed_outputs(jax.make_jaxpr(fn)(*args))))
 
 
 def choose_layout(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:

@@ -15,9 +15,13 @@ from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.io.environment import installed_version
 from jtrain.io.jsonl import JsonlWriter, complete_rows
+from jtrain.train.check_batch.first_batch import (
+    FirstBatch,
+    check_batches,
+    trace_set_batches,
+    trace_train_batch,
+)
 from jtrain.train.code_digest import PYTHON, digest_code
-from jtrain.train.first_batch.first_batch import FirstBatch
-from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.setup import TrainSetup
 
 

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.core import eval_jaxpr
 from jaxtyping import Array
 
 from jtrain.config.precision import FP8, Precision
-from jtrain.core.jaxpr import inner_jaxprs, scan_sizes
+from jtrain.core.interpret import (
+    PROGRAMS,
+    Equation,
+    Interpreter,
+    as_function,
+    inner_programs,
+    place_of,
+    replace_equation,
+    replace_equations,
+)
 from jtrain.core.loss import Stateful
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import LossFn, Params
@@ -31,7 +39,7 @@ Product: TypeAlias = Callable[[Array, Array, Contraction], Array]
 class Rewritten(NamedTuple):
     """A program and what became of the products of each leaf."""
 
-    jaxpr: Any
+    program: Any
     plain: frozenset[int]  # leaves with a product that can be replaced, chosen or not
     kept: Mapping[int, str]  # leaf: a use of it that cannot
 
@@ -58,9 +66,9 @@ class QuantizedFunction:
         closed, shape = jax.make_jaxpr(self.function, return_shape=True)(params, *rest)
         names = list(named_leaves(params))
         chosen = {i for i, name in enumerate(names) if self._chooses(name)}
-        made = rewrite_products(closed.jaxpr, len(names), chosen, self.product)
+        made = rewrite_products(closed, len(names), chosen, self.product)
         self._check(names, chosen, made)
-        flat = eval_jaxpr(made.jaxpr, closed.consts, *jax.tree.leaves((params, *rest)))
+        flat = as_function(made.program)(*jax.tree.leaves((params, *rest)))
         return jax.tree.unflatten(jax.tree.structure(shape), flat)
 
     def _chooses(self, name: str) -> bool:
@@ -118,14 +126,10 @@ _VIEWS = {
     *("convert_element_type", "transpose", "reshape", "squeeze", "copy", "copy_p", "slice"),
     *("dynamic_slice", "split", "sharding_constraint", "reduce_precision", "name", "stop_gradient"),
 }
-_CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map"),
-    "custom_partitioning",
-}
 
 
 def rewrite_products(
-    jaxpr: Any, leaves: int, chosen: Collection[int], product: Product
+    program: Any, leaves: int, chosen: Collection[int], product: Product
 ) -> Rewritten:
     """Replace each product of an activation and a chosen leaf.
 
@@ -133,93 +137,61 @@ def rewrite_products(
     leaves, with dims of a batch, or within a custom derivative or a while_loop is not replaced.
 
     Args:
-        jaxpr: the program, whose first `leaves` inputs are the leaves.
+        program: a closed jaxpr, whose first `leaves` inputs are the leaves.
         chosen: the leaves whose products are replaced.
     """
-    walk = _Walk(product, chosen)
-    made, _ = walk.program(jaxpr, [i if i < leaves else None for i in range(len(jaxpr.invars))])
+    walk = _Products(product, chosen)
+    walk.run(program, [i if i < leaves else None for i in range(len(program.in_avals))])
+    made = replace_equations(program, walk.replacements)
     return Rewritten(made, frozenset(walk.plain), walk.kept)
 
 
-class _Walk:
-    """One pass over a program and those inside it."""
+class _Products(Interpreter[int | None]):
+    """Values that are views of a leaf, and what becomes of the products with them."""
+
+    enters = PROGRAMS - {"while", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
     def __init__(self, product: Product, chosen: Collection[int]):
         self._product, self._chosen = product, chosen
+        self.replacements: dict[tuple[int, ...], Equation] = {}
         self.plain: set[int] = set()
         self.kept: dict[int, str] = {}
 
-    def program(self, jaxpr: Any, inputs: list[int | None]) -> tuple[Any, list[int | None]]:
-        """Return the rewritten program, and which leaf each output is a view of."""
-        views = {v: i for v, i in zip(jaxpr.invars, inputs, strict=True) if i is not None}
-        read = lambda atom: None if hasattr(atom, "val") else views.get(atom)
-        equations = []
-        for eqn in jaxpr.eqns:
-            leaves = [read(x) for x in eqn.invars]
-            outputs: list[int | None] = [None] * len(eqn.outvars)
-            if any(leaf is not None for leaf in leaves):
-                eqn, outputs = self._equation(eqn, leaves)
-            equations.append(eqn)
-            pairs = zip(eqn.outvars, outputs, strict=True)
-            views |= {v: leaf for v, leaf in pairs if leaf is not None}
-        return jaxpr.replace(eqns=equations), [read(x) for x in jaxpr.outvars]
+    def constant(self, value: Any, aval: Any) -> None:
+        return None
 
-    def _equation(self, eqn: Any, leaves: list[int | None]) -> tuple[Any, list[int | None]]:
-        name = eqn.primitive.name
-        nothing: list[int | None] = [None] * len(eqn.outvars)
-        if name == "dot_general":
-            return self._dot(eqn, leaves), nothing
-        if name == "conv_general_dilated":
-            self._keep(leaves, "a convolution")
-        elif name == "optimization_barrier":
-            return eqn, leaves
-        elif name in _VIEWS:
-            return eqn, [leaves[0]] * len(eqn.outvars)
-        elif name in _CALLS:
-            return self._inside(eqn, leaves)
-        elif name == "scan":
-            consts, carry = scan_sizes(eqn, inner_jaxprs(eqn)[0])
-            steady = [x if not consts <= i < consts + carry else None for i, x in enumerate(leaves)]
-            return self._inside(eqn, steady)[0], nothing
-        elif name == "cond":
-            return self._inside(eqn, leaves[1:])[0], nothing
-        elif inner_jaxprs(eqn):
-            self._keep(leaves, f"within {name}")
-        return eqn, nothing
+    def join(self, *values: int | None) -> int | None:
+        return values[0] if len(set(values)) == 1 else None
 
-    def _inside(self, eqn: Any, leaves: list[int | None]) -> tuple[Any, list[int | None]]:
-        """Return an equation with its programs rewritten."""
-        outputs: list[int | None] = []
+    def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[int | None]:
+        return turn([None] * len(carry), rows)  # what is carried is no leaf in the next turn
 
-        def rewrite(value: Any) -> Any:
-            nonlocal outputs
-            closed = hasattr(value, "consts") and getattr(value, "jaxpr", value) is not value
-            if closed:  # over its constants; jax 0.12 has one class for both
-                return value.replace(jaxpr=rewrite(value.jaxpr))
-            if hasattr(value, "eqns"):
-                made, outputs = self.program(value, leaves)
-                return made
-            return tuple(map(rewrite, value)) if type(value) is tuple else value
+    def operation(self, equation: Equation, inputs: list[int | None]) -> Sequence[int | None]:
+        name = equation.primitive.name
+        if name == "optimization_barrier":
+            return inputs
+        if name in _VIEWS:
+            return [inputs[0]] * len(equation.outvars)
+        if any(leaf is not None for leaf in inputs):
+            if name == "dot_general":
+                self._dot(equation, inputs)
+            elif name == "conv_general_dilated":
+                self._keep(inputs, "a convolution")
+            elif inner_programs(equation):
+                self._keep(inputs, f"within {name}")
+        return [None] * len(equation.outvars)
 
-        params = {name: rewrite(value) for name, value in eqn.params.items()}
-        return eqn.replace(params=params), outputs
-
-    def _dot(self, eqn: Any, leaves: list[int | None]) -> Any:
-        (contracted, batch), (left, right) = eqn.params["dimension_numbers"], leaves[:2]
+    def _dot(self, equation: Equation, leaves: list[int | None]) -> None:
+        (contracted, batch), (left, right) = equation.params["dimension_numbers"], leaves
+        leaf, out = (left if right is None else right), equation.outvars[0].aval
         if left is not None and right is not None:
-            self._keep(leaves, "a product of two parameters")
-            return eqn
+            return self._keep(leaves, "a product of two parameters")
         if any(batch):
-            self._keep(leaves, "a product with dims of a batch")
-            return eqn
-        if not all(jnp.issubdtype(x.aval.dtype, jnp.floating) for x in eqn.invars):
-            self._keep(leaves, "a product with integers")
-            return eqn
-        leaf, out = (right if right is not None else left), eqn.outvars[0].aval
+            return self._keep(leaves, "a product with dims of a batch")
+        if not all(jnp.issubdtype(x.aval.dtype, jnp.floating) for x in equation.invars):
+            return self._keep(leaves, "a product with integers")
         assert leaf is not None
         self.plain.add(leaf)
-        if leaf not in self._chosen:
-            return eqn
 
         def multiply(a: Array, b: Array) -> Array:
             if right is not None:
@@ -230,17 +202,12 @@ class _Walk:
                 y = jnp.moveaxis(y, range(moved), range(y.ndim - moved, y.ndim))
             return y.astype(out.dtype)
 
-        made = jax.make_jaxpr(jax.jit(multiply))(*(_like(x.aval) for x in eqn.invars)).eqns[-1]
-        return eqn.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+        if leaf in self._chosen:
+            place = place_of(self.calls, equation)
+            self.replacements[place] = replace_equation(equation, multiply)
 
     def _keep(self, leaves: list[int | None], why: str) -> None:
         self.kept |= {leaf: why for leaf in leaves if leaf is not None}
-
-
-def _like(aval: Any) -> jax.ShapeDtypeStruct:
-    varying = getattr(aval, "vma", None)
-    more = {"vma": varying} if varying else {}
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **more)
 
 
 OLDEST = (8, 9)  # compute capability of Ada; Hopper has 9.0

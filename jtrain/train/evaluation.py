@@ -24,8 +24,8 @@ from jtrain.optim import evaluation_params
 from jtrain.parallel import Strategy
 from jtrain.parallel.custom_loop import gather
 from jtrain.parallel.offload import device_shardings, to_device
+from jtrain.train.check_batch.hidden_rows import check_hidden_rows
 from jtrain.train.experiment import GeneratedMetrics, RunConfig, shapes
-from jtrain.train.first_batch.hidden_rows import check_hidden_rows
 from jtrain.train.initial_state import Weights, shardings_of
 
 

@@ -7,7 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner_jaxprs, is_opaque, scan_sizes
+from jtrain.core.interpret import (
+    Equation,
+    Interpreter,
+    executions,
+    is_opaque,
+    place_of,
+    repetitions,
+)
 from jtrain.core.types import Params
 
 # Products of a fused attention kernel, each of queries x keys x head size, by the kernel's name.
@@ -29,7 +36,12 @@ def count_flops(fn: Callable[..., Any], *args: Any, lower_bound: bool = False) -
     Args:
         lower_bound: count one turn of a while_loop, and nothing for such a kernel.
     """
-    return _jaxpr_flops(jax.make_jaxpr(fn)(*args).jaxpr, lower_bound)
+    cost = lambda equation: _cost(equation, lower_bound)
+    total = 0.0
+    for equation, times, counted in executions(jax.make_jaxpr(fn)(*args), cost):
+        if flops := cost(equation):
+            total += flops * times if counted or lower_bound else math.inf
+    return _finite(total)
 
 
 def product_flops(eqn: Any, lower_bound: bool = False) -> float | None:
@@ -76,40 +88,14 @@ def _attention_flops(eqn: Any) -> float | None:
     return 2.0 * products * q.size * k.shape[1 if is_b_t_h_k else -2]
 
 
-def _jaxpr_flops(jaxpr: Any, lower_bound: bool) -> float | None:
-    return _sum_or_none(_equation_flops(eqn, lower_bound) for eqn in jaxpr.eqns)
+def _cost(equation: Equation, lower_bound: bool) -> float:
+    """Return the FLOPs of a product; infinity where they are not known."""
+    flops = product_flops(equation, lower_bound)
+    return math.inf if flops is None else flops
 
 
-def _equation_flops(eqn: Any, lower_bound: bool) -> float | None:
-    own = product_flops(eqn, lower_bound)
-    if own != 0 or is_opaque(eqn.primitive.name):
-        return own
-    parts = [_jaxpr_flops(program, lower_bound) for program in inner_jaxprs(eqn)]
-    if eqn.primitive.name == "cond":
-        return None if None in parts else max((x for x in parts if x is not None), default=0.0)
-    inner = _sum_or_none(parts)
-    times = repetitions(eqn, lower_bound)
-    return inner if not inner else None if times is None else inner * times
-
-
-def repetitions(eqn: Any, lower_bound: bool = False) -> int | None:
-    """Return how often the program of an equation runs; for a while_loop None, or at least 1."""
-    name, params = eqn.primitive.name, eqn.params
-    if name == "scan":
-        return params["length"]
-    if name == "shard_map":
-        axes, sizes = params.get("manual_axes", ()), dict(params["mesh"].shape)
-        return math.prod(sizes[axis] for axis in axes or sizes)
-    return None if name == "while" and not lower_bound else 1
-
-
-def _sum_or_none(parts: Any) -> float | None:
-    total = 0.0
-    for part in parts:
-        if part is None:
-            return None
-        total += part
-    return total
+def _finite(flops: float) -> float | None:
+    return flops if math.isfinite(flops) else None
 
 
 def count_model_flops(
@@ -131,62 +117,49 @@ def count_model_flops(
 
     Source: model FLOPs as in Chowdhery et al. 2022, "PaLM", appendix B.
     """
-    jaxpr = jax.make_jaxpr(loss)(params, *args).jaxpr
+    program = jax.make_jaxpr(loss)(params, *args)
     count = len(jax.tree.leaves(params))
-    differentiated = [i < count and _has_gradient(x) for i, x in enumerate(jaxpr.invars)]
-    return _walk(jaxpr, differentiated, lower_bound)[0]
+    walk = _ModelFlops(lower_bound)
+    walk.run(program, [i < count and _has_gradient(x) for i, x in enumerate(program.in_avals)])
+    return _finite(sum(walk.costs.values()))
 
 
-def _walk(jaxpr: Any, inputs: Sequence[bool], least: bool) -> tuple[float | None, list[bool]]:
-    """Return the FLOPs of a program, and which outputs depend on the differentiated inputs."""
-    depends = dict(zip(jaxpr.invars, inputs, strict=True))
-    read = lambda atom: False if hasattr(atom, "val") else depends.get(atom, False)
-    total: float | None = 0.0
-    for eqn in jaxpr.eqns:
-        flops, outputs = _equation(eqn, [read(x) for x in eqn.invars], least)
-        total = None if total is None or flops is None else total + flops
-        depends.update(zip(eqn.outvars, outputs, strict=True))
-    return total, [read(x) for x in jaxpr.outvars]
+class _ModelFlops(Interpreter[bool]):
+    """Values that depend on the differentiated inputs, and what each product costs with them."""
 
+    def __init__(self, lower_bound: bool):
+        self._lower_bound = lower_bound
+        self.costs: dict[tuple[int, ...], float] = {}  # by place: a loop is evaluated several times
 
-def _equation(eqn: Any, inputs: list[bool], least: bool) -> tuple[float | None, list[bool]]:
-    name = eqn.primitive.name
-    reached = any(inputs) and name != "stop_gradient"
-    outputs = [reached and _has_gradient(x) for x in eqn.outvars]
-    flops = product_flops(eqn, least)
-    if flops is None or flops or is_opaque(name):
+    def constant(self, value: Any, aval: Any) -> bool:
+        return False
+
+    def join(self, *values: bool) -> bool:
+        return any(values)
+
+    def operation(self, equation: Equation, inputs: list[bool]) -> Sequence[bool]:
+        name, flops = equation.primitive.name, _cost(equation, self._lower_bound)
         # A kernel of attention holds a product of its inputs, and one with the scores of both.
         factors = 2 * any(inputs) if is_opaque(name) else sum(inputs[:2])
-        return flops and flops * (1 + factors), outputs
-    programs = inner_jaxprs(eqn)
-    if name == "cond":
-        branches = [_walk(branch, inputs[1:], least) for branch in programs]
-        costs = [cost for cost, _ in branches]
-        reached_by = [any(each) for each in zip(*(out for _, out in branches), strict=True)]
-        return None if None in costs else max(x for x in costs if x is not None), reached_by
-    if name == "scan":
-        flops, outputs = _scan(eqn, programs[0], inputs, least)
-    elif len(programs) == 1 and len(programs[0].invars) == len(inputs):
-        flops, outputs = _walk(programs[0], inputs, least)
-    else:  # a while_loop, or what holds several programs: each may get whatever comes in
-        reached_all = lambda program: [any(inputs)] * len(program.invars)
-        costs = [_walk(program, reached_all(program), least)[0] for program in programs]
-        flops = None if None in costs else sum(x for x in costs if x is not None)
-    times = repetitions(eqn, least)
-    return flops if not flops else None if times is None else flops * times, outputs
+        if flops:
+            times = [repetitions(call) for call in self.calls]
+            known = self._lower_bound or None not in times
+            runs = math.prod(1 if n is None else n for n in times) if known else math.inf
+            self.costs[place_of(self.calls, equation)] = flops * (1 + factors) * runs
+        reached = any(inputs) and name != "stop_gradient"
+        return [reached and _has_gradient(x.aval) for x in equation.outvars]
+
+    def cond(self, equation: Equation, index: bool, branches: Any) -> Sequence[bool]:
+        """Count the most expensive branch."""
+        inside = tuple(map(id, self.calls))
+        others = {k: v for k, v in self.costs.items() if k[: len(inside)] != inside}
+        found = []
+        for branch in branches:
+            self.costs = {}
+            found.append((branch(), self.costs))
+        self.costs = others | max((costs for _, costs in found), key=lambda x: sum(x.values()))
+        return [any(values) for values in zip(*(outputs for outputs, _ in found), strict=True)]
 
 
-def _scan(scan: Any, body: Any, inputs: list[bool], least: bool) -> tuple[float | None, list[bool]]:
-    """Return the FLOPs of an iteration, at the fixed point of what the carry depends on."""
-    consts, carry = scan_sizes(scan, body)
-    while True:
-        flops, outputs = _walk(body, inputs, least)
-        before = inputs[consts : consts + carry]
-        after = [a or b for a, b in zip(before, outputs, strict=False)]
-        if after == before:
-            return flops, outputs
-        inputs = [*inputs[:consts], *after, *inputs[consts + carry :]]
-
-
-def _has_gradient(variable: Any) -> bool:
-    return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
+def _has_gradient(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)

@@ -20,8 +20,8 @@ from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.first_batch.first_batch import FirstBatch
-from jtrain.train.first_batch.hidden_rows import check_hidden_rows
+from jtrain.train.check_batch.first_batch import FirstBatch
+from jtrain.train.check_batch.hidden_rows import check_hidden_rows
 from jtrain.train.runtime import enable_compilation_cache
 
 ROWS = 128  # at a time, by default

@@ -12,7 +12,7 @@ from jax.stages import Lowered
 from jtrain.checkpoint import WeightsPlan
 from jtrain.core.batches import FiniteBatches
 from jtrain.core.gradient import GradientSharding
-from jtrain.core.jaxpr import equations_in
+from jtrain.core.interpret import equations_in
 from jtrain.core.loop import Hook
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_product_precision, check_unused_params
@@ -27,6 +27,7 @@ from jtrain.optim import WithEvalParams
 from jtrain.parallel import Device, Strategy, check_divides
 from jtrain.parallel.offload import device_shardings, to_device, with_offload
 from jtrain.train.auto_layout import choose_layout
+from jtrain.train.check_batch.first_batch import FirstRows
 from jtrain.train.eight_bits import check_hardware, int8_loss
 from jtrain.train.evaluation import (
     SetEvaluations,
@@ -35,7 +36,6 @@ from jtrain.train.evaluation import (
     make_evaluation_params,
 )
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment
-from jtrain.train.first_batch.first_batch import FirstRows
 from jtrain.train.initial_state import (
     Weights,
     make_initial_state,

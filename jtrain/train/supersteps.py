@@ -10,12 +10,12 @@ steps as an argument: where calls end changes no bit of a result.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import jax
 
-from jtrain.core.jaxpr import equations_in, inner_jaxprs
+from jtrain.core.interpret import equations_in, executions
 from jtrain.core.loop import IN_FLIGHT, Hook, overrides
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
@@ -27,7 +27,7 @@ from jtrain.errors import ConfigError
 from jtrain.parallel import Strategy
 from jtrain.parallel.offload import is_on_host
 from jtrain.train.experiment import RunConfig
-from jtrain.train.flops import product_flops, repetitions
+from jtrain.train.flops import product_flops
 
 CALLS_IN_FLIGHT = 2  # of several steps: long enough that no device waits for the host
 MOST = 50  # steps of a call: by then the cost of a call is 2 % of that of 50
@@ -226,19 +226,11 @@ def loss_seconds(loss: Any, platform: str, devices: int) -> float:
         devices: that share the work.
     """
     flops = moved = 0.0
-    for eqn, times in _executions(loss):
+    for eqn, times, _ in executions(loss):
         flops += times * (product_flops(eqn, lower_bound=True) or 0.0)
         moved += times * 3 * sum(x.aval.size * x.aval.dtype.itemsize for x in eqn.outvars)
     flops_rate, bytes_rate = RATES.get(platform, RATES["gpu"])
     return max(3 * flops / devices / flops_rate, moved / devices / bytes_rate)
-
-
-def _executions(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yield the equations of a program, the inner ones too, and how often each runs."""
-    for eqn in jaxpr.eqns:
-        yield eqn, times
-        for inner in inner_jaxprs(eqn):
-            yield from _executions(inner, times * (repetitions(eqn, lower_bound=True) or 1))
 
 
 def update_seconds(state: TrainState, platform: str, devices: int) -> float:

@@ -7,7 +7,7 @@ import pytest
 from comparison import assert_close
 from flax import nnx
 
-from jtrain.core.jaxpr import operations
+from jtrain.core.interpret import operations
 from jtrain.models.cnn import CNN
 from jtrain.models.layers.convolution import Convolution, max_pool
 

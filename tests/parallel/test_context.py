@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from comparison import assert_close, distance
 
-from jtrain.core.jaxpr import inner_jaxprs, operations
+from jtrain.core.interpret import executions, operations
 from jtrain.core.placement import Placement
 from jtrain.core.rows import row_keys
 from jtrain.errors import ShardingError
@@ -213,15 +213,8 @@ def test_keys_travel_no_farther_than_a_window_reaches(window, reach):
 def permutes(fn, *args) -> int:
     """Count the permutes of a traced program, loops included."""
 
-    def of(jaxpr) -> int:
-        found = 0
-        for eqn in jaxpr.eqns:
-            turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            found += eqn.primitive.name == "ppermute"
-            found += turns * sum(of(part) for part in inner_jaxprs(eqn))
-        return found
-
-    return of(jax.make_jaxpr(fn)(*args).jaxpr)
+    found = executions(jax.make_jaxpr(fn)(*args))
+    return sum(each.times for each in found if each.equation.primitive.name == "ppermute")
 
 
 BY_ULYSSES = {"context_by": "ulysses"}

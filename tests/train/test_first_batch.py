@@ -17,7 +17,7 @@ from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.shapes import in_range
 from jtrain.parallel import FSDP
-from jtrain.train.first_batch.index_uses import find_uses
+from jtrain.train.check_batch.uses import find_uses
 
 ROWS, CLASSES, BAD = 8, 10, 5
 DRAW = np.random.default_rng(0)

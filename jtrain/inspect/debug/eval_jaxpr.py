@@ -1,16 +1,13 @@
-"""An interpreter of traced programs, one primitive at a time."""
+"""Execution of traced programs, one primitive at a time."""
 
-import collections
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import called_jaxpr, open_jaxpr, scan_sizes
-
-Equation: TypeAlias = Any  # of a jaxpr
+from jtrain.core.interpret import PROGRAMS, Equation, Interpreter, bind
 
 
 class TracedValue(NamedTuple):
@@ -32,123 +29,86 @@ class ExecutedOp(NamedTuple):
     """Calls of jitted functions around it, outermost first."""
 
 
-class _Context(NamedTuple):
-    turn: tuple[int, ...] = ()
-    calls: tuple[Equation, ...] = ()
-
-    def loop(self, number: int) -> "_Context":
-        return _Context((*self.turn, number), self.calls)
-
-    def call(self, equation: Equation) -> "_Context":
-        return _Context(self.turn, (*self.calls, equation))
-
-
-def execute(program: Any, inputs: Sequence[Any]) -> Iterator[ExecutedOp | list[TracedValue]]:
-    """Execute `program` (`jax.make_jaxpr(fn)(...)`); yield each primitive, and last the outputs.
+def execute(
+    program: Any, inputs: Sequence[Any], record: Callable[[ExecutedOp], None]
+) -> list[TracedValue]:
+    """Execute `program` (`jax.make_jaxpr(fn)(...)`); return its outputs.
 
     Loops run turn by turn, and only the selected branches run. The inputs have the numbers 0, 1,
     ....
+
+    Args:
+        record: called with each primitive after it was executed.
     """
-    numbers = itertools.count()
-    values = [TracedValue(x, next(numbers)) for x in inputs]
-    yield (yield from _Execution(numbers).run(program, values, _Context()))
+    execution = _Execution(record)
+    return execution.run(program, [execution.number(x) for x in inputs])
 
 
-class _Execution:
-    def __init__(self, numbers: Iterator[int]):
-        self._numbers = numbers
+class _Execution(Interpreter[TracedValue]):
+    enters = PROGRAMS - {"shard_map", "custom_partitioning"}
 
-    def run(self, program: Any, inputs: Sequence[TracedValue], context: _Context) -> Any:
-        """Yield each executed primitive; return the outputs."""
-        jaxpr, constants = open_jaxpr(program)
-        environment = dict(zip(jaxpr.constvars, map(self._new, constants), strict=True))
-        environment |= zip(jaxpr.invars, inputs, strict=True)
-        last_uses = _last_uses(jaxpr)
-        for index, equation in enumerate(jaxpr.eqns):
-            arguments = [self._read(environment, atom) for atom in equation.invars]
-            outputs = yield from self._equation(equation, arguments, context)
-            environment |= zip(equation.outvars, outputs, strict=True)
-            for atom in {*_variables(equation.invars), *equation.outvars}:
-                if last_uses.get(atom, -1) <= index:
-                    environment.pop(atom, None)  # free its memory
-        return [self._read(environment, atom) for atom in jaxpr.outvars]
+    def __init__(self, record: Callable[[ExecutedOp], None]):
+        self._record = record
+        self._numbers = itertools.count()
+        self._turn: tuple[int, ...] = ()
 
-    def _equation(self, equation: Equation, inputs: list[TracedValue], context: _Context) -> Any:
-        name, params = equation.primitive.name, equation.params
-        if (program := called_jaxpr(equation)) is not None:
-            inner = context.call(equation) if "name" in params else context
-            return (yield from self.run(program, inputs, inner))
-        if name == "cond":
-            index = int(jnp.clip(inputs[0].array, 0, len(params["branches"]) - 1))
-            return (yield from self.run(params["branches"][index], inputs[1:], context))
-        if name == "while" and "cond_nconsts" in params:
-            return (yield from self._while(params, inputs, context))
-        if name == "scan":
-            return (yield from self._scan(equation, inputs, context))
-        prepared = equation.primitive.get_bind_params(params)
-        found = equation.primitive.bind(*(value.array for value in inputs), **prepared)
-        outputs = [
-            self._new(x) for x in (found if equation.primitive.multiple_results else [found])
-        ]
-        yield ExecutedOp(equation, inputs, outputs, *context)
-        return outputs
-
-    def _while(self, params: Any, inputs: list[TracedValue], context: _Context) -> Any:
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        cond_consts, body_consts = inputs[:first], inputs[first : first + second]
-        carry = inputs[first + second :]
-        for number in itertools.count():
-            inner = context.loop(number)
-            (proceed,) = yield from self.run(params["cond_jaxpr"], [*cond_consts, *carry], inner)
-            if not proceed.array:
-                return carry
-            carry = yield from self.run(params["body_jaxpr"], [*body_consts, *carry], inner)
-
-    def _scan(self, equation: Equation, inputs: list[TracedValue], context: _Context) -> Any:
-        body, length = equation.params["jaxpr"], equation.params["length"]
-        jaxpr = getattr(body, "jaxpr", body)
-        consts, carried = scan_sizes(equation, jaxpr)
-        body_consts, carry = inputs[:consts], inputs[consts : consts + carried]
-        stacks, rows = inputs[consts + carried :], [[] for _ in jaxpr.outvars[carried:]]
-        order = range(length)
-        for number in reversed(order) if equation.params["reverse"] else order:
-            inner = context.loop(number)
-            parts = [self._new(stack.array[number]) for stack in stacks]
-            for stack, part in zip(stacks, parts, strict=True):
-                yield ExecutedOp(equation, [stack], [part], *inner)
-            found = yield from self.run(body, [*body_consts, *carry, *parts], inner)
-            carry = found[:carried]
-            for row, value in zip(rows, found[carried:], strict=True):
-                row.append(value)
-        if equation.params["reverse"]:
-            rows = [row[::-1] for row in rows]
-        stacked = []
-        for row, outside in zip(rows, equation.outvars[carried:], strict=True):
-            aval = outside.aval
-            stack = jnp.stack([v.array for v in row]) if row else jnp.zeros(aval.shape, aval.dtype)
-            stacked.append(self._new(stack))
-            yield ExecutedOp(equation, row, stacked[-1:], *context)
-        return [*carry, *stacked]
-
-    def _new(self, array: Any) -> TracedValue:
+    def number(self, array: Any) -> TracedValue:
         return TracedValue(array, next(self._numbers))
 
-    def _read(self, environment: dict[Any, TracedValue], atom: Any) -> TracedValue:
-        return self._new(atom.val) if hasattr(atom, "val") else environment[atom]  # a literal
+    def constant(self, value: Any, aval: Any) -> TracedValue:
+        return self.number(value)
 
+    def operation(self, equation: Equation, inputs: list[TracedValue]) -> list[TracedValue]:
+        return self._made(equation, inputs, bind(equation, [value.array for value in inputs]))
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [atom for atom in atoms if not hasattr(atom, "val")]
+    def cond(self, equation: Equation, index: TracedValue, branches: Any) -> list[TracedValue]:
+        return branches[int(jnp.clip(index.array, 0, len(branches) - 1))]()
 
+    def while_loop(
+        self, equation: Equation, condition: Any, turn: Any, carry: list[TracedValue]
+    ) -> list[TracedValue]:
+        around = self._turn
+        for number in itertools.count():
+            self._turn = (*around, number)
+            if not condition(carry).array:
+                break
+            carry = turn(carry)
+        self._turn = around
+        return carry
 
-def _last_uses(jaxpr: Any) -> dict[Any, int]:
-    """Return the index of the last equation that reads each variable; outputs stay."""
-    uses = {atom: i for i, e in enumerate(jaxpr.eqns) for atom in _variables(e.invars)}
-    return uses | dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
+    def scan(
+        self, equation: Equation, turn: Any, carry: list[TracedValue], rows: list[TracedValue]
+    ) -> list[TracedValue]:
+        around, order = self._turn, range(equation.params["length"])
+        backwards, count = equation.params["reverse"], len(carry)
+        stacks: list[list[TracedValue]] = [[] for _ in equation.outvars[count:]]
+        for number in reversed(order) if backwards else order:
+            self._turn = (*around, number)
+            parts = [self._made(equation, [x], [x.array[number]])[0] for x in rows]
+            outputs = turn(carry, parts)
+            carry = outputs[:count]
+            for stack, value in zip(stacks, outputs[count:], strict=True):
+                stack.append(value)
+        self._turn = around
+        stacked = []
+        for stack, outside in zip(stacks, equation.outvars[count:], strict=True):
+            stack, aval = stack[::-1] if backwards else stack, outside.aval
+            array = (
+                jnp.stack([v.array for v in stack]) if stack else jnp.zeros(aval.shape, aval.dtype)
+            )
+            stacked += self._made(equation, stack, [array])
+        return [*carry, *stacked]
+
+    def _made(
+        self, equation: Equation, inputs: Sequence[TracedValue], arrays: Sequence[Any]
+    ) -> list[TracedValue]:
+        """Number and record the outputs of an operation."""
+        outputs = [self.number(array) for array in arrays]
+        calls = tuple(call for call in self.calls if "name" in call.params)
+        self._record(ExecutedOp(equation, inputs, outputs, self._turn, calls))
+        return outputs
 
 
 def evaluate(program: Any, inputs: Sequence[Any]) -> list[jax.Array]:
     """Return the outputs of `program`, computed one primitive at a time."""
-    (last,) = collections.deque(execute(program, inputs), maxlen=1)
-    assert isinstance(last, list), "the outputs come last"
-    return [value.array for value in last]
+    return [value.array for value in execute(program, inputs, lambda executed: None)]

@@ -98,11 +98,7 @@ class NonfiniteTrace:
         for number, array in enumerate(inputs):
             if (values := _nonfinite_values(array)) is not None:
                 self._broken[number] = _Broken(bool(np.isnan(values).any()), (), None)
-        for executed in execute(program, inputs):
-            if isinstance(executed, list):
-                self.outputs: list[TracedValue] = executed
-            else:
-                self._record(executed)
+        self.outputs = execute(program, inputs, self._record)
 
     def broken(self, value: TracedValue) -> bool:
         """Return whether an output of the program is not finite."""

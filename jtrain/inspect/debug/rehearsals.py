@@ -24,8 +24,8 @@ from jtrain.data import ReadAhead
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.io.formatting import format_number
+from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.experiment import RunConfig
-from jtrain.train.first_batch.set_checks import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.hooks.function_hooks import on_numbers
 from jtrain.train.run_dir import temporary_directory
 from jtrain.train.runtime import enable_compilation_cache

@@ -1,6 +1,6 @@
 """The operations of a traced program in a flat list: module, pass, FLOPs, bytes and producers."""
 
-import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.jaxpr import inner_jaxprs, is_opaque, open_jaxpr
+from jtrain.core.interpret import Equation, Interpreter, repetitions
 from jtrain.inspect.debug.source import SourceLine, find_source
-from jtrain.train.flops import product_flops, repetitions
+from jtrain.train.flops import product_flops
 
 Phase: TypeAlias = Literal["forward", "backward", "recomputed"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recomputed")
@@ -118,111 +118,91 @@ class Value(NamedTuple):
     aval: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class _Context:
-    path: tuple[str, ...] = ()
-    phase: Phase | None = None
-    times: int = 1
-    counted: bool = True
-    calls: tuple[Any, ...] = ()
-
-    def enter(self, eqn: Any) -> "_Context":
-        """Return the context of an equation: its own name stack within the one around it."""
-        scope = parse_scope(str(eqn.source_info.name_stack))
-        path = without_repeats((*self.path, *scope.path))
-        # What is recomputed stays that; within the backward pass nothing is of the forward pass.
-        outer, inner = self.phase, scope.phase
-        phase = outer if outer == "recomputed" or inner is None else inner
-        phase = outer if outer == "backward" and phase == "forward" else phase
-        return dataclasses.replace(self, path=path, phase=phase)
-
-    def repeat(self, eqn: Any) -> "_Context":
-        """Return the context within an equation that holds programs."""
-        times = repetitions(eqn)
-        calls = (*self.calls, eqn) if "name" in eqn.params and "jaxpr" in eqn.params else self.calls
-        counted = self.counted and times is not None
-        return dataclasses.replace(
-            self, times=self.times * (times or 1), counted=counted, calls=calls
-        )
-
-
 def list_operations(program: Any) -> list[Operation]:
     """Return the operations of a program (`jax.make_jaxpr(fn)(...)`) in their order.
 
     The body of a scan is listed once, with its turns in `times`; of a cond the branch with the most
     FLOPs is listed.
     """
-    found: list[Operation] = []
-    jaxpr, _ = open_jaxpr(program)
-    _Lister(found).run(jaxpr, [-1] * len(jaxpr.invars), _Context())
-    return found
+    lister = _Lister()
+    lister.run(program, [-1] * len(program.in_avals))
+    return lister.found
 
 
-class _Lister:
-    def __init__(self, found: list[Operation]):
-        self._found = found
+class _Lister(Interpreter[int]):
+    """Values as the indices of the operations that compute them; -1: an argument or a constant."""
 
-    def run(self, jaxpr: Any, inputs: Sequence[int], context: _Context) -> list[int]:
-        """List the operations of a program; return the producers of its outputs."""
-        producers = dict.fromkeys(jaxpr.constvars, -1)
-        producers |= dict(zip(jaxpr.invars, inputs, strict=True))
-        read = lambda atom: -1 if hasattr(atom, "val") else producers.get(atom, -1)
-        for eqn in jaxpr.eqns:
-            arguments = [read(atom) for atom in eqn.invars]
-            outputs = self._equation(eqn, arguments, context.enter(eqn))
-            producers.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def __init__(self) -> None:
+        self.found: list[Operation] = []
 
-    def _equation(self, eqn: Any, inputs: list[int], context: _Context) -> list[int]:
-        programs = [] if is_opaque(eqn.primitive.name) else inner_jaxprs(eqn)
-        if not programs or product_flops(eqn) != 0:
-            return self._leaf(eqn, inputs, context)
-        inner = context.repeat(eqn)
-        if eqn.primitive.name == "cond":
-            return self._branches(programs, inputs[1:], inner)
-        outputs = [-1] * len(eqn.outvars)
-        for program in programs:
-            fits = len(program.invars) == len(inputs)
-            results = self.run(program, inputs if fits else [-1] * len(program.invars), inner)
-            if len(results) == len(outputs):
-                outputs = results
+    def constant(self, value: Any, aval: Any) -> int:
+        return -1
+
+    def join(self, *values: int) -> int:
+        return values[0]  # so a body is evaluated once
+
+    def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[int]:
+        return turn(carry, rows)
+
+    def while_loop(
+        self, equation: Equation, condition: Any, turn: Any, carry: list[int]
+    ) -> Sequence[int]:
+        condition(carry)
+        return turn(carry)
+
+    def cond(self, equation: Equation, index: int, branches: Any) -> Sequence[int]:
+        """List the branch with the most FLOPs."""
+        before, listed = self.found, []
+        for branch in branches:
+            self.found = list(before)
+            outputs = branch()
+            flops = sum(op.flops or 0.0 for op in self.found[len(before) :])
+            listed.append((flops, self.found, outputs))
+        _, self.found, outputs = max(listed, key=lambda each: each[0])
         return outputs
 
-    def _branches(self, programs: list[Any], inputs: list[int], context: _Context) -> list[int]:
-        """List the branch with the most FLOPs."""
-        best: tuple[float, list[Operation], list[int]] | None = None
-        for program in programs:
-            found: list[Operation] = list(self._found)
-            before = len(found)
-            results = _Lister(found).run(program, inputs, context)
-            flops = sum(op.flops or 0.0 for op in found[before:])
-            if best is None or flops > best[0]:
-                best = flops, found[before:], results
-        assert best is not None, "a cond has branches"
-        self._found += best[1]
-        return best[2]
-
-    def _leaf(self, eqn: Any, inputs: list[int], context: _Context) -> list[int]:
-        name, own = eqn.primitive.name, product_flops(eqn)
-        source = find_line(eqn, context.calls)
-        values = tuple(Value(p, a.aval) for p, a in zip(inputs, eqn.invars, strict=True))
-        outputs = tuple(x.aval for x in eqn.outvars)
+    def operation(self, equation: Equation, inputs: list[int]) -> Sequence[int]:
+        name, own = equation.primitive.name, product_flops(equation)
+        scope = scope_in(self.calls, equation)
+        source = find_line(equation, named_calls(self.calls))
+        runs = [repetitions(call) for call in self.calls]
+        times = math.prod(1 if n is None else n for n in runs)
+        values = tuple(Value(p, a.aval) for p, a in zip(inputs, equation.invars, strict=True))
+        outputs = tuple(x.aval for x in equation.outvars)
         each = 0 if name in _VIEWS else sum(map(num_bytes, [*(v.aval for v in values), *outputs]))
         operation = Operation(
             primitive=name,
-            path=context.path or function_path(source),
-            phase=context.phase or "forward",
+            path=scope.path or function_path(source),
+            phase=scope.phase or "forward",
             source=source,
-            times=context.times,
-            counted=context.counted,
-            flops=None if own is None else own * context.times,
-            bytes=each * context.times,
+            times=times,
+            counted=None not in runs,
+            flops=None if own is None else own * times,
+            bytes=each * times,
             inputs=values,
             outputs=outputs,
-            sharding=eqn.params.get("sharding") if name == "sharding_constraint" else None,
+            sharding=equation.params.get("sharding") if name == "sharding_constraint" else None,
         )
-        self._found.append(operation)
-        return [len(self._found) - 1] * len(eqn.outvars)
+        self.found.append(operation)
+        return [len(self.found) - 1] * len(equation.outvars)
+
+
+def scope_in(calls: Sequence[Equation], equation: Equation) -> Scope:
+    """Return the scope of an equation: its own name stack within those around it."""
+    path, phase = (), None
+    for each in (*calls, equation):
+        scope = parse_scope(str(each.source_info.name_stack))
+        path = without_repeats((*path, *scope.path))
+        # What is recomputed stays that; within the backward pass nothing is of the forward pass.
+        keeps = phase == "recomputed" or scope.phase is None
+        keeps |= phase == "backward" and scope.phase == "forward"
+        phase = phase if keeps else scope.phase
+    return Scope(path, phase)
+
+
+def named_calls(calls: Sequence[Equation]) -> tuple[Equation, ...]:
+    """Return the calls of jitted functions, which have the lines of their callers."""
+    return tuple(call for call in calls if "name" in call.params)
 
 
 def find_line(eqn: Any, calls: Sequence[Any] = ()) -> SourceLine | None:

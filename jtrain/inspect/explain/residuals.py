@@ -2,12 +2,13 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
-from jtrain.core.jaxpr import inner_jaxprs, is_opaque, open_jaxpr, scan_sizes
+from jtrain.core.interpret import Interpreter, equations_within
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.state import TrainState
 from jtrain.errors import LossError
@@ -18,8 +19,10 @@ from jtrain.inspect.explain.operations import (
     format_aval,
     function_path,
     grouped_path,
+    named_calls,
     num_bytes,
     parse_scope,
+    scope_in,
     without_repeats,
 )
 from jtrain.parallel.offload import device_shardings
@@ -134,10 +137,12 @@ def list_residuals(forward: Any, arguments: Sequence[str]) -> list[Residual]:
         forward: the closed jaxpr of a `jax.vjp`: its outputs after the first are what it saves.
         arguments: the names of its inputs.
     """
-    jaxpr, _ = open_jaxpr(forward)
-    names = dict(zip(jaxpr.invars, arguments, strict=True))
-    saved = list(dict.fromkeys(x for x in jaxpr.outvars[1:] if not hasattr(x, "val")))
-    found = [_residual(jaxpr, names, variable) for variable in saved]
+    inputs = [
+        _Origin(name, dtype=x.dtype) for name, x in zip(arguments, forward.in_avals, strict=True)
+    ]
+    origins = _Origins().run(forward, inputs)
+    saved = dict(zip(origins[1:], forward.out_avals[1:], strict=True))  # each once
+    found = [_residual(origin, aval) for origin, aval in saved.items() if origin is not None]
     return sorted(found, key=lambda residual: -residual.bytes)
 
 
@@ -152,83 +157,75 @@ def group_residuals(residuals: Sequence[Residual]) -> list[ResidualGroup]:
     return sorted(found, key=lambda group: -group.bytes)
 
 
-def _residual(jaxpr: Any, names: Mapping[Any, str], variable: Any) -> Residual:
-    array, size = format_aval(variable.aval), num_bytes(variable.aval)
-    root = _undo_copies(jaxpr, variable)
-    if root in names:
-        if root.aval.dtype == variable.aval.dtype:
-            return Residual("argument", names[root], array, size, (), None)
-        copied = f"copy of {names[root]} in {variable.aval.dtype}"
+@dataclasses.dataclass(eq=False)
+class _Origin:
+    """The operation that computes a value, or the argument that it is."""
+
+    name: str
+    dtype: Any = None
+    """Of the argument that the value is, or a copy of; None if it is computed."""
+    path: tuple[str, ...] = ()
+    equation: Any = None
+    """None for an argument or a constant."""
+    calls: tuple[Any, ...] = ()
+    read: bool = True
+    """False for what a turn of a scan gets, until an operation reads it."""
+
+
+class _Origins(Interpreter[_Origin | None]):
+    """Values with their origins; None is a number in the program."""
+
+    def constant(self, value: Any, aval: Any) -> _Origin | None:
+        return _Origin("a constant") if np.ndim(value) else None
+
+    def join(self, *values: _Origin | None) -> _Origin | None:
+        return values[0]
+
+    def equation(self, equation: Any, inputs: list[_Origin | None]) -> Sequence[_Origin | None]:
+        for origin in inputs:
+            if origin is not None and not origin.read:  # the module that reads it first
+                origin.read = True
+                origin.path = without_repeats((*origin.path, *_first_scope(equation)))
+        return super().equation(equation, inputs)
+
+    def operation(self, equation: Any, inputs: list[_Origin | None]) -> Sequence[_Origin | None]:
+        name, first = equation.primitive.name, inputs[0] if inputs else None
+        if name in _COPIES and not self.calls and first is not None and first.dtype is not None:
+            return [dataclasses.replace(first)]
+        name = equation.params["name"] if name == "name" else name
+        path = scope_in(self.calls, equation).path
+        made = _Origin(name, None, path, equation, named_calls(self.calls))
+        return [dataclasses.replace(made) for _ in equation.outvars]
+
+    def scan(self, equation: Any, turn: Any, carry: list[Any], rows: list[Any]) -> Sequence[Any]:
+        """Evaluate the body once; what a turn gets is the input of the first operation on it.
+
+        Layers with full rematerialization save their inputs so.
+        """
+        path = scope_in(self.calls[:-1], equation).path
+        calls = named_calls(self.calls[:-1])
+        of = lambda kind: _Origin(kind, None, path, equation, calls, read=False)
+        into = [of("input of a layer") for _ in carry], [of("slice of a layer") for _ in rows]
+        return [x and dataclasses.replace(x) for x in turn(*into)]
+
+
+def _residual(origin: _Origin, aval: Any) -> Residual:
+    array, size = format_aval(aval), num_bytes(aval)
+    if origin.dtype is not None:
+        if origin.dtype == aval.dtype:
+            return Residual("argument", origin.name, array, size, (), None)
+        copied = f"copy of {origin.name} in {aval.dtype}"
         return Residual("computed", copied, array, size, ("copies of arguments",), None)
-    origin = _find_origin(jaxpr, variable, ())
-    if origin is None:
-        return Residual("constant", "a constant", array, size, (), None)
+    if origin.equation is None:
+        return Residual("constant", origin.name, array, size, (), None)
     source = find_line(origin.equation, origin.calls)
     path = origin.path or function_path(source)
     return Residual("computed", origin.name, array, size, path, source)
 
 
-def _undo_copies(jaxpr: Any, variable: Any) -> Any:
-    """Return the variable that `variable` is a copy of, in another shape, type or sharding."""
-    producers = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    while (eqn := producers.get(variable)) is not None and eqn.primitive.name in _COPIES:
-        if hasattr(eqn.invars[0], "val"):
-            break
-        variable = eqn.invars[0]
-    return variable
-
-
-class _Origin(NamedTuple):
-    name: str
-    path: tuple[str, ...]
-    equation: Any
-    calls: tuple[Any, ...]
-
-
-def _find_origin(jaxpr: Any, variable: Any, path: tuple[str, ...]) -> _Origin | None:
-    """Return the operation that computes a variable, looking into the programs inside."""
-    for eqn in jaxpr.eqns:
-        if variable in eqn.outvars:
-            return _origin_in(eqn, eqn.outvars.index(variable), path)
-    return None
-
-
-def _origin_in(eqn: Any, output: int, path: tuple[str, ...]) -> _Origin:
-    scope = parse_scope(str(eqn.source_info.name_stack))
-    path = without_repeats((*path, *scope.path))
-    name = eqn.primitive.name
-    programs = [] if is_opaque(name) else inner_jaxprs(eqn)
-    if name == "name":
-        return _Origin(eqn.params["name"], path, eqn, ())
-    for program in programs:
-        if len(program.outvars) != len(eqn.outvars):
-            continue
-        inside = program.outvars[output]
-        if not hasattr(inside, "val") and (found := _find_origin(program, inside, path)):
-            calls = (eqn, *found.calls) if "name" in eqn.params else found.calls
-            return found._replace(calls=calls)
-        if name == "scan":
-            return _carried(eqn, program, inside, path)
-    return _Origin(name, path, eqn, ())
-
-
-def _carried(scan: Any, body: Any, variable: Any, path: tuple[str, ...]) -> _Origin:
-    """Return a value that each turn of a scan gets: it is the input of the first operation on it.
-
-    Layers with full rematerialization save their inputs so.
-    """
-    consts, carry = scan_sizes(scan, body)
-    carried = variable in body.invars[consts : consts + carry]
-    kind = "input of a layer" if carried else "slice of a layer"
-    for reader in body.eqns:
-        if any(atom is variable for atom in reader.invars):
-            path = without_repeats((*path, *_first_scope(reader)))
-            break
-    return _Origin(kind, path, scan, ())
-
-
 def _first_scope(reader: Any) -> tuple[str, ...]:
     """Return the module that reads a value first: the innermost one known."""
-    inside = [eqn for program in inner_jaxprs(reader) for eqn in program.eqns]
-    scopes = [parse_scope(str(eqn.source_info.name_stack)).path for eqn in (reader, *inside)]
-    return next((found for found in scopes if len(found) > 1), max(scopes, key=len))
+    found = [
+        parse_scope(str(e.source_info.name_stack)).path for e in (reader, *equations_within(reader))
+    ]
+    return next((path for path in found if len(path) > 1), max(found, key=len))

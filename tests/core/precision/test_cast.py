@@ -8,7 +8,7 @@ from layouts import strategy
 
 import jtrain as jt
 from jtrain.config.precision import BF16, F16, F32
-from jtrain.core.jaxpr import product_types
+from jtrain.core.interpret import product_types
 from jtrain.core.loss import normalize_loss
 from jtrain.core.loss_checks import check_product_precision
 from jtrain.core.precision.cast import compute_in

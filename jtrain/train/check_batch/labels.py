@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jtrain.errors import DataError
-from jtrain.train.first_batch.index_uses import IndexUse, IndexUses
+from jtrain.train.check_batch.uses import Use, Uses
 
 MAX_VALUES = 64  # values of an array that are tried
 MAX_FOUND = 8  # values that are returned
@@ -30,7 +30,7 @@ class OutOfRangeValue(NamedTuple):
 
 
 def find_out_of_range(
-    uses: IndexUses, batch: Mapping[str, np.ndarray], rows: int | None = None
+    uses: Uses, batch: Mapping[str, np.ndarray], rows: int | None = None
 ) -> list[OutOfRangeValue]:
     """Return the values in unmasked rows that select no entry, at most 8.
 
@@ -45,25 +45,30 @@ def find_out_of_range(
     if not real.size or all(_in_range(use, batch, real) for use in uses.found):
         return []
     filler = {name: batch[name][np.resize(real, rows or len(real))] for name in uses.leaves}
-    found: list[OutOfRangeValue] = []
-    for i, count in enumerate(uses.outside(filler)):
+
+    def outside(filled: Mapping[str, np.ndarray]) -> list[bool]:
+        values = [(use.entries, np.asarray(use.values)) for use in uses.evaluate(filled)]
+        return [bool(n and ((x < 0) | (x >= n)).any()) for n, x in values]
+
+    found: dict[tuple[str, int], OutOfRangeValue] = {}
+    for i, wrong in enumerate(outside(filler)):
         use = uses.found[i]
-        for leaf in sorted(use.leaves) if count else ():
-            if batch[leaf].dtype.kind not in "iu" or leaf == "row":
+        for leaf in sorted(use.leaves - {"row"}) if wrong else ():
+            if batch[leaf].dtype.kind not in "iu":
                 continue
 
             def fits(value: int, leaf: str = leaf, i: int = i) -> bool:
-                filled = filler | {leaf: np.full_like(filler[leaf], value)}
-                return not uses.outside(filled)[i]
+                return not outside(filler | {leaf: np.full_like(filler[leaf], value)})[i]
 
             values = _candidates(batch[leaf][real], use.entries)
             invalid = [value for value in values if not fits(value)]
             candidates = dict.fromkeys([0, use.entries - 1, 1, use.entries, *values])
-            valid = list(itertools.islice((value for value in candidates if fits(value)), 2))
+            valid = list(itertools.islice(filter(fits, candidates), 2))
             for value in invalid if valid else ():
                 row = int(batch["row"][real][_rows_with(batch[leaf][real], value)][0])
-                found.append(OutOfRangeValue(leaf, value, use.entries, use.shape, valid, row))
-    return list({(x.leaf, x.value): x for x in found[::-1]}.values())[::-1][:MAX_FOUND]
+                each = OutOfRangeValue(leaf, value, use.entries, use.shape, valid, row)
+                found.setdefault((leaf, value), each)
+    return list(found.values())[:MAX_FOUND]
 
 
 def swap_value(
@@ -124,10 +129,10 @@ def out_of_range_error(found: OutOfRangeValue, what: str, origin: Sequence[int] 
     )
 
 
-def _in_range(use: IndexUse, batch: Mapping[str, np.ndarray], real: np.ndarray) -> bool:
+def _in_range(use: Use, batch: Mapping[str, np.ndarray], real: np.ndarray) -> bool:
     """Return True if all integers of a use are known to be in range without a computation."""
-    if not use.moved:
-        return False
+    if use.domain or not use.moved:
+        return bool(use.domain)
     (leaf,) = use.leaves
     values = batch[leaf][real]
     return values.dtype.kind in "iu" and bool(values.min() >= 0 and values.max() < use.entries)
@@ -159,9 +164,7 @@ class OutsideValue(NamedTuple):
     high: float
 
 
-def find_outside(
-    uses: IndexUses, batch: Mapping[str, np.ndarray], rows: int
-) -> OutsideValue | None:
+def find_outside(uses: Uses, batch: Mapping[str, np.ndarray], rows: int) -> OutsideValue | None:
     """Return the first value in an unmasked row that a loss is not defined for.
 
     Args:
@@ -169,12 +172,12 @@ def find_outside(
         rows: rows of the traced batch.
     """
     real = np.flatnonzero(batch["mask"])
-    if not uses.domains or not real.size:
+    if not real.size or not any(use.domain for use in uses.found):
         return None
     rows_of = np.resize(real, rows)
-    filled = {name: array[rows_of] for name, array in batch.items()}
-    for use, values in zip(uses.domains, uses.marked(filled), strict=True):
-        wide = np.asarray(values, np.float64)
+    filled = {name: batch[name][rows_of] for name in uses.leaves}
+    for use in (use for use in uses.evaluate(filled) if use.domain):
+        wide = np.asarray(use.values, np.float64)
         most = np.inf if use.domain == "weights of classes" else 1 + NEAR
         wrong, shown = ~((wide >= 0) & (wide <= most)), wide
         if use.domain == "distributions" and not wrong.any():

@@ -1,27 +1,28 @@
-"""The first batch of a run, read once, and the check of what a loss makes of it."""
+"""The first batches of a run, read once, and the checks of what a loss makes of them."""
 
 import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.batches import Batches
-from jtrain.core.jaxpr import input_leaves
+from jtrain.core.interpret import input_leaves
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
+from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
-from jtrain.train.experiment import batch_shapes
-from jtrain.train.first_batch.hidden_rows import check_hidden_rows
-from jtrain.train.first_batch.index_uses import IndexUses, find_uses
-from jtrain.train.first_batch.labels import (
+from jtrain.parallel.offload import device_shardings, to_device
+from jtrain.train.check_batch.broadcasts import check_broadcasts
+from jtrain.train.check_batch.hidden_rows import check_hidden_rows
+from jtrain.train.check_batch.labels import (
     OutOfRangeValue,
     OutsideValue,
     find_out_of_range,
@@ -31,8 +32,12 @@ from jtrain.train.first_batch.labels import (
     outside_error,
     swap_value,
 )
-from jtrain.train.first_batch.row_broadcasts import check_broadcasts
+from jtrain.train.check_batch.uses import Uses, find_uses
+from jtrain.train.experiment import batch_shapes
 from jtrain.train.runtime import check_jit_enabled
+
+if TYPE_CHECKING:
+    from jtrain.train.setup import TrainSetup
 
 _log = logging.getLogger(__name__)
 ROWS = ("row", "mask")  # of every batch; a loss may leave them unread
@@ -98,7 +103,7 @@ class FirstBatch:
             _log_unread(tuple(unread), tuple(n for n in names if n not in (*ROWS, *unread)))
 
     @functools.cached_property
-    def _uses(self) -> IndexUses:
+    def _uses(self) -> Uses:
         return find_uses(self._program, self._shapes(self._rows))
 
     @functools.cached_property
@@ -204,6 +209,78 @@ def check_batch(
     first.check(sums)
     if not mask.all():
         first.check_hidden(sums)
+
+
+def trace_train_batch(setup: "TrainSetup", start: int) -> list[FirstBatch]:
+    """Trace the loss on the training batch of step `start`; none if the check is off.
+
+    Raises:
+        LossError: if one value a row is broadcast against another, pairing all rows.
+    """
+    train = setup.experiment.train
+    indices = getattr(train, "indices", lambda number: np.array(()))
+    number = setup.train.number(start)
+    options = {"draws": True, "origin": indices(number).tolist()}
+    first = lambda: setup.train[start] if number else setup.first.own
+    return _trace(setup, train, first, "the first batch", **options)
+
+
+def trace_set_batches(setup: "TrainSetup") -> list[FirstBatch]:
+    """Trace the loss on the first batch of each evaluation set.
+
+    Raises:
+        LossError: if one value a row is broadcast against another, pairing all rows.
+    """
+    batches = []
+    for name, rows in setup.sets.items():
+        first = lambda rows=rows: setup.own_rows(rows)[0]
+        batches += _trace(setup, rows, first, f"the first batch of `{name}`", draws=False)
+    return batches
+
+
+def _trace(
+    setup: "TrainSetup", batches: Batches, first: Callable[[], Batch], what: str, **options: Any
+) -> list[FirstBatch]:
+    if not setup.config.checks.first_batch:
+        return []
+    weights = device_shardings((setup.like.params, setup.like.extra))
+    terms = normalize_loss(setup.loss, ragged=batches.ragged)
+    return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
+
+
+def check_batches(setup: "TrainSetup", batches: Sequence[FirstBatch], state: TrainState) -> None:
+    """Raise if a set with coupled rows is split, a label is out of range, or hidden rows count.
+
+    Every process of the run calls this at the same time.
+
+    Raises:
+        LossError: if coupled rows of a set are in several batches, or hidden rows change a sum.
+        DataError: for a label that the loss counts, with the row, the value and the shape.
+    """
+    for name in setup.sets:
+        setup.check_set(name, state)
+    like = setup.like.params, setup.like.extra
+    for batch in batches:
+        weights = to_device((state.params, state.extra), like)
+        compiled = functools.partial(_on_devices, setup, batch.sums(setup.strategy.psum), weights)
+        batch.check(compiled())
+        if batch.draws and setup.experiment.train.ragged:
+            batch.check_hidden(compiled(), setup.config.microbatches)
+
+
+def _on_devices(
+    setup: "TrainSetup", fn: Callable[..., Any], weights: Any
+) -> Callable[[Batch], Any]:
+    """Return `fn(weights, batch)` as a function of a host batch, computed on the run's devices."""
+    program: Callable[..., Any] | None = None
+
+    def call(batch: Batch) -> Any:
+        nonlocal program
+        placed = setup.strategy.place(batch)
+        program = program or setup.strategy.compile(fn, weights, placed)
+        return jax.device_get(program(weights, placed))
+
+    return call
 
 
 def _parts(output: LossOutput) -> tuple[list[Any], list[Any]]:
