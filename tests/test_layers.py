@@ -1,6 +1,7 @@
 """The import order of the package, and which package owns which library."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -101,6 +102,19 @@ def check_layout(path: Path) -> None:
         assert name not in SHARDING, (
             f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '?')} says {name}. Only "
             f"jtrain/parallel lays arrays out: take a Placement or a Strategy as an argument."
+        )
+
+
+# What shows that a module walks the equations of a traced program.
+WALKS = re.compile(r'\.eqns\b|params\["(\w*jaxpr|branches)"\]|hasattr\(\w+, "(eqns|jaxpr)"\)')
+
+
+def test_only_the_interpreter_reads_the_equations_of_a_program():
+    for path in FILES:
+        found = WALKS.search(path.read_text())
+        assert found is None or path == ROOT / "jtrain" / "core" / "interpret.py", (
+            f"{path.relative_to(ROOT)} says {found[0]}. Subclass jtrain.core.interpret.Interpreter, "
+            f"or read equations_in(program)."
         )
 
 

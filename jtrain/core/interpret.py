@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
-import jax.numpy as jnp
+from jax.core import eval_jaxpr
 
 V = TypeVar("V")
 Program: TypeAlias = Any  # a jaxpr, closed over its constants or not
@@ -25,7 +25,6 @@ CALLS = frozenset(
 )
 PROGRAMS = CALLS | {"scan", "while", "cond", "shard_map", "custom_partitioning"}
 REMAT = {"remat", "remat2", "checkpoint"}
-PRODUCTS = {"dot_general", "conv_general_dilated"}
 OPAQUE = {"pallas_call", "ffi_call"}  # kernels in another language
 
 
@@ -221,12 +220,12 @@ def executions(
     Args:
         cost: of one run of an equation; if given, only the most expensive branch of a cond counts.
     """
-    total = lambda program: sum(x.times * cost(x.equation) for x in executions(program, cost))
     for equation in open_jaxpr(program)[0].eqns:
         yield Execution(equation, 1, True)
         programs = [] if is_opaque(equation.primitive.name) else inner_programs(equation)
         if cost and equation.primitive.name == "cond":
-            programs = [max(programs, key=total)]
+            of_run = lambda x: x.times * cost(x.equation)
+            programs = [max(programs, key=lambda p: sum(map(of_run, executions(p, cost))))]
         times = repetitions(equation)
         for inner in programs:
             for each in executions(inner, cost):
@@ -262,52 +261,6 @@ def equations_within(equation: Equation) -> Iterator[Equation]:
 def operations(fn: Callable[..., Any], *args: Any) -> set[str]:
     """Return the names of all primitives in `fn(*args)`, nested ones included. Nothing is run."""
     return {equation.primitive.name for equation in equations_in(jax.make_jaxpr(fn)(*args))}
-
-
-def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """Return the dtype that each product in `fn(*args)` multiplies. Nothing is run.
-
-    The type is that of the wider factor; a product in a loop counts once.
-    """
-    found = equations_in(jax.make_jaxpr(fn)(*args))
-    products = (e for e in found if e.primitive.name in PRODUCTS)
-    return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]
-
-
-# What outputs are computed from.
-
-
-def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
-    """Return for each output leaf of `fn(*args)` the input leaves that it is computed from.
-
-    Nothing is run. A loop is taken to run, and a cond to take any of its branches.
-    """
-    return input_leaves(jax.make_jaxpr(fn)(*args))
-
-
-def input_leaves(program: Program) -> list[set[int]]:
-    """Return for each output of a traced function the inputs that it is computed from."""
-    masks = _Dependence().run(program, [1 << i for i in range(len(program.in_avals))])
-    return [{i for i in range(mask.bit_length()) if mask >> i & 1} for mask in masks]
-
-
-class _Dependence(Interpreter[int]):
-    """Sets of inputs, as bit masks."""
-
-    def constant(self, value: Any, aval: Any) -> int:
-        return 0
-
-    def operation(self, equation: Equation, inputs: list[int]) -> Sequence[int]:
-        return [self.join(*inputs)] * len(equation.outvars)
-
-    def join(self, *values: int) -> int:
-        union = 0
-        for mask in values:
-            union |= mask
-        return union
-
-    def choose(self, decision: int, *values: int) -> int:
-        return self.join(decision, *values)
 
 
 def computed_outputs(program: Program) -> list[Any]:
@@ -402,4 +355,4 @@ def replace_equation(equation: Equation, fn: Callable[..., Any]) -> Equation:
 def as_function(program: Program) -> Callable[..., list[Any]]:
     """Return a program as a function of arrays."""
     jaxpr, constants = open_jaxpr(program)
-    return lambda *inputs: jax.core.eval_jaxpr(jaxpr, constants, *inputs)
+    return lambda *inputs: eval_jaxpr(jaxpr, constants, *inputs)

@@ -1,15 +1,18 @@
-"""Checks of a loss before anything is compiled; the loss is traced and never run."""
+"""Checks of a loss, and questions about it, by its trace: nothing is compiled or run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from jtrain.core.interpret import dependence, product_types
+from jtrain.core.interpret import Equation, Interpreter, Program, equations_in
 from jtrain.core.loss import LossOutput
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Couples, Params
 from jtrain.errors import LossError
+
+PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 def check_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
@@ -83,3 +86,46 @@ def check_product_precision(
             f"`x.astype(kernel.dtype)`; or set precision.kind=f32."
         )
     return len(narrow), len(types)
+
+
+def dependence(fn: Callable[..., Any], *args: Any) -> list[set[int]]:
+    """Return for each output leaf of `fn(*args)` the input leaves that it is computed from.
+
+    Nothing is run. A loop is taken to run, and a cond to take any of its branches.
+    """
+    return input_leaves(jax.make_jaxpr(fn)(*args))
+
+
+def input_leaves(program: Program) -> list[set[int]]:
+    """Return for each output of a traced function the inputs that it is computed from."""
+    masks = _Dependence().run(program, [1 << i for i in range(len(program.in_avals))])
+    return [{i for i in range(mask.bit_length()) if mask >> i & 1} for mask in masks]
+
+
+class _Dependence(Interpreter[int]):
+    """Sets of inputs, as bit masks."""
+
+    def constant(self, value: Any, aval: Any) -> int:
+        return 0
+
+    def operation(self, equation: Equation, inputs: list[int]) -> Sequence[int]:
+        return [self.join(*inputs)] * len(equation.outvars)
+
+    def join(self, *values: int) -> int:
+        union = 0
+        for mask in values:
+            union |= mask
+        return union
+
+    def choose(self, decision: int, *values: int) -> int:
+        return self.join(decision, *values)
+
+
+def product_types(fn: Callable[..., Any], *args: Any) -> list[Any]:
+    """Return the dtype that each product in `fn(*args)` multiplies. Nothing is run.
+
+    The type is that of the wider factor; a product in a loop counts once.
+    """
+    found = equations_in(jax.make_jaxpr(fn)(*args))
+    products = (e for e in found if e.primitive.name in PRODUCTS)
+    return [jnp.result_type(*(x.aval.dtype for x in e.invars[:2])) for e in products]

@@ -12,7 +12,7 @@ import numpy as np
 
 from jtrain.config.resolve import resolve
 from jtrain.core.batches import FiniteBatches
-from jtrain.core.interpret import dependence
+from jtrain.core.loss_checks import dependence
 from jtrain.core.model import Model
 from jtrain.core.precision.cast import cast_params
 from jtrain.core.pytree import at_least_f32, num_elements

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.core.interpret import dependence, is_opaque, operations
+from jtrain.core.interpret import is_opaque, operations
+from jtrain.core.loss_checks import dependence
 
 
 def carried(x, y):

@@ -11,7 +11,7 @@ from comparison import bitwise, distance
 
 from jtrain.config.precision import FP8
 from jtrain.config.resolve import resolve
-from jtrain.core.interpret import product_types
+from jtrain.core.loss_checks import product_types
 from jtrain.core.pytree import name
 from jtrain.errors import ConfigError, LossError
 from jtrain.train.eight_bits import check_hardware

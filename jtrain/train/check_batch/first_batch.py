@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.batches import Batches
-from jtrain.core.interpret import input_leaves
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
+from jtrain.core.loss_checks import input_leaves
 from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState

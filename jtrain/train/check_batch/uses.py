@@ -104,7 +104,7 @@ def find_uses(
         # Arrays that nothing depends on may have any value; the compiler drops them.
         zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in batch.items() if n not in given}
         known = {n: _Known(x, frozenset([n]), moved=True) for n, x in (zeros | {**given}).items()}
-        search.run(program, [name and known[name] for name in inputs])
+        search.run(program, [None if name is None else known[name] for name in inputs])
         return [u for u in search.found if u.axis is None or u.entries in softmaxes.sizes]
 
     return Uses(jax.eval_shape(evaluate, dict(batch)), jax.jit(evaluate))

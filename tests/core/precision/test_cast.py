@@ -8,9 +8,8 @@ from layouts import strategy
 
 import jtrain as jt
 from jtrain.config.precision import BF16, F16, F32
-from jtrain.core.interpret import product_types
 from jtrain.core.loss import normalize_loss
-from jtrain.core.loss_checks import check_product_precision
+from jtrain.core.loss_checks import check_product_precision, product_types
 from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
