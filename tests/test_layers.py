@@ -113,8 +113,8 @@ def test_only_the_interpreter_reads_the_equations_of_a_program():
     for path in FILES:
         found = WALKS.search(path.read_text())
         assert found is None or path == ROOT / "jtrain" / "core" / "interpret.py", (
-            f"{path.relative_to(ROOT)} says {found[0]}. Subclass jtrain.core.interpret.Interpreter, "
-            f"or read equations_in(program)."
+            f"{path.relative_to(ROOT)} says {found[0]}. Subclass Interpreter of "
+            f"jtrain/core/interpret.py, or read its equations_in(program)."
         )
 
 
