@@ -6,9 +6,9 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -33,23 +33,18 @@ class TrackedRun:
     """Id that jtrain gave the run; a copy of the run has another."""
 
 
-@runtime_checkable
-class TrackerRun(Protocol):
-    """Run in a service. Its methods are called in one thread, and may raise and take long."""
+@dataclasses.dataclass(frozen=True)
+class TrackerRun:
+    """Run in a service. Its functions are called in one thread; they may raise, and take long."""
 
     id: str
     """Id of the run in the service."""
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
-        ...
-
-    def close(self, end: End) -> None:
-        """Report how the run ended, and send the remaining rows."""
-        ...
+    write: Callable[[int, Mapping[str, float]], None]
+    """Adds numbers of a step: `loss`, `valid/loss`, ... Steps never decrease."""
+    close: Callable[[End], None]
+    """Reports how the run ended, and sends the remaining rows."""
 
 
-@runtime_checkable
 class TrackerBackend(Protocol):
     """Tracker. `open` imports its package, and may raise and take long."""
 
@@ -89,20 +84,14 @@ class TensorBoard:
 
     package: ClassVar[str] = "tensorboardX"
 
-    def open(self, about: TrackedRun) -> "_Events":
+    def open(self, about: TrackedRun) -> TrackerRun:
         """Start a file beside existing ones, which a new run hides."""
+        package = importlib.import_module(self.package)
+        folder = about.directory / "tensorboard"
         if self.directory:
-            return _Events(Path(self.directory) / about.name, about)
-        return _Events(about.directory / "tensorboard", about)
-
-
-class _Events:
-    id = "events"
-
-    def __init__(self, folder: Path, about: TrackedRun):
-        package = importlib.import_module("tensorboardX")
+            folder = Path(self.directory) / about.name
         old = len(list(folder.glob("events.out.tfevents.*")))
-        self._writer = package.SummaryWriter(
+        writer = package.SummaryWriter(
             str(folder),
             # A session that starts at step 0 hides everything that was written before it.
             purge_step=0 if old and not about.id else None,
@@ -110,20 +99,14 @@ class _Events:
         )
         if not about.id:
             table = "\n".join(f"    {key}: {value}" for key, value in about.config.items())
-            self._writer.add_text("config", table, 0)
+            writer.add_text("config", table, 0)
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        def write(step: int, numbers: Mapping[str, float]) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
 
-    def close(self, end: End) -> None:
-        del end
-        self._writer.close()
-
-
-_STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-_BATCH = 100  # parameters a call
+        return TrackerRun("events", write, lambda end: writer.close())
 
 
 @configclass
@@ -139,40 +122,31 @@ class MLflow:
 
     package: ClassVar[str] = "mlflow"
 
-    def open(self, about: TrackedRun) -> "_MLflowRun":
+    def open(self, about: TrackedRun) -> TrackerRun:
         """Start a run, or resume one."""
-        tracking = importlib.import_module("mlflow.tracking")
+        tracking, entities = map(importlib.import_module, ("mlflow.tracking", "mlflow.entities"))
         if self.uri.startswith("file:"):  # MLflow 3.17 refuses files without this
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = tracking.MlflowClient(tracking_uri=self.uri or None)
-        if about.id:
-            client.update_run(about.id, status="RUNNING")
-            return _MLflowRun(client, about.id)
+        id = about.id or self._create_run(client, entities, about)
+        client.update_run(id, status="RUNNING")
+
+        def write(step: int, numbers: Mapping[str, float]) -> None:
+            now = int(time.time() * 1000)
+            metrics = [entities.Metric(_allowed(n), x, now, step) for n, x in numbers.items()]
+            client.log_batch(id, metrics=metrics)
+
+        status = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+        return TrackerRun(id, write, lambda end: client.set_terminated(id, status=status[end]))
+
+    def _create_run(self, client: Any, entities: Any, about: TrackedRun) -> str:
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
-        run = _MLflowRun(client, client.create_run(experiment, run_name=about.name).info.run_id)
-        run.log_config(about.config)
-        return run
-
-
-class _MLflowRun:
-    def __init__(self, client: Any, id: str):
-        self.id, self._client = id, client
-
-    def log_config(self, config: Mapping[str, Any]) -> None:
-        entities = importlib.import_module("mlflow.entities")
-        params = [entities.Param(_allowed(key), str(value)[:6000]) for key, value in config.items()]
-        for i in range(0, len(params), _BATCH):
-            self._client.log_batch(self.id, params=params[i : i + _BATCH])
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        entities = importlib.import_module("mlflow.entities")
-        now = int(time.time() * 1000)
-        metrics = [entities.Metric(_allowed(n), x, now, step) for n, x in numbers.items()]
-        self._client.log_batch(self.id, metrics=metrics)
-
-    def close(self, end: End) -> None:
-        self._client.set_terminated(self.id, status=_STATUS[end])
+        id = client.create_run(experiment, run_name=about.name).info.run_id
+        params = [entities.Param(_allowed(k), str(x)[:6000]) for k, x in about.config.items()]
+        for i in range(0, len(params), 100):  # MLflow takes as many in a call
+            client.log_batch(id, params=params[i : i + 100])
+        return id
 
 
 def _allowed(name: str) -> str:
@@ -194,7 +168,7 @@ class WandB:
 
     package: ClassVar[str] = "wandb"
 
-    def open(self, about: TrackedRun) -> "_WandBRun":
+    def open(self, about: TrackedRun) -> TrackerRun:
         """Start a run, or resume one.
 
         Raises:
@@ -206,31 +180,20 @@ class WandB:
                 "nobody is logged in to wandb. Type: wandb login, or write files that are synced "
                 "later: trackers=[{kind: wandb, mode: offline}]"
             )
-        return _WandBRun(
-            wandb.init(
-                project=self.project,
-                entity=self.entity or None,
-                mode=self.mode,
-                name=about.name,
-                id=about.id or None,
-                resume="allow" if about.id else None,
-                dir=str(about.directory),
-                config=dict(about.config),
-                settings=wandb.Settings(console="off", silent=True),
-                reinit="create_new",
-            )
+        run = wandb.init(
+            project=self.project,
+            entity=self.entity or None,
+            mode=self.mode,
+            name=about.name,
+            id=about.id or None,
+            resume="allow" if about.id else None,
+            dir=str(about.directory),
+            config=dict(about.config),
+            settings=wandb.Settings(console="off", silent=True),
+            reinit="create_new",
         )
-
-
-class _WandBRun:
-    def __init__(self, run):
-        self.id, self._run = run.id, run
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self, end: End) -> None:
-        self._run.finish(exit_code=int(end == "failed"))
+        write = lambda step, numbers: run.log(dict(numbers), step=step)
+        return TrackerRun(run.id, write, lambda end: run.finish(exit_code=int(end == "failed")))
 
 
 Tracker: TypeAlias = Annotated[TensorBoard | WandB | MLflow, Field(discriminator="kind")]

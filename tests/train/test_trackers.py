@@ -99,7 +99,7 @@ def test_what_fails_is_told_and_what_was_lost_is_counted(fake: Fake, lost, why, 
     assert told[0].startswith("tracker fake ")
     assert "the run goes on without it" in told[0]
     assert told[1] == (
-        f"tracker fake: {lost} of 33 rows lost ({why}). metrics.jsonl has all of them."
+        f"tracker fake: {lost} of 33 rows lost ({why}). The run's own files have all of them."
     )
 
 
