@@ -115,7 +115,7 @@ def _make_lossy(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",  # of a terminal that has no curves, for example
         line_buffering=getattr(stream, "line_buffering", False),
         write_through=getattr(stream, "write_through", False),
     )

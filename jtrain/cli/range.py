@@ -18,7 +18,6 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     path, words = parser.config_and_words(args.words)
     from jtrain.inspect.range_test import STEPS, Rates, format_result, render_page, run_range_test
-    from jtrain.train.hooks.curve import only_ascii
 
     rates = Rates.parse(args.rates) if args.rates else Rates()
     resolved = resolve(Path(path), words)
@@ -32,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps({"config": path, **found.plain()}))
     else:
         width = min(100, shutil.get_terminal_size().columns)
-        ascii = only_ascii(sys.stdout.encoding)
-        print(format_result(found, path, width=width, ascii=ascii))
+        print(format_result(found, path, width=width))
     if args.html:
         line = write_page("range", "--html", Path(args.html), render_page(found, path))
         print(line, file=sys.stderr)

@@ -1,7 +1,6 @@
 """Summary of a run that ended: the curve, a sample, its files and the next commands."""
 
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import jax
 
 from jtrain.distributed.cluster.cluster import program
+from jtrain.train.charts import smooth, text_chart
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.curve import curve, only_ascii, smooth
 from jtrain.train.hooks.log import read_results
 from jtrain.train.longer_run import settings_to_extend
 from jtrain.train.run_result import FINISHED, RunResult
@@ -62,7 +61,7 @@ def _curve(outcome: RunResult) -> str:
     if len(points["training loss"]) < 3:
         return ""
     width = min(100, shutil.get_terminal_size().columns)
-    return curve(points, width=width, height=16, ascii=only_ascii(sys.stdout.encoding))
+    return text_chart(points, width=width, height=16)
 
 
 def _losses(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, float]]:

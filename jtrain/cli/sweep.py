@@ -45,11 +45,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _picture(curves: dict) -> None:
-    from jtrain.train.hooks.curve import curve, only_ascii
+    from jtrain.train.charts import text_chart
 
     if curves:
         width = min(100, shutil.get_terminal_size((80, 24)).columns)
-        print(curve(curves, width=width, height=16, ascii=only_ascii(sys.stdout.encoding)))
+        print(text_chart(curves, width=width, height=16))
 
 
 def _arguments() -> Arguments:

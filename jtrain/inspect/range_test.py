@@ -22,15 +22,14 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.page import render_document
 from jtrain.optim.schedules import Exponential
+from jtrain.train.charts import svg_chart, text_chart
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.curve import curve
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.processes import join_run
 from jtrain.train.run import run
 from jtrain.train.run_dir import temporary_directory
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.svg_chart import chart
 from jtrain.train.train_to_end import start_run, train_to_end
 
 LOW, HIGH, STEPS = 1e-6, 1.0, 100
@@ -237,10 +236,10 @@ def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig
 STYLE = "svg { display: block; width: 100%; max-width: 46rem; height: auto; }\n"
 
 
-def format_result(found: RangeResult, name: str, *, width: int = 80, ascii: bool = False) -> str:
+def format_result(found: RangeResult, name: str, *, width: int = 80) -> str:
     """Return the plot of the smoothed loss over the rate, and the suggestion."""
     points = {"smoothed loss over the learning rate": _visible(found.rates, found.smoothed)}
-    plot = curve(points, width=width, height=16, ascii=ascii, label=_rate_label)
+    plot = text_chart(points, width=width, height=16, label=_rate_label)
     return "\n".join([plot, *suggest(found, name)])
 
 
@@ -265,7 +264,7 @@ def render_page(found: RangeResult, name: str) -> str:
     """Return the HTML page: the chart and the suggestion, without other files or network."""
     lines = {"smoothed": found.smoothed, "each step": found.losses}
     points = {title: dict(_visible(found.rates, losses)) for title, losses in lines.items()}
-    drawn = chart("loss", points, over="learning rate", label=_rate_label)
+    drawn = svg_chart("loss", points, over="learning rate", label=_rate_label)
     words = "".join(f"<p>{escape(line)}</p>\n" for line in suggest(found, name))
     return render_document(f"{name}: learning-rate range test", f"{drawn}\n{words}", style=STYLE)
 

@@ -12,7 +12,7 @@ from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.formatting import format_number
 from jtrain.sweep.members import SweepMember
-from jtrain.train.hooks.curve import Point
+from jtrain.train.charts import Point
 from jtrain.train.hooks.log import read_results
 
 SEED = "seed"

@@ -17,10 +17,9 @@ from jtrain.errors.spelling import nearest_choice
 from jtrain.io.formatting import format_number
 from jtrain.models.model_loss import ModelLoss
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.hooks.curve import curve
+from jtrain.train.charts import svg_chart, text_chart
 from jtrain.train.hooks.evaluation import EvaluationResult
 from jtrain.train.predict import evaluate, predict
-from jtrain.train.svg_chart import chart
 
 INNER = {"grad_norm", "update_norm", "skipped", "loss_scale"}  # metrics that are not shown
 
@@ -201,7 +200,7 @@ class MetricCurves:
 
     def svg(self) -> str:
         """Return the charts as SVG, side by side."""
-        return "".join(chart(name, lines) for name, lines in self.metrics.items())
+        return "".join(svg_chart(name, lines) for name, lines in self.metrics.items())
 
     def save(self, path: Path | str) -> Path:
         """Write the charts to a file that a browser shows, .html or .svg (of one metric).
@@ -232,10 +231,7 @@ class MetricCurves:
 
     def __repr__(self) -> str:
         """Return the curves as text."""
-        drawn = [
-            f"{name}\n{curve({n: list(p.items()) for n, p in lines.items()}, height=14)}"
-            for name, lines in self.metrics.items()
-        ]
+        drawn = (f"{n}\n{text_chart(lines, height=14)}" for n, lines in self.metrics.items())
         return "\n".join(drawn)
 
     def _repr_html_(self) -> str:

@@ -113,7 +113,7 @@ def open_hooks(
             signals,
             HeartbeatHook(),
             time_rows,
-            *(measures.speed, measures.log, measures.curve, measures.progress, measures.metrics),
+            *(measures.speed, measures.log, measures.progress, measures.metrics),
             *(checks.record, checks.recompute, measures.tracking, grace),
             *guards,
             leaf_log,

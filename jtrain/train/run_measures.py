@@ -16,7 +16,7 @@ from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import Results, latest_number
 from jtrain.train.hooks.log import LogHook, LogLines, MetricHistory, MetricsFile, read_results
-from jtrain.train.hooks.progress import LiveCell, LossCurve, ProgressBar, live_line_for
+from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.tracking import Tracking, build_tracking
 from jtrain.train.rollback import ResumePoint
@@ -36,8 +36,6 @@ class Measures:
     """Metrics file, or the metrics in memory where this process writes no file."""
     history: MetricHistory
     """Metrics in memory."""
-    curve: LossCurve | None
-    """Losses, where a notebook shows them."""
     progress: ProgressBar
     log: LogHook
     lines: LogLines
@@ -96,19 +94,12 @@ def measure(
         stack.callback(metrics.close)
     shown = screen or sys.stdout  # None if it was closed
     shown = shown if shown and (run_dir is None or run_dir.first) else io.StringIO()
-    curve = None
-    if live_line_for(shown) is LiveCell:
-        curve = LossCurve(
-            every=every,
-            earlier=_losses(earlier_results(run_dir, "", start)),
-            valid=lambda: _losses(next(iter(results.values()), {})),
-        )
     progress = ProgressBar(
         start=start or 0,
         stop=config.steps,
         speed=speed,
-        valid=validation_loss if results else None,
-        curves=curve.curves if curve else dict,
+        valid=lambda: _losses(next(iter(results.values()), {})),
+        earlier=lambda: _losses(earlier_results(run_dir, "", start)),
         steps_per_call=resume.setup.schedule.most,
         stream=shown,
     )
@@ -131,7 +122,6 @@ def measure(
         speed=speed,
         metrics=metrics,
         history=history,
-        curve=curve,
         progress=progress,
         log=log,
         lines=lines,

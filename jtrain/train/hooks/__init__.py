@@ -17,9 +17,6 @@ Hooks are called in the order of their list: `Signals`, `Speed`, the readers of 
 """
 
 from jtrain.train.hooks.checkpointing import SaveEvery as SaveEvery
-from jtrain.train.hooks.curve import curve as curve
-from jtrain.train.hooks.curve import only_ascii as only_ascii
-from jtrain.train.hooks.curve import smooth as smooth
 from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
 from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener

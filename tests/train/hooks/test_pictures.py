@@ -1,6 +1,7 @@
 """Pictures of a run: PNG files under their name and step, and curves in a terminal."""
 
 import math
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
-from jtrain.train.hooks import curve, smooth
+from jtrain.train.charts import smooth, text_chart
 from jtrain.train.hooks.samples import Pictures, write_pictures
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
@@ -112,21 +113,21 @@ BRAILLE = """\
 
 
 def test_a_picture_in_braille():
-    assert curve(BOTH, width=60, height=16) == BRAILLE
+    assert text_chart(BOTH, width=60, height=16) == BRAILLE
 
 
 def test_each_dot_lies_where_its_value_is():
-    x = np.linspace(0, 1, 39)
-    picture = curve({"line": list(zip(x, 1 - x, strict=True))}, width=43, height=42, ascii=True)
-    rows = [line.split("|")[-1].split("+")[-1] for line in picture.splitlines()[:39]]
-    drawn = [[j for j, c in enumerate(row) if c == "."] for row in rows]
-    assert [min(each) for each in drawn] == pytest.approx(list(range(39)), abs=1)
+    x = np.linspace(0, 1, 80)
+    picture = text_chart({"line": list(zip(x, 1 - x, strict=True))}, width=45, height=23)
+    rows = [re.split("[│┤]", line)[-1] for line in picture.splitlines()[:20]]
+    drawn = [[j for j, c in enumerate(row) if c != " "] for row in rows]
+    assert [(each[0], each[-1]) for each in drawn] == [(2 * i, 2 * i + 1) for i in range(20)]
 
 
 def test_values_that_are_not_finite_are_omitted():
     holes = [(0, math.nan), *TRAINING, (2000, math.inf)]
-    assert curve({"loss": holes}) == curve({"loss": TRAINING})
-    assert curve({"loss": [(1, math.nan)], "none": []}) == ""
+    assert text_chart({"loss": holes}) == text_chart({"loss": TRAINING})
+    assert text_chart({"loss": [(1, math.nan)], "none": []}) == ""
 
 
 def test_smoothing_keeps_a_constant_and_a_line_and_averages_noise():
