@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from jtrain.distributed.cluster.cluster import program
+from jtrain.inspect.run_times import format_goodput, read_ledger
 from jtrain.train.charts import smooth, text_chart
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_results
 from jtrain.train.longer_run import settings_to_extend
 from jtrain.train.run_result import FINISHED, RunResult
-from jtrain.train.time_ledger import format_goodput, read_ledger
 
 
 def format_summary(outcome: RunResult, config: RunConfig, source: Path, command: str) -> str:

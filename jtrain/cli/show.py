@@ -113,7 +113,7 @@ def _run_of(words: Sequence[str], option: str) -> Path:
 
 def _ledger(run: Path, as_json: bool) -> str:
     """Describe where the time of a run went."""
-    from jtrain.train.time_ledger import format_ledger, read_ledger
+    from jtrain.inspect.run_times import format_ledger, read_ledger
 
     path = run / "time.jsonl"
     found = read_ledger(path)
@@ -127,7 +127,7 @@ def _ledger(run: Path, as_json: bool) -> str:
 
 def _speed(run: Path, as_json: bool) -> str:
     """Describe the time of a step, the rate and the memory of a run."""
-    from jtrain.train.speed_summary import format_speed, read_speed
+    from jtrain.inspect.run_times import format_speed, read_speed
 
     found = read_speed(run / "speed.jsonl")
     if found is None:
@@ -135,7 +135,7 @@ def _speed(run: Path, as_json: bool) -> str:
             f"jtrain show --speed: {run / 'speed.jsonl'} has no row: the run has taken fewer steps "
             f"than two log lines need. Log more often: log.every=1"
         )
-    return json.dumps(found.plain()) if as_json else format_speed(found)
+    return json.dumps(found) if as_json else format_speed(found)
 
 
 def _profile(run: Path, as_json: bool) -> str:

@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from jtrain.io.formatting import format_count
 
 Number: TypeAlias = float | int
 Point: TypeAlias = tuple[Number, Number]  # step, value
-Points: TypeAlias = Mapping[Number, Number] | Iterable[Point]  # ascending by step
+Points: TypeAlias = Mapping[Any, Any] | Iterable[Point]  # ascending by step
 Label: TypeAlias = Callable[[Number], str]  # formats a number of the horizontal axis
 
 # Dots of a braille character by row and column (4 x 2): bits above U+2800.

@@ -20,7 +20,7 @@ from jtrain.train.hooks.profile_window import ProfileWindow
 from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.speed import TimeRows
-from jtrain.train.leaf_statistics import LeafLog, build_leaf_log
+from jtrain.train.leaf_statistics import LeafLog
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_checks import Checks, guard
 from jtrain.train.run_dir import RunDir
@@ -185,7 +185,7 @@ def _log_leaves(
     if run_dir is None or not resume.setup.config.log.leaves:
         return None
     path = run_dir.leaves if run_dir.first else None
-    log = build_leaf_log(resume.setup, path, measures.pause, resume.start)
+    log = LeafLog(resume.setup, path, measures.pause, resume.start)
     stack.callback(log.close)
     return log
 

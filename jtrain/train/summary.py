@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +17,8 @@ from jtrain.train.hooks.speed import StepWork
 from jtrain.train.setup import TrainSetup
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafSize:
-    """Size of a leaf of the parameters."""
+class LeafSize(NamedTuple):
+    """Size of a leaf."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,8 +30,7 @@ class LeafSize:
     device_bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class StateBytes:
+class StateBytes(NamedTuple):
     """Bytes of a part of the state: in total, and on one device."""
 
     total: int
@@ -63,8 +60,19 @@ class Summary:
 
 def summarize(like: TrainState) -> Summary:
     """Return the sizes of a state, given as shapes, dtypes and shardings."""
-    leaves = tuple(_leaf(name, leaf) for name, leaf in named_leaves(like.params).items())
-    return Summary(leaves, _bytes(like.params), _bytes(like.extra), _bytes(like.opt_state))
+    parts = [_leaves(tree) for tree in (like.params, like.extra, like.opt_state)]
+    total = lambda part: sum(leaf.bytes for leaf in part)
+    device = lambda part: sum(leaf.device_bytes for leaf in part)
+    return Summary(parts[0], *(StateBytes(total(part), device(part)) for part in parts))
+
+
+def _leaves(tree: Any) -> tuple[LeafSize, ...]:
+    leaves = []
+    for name, leaf in named_leaves(tree).items():
+        shard, size = tuple(leaf.sharding.shard_shape(leaf.shape)), leaf.dtype.itemsize
+        sizes = leaf.size, leaf.size * size, math.prod(shard) * size
+        leaves.append(LeafSize(name, tuple(leaf.shape), shard, str(leaf.dtype), *sizes))
+    return tuple(leaves)
 
 
 class StepFlops(NamedTuple):
@@ -76,18 +84,29 @@ class StepFlops(NamedTuple):
     """With what the backward pass computes again."""
 
 
-def count_step_flops(setup: TrainSetup) -> StepFlops:
+def count_step_flops(setup: TrainSetup, *, lower_bound: bool = False) -> StepFlops:
     """Return the FLOPs of loss and gradient over the whole batch.
 
-    `train.model_flops` and `train.flops` count them by tracing, without compiling or using a
-    device. Products in the optimizer (Muon's) are not included.
+    They are counted by tracing, without compiling or using a device. Products in the optimizer
+    (Muon's) are not included.
+
+    Args:
+        lower_bound: what is unknown counts as little as it can.
 
     Raises:
         LossError: if the loss breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    loss, args = _loss(setup)
-    return StepFlops(count_model_flops(loss, *args), count_flops(jax.grad(loss), *args))
+    x, like = setup.experiment, device_shardings(setup.like)
+    terms = normalize_loss(setup.loss, ragged=x.train.ragged)
+
+    def loss(params, extra, batch, key):
+        output = terms(params, extra, batch, key)
+        return combine(output.terms, [mean.weight for mean in output.terms.means])
+
+    args = like.params, like.extra, x.train[0], jax.eval_shape(TrainState.step_key, like)
+    model = count_model_flops(loss, *args, lower_bound=lower_bound)
+    return StepFlops(model, count_flops(jax.grad(loss), *args, lower_bound=lower_bound))
 
 
 class FlopsBound(NamedTuple):
@@ -101,39 +120,14 @@ class FlopsBound(NamedTuple):
 def bound_step_flops(setup: TrainSetup) -> FlopsBound:
     """Return the FLOPs of `count_step_flops`, and a lower bound where they are not known."""
     known = count_step_flops(setup)
-    if None not in known:
-        return FlopsBound(known, True)
-    loss, args = _loss(setup)
-    least = StepFlops(
-        count_model_flops(loss, *args, lower_bound=True),
-        count_flops(jax.grad(loss), *args, lower_bound=True),
-    )
-    return FlopsBound(least, False)
-
-
-def _loss(setup: TrainSetup) -> tuple[Callable[..., Any], tuple]:
-    """Return the loss of a whole batch as a scalar function, and its arguments."""
-    x, like = setup.experiment, device_shardings(setup.like)
-    terms = normalize_loss(setup.loss, ragged=x.train.ragged)
-
-    def loss(params, extra, batch, key):
-        output = terms(params, extra, batch, key)
-        return combine(output.terms, [mean.weight for mean in output.terms.means])
-
-    key = jax.eval_shape(TrainState.step_key, like)
-    return loss, (like.params, like.extra, x.train[0], key)
+    exact = None not in known
+    return FlopsBound(known if exact else count_step_flops(setup, lower_bound=True), exact)
 
 
 def measure_work(setup: TrainSetup) -> StepWork | None:
     """Return the work of a step and the peak of its devices; None for devices of unknown peak."""
     peak = peak_flops(setup.devices)
     return None if peak is None else StepWork(*count_step_flops(setup), peak)
-
-
-def format_table(sizes: Summary, work: StepFlops | None = None) -> str:
-    """Return a line for each module and leaf, then the sums, in columns."""
-    rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device"), *_rows(sizes)]
-    return "\n".join([*align_columns(rows, right=(3, 4)), "", *_sums(sizes, work)])
 
 
 def format_line(sizes: Summary) -> str:
@@ -149,75 +143,44 @@ def format_line(sizes: Summary) -> str:
 def to_json_values(sizes: Summary, work: StepFlops) -> dict[str, Any]:
     """Return the summary as plain numbers, in bytes and FLOPs; each of these only if known."""
     flops = {"flops": work.hardware, "model_flops": work.model}
-    known = {name: x for name, x in flops.items() if x is not None}
     return {
         "parameters": sizes.numbers,
-        "bytes": {
-            part: dataclasses.asdict(getattr(sizes, part))
-            for part in ("params", "extra", "optimizer")
-        },
+        "bytes": {name: part._asdict() for name, part in _parts(sizes).items()},
         "device_bytes": sizes.device_bytes,
-        **known,
-        "leaves": [dataclasses.asdict(leaf) for leaf in sizes.leaves],
+        **{name: x for name, x in flops.items() if x is not None},
+        "leaves": [leaf._asdict() for leaf in sizes.leaves],
     }
 
 
-def _rows(sizes: Summary) -> Iterator[tuple[str, ...]]:
+def format_table(sizes: Summary, work: StepFlops) -> str:
+    """Return a line for each module and leaf, then the sums, in columns."""
+    rows = [("leaf", "shape", "dtype", "numbers", "bytes", "on a device")]
     modules: dict[str, list[LeafSize]] = {}
     for leaf in sizes.leaves:
         modules.setdefault(leaf.name.rpartition("/")[0], []).append(leaf)
+    dims = lambda shape: " x ".join(map(str, shape)) or "scalar"
     for module, leaves in modules.items():
         if module:
             numbers, held = sum(x.numbers for x in leaves), sum(x.bytes for x in leaves)
-            yield module, "", "", f"{numbers:,}", format_bytes(held), ""
+            rows.append((module, "", "", f"{numbers:,}", format_bytes(held), ""))
         for leaf in leaves:
-            name = leaf.name.rpartition("/")[2]
-            yield (
-                f"  {name}" if module else name,
-                _dims(leaf.shape),
-                leaf.dtype,
-                f"{leaf.numbers:,}",
-                format_bytes(leaf.bytes),
-                "unsplit" if leaf.shard == leaf.shape else _dims(leaf.shard),
-            )
-
-
-def _sums(sizes: Summary, work: StepFlops | None) -> Iterator[str]:
-    yield f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"
-    for name in ("params", "extra", "optimizer"):
-        held: StateBytes = getattr(sizes, name)
-        if held.total:
-            yield (
-                f"{name:10}  {format_bytes(held.total)}, {format_bytes(held.device)} of "
-                "it on a device"
-            )
-    yield f"state       {format_bytes(sizes.device_bytes)} on a device"
-    model, hardware = work or StepFlops(None, None)
-    if model is not None:
-        yield f"step        {format_count(model)}FLOP in products of loss and gradient"
-    if hardware is not None and hardware != model:
+            name = f"{'  ' if module else ''}{leaf.name.rpartition('/')[2]}"
+            shard = "unsplit" if leaf.shard == leaf.shape else dims(leaf.shard)
+            size = f"{leaf.numbers:,}", format_bytes(leaf.bytes)
+            rows.append((name, dims(leaf.shape), leaf.dtype, *size, shard))
+    sums = [f"parameters  {sizes.numbers:,} in {len(sizes.leaves)} leaves"]
+    for name, part in _parts(sizes).items():
+        if part.total:
+            total, device = map(format_bytes, part)
+            sums.append(f"{name:10}  {total}, {device} of it on a device")
+    sums.append(f"state       {format_bytes(sizes.device_bytes)} on a device")
+    if work.model is not None:
+        sums.append(f"step        {format_count(work.model)}FLOP in products of loss and gradient")
+    if work.hardware is not None and work.hardware != work.model:
         words = "with what the backward pass computes again"
-        yield f"{'' if model else 'step':10}  {format_count(hardware)}FLOP {words}"
+        sums.append(f"{'' if work.model else 'step':10}  {format_count(work.hardware)}FLOP {words}")
+    return "\n".join([*align_columns(rows, right=(3, 4)), "", *sums])
 
 
-def _leaf(name: str, leaf: Any) -> LeafSize:
-    shard = tuple(leaf.sharding.shard_shape(leaf.shape))
-    each = leaf.dtype.itemsize
-    return LeafSize(
-        name=name,
-        shape=tuple(leaf.shape),
-        shard=shard,
-        dtype=str(leaf.dtype),
-        numbers=leaf.size,
-        bytes=leaf.size * each,
-        device_bytes=math.prod(shard) * each,
-    )
-
-
-def _bytes(tree: Any) -> StateBytes:
-    leaves = [_leaf(name, leaf) for name, leaf in named_leaves(tree).items()]
-    return StateBytes(sum(x.bytes for x in leaves), sum(x.device_bytes for x in leaves))
-
-
-def _dims(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
+def _parts(sizes: Summary) -> dict[str, StateBytes]:
+    return {"params": sizes.params, "extra": sizes.extra, "optimizer": sizes.optimizer}

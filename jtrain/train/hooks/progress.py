@@ -137,11 +137,17 @@ class ProgressBar(Hook):
         from IPython.display import display
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), record=True, width=100, color_system="truecolor")
+        console = Console(
+            file=io.StringIO(),
+            record=True,
+            width=100,
+            color_system="truecolor",
+            force_jupyter=False,  # it would display what is printed
+        )
         console.print(self._line())
-        page = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-        page += svg_chart("loss", {"train": self._losses, "valid": self._valid()})
-        data = {"text/html": page, "text/plain": self._text()}
+        line = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        chart = svg_chart("loss", {"train": self._losses, "valid": self._valid()})
+        data = {"text/html": line + chart, "text/plain": self._text()}
         if self._output is None:
             self._output = display(data, raw=True, display_id=True)
         else:

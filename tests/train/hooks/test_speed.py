@@ -12,9 +12,9 @@ import pytest
 from jtrain.cli import main
 from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
+from jtrain.inspect.run_times import format_ledger, make_ledger, read_ledger
 from jtrain.train.hooks import Speed
 from jtrain.train.hooks.speed import MemoryUse, StepWork, measure_memory
-from jtrain.train.time_ledger import format_ledger, make_ledger, read_ledger
 
 
 class Clock:
