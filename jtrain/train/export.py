@@ -15,7 +15,6 @@ from jax import export
 from jtrain.checkpoint import inspect, layout, leaf_table
 from jtrain.checkpoint.init_from import is_requested
 from jtrain.config.resolve import resolve
-from jtrain.core import pytree
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.types import Batch
@@ -116,29 +115,26 @@ def _reader(
 
     read_full = merged_reader(model, lora, read_leaf) if lora.rank else read_leaf
 
+    scanned = getattr(model, "scan", False)
+    stored_name = lambda name: name if name.startswith("extra/") else f"params/{name}"
+
     @functools.lru_cache(maxsize=1)
     def stored(name: str) -> np.ndarray:
-        return read_full(_stored_name(name))
+        return read_full(stored_name(name))
 
     def read(name: str) -> np.ndarray:
-        if not (getattr(model, "scan", False) and name.startswith("blocks/")):
+        if not (scanned and name.startswith("blocks/")):
             return stored(name)
         _, index, rest = name.split("/", 2)
         return stored(f"blocks/{rest}")[int(index)]
 
-    shapes = model_shapes(model)
-    scanned = getattr(model, "scan", False)
-    missing = [] if scanned or lora.rank else [n for n in shapes if _stored_name(n) not in record]
-    if missing:
+    names = [] if scanned or lora.rank else map(stored_name, model_shapes(model))
+    if missing := [name for name in names if name not in record]:
         raise CheckpointError(
-            f"{directory / str(step)} should have {_stored_name(missing[0])} for its config, and "
-            f"has {', '.join(list(record)[:5])}. Export a run that was trained with its config."
+            f"{directory / str(step)} should have {missing[0]} for its config, and has "
+            f"{', '.join(list(record)[:5])}. Export a run that was trained with its config."
         )
     return read
-
-
-def _stored_name(name: str) -> str:
-    return name if name.startswith("extra/") else f"params/{name}"
 
 
 Read = Callable[[str], np.ndarray]
@@ -155,7 +151,7 @@ def merged_reader(model: Any, settings: Lora, read: Read) -> Read:
     built = model.build()
     params, _ = jax.eval_shape(built.init, jax.random.key(0))
     adapter = build_adapter(settings, params, built.dims, built.linear)
-    dtypes = {name: leaf.dtype for name, leaf in pytree.named_leaves(params).items()}
+    dtypes = {name: leaf.dtype for name, leaf in named_leaves(params).items()}
 
     def read_merged(full: str) -> np.ndarray:
         kind, name = full.split("/", 1)
@@ -218,9 +214,11 @@ def export_stablehlo(
     structure = jax.tree.structure(weights)
     (rows,) = export.symbolic_shape("b")
     batch = {n: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for n, x in inputs.items()}
-    leaves = named_leaves({"params": weights[0], "extra": weights[1]})
-    arrays = {name: np.asarray(jax.device_get(leaf)) for name, leaf in leaves.items()}
-    ordered = {name: arrays[name] for name in _order(weights)}
+    ordered = {  # as the leaves of (params, extra)
+        f"{part}/{name}": np.asarray(jax.device_get(leaf))
+        for part, tree in zip(("params", "extra"), weights, strict=True)
+        for name, leaf in named_leaves(tree).items()
+    }
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ordered.values()]
 
     def call(flat: list[Any], batch: Batch) -> Any:
@@ -263,13 +261,6 @@ def _function(loaded: LoadedRun) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
         )
     apply, tokens = experiment.model.apply, jax.ShapeDtypeStruct((model.context,), np.int32)
     return lambda weights, batch: apply(*weights, batch["tokens"])[0], {"tokens": tokens}
-
-
-def _order(weights: Any) -> list[str]:
-    """Return the names of the weights in the order of their leaves."""
-    params, extra = weights
-    names = [f"params/{name}" for name in named_leaves(params)]
-    return names + [f"extra/{name}" for name in named_leaves(extra)]
 
 
 def _text(x: Any) -> str:

@@ -13,7 +13,7 @@ from jtrain.checkpoint.retention import BestMetric
 from jtrain.config.configclass import configclass
 from jtrain.config.precision import Precision
 from jtrain.config.sections import Guard
-from jtrain.config.top import RUNS, CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
+from jtrain.config.top import RUNS
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
 from jtrain.core.types import Couples, Extra, LossFn, Params
@@ -154,14 +154,8 @@ def fit(
 
         def rename_keys(self, message: str) -> str:
             """Name the arguments of this function."""
-            keys = {
-                "evaluate": ("valid", valid_every),
-                "checkpoint": ("checkpoint", checkpoint_every),
-            }
-            for key, (name, given) in keys.items():
-                default = "" if given else "the default of "
-                message = message.replace(f"as {key}.every is", f"as {default}{name}_every is")
-                message = message.replace(f"{key}.every", f"{name}_every")
+            for key, name in fit_arguments.ARGUMENTS.items():
+                message = message.replace(key, name)
             return message
 
         def code_root(self) -> Any:
@@ -180,29 +174,27 @@ def fit(
                 tokens=tokens,
             )
 
-    # Durations, which are steps once the data is known.
-    evaluate_every: Any = valid_every or "10%"
-    log_every: Any = every or "2%"
     has_directory = bool(name) or directory is not None
-    save_every: Any = checkpoint_every or ("10%" if has_directory else 0)
+    values: dict[str, Any] = {
+        "experiment": "fit",
+        "name": name or "fit",
+        "seed": seed,
+        "steps": duration,
+        "batch": rows,
+        "microbatches": microbatches,
+        "steps_per_call": steps_per_call,
+        "optimizer": fit_arguments.build_optimizer(optimizer, lr, schedule),
+        "precision": fit_arguments.build_precision(precision),
+        "parallel": fit_arguments.build_strategy(parallel, devices),
+        "guard": fit_arguments.build_guard(guard, has_checkpoints=has_directory),
+        # Durations are steps once the data is known.
+        "evaluate": {"every": valid_every or "10%", "batch": valid_batch, "couples": valid_couples},
+        "checkpoint": {"every": checkpoint_every or ("10%" if has_directory else 0), "best": best},
+        "log": {"every": every or "2%"},
+        "checks": {"first_batch": check_batch},
+    }
     try:
-        config = Config(
-            experiment="fit",
-            name=name or "fit",
-            seed=seed,
-            steps=duration,
-            batch=rows,
-            microbatches=microbatches,
-            steps_per_call=steps_per_call,
-            optimizer=fit_arguments.build_optimizer(optimizer, lr, schedule),
-            precision=fit_arguments.build_precision(precision),
-            parallel=fit_arguments.build_strategy(parallel, devices),
-            guard=fit_arguments.build_guard(guard, has_checkpoints=has_directory),
-            evaluate=EvaluateConfig(every=evaluate_every, batch=valid_batch, couples=valid_couples),
-            checkpoint=CheckpointConfig(every=save_every, best=best),
-            log=LogConfig(every=log_every),
-            checks=ChecksConfig(first_batch=check_batch),
-        )
+        config = Config(**values)
     except ValidationError as error:
         raise ConfigError(fit_arguments.describe_argument(error, Config)) from None
     for key, words in config.misfits():

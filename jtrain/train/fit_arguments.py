@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from jtrain.config.configclass import configclass
 from jtrain.config.precision import Precision
-from jtrain.config.schema import describe_allowed, field_schemas
+from jtrain.config.schema import FieldSchema, describe_allowed, field_schemas
 from jtrain.config.sections import Guard, RollbackPolicy
-from jtrain.config.top import CheckpointConfig, ChecksConfig, EvaluateConfig, LogConfig
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
@@ -33,27 +32,30 @@ from jtrain.parallel import Auto, Layout, Parallel
 
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
 
-_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
-    "EvaluateConfig": (EvaluateConfig, {k: f"valid_{k}" for k in ("every", "batch", "couples")}),
-    "CheckpointConfig": (CheckpointConfig, {"every": "checkpoint_every"}),
-    "LogConfig": (LogConfig, {}),
-    "ChecksConfig": (ChecksConfig, {"first_batch": "check_batch"}),
+ARGUMENTS: Mapping[str, str] = {
+    **{f"evaluate.{key}": f"valid_{key}" for key in ("every", "batch", "couples")},
+    "checkpoint.every": "checkpoint_every",
+    "checkpoint.best": "best",
+    "log.every": "every",
+    "checks.first_batch": "check_batch",
 }
-"""Parts of a config by name, and the arguments that their keys are of."""
-_DURATIONS = frozenset({"steps", "every", "valid_every", "checkpoint_every"})
+"""Arguments of `fit` by the keys of a config, where they differ."""
 
 
 def describe_argument(error: ValidationError, config: type) -> str:
     """Return which argument is wrong, and what it may be: `steps=0: must be a whole number ...`."""
     first = error.errors()[0]
-    key = str(first["loc"][0]) if first["loc"] else ""
-    part, arguments = _PARTS.get(error.title, (config, {}))
-    name = arguments.get(key, key)
+    keys = [str(key) for key in first["loc"]]
+    name = ARGUMENTS.get(".".join(keys), ".".join(keys))
+    want = FieldSchema(config)
+    for key in keys:
+        want = field_schemas(want.classes()[0]).get(key) if want and want.classes() else None
     if own := first.get("ctx", {}).get("error"):
         must = str(own)
-    elif want := field_schemas(part).get(key):
+    elif want:
         must = f"must be {describe_allowed(want)}"
-        must += ', or a duration such as "3 epochs"' if name in _DURATIONS else ""
+        duration = name == "steps" or name.endswith("every")
+        must += ', or a duration such as "3 epochs"' if duration else ""
     else:
         must = first["msg"].replace("Input should be", "must be")
     return f"{name}={first['input']!r}: {must}{'' if must.endswith(('.', '?')) else '.'}"
@@ -103,19 +105,20 @@ def build_start(
             "model. Write jt.fit(jt.classifier(model), model, (x, y)), or jt.regression."
         )
     check_model_type(params)
-    meets = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
+    declared = couples is not None
+    couples = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
     if is_nnx(params):
         from jtrain.models.adapters.nnx import SplitModule, module_loss
 
         module = SplitModule(params)
         if not isinstance(loss, Stateful):
-            loss, meets = module_loss(loss, module), couples or module.couples
+            loss, couples = module_loss(loss, module), couples if declared else module.couples
         given, carried = module.arrays()
-        return FitStart(loss, (given, extra or carried), meets, module, couples is not None)
+        return FitStart(loss, (given, extra or carried), couples, module, declared)
     if isinstance(params, Model):
-        return FitStart(loss, params.init, meets, None, couples is not None)
+        return FitStart(loss, params.init, couples, declared=declared)
     start = params if callable(params) else build_weights(params, extra)
-    return FitStart(loss, start, meets, None, couples is not None)
+    return FitStart(loss, start, couples, declared=declared)
 
 
 def build_weights(params: Params, extra: Extra) -> tuple[Params, Extra]:
@@ -142,21 +145,17 @@ def check_trainable(params: Params) -> None:
     """
     for name, leaf in named_leaves(params).items():
         parameter = f"The parameter {name}" if name else "The parameter"
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None and not isinstance(leaf, int | float):
+        dtype = getattr(leaf, "dtype", type(leaf))
+        array = is_array(leaf) and library_name(leaf) != "torch"
+        if not array and dtype not in (int, float):
             raise DataError(
-                f"{parameter} is a {type(leaf).__name__}, and parameters are arrays of numbers. "
-                f"Convert it: jnp.asarray(...)."
+                f"{parameter} is a {type(leaf).__name__}, and parameters are arrays of numbers, of "
+                f"numpy or JAX: jnp.asarray(...); jnp.asarray(x.numpy()) for a torch tensor."
             )
-        if library_name(leaf) == "torch" or str(dtype) == "object":
+        if not jax.numpy.issubdtype(dtype, np.inexact):
             raise DataError(
-                f"{parameter} is no array of numpy or JAX. Convert a torch tensor: "
-                f"jnp.asarray(x.numpy()); a function or a text is no parameter."
-            )
-        if not jax.numpy.issubdtype(dtype or type(leaf), np.inexact):
-            raise DataError(
-                f"{parameter} holds {dtype or type(leaf).__name__} values, and only floating point "
-                f"numbers can be trained: give it as float32, or in extra= if it is constant."
+                f"{parameter} holds {getattr(dtype, '__name__', dtype)} values, and only floating "
+                f"point numbers can be trained: give it as float32, or in extra= if it is constant."
             )
 
 
@@ -205,27 +204,22 @@ def build_optimizer(
             raise ConfigError(
                 f'optimizer="{given}" has no default learning rate: give one, such as lr=0.01.'
             )
-        kind = _named("schedule", schedule or "constant", Schedule) if _is_name(schedule) else None
-        rate = RATES[given] if lr is None else lr
-        return cls(lr=rate, schedule=kind() if kind else schedule)
+        if schedule is None or isinstance(schedule, str):
+            schedule = _named("schedule", schedule or "constant", Schedule)()
+        return cls(lr=RATES[given] if lr is None else lr, schedule=schedule)
+    if not isinstance(given, OptimizerConfig | optax.GradientTransformation):
+        raise ConfigError(
+            f'optimizer= is a name such as "adamw", a value of jtrain.optim or an optax '
+            f"transformation, and this is a {type(given).__name__}: write "
+            f'optimizer="adamw", lr=1e-3.'
+        )
     if lr is not None or schedule is not None:
         name = "lr" if lr is not None else "schedule"
         raise ConfigError(
             f"{name}= is for an optimizer given by name, and this one is a "
             f"{type(given).__name__}, which has its own: omit {name}=, or set it there."
         )
-    if isinstance(given, OptimizerConfig):
-        return given
-    if isinstance(given, optax.GradientTransformation):
-        return CustomOptimizer()
-    raise ConfigError(
-        f'optimizer= is a name such as "adamw", a value of jtrain.optim or an optax '
-        f'transformation, and this is a {type(given).__name__}: write optimizer="adamw", lr=1e-3.'
-    )
-
-
-def _is_name(schedule: Any) -> bool:
-    return schedule is None or isinstance(schedule, str)
+    return CustomOptimizer() if isinstance(given, optax.GradientTransformation) else given
 
 
 def build_strategy(given: str | Parallel, devices: Any = 0) -> Parallel:

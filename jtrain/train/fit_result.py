@@ -3,7 +3,7 @@
 import dataclasses
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,54 +102,44 @@ class Fitted:
             )
         return predict(self.loss, self.params, data, batch=batch, extra=self.extra)
 
-    def plot(self, *names: str, ax: Any = None) -> "MetricCurves":
+    def plot(self, *names: str) -> "MetricCurves":
         """Return the curves of some metrics, by default of the loss and the evaluated metrics.
 
-        A notebook shows them as a picture, a terminal as text; `.save("curves.svg")` writes them.
+        A notebook shows them as a picture, a terminal as text; `.save("curves.html")` writes them.
 
         Args:
             names: of metrics, "loss" or "accuracy"; each is drawn for all its sets.
-            ax: axes of matplotlib to draw the first metric on as well.
 
         Raises:
             ConfigError: for an unknown metric.
         """
-        scalar = [name for name, points in self.history.items() if not _shape(points)]
-        metrics = list(dict.fromkeys(name.rpartition("/")[2] for name in scalar))
-        evaluated = [name.rpartition("/")[2] for name in scalar if "/" in name]
-        default = ("loss", *dict.fromkeys(n for n in evaluated if n not in ("loss", "rows")))
-        chosen = names or default
-        for name in chosen:
-            if name not in metrics:
+        curves: dict[str, dict[str, Mapping[int, float]]] = {}
+        for full, points in self.history.items():
+            set_name, _, name = full.rpartition("/")
+            if not _shape(points):
+                curves.setdefault(name, {})[set_name or "train"] = points
+        for name in names:
+            if name not in curves:
                 raise ConfigError(
-                    f"{name!r} is no metric of the history, which has {', '.join(metrics)}; an "
+                    f"{name!r} is no metric of the history, which has {', '.join(curves)}; an "
                     f"array has no curve, but its values: result.history[NAME]. Write "
-                    f'result.plot("{nearest_choice(name, metrics) or "loss"}").'
+                    f'result.plot("{nearest_choice(name, curves) or "loss"}").'
                 )
-        curves = MetricCurves(
-            {
-                name: {
-                    full.rpartition("/")[0] or "train": points
-                    for full, points in self.history.items()
-                    if full.rpartition("/")[2] == name
-                }
-                for name in chosen
-            }
-        )
-        if ax is not None:
-            curves.draw(ax)
-        return curves
+        evaluated = [n for n, lines in curves.items() if set(lines) - {"train"} and n != "rows"]
+        chosen = names or dict.fromkeys(["loss", *evaluated])
+        return MetricCurves({name: curves[name] for name in chosen})
 
     def __repr__(self) -> str:
         """Return at most ten lines: what was trained, the results, and what to type next."""
         leaves = named_leaves(self.params)
         shapes = [f"{name or 'array'} {list(np.shape(leaf))}" for name, leaf in leaves.items()]
         more = f", and {len(shapes) - 3} more" if len(shapes) > 3 else ""
-        rows = [f"  {name:18} {words}" for name, words in self._results(4)]
+        shown = [name for name in self.history if name.rpartition("/")[2] not in {*INNER, "rows"}]
+        shown.sort(key=lambda name: ("/" not in name, not name.endswith("loss")))
         lines = [
             f"Fitted: {self.step} steps, {num_elements(self.params):,} parameters "
             f"({', '.join(shapes[:3])}{more})",
-            *rows,
+            *(f"  {name:18} {_course(self.history[name])}" for name in shown[:4]),
         ]
         if self.best:
             scalars = {name: x for name, x in self.best.numbers.items() if not np.ndim(x)}
@@ -162,26 +152,8 @@ class Fitted:
         return "\n".join([*lines, f"next: {', '.join(self._next())}"])
 
     def _repr_html_(self) -> str:
-        """Return a table and the curves, for a notebook."""
-        rows = "".join(
-            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
-            f'<td style="text-align:left">{html.escape(words)}</td></tr>'
-            for name, words in self._results(8)
-        )
-        why = f"<p>ended: {html.escape(self.why)}</p>" if self.why else ""
-        where = f"<p>in <code>{html.escape(str(self.directory))}</code></p>"
-        after = " · ".join(f"<code>{html.escape(words)}</code>" for words in self._next())
-        return (
-            f"<div><b>{self.step} steps, {num_elements(self.params):,} parameters</b>"
-            f"<table>{rows}</table>{why}{where if self.directory else ''}"
-            f"{self.plot()._repr_html_()}<p>next: {after}</p></div>"
-        )
-
-    def _results(self, most: int) -> Sequence[tuple[str, str]]:
-        """Return at most `most` metrics with their course, validation metrics first."""
-        shown = [name for name in self.history if name.rpartition("/")[2] not in {*INNER, "rows"}]
-        shown.sort(key=lambda name: ("/" not in name, not name.endswith("loss")))
-        return [(name, _course(self.history[name])) for name in shown[:most]]
+        """Return the text and the curves, for a notebook."""
+        return f"<div><pre>{html.escape(repr(self))}</pre>{self.plot()._repr_html_()}</div>"
 
     def _next(self) -> list[str]:
         calls = ["result.plot()", "result.evaluate(data)"]
@@ -198,36 +170,17 @@ class MetricCurves:
 
     metrics: Mapping[str, Mapping[str, Mapping[int, float]]]
 
-    def svg(self) -> str:
-        """Return the charts as SVG, side by side."""
-        return "".join(svg_chart(name, lines) for name, lines in self.metrics.items())
-
     def save(self, path: Path | str) -> Path:
-        """Write the charts to a file that a browser shows, .html or .svg (of one metric).
+        """Write the charts to a page, curves.html.
 
         Raises:
-            ConfigError: for another suffix, or several metrics in one .svg.
+            ConfigError: for another suffix.
         """
         path = Path(path)
-        if path.suffix == ".svg" and len(self.metrics) > 1:
-            raise ConfigError(
-                f"a .svg holds one chart, and there are {', '.join(self.metrics)}. Write "
-                f'result.plot("{next(iter(self.metrics))}").save("{path}"), or name it .html.'
-            )
-        if path.suffix not in (".svg", ".html"):
-            raise ConfigError(f"{path}: charts are written as .html or .svg. Name it curves.html.")
-        path.write_text(self.svg(), encoding="utf-8")
+        if path.suffix != ".html":
+            raise ConfigError(f"{path}: charts are written as a page. Name it curves.html.")
+        path.write_text(self._repr_html_(), encoding="utf-8")
         return path
-
-    def draw(self, ax: Any) -> Any:
-        """Draw the first metric on axes of matplotlib, and return the axes."""
-        name, lines = next(iter(self.metrics.items()))
-        for label, points in lines.items():
-            ax.plot(list(points), list(points.values()), label=label)
-        ax.set_xlabel("step")
-        ax.set_ylabel(name)
-        ax.legend()
-        return ax
 
     def __repr__(self) -> str:
         """Return the curves as text."""
@@ -235,7 +188,8 @@ class MetricCurves:
         return "\n".join(drawn)
 
     def _repr_html_(self) -> str:
-        return f'<div style="display:flex;flex-wrap:wrap">{self.svg()}</div>'
+        charts = "".join(svg_chart(name, lines) for name, lines in self.metrics.items())
+        return f'<div style="display:flex;flex-wrap:wrap">{charts}</div>'
 
 
 def _course(points: Mapping[int, Any]) -> str:

@@ -34,7 +34,6 @@ from jtrain.train.run_dir import find_run
 from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.setup import TrainSetup
 
-Outputs = Callable[[tuple[Params, Extra], Batch], Any]
 ADDED = {"row", "mask"}  # added when rows are batched
 
 
@@ -102,7 +101,7 @@ class LoadedRun:
         Raises:
             ConfigError: if the experiment has no `predict`.
         """
-        outputs, setup = self._outputs(None), self._setup
+        outputs, setup = self.outputs(), self._setup
         assert setup is not None, "a run with a predict has an experiment"
         rows = next(iter(setup.sets.values()), setup.experiment.train)
         batch = shapes(rows, part=self._strategy.part)
@@ -137,7 +136,7 @@ class LoadedRun:
             ConfigError: if the experiment has no `predict` and `apply` is not given.
             DataError: if the data does not fit the run's inputs.
         """
-        outputs, strategy = self._outputs(apply), self._strategy
+        outputs, strategy = self.outputs(apply), self._strategy
         size = batch or -(-ROWS // strategy.shares) * strategy.shares
         rows = fit_data.build_batches(data if apply else self._checked(data, size), size)
         check_divides(rows.size, strategy.shares, 1)
@@ -148,26 +147,23 @@ class LoadedRun:
             self._programs[kind] = compile_rows(strategy, outputs, weights, example)
         return predict_rows(self._programs[kind], strategy, weights, rows)
 
-    def outputs(self) -> Outputs:
+    def outputs(
+        self, apply: Callable[[Params, Batch], Any] | ModelLoss | None = None
+    ) -> Callable[[tuple[Params, Extra], Batch], Any]:
         """Return the function of (params, extra) and a batch that `predict` computes.
 
         Raises:
-            ConfigError: if the experiment has no `predict`.
+            ConfigError: if the experiment has no `predict` and `apply` is not given.
         """
-        return self._outputs(None)
-
-    def _outputs(self, apply: Callable[[Params, Batch], Any] | ModelLoss | None) -> Outputs:
-        """Return a function of (params, extra) and a batch that computes the outputs."""
-        x = self.experiment
         if apply is not None:
             return make_outputs(apply)
-        if x is None:
+        if self.experiment is None:
             raise ConfigError(
                 f"{self.directory} was made by jt.fit, and the code of its model is in a script. "
                 f"Give it here: predict(data, apply), with apply(params, batch), or predict(data, "
                 f"jt.classifier(model)), with the model that was trained."
             )
-        predict = x.predict
+        predict = self.experiment.predict
         if predict is None:
             raise ConfigError(
                 f"experiment {self._name} has no `predict`. Add one: jt.Experiment(..., "
@@ -183,6 +179,7 @@ class LoadedRun:
     def _checked(self, data: fit_data.Data, size: int) -> FiniteBatches:
         """Return the data in batches, after checking that its rows fit the run's inputs."""
         inputs = self.inputs
+        real = lambda rows: {name: np.asarray(x) for name, x in rows.items() if name not in ADDED}
         if hasattr(data, "shape") or isinstance(data, list):
             if len(inputs) != 1:
                 raise DataError(
@@ -191,11 +188,9 @@ class LoadedRun:
                 )
             data = {next(iter(inputs)): data}
         if isinstance(data, Mapping):
-            found = {name: np.asarray(array) for name, array in data.items() if name not in ADDED}
-            return InOrder(Arrays(**check_rows(found, inputs, self._name)), size=size)
+            return InOrder(Arrays(**check_rows(real(data), inputs, self._name)), size=size)
         rows = fit_data.build_batches(data, size)
-        first = {name: array for name, array in rows[0].items() if name not in ADDED}
-        check_rows(first, inputs, self._name)
+        check_rows(real(rows[0]), inputs, self._name)
         return rows
 
     @property
@@ -235,12 +230,25 @@ def load(
         CheckpointError: if the run has no such checkpoint.
     """
     path = find_run(run, "jt.load")
-    if is_fit_run(path):
-        return load_fit(path, step, parallel or "mirrored")
-    config = resolve(path / "config.yaml").config
-    if parallel is not None:
-        config = dataclasses.replace(config, parallel=fit_arguments.build_strategy(parallel))
-    return load_run(config, path, step)
+    if not is_fit_run(path):
+        config = resolve(path / "config.yaml").config
+        if parallel is not None:
+            config = dataclasses.replace(config, parallel=fit_arguments.build_strategy(parallel))
+        return load_run(config, path, step)
+    enable_compilation_cache()
+    found, params, extra = read_weights(path, step)
+    strategy = fit_arguments.build_layout(parallel or "mirrored").build()
+    params, extra = jax.device_put((params, extra), strategy.shardings((params, extra)))
+    return LoadedRun(
+        directory=path,
+        step=found,
+        params=params,
+        extra=extra,
+        config=None,
+        experiment=None,
+        _setup=None,
+        _strategy=strategy,
+    )
 
 
 def load_run(
@@ -267,24 +275,4 @@ def load_run(
         experiment=setup.experiment,
         _setup=setup,
         _strategy=setup.strategy,
-    )
-
-
-def load_fit(
-    directory: Path, step: int | Literal["newest", "best"], parallel: str | Parallel
-) -> LoadedRun:
-    """Load a run of `jt.fit` from its checkpoint only; see `load`."""
-    enable_compilation_cache()
-    found, params, extra = read_weights(directory, step)
-    strategy = fit_arguments.build_layout(parallel).build()
-    params, extra = jax.device_put((params, extra), strategy.shardings((params, extra)))
-    return LoadedRun(
-        directory=directory,
-        step=found,
-        params=params,
-        extra=extra,
-        config=None,
-        experiment=None,
-        _setup=None,
-        _strategy=strategy,
     )

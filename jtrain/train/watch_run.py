@@ -1,20 +1,16 @@
 """Watched run: its checkpoints are evaluated one by one while another program trains it."""
 
 import contextlib
-import dataclasses
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
-
-import jax
 
 from jtrain.checkpoint import CheckpointManager, layout
 from jtrain.checkpoint.lock import WriteLock, read_holder
 from jtrain.checkpoint.pinned import RemovedError, pin, unpin_all
 from jtrain.checkpoint.seal import sealed_digest
-from jtrain.core.types import Batch
 from jtrain.distributed.multihost import all_gather, broadcast_from_first
 from jtrain.distributed.shutdown import NotedSignals
 from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError, ConfigError
@@ -27,30 +23,26 @@ from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End, check_installed
 
 POLL = 1.0  # seconds between two looks at the run
+PINS = "evaluating"  # folder of the run with the checkpoint that is read
+# Files of a run whose change shows that it lives.
+_SIGNS = ("run.json", "metrics.jsonl", "speed.jsonl", "time.jsonl", "log.txt", "checkpoints")
+_ENDS: Mapping[int, End] = {DONE: "done", STOPPED: "stopped", FAULT: "failed"}  # by the exit code
 Policy: TypeAlias = Literal["every", "latest"]
+Results: TypeAlias = Mapping[str, Mapping[str, Any]]  # by set
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Results of a checkpoint, by set."""
+class Evaluation(NamedTuple):
+    """Results of a checkpoint."""
 
     step: int
-    results: "Results"
+    results: Results
 
 
-@dataclasses.dataclass(frozen=True)
-class WatchEnd:
+class WatchEnd(NamedTuple):
     """End of a watch, with its exit code."""
 
     code: int
     why: str
-
-
-Results: TypeAlias = Mapping[str, Mapping[str, Any]]
-
-
-class _AskedError(Exception):
-    """A signal asks this process to end, in the middle of an evaluation."""
 
 
 def wait_for_run(run: str, timeout: float, log: Log, asked: NotedSignals) -> Path:
@@ -92,7 +84,7 @@ def watch_run(
         policy: every checkpoint, or only the latest at a time.
         timeout: seconds without a change of the run's files after which it counts as ended; 0:
             without end.
-        asked: a signal in it ends the watch.
+        asked: a signal in it ends the watch, after the evaluation that goes on.
 
     Raises:
         CheckpointError: if another process watches the run.
@@ -105,25 +97,25 @@ def watch_run(
     if not setup.sets:
         raise ConfigError(f"experiment {config.experiment} has no `valid` to evaluate a run on.")
     with contextlib.ExitStack() as stack:
-        checkpoints = None
+        watched = None
         if run_dir.first:
             tracking = track_evaluations(config, run_dir.path, run=run_dir.id, log=log)
             stack.callback(tracking.close, "stopped")  # unless it was closed with the run's end
-            checkpoints = WatchedCheckpoints(run_dir, policy, timeout, stack, log, tracking)
+            watched = _WatchedCheckpoints(run_dir, policy, timeout, log, tracking)
+            stack.callback(watched.close)
         while True:
-            found = broadcast_from_first(checkpoints.look if checkpoints else dict)
+            found = broadcast_from_first(watched.look if watched else dict)
             if error := found.get("error"):
                 raise CheckpointError(error)
             if end := _find_end(found, asked):
                 yield end
                 return
-            step = found.get("step")
-            if step is None:
+            if (step := found.get("step")) is None:
                 time.sleep(POLL)
                 continue
-            results = _evaluate(setup, run_dir, step, asked, log)
-            if checkpoints is not None:
-                checkpoints.record(step, results)
+            results = _evaluate(setup, run_dir, step, log)
+            if watched is not None:
+                watched.record(step, results)
             if results is not None:
                 yield Evaluation(step, results)
 
@@ -136,56 +128,26 @@ def _find_end(found: Mapping[str, Any], asked: NotedSignals) -> WatchEnd | None:
     return WatchEnd(found["code"], found["end"]) if "end" in found else None
 
 
-def _evaluate(
-    setup: TrainSetup, run_dir: RunDir, step: int, asked: NotedSignals, log: Log
-) -> Results | None:
-    """Return the metrics of a pinned checkpoint; None if it is damaged, or a signal has come."""
-
-    def reading(batches: Iterable[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            if asked.name and jax.process_count() == 1:  # several end together, afterwards
-                raise _AskedError
-            yield batch
-
+def _evaluate(setup: TrainSetup, run_dir: RunDir, step: int, log: Log) -> Results | None:
+    """Return the metrics of a pinned checkpoint; None if it is damaged."""
     path, owner = run_dir.path / PINS, run_dir.owner()
     try:
         with CheckpointManager(path, first=run_dir.first, owner=owner) as checkpoints:
             state = checkpoints.restore(step, setup.like)
-        return {name: setup.measure(state, name, reading) for name in setup.sets}
+        return {name: setup.measure(state, name, iter) for name in setup.sets}
     except CheckpointError as error:  # the bytes differ, in all processes alike
         log(f"{error}")
-    except _AskedError:
-        pass
     return None
 
 
-PINS = "evaluating"  # folder of the run with the checkpoint that is read
-# Files of a run whose change shows that it lives.
-_SIGNS = ("run.json", "metrics.jsonl", "speed.jsonl", "time.jsonl", "log.txt", "checkpoints")
-_ENDS: dict[int, End] = {DONE: "done", STOPPED: "stopped", FAULT: "failed"}  # by the exit code
-_ENDED = {"done", "failed"}  # statuses after which no further checkpoint comes
-
-
-class Checkpoint(NamedTuple):
-    """Checkpoint of a step; after a rollback the step has another one, with another seal."""
-
-    step: int
-    seal: str
-    """Digest of the seal; empty if unknown."""
-
-
-class WatchedCheckpoints:
+class _WatchedCheckpoints:
     """Checkpoints of a watched run: which comes next, and the rows of those that are evaluated.
 
-    Only the first process has them.
+    Only the first process has them. A checkpoint is a step and the digest of its seal: after a
+    rollback the step has another one.
 
     Args:
-        policy: every checkpoint, or only the latest at a time.
-        timeout: seconds without a change of the run's files after which it counts as ended; 0:
-            without end.
-        stack: closes what is opened.
-        log: takes a line.
-        tracking: gets the results, too.
+        tracking: gets the results, and the end of the run.
     """
 
     def __init__(
@@ -193,64 +155,71 @@ class WatchedCheckpoints:
         run_dir: RunDir,
         policy: Policy,
         timeout: float,
-        stack: contextlib.ExitStack,
         log: Log,
         tracking: Tracking,
     ):
         self._run_dir, self._policy, self._timeout = run_dir, policy, timeout
-        self._stack, self._log, self._tracking = stack, log, tracking
+        self._log, self._tracking = log, tracking
         self._pins = run_dir.path / PINS
-        self._skipped: set[Checkpoint] = set()  # damaged
-        self._known: set[Checkpoint] = set()  # listed, and neither evaluated nor skipped
-        self._signs: list[tuple[int, int]] = []
-        self._changed = time.monotonic()
-        self._pinned: Checkpoint | None = None
+        self._skipped: set[tuple[int, str]] = set()  # damaged
+        self._pinned = 0, ""
+        self._signs, self._changed = [], time.monotonic()
         self._rows: EvaluationRows | None = None
+        self._lock: WriteLock | None = None
 
     def look(self) -> dict[str, Any]:
         """Return the step to evaluate, which is pinned, or why the watch ends, or nothing."""
         try:
-            found = self._look()
+            found = self._look(self._rows or self._open())
         except CheckpointError as error:
             return {"error": str(error)}
         if "code" in found:
             self._tracking.close(_ENDS[found["code"]])
         return found
 
-    def record(self, step: int, results: Mapping[str, Mapping[str, Any]] | None) -> None:
+    def record(self, step: int, results: Results | None) -> None:
         """Write the row of a step, and unpin it; without results it is left out from now on."""
         assert self._rows is not None, "opened by the first look"
-        assert self._pinned is not None, "pinned by the last look"
-        assert self._pinned.step == step, "one at a time"
         if results is None:
             self._skipped.add(self._pinned)
         else:
-            self._rows.append(step, self._pinned.seal, results)
+            self._rows.append(step, self._pinned[1], results)
             for name, numbers in results.items():
                 self._tracking.row(step, name, numbers)
-        self._unpin()
+        list(unpin_all(self._pins))
 
-    def _look(self) -> dict[str, Any]:
-        rows = self._rows or self._open()
+    def close(self) -> None:
+        """Remove what is pinned, and let another process watch."""
+        if self._rows is not None and self._lock is not None:
+            self._rows.close()
+            list(unpin_all(self._pins))
+            self._lock.release()
+            with contextlib.suppress(OSError):
+                self._pins.rmdir()  # that of a process that was killed
+
+    def _look(self, rows: EvaluationRows) -> dict[str, Any]:
         status = self._run_dir.facts().get("status", "")  # before the list: no later one is missed
         directory, owner = self._run_dir.checkpoints, self._run_dir.owner()
         steps = layout.list_steps(directory, owner)
-        found = [Checkpoint(step, sealed_digest(directory / str(step))) for step in steps]
-        self._report_removed(found, rows)
-        while (chosen := self._choose(found, rows)) is not None:
-            step = chosen.step
+        for step in steps[-1:] if self._policy == "latest" else steps:
+            found = step, sealed_digest(directory / str(step))
+            if found in self._skipped or rows.has(*found):
+                continue
             try:
                 pin(directory, step, self._pins, owner)
             except RemovedError as error:
-                found.remove(chosen)
-                self._known.discard(chosen)
                 self._log(f"{error}. It is skipped")
                 continue
-            self._pinned = Checkpoint(step, sealed_digest(self._pins / str(step)))
+            self._pinned = step, sealed_digest(self._pins / str(step))
             return {"step": step}
-        if status in _ENDED:
-            return self._end(status, found, rows)
-        return self._check_signs(status, rows)
+        if status not in {"done", "failed"}:
+            return self._check_signs(status, rows)
+        last = (steps[-1], sealed_digest(directory / str(steps[-1]))) if steps else None
+        if last is not None and not rows.has(*last):
+            words = f"its last checkpoint ({last[0]}) cannot be evaluated"
+            return {"end": f"the run is {status}, and {words}", "code": FAULT}
+        words = f"step {last[0]} is evaluated" if last else "it has no checkpoint"
+        return {"end": f"the run is {status}, and {words}", "code": DONE}
 
     def _open(self) -> EvaluationRows:
         """Lock the watch of the run, and open its rows."""
@@ -265,43 +234,14 @@ class WatchedCheckpoints:
                 f"{holder['host']}, and each checkpoint is evaluated once. Wait for it, or stop "
                 f"it: kill {holder['pid']}"
             ) from None
-        self._stack.callback(self._remove_folder)  # of a process that was killed
-        self._stack.callback(lock.release)
-        self._stack.callback(self._unpin)
-        list(unpin_all(self._pins))
+        list(unpin_all(self._pins))  # of a process that was killed
         self._rows = EvaluationRows(self._run_dir.path, self._run_dir.id)
-        self._stack.callback(self._rows.close)
+        self._lock = lock
         return self._rows
-
-    def _choose(self, found: list[Checkpoint], rows: EvaluationRows) -> Checkpoint | None:
-        """Return the next checkpoint to evaluate."""
-        due = found[-1:] if self._policy == "latest" else found
-        return next((each for each in due if not self._is_done(each, rows)), None)
-
-    def _is_done(self, checkpoint: Checkpoint, rows: EvaluationRows) -> bool:
-        return checkpoint in self._skipped or rows.has(*checkpoint)
-
-    def _report_removed(self, found: list[Checkpoint], rows: EvaluationRows) -> None:
-        """Log the checkpoints that were listed before and are gone, under the policy `every`."""
-        for checkpoint in sorted(self._known - set(found)):
-            if self._policy == "every" and not self._is_done(checkpoint, rows):
-                self._log(
-                    f"checkpoint {checkpoint.step} was removed before its turn, and is skipped"
-                )
-        self._known = {each for each in found if not self._is_done(each, rows)}
-
-    def _end(self, status: str, found: list[Checkpoint], rows: EvaluationRows) -> dict[str, Any]:
-        last = max(found, default=None)
-        if last is not None and not rows.has(*last):
-            words = f"its last checkpoint ({last.step}) cannot be evaluated"
-            return {"end": f"the run is {status}, and {words}", "code": FAULT}
-        evaluated = f"step {last.step} is evaluated" if last is not None else "it has no checkpoint"
-        return {"end": f"the run is {status}, and {evaluated}", "code": DONE}
 
     def _check_signs(self, status: str, rows: EvaluationRows) -> dict[str, Any]:
         """Return the end of a run whose files have not changed for long; nothing before."""
-        signs = [_sign(self._run_dir.path / name) for name in _SIGNS]
-        now = time.monotonic()
+        signs, now = [_sign(self._run_dir.path / name) for name in _SIGNS], time.monotonic()
         if signs != self._signs:
             self._signs, self._changed = signs, now
         if not self._timeout or now - self._changed < self._timeout:
@@ -317,15 +257,6 @@ class WatchedCheckpoints:
             f"for a run that writes more rarely, a larger --timeout",
             "code": FAULT,
         }
-
-    def _remove_folder(self) -> None:
-        with contextlib.suppress(OSError):
-            self._pins.rmdir()
-
-    def _unpin(self) -> None:
-        if self._pinned is not None:
-            layout.try_remove(self._pins / str(self._pinned.step))
-        self._pinned = None
 
 
 def _sign(path: Path) -> tuple[int, int]:

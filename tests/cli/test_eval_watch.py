@@ -126,9 +126,9 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_pinned(run: Path, capf
     """Retention of the training process removes each checkpoint once it is chosen."""
     plain = watch_run._evaluate
 
-    def evaluate(setup, run_dir, step, asked, log):
+    def evaluate(setup, run_dir, step, log):
         layout.delete_checkpoint(run_dir.checkpoints, step)
-        return plain(setup, run_dir, step, asked, log)
+        return plain(setup, run_dir, step, log)
 
     monkeypatch.setattr(watch_run, "_evaluate", evaluate)
     code, printed, _ = watch(capfd)
