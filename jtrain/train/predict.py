@@ -62,16 +62,14 @@ def evaluate(
         UserError: for arguments that do not fit together.
         LossError: if the loss breaks its contract, or couples rows that would be split.
     """
-    single = couples == "batch"
-    strategy, rows = _batches(
-        data, batch, fit_arguments.build_layout(parallel, devices), single=single
-    )
+    layout, single = fit_arguments.build_layout(parallel, devices), couples == "batch"
+    strategy, rows = _batches(data, batch, layout, single=single)
     if single and len(rows) > 1:
         raise LossError(
             f"the loss couples the rows of a batch, and batches of {rows.size} would cut the data "
             f"into {len(rows)}: the loss would depend on the batch size. Give one batch of all "
-            f"rows (batch={_round_up(_num_rows(rows), strategy)}, or data in a single batch), or "
-            f'set couples="slice" if the rows of each batch are meant to be the group, or '
+            f"rows (batch={_whole(rows, strategy)}, or data in a single batch), or set "
+            f'couples="slice" if the rows of each batch are meant to be the group, or '
             f'couples="nothing" if layers couple rows in training only, as batch norm does.'
         )
     start = fit_arguments.build_start(loss, params, extra)
@@ -87,7 +85,12 @@ def evaluate(
             draws=False,
         )
         sums = check.sums(strategy.psum)
-        check.check(lambda batch: _run(strategy, sums, weights, batch))
+
+        def run(batch: Batch) -> Any:
+            placed = strategy.place(batch)
+            return jax.device_get(strategy.compile(sums, weights, placed)(weights, placed))
+
+        check.check(run)
     program = make_evaluate(start.loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
     if check_batch and rows.ragged:
@@ -203,7 +206,6 @@ def _in_user_code(apply: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], 
 
 
 def _weights(start: fit_arguments.FitStart) -> Any:  # (params, extra)
-    """Return the initial parameters and extra."""
     return start.init(jax.random.key(0)) if callable(start.init) else start.init
 
 
@@ -213,27 +215,17 @@ def _batches(
     """Return the strategy, and the data in batches that split evenly, or in a single batch."""
     enable_compilation_cache()
     strategy = layout.build()
-    rows = fit_data.build_batches(data, batch or _round_up(ROWS, strategy))
+    rows = fit_data.build_batches(data, batch or -(-ROWS // strategy.shares) * strategy.shares)
     if single and not batch and rows is not data:
-        rows = fit_data.build_batches(data, _round_up(_num_rows(rows), strategy))
+        rows = fit_data.build_batches(data, _whole(rows, strategy))
     check_divides(rows.size, strategy.shares, 1)
     return strategy, rows
 
 
-def _round_up(rows: int, strategy: Strategy) -> int:
-    """Round a number of rows up to a multiple of the strategy's shards."""
-    return -(-rows // strategy.shares) * strategy.shares
-
-
-def _num_rows(rows: FiniteBatches) -> int:
-    """Return the number of rows of a data set; with padding if it does not know it."""
-    return getattr(rows, "rows", len(rows) * rows.size)
-
-
-def _run(strategy: Strategy, fn: Callable[..., Any], weights: Any, batch: Batch) -> Any:
-    """Compute `fn(weights, batch)` of a host batch on the strategy's devices."""
-    placed = strategy.place(batch)
-    return jax.device_get(strategy.compile(fn, weights, placed)(weights, placed))
+def _whole(rows: FiniteBatches, strategy: Strategy) -> int:
+    """Return the size of a single batch of all rows, a multiple of the strategy's shards."""
+    number = getattr(rows, "rows", len(rows) * rows.size)  # with padding where it is not known
+    return -(-number // strategy.shares) * strategy.shares
 
 
 def _placed(strategy: Strategy, tree: Any) -> Any:
