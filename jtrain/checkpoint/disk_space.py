@@ -1,6 +1,5 @@
 """Disk space: checked before training, not after a thousand steps."""
 
-import math
 import os
 import shutil
 import tempfile
@@ -10,8 +9,7 @@ from typing import Any
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.leaf_table import flatten
 from jtrain.errors import CheckpointError
-
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+from jtrain.io.formatting import format_bytes
 
 
 def state_bytes(state: Any) -> int:
@@ -55,10 +53,3 @@ def describe_free_space(directory: Path) -> str:
     """Describe the free space of a directory or its nearest existing parent."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     return format_bytes(shutil.disk_usage(existing).free)
-
-
-def format_bytes(count: int) -> str:
-    """Format a number of bytes: `1.2 GB`."""
-    digits = float(f"{max(count, 1):.3g}")  # as it is shown: 999.9 MB are 1 GB
-    power = min(int(math.log(digits, 1000)), len(_UNITS) - 1)
-    return f"{count / 1000**power:.3g} {_UNITS[power]}"

@@ -1,7 +1,6 @@
 """Initial weights: which leaves of a new state come from a source, planned before any is read."""
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from jtrain.config.sections import InitFrom
 from jtrain.core import pytree
 from jtrain.core.types import Extra, Leaf, Params
 from jtrain.errors import CheckpointError, ConfigError
+from jtrain.errors.spelling import nearest_name
 from jtrain.optim.groups import matches, nearest
 
 SHOWN = 20  # lines of each kind before "and 13 more"
@@ -143,8 +143,7 @@ def _check_fit(plan: WeightsPlan, init_from: InitFrom, stored: Mapping[str, str]
             rows.append((name, _describe_leaf(want), _describe_leaf(found), hint))
     if not init_from.partial or not plan.loaded:
         for name in plan.missing:
-            near = difflib.get_close_matches(name, unused, 1, 0.6)
-            rows.append((name, _describe_leaf(plan.leaves[name]), "-", near[0] if near else ""))
+            rows.append((name, _describe_leaf(plan.leaves[name]), "-", nearest_name(name, unused)))
     if rows:
         raise CheckpointError(
             f"init_from.path={init_from.path} should give {len(plan.loaded) + len(plan.missing)} "

@@ -5,7 +5,6 @@ NamedTuples, a registered dataclass, another framework's module) is restored wit
 the request. A typed key is stored as its integers.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from jtrain.core import pytree
 from jtrain.core.types import Leaf, Tree
 from jtrain.errors import CheckpointError
+from jtrain.errors.spelling import nearest_name
 from jtrain.io.regular_files import parse_json
 
 _SHOWN = 20  # rows of a table before "and 13 more"
@@ -111,8 +111,8 @@ def check_same(
             one, other = (found, expected) if saved == "-" else (expected, found)
             others = one.keys() - other.keys()
             unmatched = "-" in (want, saved)
-            near = difflib.get_close_matches(name, others, 1, 0.6) if unmatched else []
-            rows.append((name, want, saved, near[0] if near else ""))
+            near = nearest_name(name, others) if unmatched else ""
+            rows.append((name, want, saved, near))
     if rows:
         raise CheckpointError(
             f"{where} holds another state: {len(rows)} leaves differ, of {len(expected)} expected "

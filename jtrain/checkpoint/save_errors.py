@@ -7,6 +7,7 @@ from jtrain.checkpoint import disk_space, layout, storage
 from jtrain.core.types import Leaf
 from jtrain.errors import FAULT, CheckpointError, UnreachableError
 from jtrain.io.disk_errors import disk_advice
+from jtrain.io.formatting import format_bytes
 
 
 class SaveError(CheckpointError):
@@ -33,7 +34,7 @@ def write_error(
 ) -> SaveError:
     """Return the error for a save that the disk or Orbax failed."""
     advice = disk_advice(error, directory)
-    size = f"it takes {disk_space.format_bytes(disk_space.disk_bytes(arrays))}"
+    size = f"it takes {format_bytes(disk_space.disk_bytes(arrays))}"
     # The free space is irrelevant to a missing permission.
     free = f", the disk has {disk_space.describe_free_space(directory)} free" if advice.room else ""
     return SaveError(

@@ -1,6 +1,5 @@
 """Command line: one module a verb, imported when the verb is typed."""
 
-import difflib
 import importlib
 import os
 import signal
@@ -13,6 +12,7 @@ from jtrain.cli.output import print_text as print
 from jtrain.distributed.compiler_flags import check_environment
 from jtrain.distributed.shutdown import ASKS, exit_alone
 from jtrain.errors import DONE, FAULT, STOPPED, DeviceError, PeerError, UserError
+from jtrain.errors.spelling import nearest_name
 from jtrain.errors.user_code import refused_platform
 from jtrain.io.disk_errors import disk_advice, may_pass
 from jtrain.io.environment import jtrain_version
@@ -122,9 +122,9 @@ For example: jtrain run configs/shakespeare.yaml steps=400 optimizer.lr=2e-3"""
 
 
 def _unknown_verb(verb: str) -> str:
-    near = difflib.get_close_matches(verb, VERBS, 1)
     if verb.endswith((".yaml", ".yml")):
         meant = f"; did you mean jtrain run {verb}?"
     else:
-        meant = f"; did you mean {near[0]}?" if near else ""
+        near = nearest_name(verb, VERBS)
+        meant = f"; did you mean {near}?" if near else ""
     return f"jtrain: {verb} is not a verb; the verbs are {', '.join(VERBS)}{meant}"

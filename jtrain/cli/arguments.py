@@ -1,7 +1,6 @@
 """Command-line arguments of a verb: a config or a run, KEY=VALUE settings and options."""
 
 import argparse
-import difflib
 import itertools
 import re
 import shlex
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from jtrain.errors import CheckpointError, UserError
-from jtrain.errors.spelling import did_you_mean
+from jtrain.errors.spelling import did_you_mean, nearest_name
 
 
 class Arguments(argparse.ArgumentParser):
@@ -99,7 +98,7 @@ class Arguments(argparse.ArgumentParser):
         value = value if equals else after if _is_value(after) else "VALUE"
         options = [name for action in self._actions for name in action.option_strings]
         # `--step` was meant for `--stpe 3`, and no option for `--steps 100`, which is a key.
-        close = not equals and key not in COMMON and difflib.get_close_matches(word, options, 1)
+        close = not equals and key not in COMMON and nearest_name(word, options)
         meant = did_you_mean(word, options) if close else f"; a value is set by {key}={value}"
         return f"{self.prog}: no option {word}; the options are {', '.join(options)}{meant}"
 

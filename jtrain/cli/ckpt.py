@@ -12,6 +12,7 @@ from jtrain.cli.arguments import Arguments, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import FAULT, CheckpointError, UserError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.io.formatting import format_bytes
 from jtrain.io.object_store import check_local_path
 
 Found: TypeAlias = tuple[Any, str, int]  # for --json, for a person, the exit code
@@ -67,9 +68,11 @@ def _ls(args: argparse.Namespace) -> Found:
         value = f"{best['name']} {best['value']:.6g}" if best.get("value") is not None else ""
         marks = ", ".join(row["marks"])
         state = f"{_fault_of(row)}: {row['faults'][0]}" if row["faults"] else marks
-        lines.append((str(row["step"]), _size(row["bytes"]), _when(row["seconds"]), value, state))
+        lines.append(
+            (str(row["step"]), format_bytes(row["bytes"]), _when(row["seconds"]), value, state)
+        )
     for path in aside:
-        size, when = _size(inspect.num_bytes(path)), _when(path.stat().st_mtime)
+        size, when = format_bytes(inspect.num_bytes(path)), _when(path.stat().st_mtime)
         damaged = directory_entries.DAMAGED in path.name
         reason = (
             "set aside; to remove: ckpt rm --damaged" if damaged else "set aside: of another run"
@@ -99,7 +102,7 @@ def _verify(args: argparse.Namespace) -> Found:
     found = [inspect.verify(directory, step, owner) for step in steps]
     lines = []
     for one in found:
-        took = f"({_size(one['bytes'])} in {one['seconds']:.2f} s)"
+        took = f"({format_bytes(one['bytes'])} in {one['seconds']:.2f} s)"
         lines.append(f"{one['step']}  {_fault_of(one) if one['faults'] else 'valid'}  {took}")
         lines += [f"  {fault}" for fault in one["faults"]]
     damaged = any(one["faults"] for one in found)
@@ -119,7 +122,7 @@ def _show(args: argparse.Namespace) -> Found:
     found = inspect.describe_checkpoint(*_one(args))
     leaves = [("leaf", "is", "size", "fingerprint")]
     leaves += [
-        (name, leaf["is"], _size(leaf["bytes"]), leaf["fingerprint"])
+        (name, leaf["is"], format_bytes(leaf["bytes"]), leaf["fingerprint"])
         for name, leaf in found["leaves"].items()
     ]
     about = []
@@ -151,7 +154,7 @@ def _rm(args: argparse.Namespace) -> Found:
     directory, named = _find(args.run)
     if args.damaged:
         removed, size = inspect.remove_damaged(directory)
-        text = f"removed: {', '.join(removed) or 'none is damaged'}; {_size(size)} freed"
+        text = f"removed: {', '.join(removed) or 'none is damaged'}; {format_bytes(size)} freed"
         return {"removed": removed, "bytes": size}, text, 0
     if named is None and not args.step:
         raise UserError(
@@ -163,7 +166,7 @@ def _rm(args: argparse.Namespace) -> Found:
         asked = parse_step(args.step, "ckpt")
         step = asked if isinstance(asked, int) else inspect.resolve_step(directory, asked)
     size = inspect.remove_checkpoints(directory, step, force=args.force, owner=_owner(directory))
-    return {"step": step, "bytes": size}, f"{step} is removed: {_size(size)} freed", 0
+    return {"step": step, "bytes": size}, f"{step} is removed: {format_bytes(size)} freed", 0
 
 
 def _export(args: argparse.Namespace) -> Found:
@@ -239,12 +242,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
-
-
-def _size(count: int) -> str:
-    from jtrain.checkpoint.disk_space import format_bytes
-
-    return format_bytes(count)
 
 
 def _when(seconds: float) -> str:

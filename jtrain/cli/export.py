@@ -9,6 +9,7 @@ from typing import Any
 from jtrain.cli.arguments import Arguments, find_config, parse_step
 from jtrain.cli.output import print_text as print
 from jtrain.errors import CheckpointError, UserError
+from jtrain.io.formatting import format_bytes
 from jtrain.io.object_store import check_local_path
 
 FORMATS = {
@@ -45,7 +46,6 @@ def export_safetensors(
         UserError: if the checkpoint has no parameters, and not everything was requested.
     """
     from jtrain.checkpoint import export, inspect, layout
-    from jtrain.checkpoint.disk_space import format_bytes
     from jtrain.io.safetensors import write_safetensors
 
     layout.check_valid(directory, step)
@@ -81,7 +81,6 @@ def _safetensors(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _hf(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from jtrain.checkpoint.disk_space import format_bytes
     from jtrain.train.export import export_hf
 
     directory, step = _checkpoint(args)

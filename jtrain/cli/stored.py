@@ -10,6 +10,7 @@ from typing import Any
 from jtrain.cli.arguments import parse_step
 from jtrain.config.top import RUNS
 from jtrain.errors import FAULT, CheckpointError, UserError
+from jtrain.io.formatting import format_bytes
 from jtrain.io.object_store import ObjectStore, is_address
 
 Found = tuple[Any, str, int]
@@ -48,7 +49,6 @@ def fetch_arguments(args: argparse.Namespace) -> Iterator[None]:
 
 def _ls(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import object_store_layout, seal
-    from jtrain.checkpoint.disk_space import format_bytes
 
     objects, _ = _parse_address(args.run)
     rows = [
@@ -67,7 +67,6 @@ def _ls(args: argparse.Namespace) -> Found:
 
 def _verify(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import object_store_layout
-    from jtrain.checkpoint.disk_space import format_bytes
 
     objects, asked = _parse_address(args.run)
     every = object_store_layout.object_sizes(objects)
@@ -96,7 +95,6 @@ def _verify(args: argparse.Namespace) -> Found:
 
 def _rm(args: argparse.Namespace) -> Found:
     from jtrain.checkpoint import object_store_layout
-    from jtrain.checkpoint.disk_space import format_bytes
 
     objects, asked = _parse_address(args.run)
     every = object_store_layout.object_sizes(objects)

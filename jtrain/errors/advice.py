@@ -2,7 +2,6 @@
 
 import ast
 import builtins
-import difflib
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from jtrain.errors import failing_code
+from jtrain.errors.spelling import nearest_name
 
 FULL_TRACEBACK = (
     "The full traceback, JAX's frames among them: JAX_TRACEBACK_FILTERING=off before the command."
@@ -54,10 +54,10 @@ def missing_key(failure: UserCodeFailure) -> ErrorAdvice:
         name, mapping = "the batch", failure.batch
     if mapping is None or not mapping:
         return ErrorAdvice(f"{failure.what} asks for {key!r}, which does not exist", FULL_TRACEBACK)
-    near = difflib.get_close_matches(str(key), [str(name) for name in mapping], 1)
+    near = nearest_name(str(key), map(str, mapping))
     happened = f"{failure.what} asks for {key!r}, and {name} has {_listed(mapping)}"
     if near:
-        return ErrorAdvice(happened, f"Write {near[0]!r}.")
+        return ErrorAdvice(happened, f"Write {near!r}.")
     first = next((name for name in mapping if name not in ("row", "mask")), next(iter(mapping)))
     return ErrorAdvice(happened, f"Write {first!r}, or give the array that name: {{{key!r}: ...}}.")
 
@@ -128,9 +128,9 @@ def unknown_name(failure: UserCodeFailure) -> ErrorAdvice:
             return ErrorAdvice(f"{failure.what} failed", f"Write jax.nn.{name}.")
     else:
         names = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = difflib.get_close_matches(name, names, 1)
+    near = nearest_name(name, names)
     return ErrorAdvice(
-        f"{failure.what} failed", f"Did you mean {near[0]}?" if near else FULL_TRACEBACK
+        f"{failure.what} failed", f"Did you mean {near}?" if near else FULL_TRACEBACK
     )
 
 
@@ -154,10 +154,10 @@ def missing_path(failure: UserCodeFailure) -> ErrorAdvice:
     above = next((p for p in path.parents if p.is_dir()), Path())
     present = sorted(os.listdir(above)) if os.access(above, os.R_OK) else []
     missing, *rest = path.parts[len(above.parts) :] or [""]  # the first missing one
-    near = difflib.get_close_matches(missing, present, 1)
+    near = nearest_name(missing, present)
     where = f"It was looked for in {above.resolve()}"
     if near:
-        return ErrorAdvice(happened, f"{where}. Did you mean {above.joinpath(near[0], *rest)}?")
+        return ErrorAdvice(happened, f"{where}. Did you mean {above.joinpath(near, *rest)}?")
     listed = f", which has {', '.join(present[:8])}" if present else ""
     relative = (
         "" if path.is_absolute() else "; a relative path counts from where you type the command"

@@ -75,13 +75,17 @@ _MOVED = {
 MOVED = {word: key for key, words in _MOVED.items() for word in words.split()}
 
 
+def nearest_name(word: str, names: Iterable[str]) -> str:
+    """Return the name that is most like `word`; empty if none is."""
+    return next(iter(difflib.get_close_matches(word, list(names), 1)), "")
+
+
 def nearest_choice(word: str, choices: Iterable[str]) -> str:
     """Return the choice that `word` means in another library, or the most similar; else empty."""
     by_lower = {choice.lower(): choice for choice in choices}
     if (meant := MEANINGS.get(word.lower().replace("-", "_"))) in by_lower:
         return by_lower[meant]
-    close = difflib.get_close_matches(word.lower(), by_lower, 1)
-    return by_lower[close[0]] if close else ""
+    return by_lower.get(nearest_name(word.lower(), by_lower), "")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

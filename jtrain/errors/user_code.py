@@ -1,7 +1,6 @@
 """Calls of a user, and of his functions: errors show his own frames and what to type."""
 
 import contextlib
-import difflib
 import functools
 import inspect
 import os
@@ -27,7 +26,7 @@ from jtrain.errors import (
 )
 from jtrain.errors.advice import UserCodeFailure, advise
 from jtrain.errors.plain_numbers import plain_numbers
-from jtrain.errors.spelling import SYNONYMS
+from jtrain.errors.spelling import SYNONYMS, nearest_name
 
 # Raised by the machine and not by the user's code: another try may succeed.
 OUTSIDE = (MemoryError, KeyboardInterrupt, ConnectionError, TimeoutError)
@@ -197,8 +196,8 @@ def _wrong_arguments(
     names = list(inspect.signature(function).parameters)
     others = {other: name for other, name in SYNONYMS.items() if name in names}
     wrong = [name for name in given if name not in names]
-    near = [difflib.get_close_matches(name, [*names, *others], 1) for name in wrong]
-    meant = dict.fromkeys(others.get(found[0], found[0]) for found in near if found)
+    near = [nearest_name(name, [*names, *others]) for name in wrong]
+    meant = dict.fromkeys(others.get(name, name) for name in near if name)
     advice = f"Did you mean {_assigned(meant)}?" if all(near) else f"It has {', '.join(names)}."
     many = "s" if len(wrong) > 1 else ""
     return ConfigError(f"{function.__name__} has no argument{many} {_assigned(wrong)}. {advice}")

@@ -93,7 +93,7 @@ def test_a_failed_write_is_raised_by_wait(tmp_path: Path, capfd):
             save_and_wait(checkpoints, 2)
         message = str(refusal.value)
         assert "checkpoint 2 could not be written" in message
-        assert "it takes 886 kB" in message
+        assert "it takes 886kB" in message
         assert message.endswith("and run again: it resumes from step 1.")
         assert len(message) < 700
         assert checkpoints.steps() == [1], "a failed save is not listed"

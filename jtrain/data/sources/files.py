@@ -1,6 +1,5 @@
 """Files named by a path, a pattern, an address or the name of a set; plain, or packed by gzip."""
 
-import difflib
 import glob
 import gzip
 import hashlib
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from jtrain.errors import DataError
+from jtrain.errors.spelling import nearest_name
 from jtrain.io.environment import user_cache_dir
 from jtrain.io.object_store import ObjectStore, ObjectStoreError, is_address
 from jtrain.io.regular_files import file_kind, open_regular
@@ -70,8 +70,8 @@ def _advice(path: Path) -> str:
     """Return advice: a similar name, or the content of the folder."""
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    if similar := difflib.get_close_matches(path.name, names, n=1):
-        return f"Did you mean path={folder / similar[0]}?"
+    if similar := nearest_name(path.name, names):
+        return f"Did you mean path={folder / similar}?"
     if not folder.is_dir():
         return f"There is no folder {folder} either: set path= to an existing file."
     found = ", ".join(sorted(names)[:5]) or "nothing"
