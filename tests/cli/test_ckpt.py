@@ -93,7 +93,7 @@ def test_show_describes_a_checkpoint(capfd):
     assert said["about"]["config"] == {"checkpoint": {"best": "lowest loss"}}
     kernel = said["leaves"]["params/block/kernel"]
     assert (kernel["is"], kernel["bytes"], len(kernel["fingerprint"])) == ("float32[3, 4]", 48, 16)
-    assert "params/block/kernel  float32[3, 4]  48 bytes" in output(capfd, "show", "a")
+    assert "params/block/kernel  float32[3, 4]  48 B" in output(capfd, "show", "a")
 
 
 def test_diff_names_the_leaves_that_differ_and_by_how_much(capfd):
@@ -143,7 +143,7 @@ def test_rm_damaged_removes_those_that_verify_names_and_no_valid_one(capfd):
     assert said["bytes"] > 3000
     assert [path.name for path in Path(RUN).iterdir()] == ["20"]
     assert output(capfd, "verify", "a").startswith("20  valid")
-    assert "none is damaged; 0 bytes freed" in output(capfd, "rm", "a", "--damaged")
+    assert "none is damaged; 0 B freed" in output(capfd, "rm", "a", "--damaged")
 
 
 def test_others_and_init_from_read_an_export(capfd):
