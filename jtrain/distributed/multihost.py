@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jtrain.errors import PeerError
+from jtrain.errors import FAULT, PeerError, UnreachableError, UserError
+from jtrain.io.disk_errors import may_pass
 
 
 def merge_shards(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,14 +25,28 @@ def merge_shards(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def broadcast_from_first(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON that the first process makes; an exception of `make` ends that process.
+    """Return the JSON that the first process makes; its UserError is raised in all processes.
 
-    Every process calls this at the same time.
+    Every process calls this at the same time. Another exception of `make` ends the first process.
     """
     if jax.process_count() == 1:
         return make()
     barrier()  # `make` may take minutes, and the first all-gather has a limit of 30 s
-    return all_gather(make() if jax.process_index() == 0 else {})[0]
+    found: dict[str, Any] = {}
+    raised = None
+    if jax.process_index() == 0:
+        try:
+            found = {"made": make()}
+        except UserError as error:
+            found, raised = (
+                {"error": str(error), "passes": may_pass(error), "code": error.code},
+                error,
+            )
+    found = all_gather(found)[0]
+    if "made" in found:
+        return found["made"]
+    again = found["passes"] or found["code"] == FAULT
+    raise raised or (UnreachableError if again else UserError)(found["error"])
 
 
 def all_gather(value: Any) -> list[Any]:

@@ -8,8 +8,7 @@ from jtrain.checkpoint.lock import WriteLock
 from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.config.top import CheckpointConfig
 from jtrain.distributed.multihost import broadcast_from_first
-from jtrain.errors import FAULT, ConfigError, UnreachableError, UserError
-from jtrain.io.disk_errors import may_pass
+from jtrain.errors import ConfigError
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
 from jtrain.train.run_dir import RunDir
@@ -35,46 +34,36 @@ class RemoteRun:
             ConfigError: if the store holds another run of this name.
             ObjectStoreError: if the store cannot be read.
             CheckpointError: if another process writes in the run's directory.
-            UserError: with several processes, one of these as a ConfigError or UnreachableError.
         """
-        if processes == 1:
-            return self._fetch()
+        if processes == 1:  # which does not start the devices for it
+            return self._fetch()["notices"]
+        notices = broadcast_from_first(self._fetch)["notices"]
+        return notices if self._run_dir.first else []
 
-        def fetch() -> dict[str, Any]:
-            try:
-                return {"news": self._fetch()}
-            except UserError as error:  # raised in all processes, or the others would wait for ever
-                return {"error": str(error), "passes": may_pass(error) or error.code == FAULT}
-
-        result = broadcast_from_first(fetch)
-        if message := result.get("error"):
-            raise UnreachableError(message) if result["passes"] else ConfigError(message)
-        return result["news"] if self._run_dir.first else []
-
-    def _fetch(self) -> list[str]:
+    def _fetch(self) -> dict[str, Any]:
         """Fetch the newest copy, if it is newer than the local checkpoints; return notices."""
-        store, run_dir, owner = self._store, self._run_dir, self._run_dir.owner()
-        copies = object_store_layout.list_copies(store)
-        newest = self._local(owner).newest()
+        store, path = self._store, self._run_dir.path
+        copies, newest = object_store_layout.list_copies(store), self._local().newest()
         above = -1 if newest is None else newest
-        if not copies:
-            return []
-        if owner is not None and owner.run not in (found := _ids(store)):
+        owner = self._run_dir.owner()
+        if copies and owner and owner.run not in (found := self._ids()):
             raise ConfigError(
-                f"{store.address} is the store of the run in {run_dir.path}, but it holds another "
-                f"run of this name ({found[0] or 'without id'}). Give this run another name "
+                f"{store.address} is the store of the run in {path}, but it holds another run of "
+                f"this name ({found[0] or 'without id'}). Give this run another name "
                 f"(name={self._name}-2) or another checkpoint.store."
             )
-        if copies[-1] <= above:
-            return []
-        lock = WriteLock(run_dir.checkpoints)
+        if not copies or copies[-1] <= above:
+            return {"notices": []}
+        lock = WriteLock(self._run_dir.checkpoints)
         try:
-            step, news = object_store_layout.fetch_newest(store, run_dir.path, above=above)
+            step, notices = object_store_layout.fetch_newest(store, path, above=above)
         finally:
             lock.release()
-        if step is None:
-            return news
-        return [*news, f"checkpoint {step} and the run's files were fetched from {store.address}"]
+        if step is not None:
+            notices.append(
+                f"checkpoint {step} and the run's files were fetched from {store.address}"
+            )
+        return {"notices": notices}
 
     def start_uploader(
         self, checkpoints: CheckpointManager, log: Callable[[str], None] = lambda line: None
@@ -84,10 +73,8 @@ class RemoteRun:
         Raises:
             ObjectStoreError: if the store is not writable.
         """
-        keep, best = self._checkpoint.keep, checkpoints.best
-        uploader = CheckpointUploader(
-            self._store, self._run_dir.path, keep=keep, best=best, log=log
-        )
+        keep, best, path = self._checkpoint.keep, checkpoints.best, self._run_dir.path
+        uploader = CheckpointUploader(self._store, path, keep=keep, best=best, log=log)
         uploader.begin()
         return uploader
 
@@ -98,19 +85,17 @@ class RemoteRun:
             SaveError: if the store does not take it.
         """
         if self._run_dir.first and step not in object_store_layout.list_copies(self._store):
-            checkpoints = self._local(self._run_dir.owner())
-            self.start_uploader(checkpoints).finish(step, missing=True)
+            self.start_uploader(self._local()).finish(step, missing=True)
 
-    def _local(self, owner: Any) -> CheckpointManager:
-        return CheckpointManager(
-            self._run_dir.checkpoints, best=self._checkpoint.best, first=True, owner=owner
-        )
+    def _local(self) -> CheckpointManager:
+        run_dir, best = self._run_dir, self._checkpoint.best
+        return CheckpointManager(run_dir.checkpoints, best=best, first=True, owner=run_dir.owner())
 
-
-def _ids(store: ObjectStore) -> list[str]:
-    """Return the id of the run in the store, and the ids of the runs that it was copied from."""
-    try:
-        facts = parse_json(store.read("run.json") or b"{}")
-        return [str(facts.get("id", "")), *facts.get("ancestors", {})]
-    except (ValueError, AttributeError, TypeError):
-        return [""]
+    def _ids(self) -> list[str]:
+        """Return the id of the stored run, and the ids of the runs that it was copied from."""
+        stored = self._store.read("run.json") or b"{}"
+        try:
+            facts = parse_json(stored)
+            return [str(facts.get("id", "")), *facts.get("ancestors", {})]
+        except (ValueError, AttributeError, TypeError):
+            return [""]

@@ -31,7 +31,7 @@ from jtrain.train.resume import (
     resume_advice,
 )
 from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_dir import RunDir, check_name
+from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult, find_finished
 from jtrain.train.run_store import DirectoryStore
 from jtrain.train.runtime import enable_compilation_cache, reuse_memory
@@ -72,7 +72,6 @@ def run(
     config = config if config.name else dataclasses.replace(config, name=config.experiment)
     path = directory or RUNS / config.name
     again = again or ("the same call of jt.run again" if directory else "")
-    check_name(path)
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)
@@ -93,7 +92,6 @@ def run(
             print(f"{path}: {finished.why}", file=screen, flush=True)
         return finished
     changed += edited
-    run_dir.check_files()
     # A single process does not start the devices for it.
     several = cluster.processes > 1
     identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -33,7 +33,7 @@ from jtrain.io.disk_errors import attempt, disk_advice
 from jtrain.io.environment import in_runs, installed_version, is_run, jtrain_version
 from jtrain.io.object_store import check_local_run
 from jtrain.io.redact import redact_values
-from jtrain.io.regular_files import FACTS, atomic_write, open_regular, read_json
+from jtrain.io.regular_files import atomic_write, read_json
 
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint", "grain")
 IDENTITY = "identity"
@@ -94,18 +94,6 @@ class RunDir:
                 f"{self.path}: the run's directory, runs/NAME below where you are, cannot be "
                 f"written ({error.strerror}). {disk_advice(error, self.path).words}."
             ) from None
-
-    def check_files(self) -> None:
-        """Raise unless the files of the run, as far as they exist, are writable files.
-
-        Raises:
-            ConfigError: if one is something else than a file, or is not writable.
-        """
-        for file in (self.config, self.status):  # replaced as a whole: the folder is writable
-            _check_file(file, "rb")
-        rows = (self.metrics, self.speed, self.times, self.steps, self.events, self.leaves)
-        for file in (*rows, self.compiles, self.samples, self.log):
-            _check_file(file, "r+b")
 
     def facts(self) -> dict[str, Any]:
         """Return the facts in run.json, or else in the newest checkpoint; {} without a run.
@@ -200,18 +188,17 @@ class RunDir:
                 f"name={self.path.name}-2"
             )
 
-    def check_data(self, found: str, another: str, known: Any = None) -> None:
+    def check_data(self, found: str, another: str) -> None:
         """Raise unless the data is that of the stored run.
 
         Args:
             found: fingerprint of the data; empty: it has none.
             another: the command that starts a new run.
-            known: fingerprint of the run's data; by default that in run.json.
 
         Raises:
             DataError: if the data differs, with both fingerprints.
         """
-        known = self.facts().get("data", "") if known is None else known
+        known = self.facts().get("data", "")
         if known and found and found != known:
             raise DataError(
                 f"{self.path} was trained on\n  {known}\nand its data is now\n  {found}\n"
@@ -274,29 +261,6 @@ def _typed(found: Mapping[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def _check_file(path: Path, mode: Literal["rb", "r+b"]) -> None:
-    try:
-        attempt(path, lambda: open_regular(path, mode).close())
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        words = f"{error.strerror}. Move it away: mv {path} {path}.old"
-        if not isinstance(error, FACTS):  # a file with rows stays where it is
-            words = f"cannot be written ({error.strerror}). {disk_advice(error, path).words}."
-        raise ConfigError(f"{path} {words}") from None
-
-
-def check_name(path: Path) -> None:
-    """Raise ConfigError unless the path of a run can be written in UTF-8, as JAX and Orbax do."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{os.fsencode(path.absolute())!r}: the path of the run's directory is not UTF-8, so "
-            f"that no checkpoint can be written: rename the folder or train in another one."
-        ) from None
-
-
 def find_run(run: Path | str, asked: str) -> Path:
     """Return the directory of a run, by its path or by its name in runs/.
 
@@ -329,8 +293,7 @@ def temporary_directory(name: str, purpose: str) -> Iterator[Path]:
         directory = Path(tempfile.mkdtemp(prefix=f".{name}-{purpose}-", dir=RUNS))
     except OSError as error:
         raise ConfigError(
-            f"{RUNS}: cannot be written ({error.strerror}), and the run's directory is in it. "
-            f"Free space, or run in a writable directory."
+            f"{RUNS}: cannot be written ({error.strerror}). {disk_advice(error, RUNS).words}."
         ) from None
     try:
         yield directory

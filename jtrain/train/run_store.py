@@ -116,7 +116,7 @@ class DirectoryStore:
         while True:
             with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
                 resume = resume_point(setup, self.run_dir, self.checkpoints)
-            self._check_resume(resume)
+            check_steps(resume.setup.config, resume.start or 0, self.run_dir.path, self._another)
             make_state = functools.partial(self._state, resume)
             with contextlib.suppress(SetAsideError):  # damaged: resume from the one before it
                 return StartedRun(resume, *compile_step(resume.setup, make_state, resume.start))
@@ -163,14 +163,6 @@ class DirectoryStore:
         if self._uploader is not None:
             self._uploader.finish(newest)
         return newest
-
-    def _check_resume(self, resume: ResumePoint) -> None:
-        """Raise unless the config and the data are those of the checkpoint."""
-        setup, start = resume.setup, resume.start
-        if start is not None:
-            about = self.checkpoints.about(start)
-            self.run_dir.check_data(setup.data, self._another, known=about.get("data"))
-        check_steps(setup.config, start or 0, self.run_dir.path, self._another)
 
     def _state(self, resume: ResumePoint) -> TrainState:
         if resume.start is None:

@@ -10,9 +10,10 @@ from quick_study import config_of
 import jtrain.train.processes
 from jtrain.checkpoint import layout
 from jtrain.cli import main
+from jtrain.distributed import multihost
 from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.port import free_port
-from jtrain.errors import ConfigError
+from jtrain.errors import FAULT, ConfigError, DamagedError, UnreachableError
 from jtrain.train.processes import (
     check_devices,
     check_shared_directory,
@@ -73,6 +74,22 @@ def test_a_directory_that_is_not_shared_is_named(monkeypatch):
         ConfigError, match=r"process 1 does not see it\. Run in a file system that all processes"
     ):
         check_shared_directory(there)
+
+
+def test_an_error_of_the_first_process_is_raised_in_all(monkeypatch):
+    sent = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost, "barrier", lambda: None)
+    monkeypatch.setattr(multihost, "all_gather", lambda value: sent.append(value) or sent[:1])
+
+    def make():
+        raise DamagedError("checkpoint 4 is damaged")
+
+    for index, kind in enumerate((DamagedError, UnreachableError)):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        with pytest.raises(kind, match="checkpoint 4 is damaged") as told:
+            multihost.broadcast_from_first(make)
+        assert told.value.code == FAULT
 
 
 def test_a_process_that_never_joins_ends_the_run_in_time(monkeypatch, capsys):

@@ -3,18 +3,15 @@
 import errno
 import json
 import math
-import os
 import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from quick_study import at_home, config_of, kept, trained, write_study
 from unreachable_files import Disk
 
-import jtrain as jt
 from jtrain.checkpoint import layout, seal
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
@@ -129,24 +126,6 @@ def test_with_run_json_lost_the_same_command_resumes_to_the_same_bits(name, whol
     words = "is missing" if name == "deleted" else ""
     assert f"runs/quick/run.json {words}" in outcome.directory.log.read_text()
     assert config_of(RUN / "config.yaml") == config_of(CONFIG, SHORT)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "make", "kind"),
-    [("metrics.jsonl", Path.mkdir, "a directory"), ("run.json", os.mkfifo, "a named pipe")],
-)
-def test_what_lies_in_the_place_of_a_file_is_told_before_anything_is_trained(
-    name, make, kind, capfd
-):
-    (RUN / name).unlink(missing_ok=True)
-    make(RUN / name)
-    assert main(["run", CONFIG, *SHORT]) == 2
-    err = capfd.readouterr().err
-    assert f"{name} is {kind}, and should be a file. Move it away: " in err
-    move = shlex.split(err.partition("Move it away: ")[2])
-    Path(move[1]).rename(move[2])
-    RunDir(RUN).check_files()
 
 
 @pytest.mark.thorough
@@ -266,17 +245,3 @@ def test_a_checkpoint_that_cannot_be_read_now_stays_where_it_is(name, monkeypatc
     assert "mv " not in capfd.readouterr().err
     assert layout.list_named_steps(CHECKPOINTS) == [4, 8]
     assert (RUN / "metrics.jsonl").read_bytes() == rows
-
-
-# What else a run is known by.
-
-
-@pytest.mark.thorough
-def test_a_path_that_orbax_cannot_write_is_refused_before_training(tmp_path, monkeypatch):
-    folder = os.fsencode(tmp_path) + b"/h\xf6me"  # in Latin-1
-    os.mkdir(folder)
-    monkeypatch.chdir(os.fsdecode(folder))
-    loss = lambda p, batch, rng: jt.Mean.of((batch["x"] - p["w"]) ** 2, batch["mask"])
-    with pytest.raises(ConfigError, match=r"xf6me.* is not UTF-8.*: rename the folder"):
-        jt.fit(loss, {"w": 0.0}, {"x": np.ones(8)}, steps=2, name="mine", quiet=True)
-    assert not os.listdir()
