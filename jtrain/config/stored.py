@@ -1,14 +1,12 @@
-"""Stored values of a run: read by the current schema, and written as settings to type."""
+"""Stored values of a run, read by the current schema."""
 
 import json
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
 from jtrain.config.messages import find_invalid_keys
 from jtrain.config.node import (
     FILE,
@@ -19,8 +17,8 @@ from jtrain.config.node import (
     raise_invalid,
     without_origins,
 )
-from jtrain.config.resolve import check, resolve, resolve_kinds
-from jtrain.config.schema import FieldSchema, format_value
+from jtrain.config.resolve import check, resolve_kinds
+from jtrain.config.schema import FieldSchema
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
@@ -50,55 +48,6 @@ def load_values(values: Plain, schema: type[C], where: Path) -> tuple[C, list[st
     raise_invalid(wrong)
     assert config is not None, "what has no mistake is a config"
     return config, dropped
-
-
-def settings_for(path: Path, wanted: BaseConfig, may_differ: Iterable[str]) -> list[str] | None:
-    """Return the settings that give the values of `wanted` when they are typed after a config file.
-
-    Args:
-        path: the config file.
-        wanted: the values.
-        may_differ: top keys that are left as they are in the file.
-
-    Returns:
-        `key=value`, quoted for a shell; empty if the file has these values; None if the file cannot
-        be read, or no settings give these values.
-    """
-    try:
-        config = resolve(path, schema=type(wanted)).config
-        changed = _that_matter(config, wanted, may_differ)
-        settings = _settings(changed, to_plain(wanted))
-        again = resolve(path, settings, schema=type(wanted)).config if settings else config
-    except ConfigError:
-        return None
-    if _that_matter(again, wanted, may_differ):
-        return None
-    return [shlex.quote(setting) for setting in settings]
-
-
-def _that_matter(one: BaseConfig, other: BaseConfig, may_differ: Iterable[str]) -> list[Difference]:
-    changed = diff_configs(to_plain(one), to_plain(other))
-    return [change for change in changed if change.key.split(".")[0] not in may_differ]
-
-
-def _settings(changed: Sequence[Difference], wanted: Plain) -> list[str]:
-    """Return `key=value` for each change; a complete mapping where its `kind` differs."""
-    kinds = [key for key, *_ in changed if key.endswith(".kind")]
-    mappings = {key.removesuffix(".kind") for key in kinds}
-    mappings = {
-        key for key in mappings if not any(key.startswith(f"{other}.") for other in mappings)
-    }
-    inner = lambda key: any(key.startswith(f"{each}.") for each in mappings)
-    single = {key: value for key, _, value in changed if not inner(key) and value is not ABSENT}
-    return [f"{key}={format_value(value)}" for key, value in single.items()] + [
-        f"{key}={format_value(_at(wanted, key))}" for key in sorted(mappings)
-    ]
-
-
-def _at(values: Plain, key: str) -> Plain:
-    for name in key.split("."):
-        values = values[name]
-    return values
 
 
 def _without_unknown(schema: type, root: Node) -> tuple[Node, list[str]]:

@@ -21,7 +21,7 @@ def digest_code(root: Any) -> dict[str, str]:
 
     For a class, the config of an experiment, a piece is its module. For anything else it is `loss`:
     the operations of the functions that `root` uses of the user's modules, and the values in them.
-    Each module of the user that is imported there is a piece. Comments do not count.
+    Each module of the user that is used there is a piece. Comments do not count.
     """
     code = _Code()
     if inspect.isclass(root):
@@ -46,7 +46,7 @@ def find_edited(before: Any, after: Mapping[str, str]) -> list[str]:
 
 
 class _Code:
-    """Text of the operations of a loss, and of the modules of the user that it imports."""
+    """Text of the operations of a loss, and of the modules of the user that it uses."""
 
     def __init__(self) -> None:
         self.pieces, self._known = dict[str, str](), dict[int, Any]()  # by id: held, so not reused
@@ -91,34 +91,27 @@ class _Code:
 
     def _definition(self, value: Any) -> Iterator[Any]:
         """Yield what a function or a class is made of; of a library it is the name."""
-        name = value.__module__ or "builtins"  # of a function that exec makes
-        module, is_class = sys.modules.get(name), inspect.isclass(value)
-        own = _is_own(module) or (name == "builtins" and not is_class)
-        yield f"{name}.{value.__qualname__}"
-        self._add_imports(module if own else None)
-        if is_class:
+        module = value.__module__ or ""
+        own = _is_own(sys.modules.get(module))
+        yield f"{module}.{value.__qualname__}"
+        if inspect.isclass(value):
             plain = lambda name: not name.startswith("__") or inspect.isfunction(vars(value)[name])
             yield from (value.__bases__, {n: x for n, x in vars(value).items() if plain(n)}) * own
-        elif own or name.startswith("jtrain."):
+        elif own or module.startswith("jtrain."):
             yield getattr(value, "__wrapped__", None)
             yield from (getattr(cell, "cell_contents", None) for cell in value.__closure__ or ())
             yield from (value.__defaults__, value.__kwdefaults__)
-            if own and value.__globals__.get("__name__", "builtins") == name:
+            if own and value.__globals__.get("__name__") == module:
                 used = sorted(_names(value.__code__) & value.__globals__.keys())
                 yield from (value.__code__, *((name, value.__globals__[name]) for name in used))
 
     def add_module(self, module: ModuleType | None) -> None:
         """Add a module of the user, and those that it imports."""
-        if _is_own(module) and module is not None and module.__name__ not in self.pieces:
-            self.pieces[module.__name__] = ast.dump(ast.parse(_read(module)))
-            self._add_imports(module)
-
-    def _add_imports(self, module: ModuleType | None) -> None:
-        if module is None or id(module) in self._known:
+        if module is None or not _is_own(module) or module.__name__ in self.pieces:
             return
-        self._known[id(module)] = module
-        nodes = ast.walk(ast.parse(_read(module)))
-        for node in (x for x in nodes if isinstance(x, ast.Import | ast.ImportFrom)):
+        tree = ast.parse(_read(module))
+        self.pieces[module.__name__] = ast.dump(tree)
+        for node in (x for x in ast.walk(tree) if isinstance(x, ast.Import | ast.ImportFrom)):
             names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 base = "." * node.level + (node.module or "")

@@ -15,7 +15,6 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.dump import flatten, to_plain
 from jtrain.config.schema import format_value
 from jtrain.distributed.cluster import Cluster, detect, start
-from jtrain.distributed.cluster.rendezvous import difference
 from jtrain.distributed.heartbeat import connect_heartbeat
 from jtrain.distributed.multihost import all_gather, barrier
 from jtrain.distributed.shutdown import fail_alone
@@ -105,21 +104,6 @@ def _join(facts: Callable[[], dict[str, str]], timeout: float, evaluator: str = 
         start(cluster, facts(), timeout=timeout)
         check_devices()
     return cluster
-
-
-def check_joined(config: RunConfig, path: Path) -> None:
-    """Compare the processes of a run that JAX has joined already, as `join_run` does beforehand.
-
-    Every process calls this at the same time.
-
-    Raises:
-        ConfigError: in all processes, with the differences.
-    """
-    facts = all_gather(process_facts(config, path))
-    for index, other in enumerate(facts):
-        if error := difference(facts[0], other, index):
-            raise error
-    check_devices()
 
 
 def check_devices() -> None:

@@ -25,10 +25,13 @@ import jax
 from jtrain.config.resolve import resolve
 from jtrain.config.top import RUNS
 from jtrain.core.loop import Hook
+from jtrain.distributed.cluster.rendezvous import difference
+from jtrain.distributed.multihost import all_gather
 from jtrain.errors import FAULT, STOPPED, ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean
+from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import on_numbers, on_results
-from jtrain.train.processes import check_joined
+from jtrain.train.processes import check_devices, process_facts
 from jtrain.train.run import run
 
 _KEYS = ("config", "overrides", "directory")
@@ -63,7 +66,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
     _check_joined_by_ray(train.get_context().get_world_size())
     resolved = resolve(Path(path), list(overrides))
     if jax.process_count() > 1:
-        check_joined(resolved.config, RUNS / resolved.config.name)
+        _check_processes(resolved.config, RUNS / resolved.config.name)
     hooks = _reports(train.report, resolved.config.log.every)
     outcome = run(resolved.config, source=resolved.path, hooks=hooks)
     if outcome.status != "done":
@@ -162,6 +165,19 @@ def _check_joined_by_ray(workers: int) -> None:
             f"jax_config=JaxConfig(use_gpu=True) and "
             f'RunConfig(worker_runtime_env={{"env_vars": {{"JAX_PLATFORMS": "cpu"}}}}).'
         )
+
+
+def _check_processes(config: RunConfig, path: Path) -> None:
+    """Compare the processes that Ray has joined, as `join_run` does before it joins them.
+
+    Raises:
+        ConfigError: in all processes, with the differences.
+    """
+    facts = all_gather(process_facts(config, path))
+    for index, other in enumerate(facts):
+        if error := difference(facts[0], other, index):
+            raise error
+    check_devices()
 
 
 def _reports(report: Any, every: int) -> list[Hook]:

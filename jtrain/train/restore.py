@@ -38,9 +38,8 @@ def set_up_stored(
     """
     enable_compilation_cache()
     run_dir = RunDir(directory, process=join_run(config, directory, trains=False).index)
-    keep = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ."
-    edited = f"{keep}\n{run_dir.config} was edited. For the values of the run type: "
-    matched = match_config(run_dir, config, lambda typed: edited + typed if typed else keep)
+    advice = f"Leave them as they are; {', '.join(MAY_DIFFER)} may differ. The run's values: "
+    matched = match_config(run_dir, config, lambda settings: advice + settings)
     config, line = matched.config, ""
     if log is not None:
         config, line = fit_layout_to_devices(config, matched.stored)

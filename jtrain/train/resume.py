@@ -4,21 +4,21 @@ Anybody can edit config.yaml, but not a checkpoint without breaking its seal. Th
 therefore defines the values of a run, and config.yaml only without a checkpoint.
 """
 
-import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jtrain.checkpoint import CheckpointManager
-from jtrain.checkpoint.layout import ABOUT, list_named_steps
-from jtrain.config.dump import ABSENT, Difference, diff_configs, to_plain
+from jtrain.checkpoint.layout import ABOUT
+from jtrain.config.dump import ABSENT, diff_configs, to_plain
 from jtrain.config.resolve import resolve
 from jtrain.config.schema import format_value
-from jtrain.config.stored import load_values, settings_for
+from jtrain.config.stored import load_values
 from jtrain.config.top import BaseConfig
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError
-from jtrain.io.disk_errors import may_pass, unreachable_error
+from jtrain.io.disk_errors import may_pass
 from jtrain.io.regular_files import check_no_links
 from jtrain.train.code_digest import digest_code, find_edited
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
@@ -74,9 +74,8 @@ def match_config(
 
     Args:
         config: the given values.
-        advice: what to type if values differ that must not; or `settings -> what to type`. The
-            settings, typed after config.yaml, give the run's values in case config.yaml was edited;
-            mostly "".
+        advice: what to type if values differ that must not; or a function of the settings that give
+            the run's values, for in config.yaml they may have been edited.
 
     Raises:
         ConfigError: if a value differs that must not, with each of them.
@@ -94,7 +93,9 @@ def match_config(
             f"  {d.key}: {format_value(d.before)} there, {format_value(d.after)} here\n"
             for d in other
         ]
-        words = advice if isinstance(advice, str) else advice(_settings(run_dir, stored, other))
+        known = [d for d in other if d.before is not ABSENT]
+        settings = " ".join(shlex.quote(f"{d.key}={format_value(d.before)}") for d in known)
+        words = advice if isinstance(advice, str) else advice(settings)
         raise ConfigError(
             f"{run_dir.path} holds {copy}a run with other values:\n{''.join(table)}{words}"
         )
@@ -109,14 +110,6 @@ def load_stored(run_dir: RunDir, schema: type[C]) -> C | None:
         ConfigError: if it cannot be read, or does not fit the experiment's `schema`.
     """
     return _load(run_dir, schema)[0]
-
-
-def check_still_stored(run_dir: RunDir, matched: MatchedConfig) -> None:
-    """Raise UnreachableError if a run was stored when it was matched, and nothing of it is left."""
-    is_left = _was_started(run_dir) or list_named_steps(run_dir.checkpoints)
-    if matched.stored is not None and not is_left:
-        gone = OSError(errno.ESTALE, "its files were there a moment ago")
-        raise unreachable_error(run_dir.path, gone)
 
 
 def _load(run_dir: RunDir, schema: type[C]) -> tuple[C | None, list[str]]:
@@ -156,14 +149,6 @@ def _describe_damage(run_dir: RunDir, newest: CheckpointRecord) -> list[str]:
     return [f"{run_dir.status} {trouble}: checkpoint {newest.step} is used instead"]
 
 
-def _settings(run_dir: RunDir, stored: BaseConfig, other: Sequence[Difference]) -> str:
-    """Return what is typed after config.yaml to get the values of the run."""
-    settings = settings_for(run_dir.config, stored, MAY_DIFFER)
-    if settings is None:
-        settings = [f"{d.key}={format_value(d.before)}" for d in other if d.before is not ABSENT]
-    return " ".join(settings)
-
-
 # What a resumed run says.
 
 
@@ -174,7 +159,7 @@ def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings
         name: of the run, by its config.
         another: the command that starts another run.
         again: the command that resumes the run, if one was given.
-        settings: typed after config.yaml to get the values of the run; mostly empty.
+        settings: those that give the values of the run.
     """
     if again:
         command = f"{again}, with the values of that run"

@@ -22,7 +22,6 @@ from jtrain.train.longer_run import describe_length_change
 from jtrain.train.processes import join_run
 from jtrain.train.remote_copies import RemoteRun
 from jtrain.train.resume import (
-    check_still_stored,
     describe_code,
     describe_copy,
     describe_flags,
@@ -83,7 +82,7 @@ def run(
     matched = match_config(run_dir, config, advice)
     config, changed = matched.config, matched.changed
     edited = describe_code(run_dir, config.code_root(), another)
-    finished, unfinished = find_finished(run_dir, matched, cluster.processes)
+    finished = find_finished(run_dir, matched, cluster.processes)
     if finished is not None:
         if remote is not None:
             remote.copy_finished(finished.step)
@@ -112,17 +111,14 @@ def run(
         ) as checkpoints,
     ):
         checkpoints.acquire()  # an error if another process writes there, before any data is read
-        check_still_stored(run_dir, matched)
         store = DirectoryStore(config, run_dir, checkpoints, remote, another)
         started = start_run(config, store, screen, hooks)
         missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)
-        missing = [] if unfinished else missing  # one line about it is enough
         store.begin(started.resume)
         notices = [
             *cluster.describe(),
             *flags,
             *fetched,
-            *unfinished,
             *missing,
             *checkpoints.notices,
             *_describe_start(started.resume, changed),

@@ -41,37 +41,25 @@ class RunResult:
 
 def find_finished(
     run_dir: RunDir, matched: MatchedConfig[RunConfig], processes: int
-) -> tuple[RunResult | None, list[str]]:
-    """Return the result of a run that is finished, or a line that says why it must resume.
+) -> RunResult | None:
+    """Return the result of a run that has no more steps to take; None if it must resume.
 
     Every process calls this, before JAX has started the devices.
     """
-    facts, config = run_dir.facts(), matched.config
-    if facts.get("status") != "done" or _has_more_to_do(matched):
-        return None, []
+    facts, config, stored = run_dir.facts(), matched.config, matched.stored
     step, owner = facts.get("step"), run_dir.owner()
+    if facts.get("status") != "done" or step is None:
+        return None
+    if stored and (config.evaluate.patience != stored.evaluate.patience or not matched.is_as_long):
+        return None
+    steps = config.steps if isinstance(config.steps, int) else facts.get("steps", step)
+    if step != steps and not facts.get("why"):  # nothing explains why it should have ended there
+        return None
     checkpoints = CheckpointManager(run_dir.checkpoints, first=run_dir.first, owner=owner)
     checkpoints.remove_leftovers()
-
-    def find_fault() -> dict[str, str]:
-        steps = config.steps if isinstance(config.steps, int) else facts.get("steps", step)
-        if step != steps and not facts.get("why"):
-            return {"fault": f"of {steps}, and nothing explains why it should have ended there"}
-        if step is None or not checkpoints.is_valid(step):
-            return {"fault": "of which the checkpoint is damaged or missing"}
-        return {"fault": ""}
-
+    look = lambda: {"valid": checkpoints.is_valid(step)}
     # A single process does not start the devices for it.
-    found = broadcast_from_first(find_fault) if processes > 1 else find_fault()
-    if step is None or found["fault"]:
-        return None, [f"was done at step {step}, {found['fault']}"]
+    if not (broadcast_from_first(look) if processes > 1 else look())["valid"]:
+        return None
     results = {name: read_results(run_dir.metrics, name) for name in facts.get("sets", ["valid"])}
-    return RunResult(run_dir, "done", step, step, FINISHED, results), []
-
-
-def _has_more_to_do(matched: MatchedConfig[RunConfig]) -> bool:
-    """Return whether a finished run may have more steps to take by its config of now."""
-    config, stored = matched.config, matched.stored
-    if stored is None:
-        return False
-    return config.evaluate.patience != stored.evaluate.patience or not matched.is_as_long
+    return RunResult(run_dir, "done", step, step, FINISHED, results)

@@ -148,9 +148,7 @@ def test_with_config_yaml_edited_following_the_advice_resumes_with_the_old_value
     assert "with other values" in words
     advised = shlex.split(words.rpartition("or resume that one: jtrain run ")[2])
     assert advised[0] == str(file)
-    with pytest.raises(
-        ConfigError, match=r"was edited. For the values of the run type: '?optimizer"
-    ):
+    with pytest.raises(ConfigError, match=r"may differ. The run's values: optimizer.lr=0.03"):
         evaluate_run(config_of(file), RUN)
     assert kept(trained(*advised)) == whole
     assert config_of(file) == config_of(CONFIG, SHORT), "and it is put right"
