@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +36,13 @@ if TYPE_CHECKING:
 Product: TypeAlias = Callable[[Array, Array, Contraction], Array]
 
 
-class Rewritten(NamedTuple):
-    """A program and what became of the products of each leaf."""
-
-    program: Any
-    plain: frozenset[int]  # leaves with a product that can be replaced, chosen or not
-    kept: Mapping[int, str]  # leaf: a use of it that cannot
-
-
 @dataclasses.dataclass(frozen=True)
 class QuantizedFunction:
     """A function of parameters whose products with some leaves are computed by `product`.
 
-    Any function will do: it is traced, and its program rewritten (`rewrite_products`).
+    Any function will do: it is traced, and each product of an activation and a chosen leaf is
+    replaced, behind casts and layouts, in jit, remat, scan, cond and shard_map. A product of two
+    leaves, with dims of a batch, or within a custom derivative or a while_loop is not replaced.
     """
 
     function: Callable[..., Any]
@@ -66,40 +60,43 @@ class QuantizedFunction:
         closed, shape = jax.make_jaxpr(self.function, return_shape=True)(params, *rest)
         names = list(named_leaves(params))
         chosen = {i for i, name in enumerate(names) if self._chooses(name)}
-        made = rewrite_products(closed, len(names), chosen, self.product)
-        self._check(names, chosen, made)
-        flat = as_function(made.program)(*jax.tree.leaves((params, *rest)))
+        found = _Products(self.product, chosen)
+        leaves = [i if i < len(names) else None for i in range(len(closed.in_avals))]
+        found.run(closed, leaves)
+        self._check(names, chosen, found)
+        program = replace_equations(closed, found.replacements)
+        flat = as_function(program)(*jax.tree.leaves((params, *rest)))
         return jax.tree.unflatten(jax.tree.structure(shape), flat)
 
     def _chooses(self, name: str) -> bool:
         pick = lambda patterns: any(matches(name, pattern) for pattern in patterns)
         return pick(self.products) and not pick(self.exclude)
 
-    def _check(self, names: Sequence[str], chosen: set[int], made: Rewritten) -> None:
+    def _check(self, names: Sequence[str], chosen: set[int], found: "_Products") -> None:
         """Raise unless every pattern has an effect."""
         for i, pattern in enumerate(self.exclude):
             check_pattern(f"{self.key}.exclude[{i}]", pattern, names)
         for i, pattern in enumerate(self.products):
             leaves = {n for n, name in enumerate(names) if matches(name, pattern)}
-            if not leaves & chosen & made.plain:
+            if not leaves & chosen & found.plain:
                 where = f"{self.key}.products[{i}] is {pattern!r}"
-                near = nearest(pattern, [names[leaf] for leaf in sorted(made.plain)])
+                near = nearest(pattern, [names[leaf] for leaf in sorted(found.plain)])
                 advice = (
                     f"Nearest that do: {', '.join(near)}. Write one, or a pattern of several."
                     if near
                     else f"No leaf does: leave out {self.key}."
                 )
-                raise ConfigError(f"{where}: {self._fault(names, leaves, chosen, made)}. {advice}")
+                raise ConfigError(f"{where}: {self._fault(names, leaves, chosen, found)}. {advice}")
 
     def _fault(
-        self, names: Sequence[str], leaves: set[int], chosen: set[int], made: Rewritten
+        self, names: Sequence[str], leaves: set[int], chosen: set[int], found: "_Products"
     ) -> str:
         if not leaves:
             return f"it matches none of the {len(names)} leaves that could multiply in 8 bits"
         some = ", ".join(names[leaf] for leaf in sorted(leaves)[:3])
         if not leaves & chosen:
             return f"{self.key}.exclude leaves out all that it matches ({some})"
-        why = next((f" ({made.kept[leaf]})" for leaf in sorted(leaves) if leaf in made.kept), "")
+        why = next((f" ({found.kept[leaf]})" for leaf in sorted(leaves) if leaf in found.kept), "")
         return (
             f"no leaf that it matches ({some}) multiplies activations in a plain matrix "
             f"product{why}"
@@ -128,24 +125,6 @@ _VIEWS = {
 }
 
 
-def rewrite_products(
-    program: Any, leaves: int, chosen: Collection[int], product: Product
-) -> Rewritten:
-    """Replace each product of an activation and a chosen leaf.
-
-    Looks through casts, layouts, jit, remat, scans, conditions and shard_map. A product of two
-    leaves, with dims of a batch, or within a custom derivative or a while_loop is not replaced.
-
-    Args:
-        program: a closed jaxpr, whose first `leaves` inputs are the leaves.
-        chosen: the leaves whose products are replaced.
-    """
-    walk = _Products(product, chosen)
-    walk.run(program, [i if i < leaves else None for i in range(len(program.in_avals))])
-    made = replace_equations(program, walk.replacements)
-    return Rewritten(made, frozenset(walk.plain), walk.kept)
-
-
 class _Products(Interpreter[int | None]):
     """Values that are views of a leaf, and what becomes of the products with them."""
 
@@ -154,8 +133,8 @@ class _Products(Interpreter[int | None]):
     def __init__(self, product: Product, chosen: Collection[int]):
         self._product, self._chosen = product, chosen
         self.replacements: dict[tuple[int, ...], Equation] = {}
-        self.plain: set[int] = set()
-        self.kept: dict[int, str] = {}
+        self.plain: set[int] = set()  # leaves with a product that can be replaced, chosen or not
+        self.kept: dict[int, str] = {}  # leaf: a use of it that cannot
 
     def constant(self, value: Any, aval: Any) -> None:
         return None

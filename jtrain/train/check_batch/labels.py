@@ -11,6 +11,8 @@ from jtrain.train.check_batch.uses import Use, Uses
 
 MAX_VALUES = 64  # values of an array that are tried
 MAX_FOUND = 8  # values that are returned
+NEAR = 1e-2  # how far the sum of a distribution may be off: 256 chances in bfloat16
+OFF = "checks.first_batch=false (check_batch=False in a call) turns this check off."
 
 
 class OutOfRangeValue(NamedTuple):
@@ -111,9 +113,6 @@ def out_of_range_error(found: OutOfRangeValue, what: str, origin: Sequence[int] 
         what: name of the batch, in words.
         origin: for each row of the full batch its index in the data, if known.
     """
-    row = f"{found.row} of {what}"
-    if len(origin):
-        row += f" (row {origin[found.row]} of the data)"
     leaf, entries, shape = found.leaf, found.entries, tuple(found.shape)
     shift = f", `{leaf} - 1` where they count from 1" if found.value == entries else ""
     end = (
@@ -121,11 +120,10 @@ def out_of_range_error(found: OutOfRangeValue, what: str, origin: Sequence[int] 
     )
     return DataError(
         f"`{leaf}` chooses one of {entries} entries, 0 .. {entries - 1}, of an array of shape "
-        f"{shape}, and row {row} holds {found.value}. For it JAX silently takes another entry, "
-        f"NaN or none. Give integers in 0 .. {entries - 1}{shift}. Give a row that is to be "
-        f'ignored no weight: `jt.Mean.of(values, batch["mask"] & (batch["{leaf}"] != '
-        f"{found.value}))`.{end} checks.first_batch=false (check_batch=False in a call) turns "
-        f"this check off."
+        f"{shape}, and {_row_name(found.row, what, origin)} holds {found.value}. For it JAX "
+        f"silently takes another entry, NaN or none. Give integers in 0 .. {entries - 1}{shift}. "
+        f"Give a row that is to be ignored no weight: `jt.Mean.of(values, "
+        f'batch["mask"] & (batch["{leaf}"] != {found.value}))`.{end} {OFF}'
     )
 
 
@@ -150,18 +148,17 @@ def _rows_with(array: np.ndarray, value: int) -> np.ndarray:
     return (array == value).any(tuple(range(1, array.ndim)))
 
 
-NEAR = 1e-2  # how far the sum of a distribution may be off: 256 chances in bfloat16
-
-
 class OutsideValue(NamedTuple):
-    """First row of a batch whose values are outside of the domain of the loss."""
+    """First row of a batch whose values are outside of the domain of the loss, with what to do."""
 
-    leaf: str  # an array that the values are computed from
+    leaf: str
+    """An array that the values are computed from."""
     domain: str
-    row: int  # of the full batch
-    value: float  # outside, or the sum of a row that is no distribution
-    low: float  # of all values
-    high: float
+    row: int
+    """In the full batch."""
+    holds: str
+    """The value outside, or the sum of a row that is no distribution."""
+    advice: str
 
 
 def find_outside(uses: Uses, batch: Mapping[str, np.ndarray], rows: int) -> OutsideValue | None:
@@ -175,48 +172,49 @@ def find_outside(uses: Uses, batch: Mapping[str, np.ndarray], rows: int) -> Outs
     if not real.size or not any(use.domain for use in uses.found):
         return None
     rows_of = np.resize(real, rows)
-    filled = {name: batch[name][rows_of] for name in uses.leaves}
-    for use in (use for use in uses.evaluate(filled) if use.domain):
+    for use in uses.evaluate({name: batch[name][rows_of] for name in uses.leaves}):
         wide = np.asarray(use.values, np.float64)
-        most = np.inf if use.domain == "weights of classes" else 1 + NEAR
+        most = 1 + NEAR if use.domain in {"probabilities", "distributions"} else np.inf
         wrong, shown = ~((wide >= 0) & (wide <= most)), wide
         if use.domain == "distributions" and not wrong.any():
             shown = wide.sum(-1)
             wrong = abs(shown - 1) > NEAR
-        if wrong.any():
+        if use.domain and wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
             row = int(batch["row"][rows_of[at[0]]]) if len(wide) == rows else 0
             leaf = min(use.leaves - {"mask", "row", "weight"}, default=min(use.leaves))
-            return OutsideValue(
-                leaf, use.domain, row, float(shown[at]), float(wide.min()), float(wide.max())
-            )
+            holds = f"{shown[at]:g}" + (" in sum" if shown is not wide else "")
+            advice = _advise(leaf, use.domain, wide, float(shown[at]))
+            return OutsideValue(leaf, use.domain, row, holds, advice)
     return None
+
+
+def _advise(leaf: str, domain: str, values: np.ndarray, wrong: float) -> str:
+    """Return what to write for an array with values outside of a domain."""
+    low, high, single = values.min(), values.max(), domain == "probabilities"
+    if np.isnan(wrong) or wrong == 0:  # no factor makes a distribution of it
+        real = f"({leaf} >= 0)"
+        return f"weight={real}" if single else f"weight={real}.any(-1) & ({leaf}.sum(-1) > 0)"
+    if single and low < 0:
+        return f"{leaf} > 0"
+    if single:
+        return f"{leaf} - 1" if (low, high) == (1, 2) else f"{leaf} / {high:g}"
+    if low < 0:
+        return f"jax.nn.softmax({leaf}) of logits"
+    return f"{leaf} / {leaf}.sum(-1, keepdims=True)"
 
 
 def outside_error(found: OutsideValue, what: str, origin: Sequence[int] = ()) -> DataError:
     """Return the error for a value that the loss is not defined for; arguments as for labels."""
-    leaf, low, high = found.leaf, found.low, found.high
-    row = f"row {found.row} of {what}"
-    if len(origin):
-        row += f" (row {origin[found.row]} of the data)"
-    if found.domain == "probabilities":
-        must, advice = "in 0 .. 1", f"{leaf} / {high:g}"
-        if low == 1 and high == 2:
-            advice = f"{leaf} - 1"
-        elif low < 0:
-            advice = f"{leaf} > 0"
-    else:
-        must = "0 or more" + (", 1 in sum" if found.domain == "distributions" else "")
-        advice = f"{leaf} / {leaf}.sum(-1, keepdims=True)"
-        if low < 0:
-            advice = f"jax.nn.softmax({leaf}) of logits"
-    if np.isnan(found.value) or found.value == 0:  # no factor makes a distribution of it
-        advice = f"weight=({leaf} >= 0).any(-1) & ({leaf}.sum(-1) > 0)"
-        if found.domain == "probabilities":
-            advice = f"weight=({leaf} >= 0)"
-    holds = f"{found.value:g}" + (" in sum" if low >= 0 and found.domain == "distributions" else "")
+    must = "in 0 .. 1" if found.domain == "probabilities" else "0 or more"
+    must += ", 1 in sum" if found.domain == "distributions" else ""
     return DataError(
-        f"the loss takes {found.domain} from `{leaf}`, {must}, and {row} holds {holds}: the loss "
-        f"of it is that of no distribution. Give `{advice}`, or hide the row by its mask. "
-        f"checks.first_batch=false (check_batch=False in a call) turns this check off."
+        f"the loss takes {found.domain} from `{found.leaf}`, {must}, and "
+        f"{_row_name(found.row, what, origin)} holds {found.holds}: the loss of it is that of no "
+        f"distribution. Give `{found.advice}`, or hide the row by its mask. {OFF}"
     )
+
+
+def _row_name(row: int, what: str, origin: Sequence[int]) -> str:
+    of_data = f" (row {origin[row]} of the data)" if len(origin) else ""
+    return f"row {row} of {what}{of_data}"

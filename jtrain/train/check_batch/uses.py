@@ -7,14 +7,14 @@ and nothing of the model is computed.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtrain.core.interpret import CALLS, PROGRAMS, Equation, Interpreter, bind
+from jtrain.core.interpret import CALLS, Equation, Interpreter, bind
 from jtrain.losses.shapes import DOMAIN, MARK
 
 # Primitives that return their inputs.
@@ -31,7 +31,6 @@ _COMPUTES = {
     *("neg", "not", "or", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum"),
     *("rem", "round", "select_n", "sign", "sub", "xor"),
 }
-_BY_ELEMENT = {"add", "div", "mul", "select_n", "sub"}
 
 
 def _static(default: Any = frozenset()) -> Any:
@@ -56,8 +55,8 @@ class Use:
     """True if the integers are the unchanged values of one array of the batch."""
     domain: str = _static("")
     """As `in_domain` takes it; empty for indices."""
-    axis: int | None = _static(None)
-    """Dim of the classes, for a comparison with all classes."""
+    compared: bool = _static(False)
+    """True if the integers are compared with all of 0 .. entries - 1."""
 
 
 class Uses(NamedTuple):
@@ -80,9 +79,8 @@ def find_uses(
 
     - A gather, such as `logits[rows, labels]`, in an array that depends on `unknown`. With an
       explicit `mode="clip"` or `fill_value` other integers are intended, and it is no use.
-    - A comparison with all classes (`jax.nn.one_hot`) that is combined, element by element, with an
-      array that depends on `unknown`, if there is a softmax over as many classes. Otherwise a row
-      of zeros may be intended.
+    - A comparison with all classes (`jax.nn.one_hot`), if there is a softmax over as many.
+      Otherwise a row of zeros may be intended.
     - What `in_range` and `in_domain` mark.
 
     A negative integer, which JAX counts from the end, is out of range here. The search enters jit,
@@ -105,7 +103,7 @@ def find_uses(
         zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in batch.items() if n not in given}
         known = {n: _Known(x, frozenset([n]), moved=True) for n, x in (zeros | {**given}).items()}
         search.run(program, [None if name is None else known[name] for name in inputs])
-        return [u for u in search.found if u.axis is None or u.entries in softmaxes.sizes]
+        return [x for x in search.found if not x.compared or x.entries in softmaxes.sizes]
 
     return Uses(jax.eval_shape(evaluate, dict(batch)), jax.jit(evaluate))
 
@@ -126,8 +124,6 @@ class _Known:
     """Operation and input that made it: `x < 0`, `x + number`."""
     counts: int | None = _static(None)
     """Dim along which it counts 0, 1, 2 ..., if it does."""
-    one_hot: tuple[Use, ...] = ()
-    """Comparisons with all classes that it is computed from, element by element."""
 
     @property
     def raw(self) -> Any:
@@ -180,9 +176,8 @@ class _Search(Interpreter[_Known | None]):
             return inputs
         if len(known) == len(inputs) and name in _MOVES | _COMPUTES:
             return self._compute(equation, known)
-        if len(known) < len(inputs):
+        if inputs and inputs[0] is None:
             self._index(equation, inputs)
-            self._combine(equation, inputs)
         return [None] * len(equation.outvars)
 
     def _compute(self, equation: Equation, inputs: list[_Known]) -> Sequence[_Known]:
@@ -208,19 +203,15 @@ class _Search(Interpreter[_Known | None]):
             negative, index, wrapped = inputs
             if negative.of == ("lt", index) and wrapped.of == ("add", index):
                 made = dataclasses.replace(made, before=index.raw, moved=index.moved)
-        uses = [*(_compared(inputs, made) if name == "eq" else ()), *_followed(inputs, made)]
-        return [dataclasses.replace(made, one_hot=tuple(uses))]
+        if name == "eq":
+            self._compare(inputs, np.shape(arrays[0]))
+        return [made]
 
     def _index(self, equation: Equation, inputs: list[_Known | None]) -> None:
         """Record the integers that index an unknown array."""
-        name, params, shape = (
-            equation.primitive.name,
-            equation.params,
-            equation.invars[0].aval.shape,
-        )
+        name, params = equation.primitive.name, equation.params
+        shape = equation.invars[0].aval.shape
         chosen: dict[int, tuple[_Known, Any]] = {}
-        if inputs[0] is not None:
-            return
         if name == "dynamic_slice":
             chosen = {dim: (x, x.raw) for dim, x in enumerate(inputs[1:]) if x is not None}
         elif name == "gather" and (index := inputs[1]) and not _handles_out_of_range(params):
@@ -230,14 +221,15 @@ class _Search(Interpreter[_Known | None]):
             if index.leaves and params["slice_sizes"][dim] == 1:  # the start of a window is clamped
                 self.found.append(Use(raw, index.leaves, shape[dim], shape, index.moved))
 
-    def _combine(self, equation: Equation, inputs: list[_Known | None]) -> None:
-        """Record the comparisons that are combined with an unknown array, element by element."""
-        unknown = [x for x, y in zip(equation.invars, inputs, strict=True) if y is None]
-        for side, known in enumerate(inputs):
-            for use in known.one_hot if known else ():
-                if any(_by_element(equation, side, other, use.axis) for other in unknown):
-                    shape = tuple(unknown[0].aval.shape)
-                    self.found.append(dataclasses.replace(use, shape=shape))
+    def _compare(self, inputs: Sequence[_Known], shape: tuple[int, ...]) -> None:
+        """Record integers that are compared with all of 0, 1, 2 ...."""
+        for classes, labels in (inputs, inputs[::-1]):
+            axis = classes.counts
+            if axis is not None and labels.leaves and not classes.leaves:
+                entries = np.shape(classes.array)[axis]
+                if shape[axis] == entries > 1:
+                    use = Use(labels.raw, labels.leaves, entries, shape, labels.moved)
+                    self.found.append(dataclasses.replace(use, compared=True))
 
 
 def _moved(equation: Equation, inputs: Sequence[_Known], made: _Known) -> _Known:
@@ -268,25 +260,6 @@ def _counted_dim(equation: Equation, inputs: Sequence[_Known]) -> int | None:
     return dim if dim is not None and after[dim] == entries else None
 
 
-def _compared(inputs: Sequence[_Known], made: _Known) -> Iterator[Use]:
-    """Yield a use for integers that are compared with all of 0, 1, 2 ...."""
-    shape = np.shape(made.array)
-    for classes, labels in (inputs, inputs[::-1]):
-        axis = classes.counts
-        if axis is not None and labels.leaves and not classes.leaves:
-            entries = np.shape(classes.array)[axis]
-            if shape[axis] == entries > 1:
-                yield Use(labels.raw, labels.leaves, entries, shape, labels.moved, axis=axis)
-                return
-
-
-def _followed(inputs: Sequence[_Known], made: _Known) -> Iterator[Use]:
-    """Yield the comparisons with all classes that an array depends on, element by element."""
-    for use in (use for x in inputs for use in x.one_hot):
-        if np.shape(made.array)[use.axis :][:1] == (use.entries,):
-            yield use
-
-
 def _handles_out_of_range(params: Mapping[str, Any]) -> bool:
     """Return whether a gather defines its result for out-of-range indices."""
     mode, fill = params["mode"], params["fill_value"]
@@ -295,20 +268,8 @@ def _handles_out_of_range(params: Mapping[str, Any]) -> bool:
     return fill is not None and not np.isnan(fill)
 
 
-def _by_element(equation: Equation, side: int, other: Any, axis: int | None) -> bool:
-    """Return whether an equation pairs the elements of an input and another along a dim."""
-    if equation.primitive.name in _BY_ELEMENT:
-        return equation.invars[side].aval.shape[axis:] == other.aval.shape[axis:]
-    if equation.primitive.name != "dot_general":
-        return False
-    contracted, batched = equation.params["dimension_numbers"]
-    return axis in contracted[side] and bool(batched[side])
-
-
 class _Softmaxes(Interpreter[bool]):
     """Values that are exponentials, and the sizes of the dims over which they are summed."""
-
-    enters = PROGRAMS
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
