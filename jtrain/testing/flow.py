@@ -189,7 +189,7 @@ class _FlowWalk(Interpreter[RowFlow]):
 
 def _find_line(equation: Equation, calls: Sequence[Equation]) -> str:
     """Return the innermost line of the loss, `losses.py:12`; empty if unknown."""
-    lines = find_source(equation, [call for call in calls if "name" in call.params])[-1:]
+    lines = find_source(equation, calls)[-1:]
     for call in reversed(calls):
         if lines and not lines[-1].in_jtrain:
             break

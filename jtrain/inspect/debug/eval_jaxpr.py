@@ -26,7 +26,7 @@ class ExecutedOp(NamedTuple):
     turn: tuple[int, ...]
     """Turn of each loop around it, from 0."""
     calls: tuple[Equation, ...]
-    """Calls of jitted functions around it, outermost first."""
+    """Calls and loops around it, outermost first."""
 
 
 def execute(
@@ -104,8 +104,7 @@ class _Execution(Interpreter[TracedValue]):
     ) -> list[TracedValue]:
         """Number and record the outputs of an operation."""
         outputs = [self.number(array) for array in arrays]
-        calls = tuple(call for call in self.calls if "name" in call.params)
-        self._record(ExecutedOp(equation, inputs, outputs, self._turn, calls))
+        self._record(ExecutedOp(equation, inputs, outputs, self._turn, self.calls))
         return outputs
 
 

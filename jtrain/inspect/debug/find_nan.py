@@ -54,7 +54,7 @@ class NonfiniteOrigin:
     turn: tuple[int, ...] = ()
     """Turn of each loop around the operation, from 0."""
     calls: tuple[Equation, ...] = ()
-    """Calls of jitted functions around the operation."""
+    """Calls and loops around the operation."""
     index: int = -1
     """Position of the input."""
     leaf: str = ""

@@ -55,12 +55,12 @@ def find_source(
 
     Args:
         equation: an equation of a traced program.
-        calls: the calls of jitted functions around it, outermost first. A jitted function is traced
-            at its first call, so its equations have the lines inside, and the call its own line.
+        calls: the equations around it, outermost first. A jitted function is traced at its first
+            call, so its equations have the lines inside, and the call its own line.
         skip: files and folders whose lines do not count.
     """
-    ours = None
-    for inner, call in zip([equation, *reversed(calls)], [*reversed(calls), None], strict=True):
+    ours, jitted = None, [call for call in reversed(calls) if "name" in call.params]
+    for inner, call in zip([equation, *jitted], [*jitted, None], strict=True):
         for line in _within(_lines(inner), call):
             if line.file.startswith(skip):
                 continue

@@ -164,7 +164,7 @@ class _Lister(Interpreter[int]):
     def operation(self, equation: Equation, inputs: list[int]) -> Sequence[int]:
         name, own = equation.primitive.name, product_flops(equation)
         scope = scope_in(self.calls, equation)
-        source = find_line(equation, named_calls(self.calls))
+        source = find_line(equation, self.calls)
         runs = [repetitions(call) for call in self.calls]
         times = math.prod(1 if n is None else n for n in runs)
         values = tuple(Value(p, a.aval) for p, a in zip(inputs, equation.invars, strict=True))
@@ -198,11 +198,6 @@ def scope_in(calls: Sequence[Equation], equation: Equation) -> Scope:
         keeps |= phase == "backward" and scope.phase == "forward"
         phase = phase if keeps else scope.phase
     return Scope(path, phase)
-
-
-def named_calls(calls: Sequence[Equation]) -> tuple[Equation, ...]:
-    """Return the calls of jitted functions, which have the lines of their callers."""
-    return tuple(call for call in calls if "name" in call.params)
 
 
 def find_line(eqn: Any, calls: Sequence[Any] = ()) -> SourceLine | None:

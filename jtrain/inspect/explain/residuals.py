@@ -19,7 +19,6 @@ from jtrain.inspect.explain.operations import (
     format_aval,
     function_path,
     grouped_path,
-    named_calls,
     num_bytes,
     parse_scope,
     scope_in,
@@ -194,7 +193,7 @@ class _Origins(Interpreter[_Origin | None]):
             return [dataclasses.replace(first)]
         name = equation.params["name"] if name == "name" else name
         path = scope_in(self.calls, equation).path
-        made = _Origin(name, None, path, equation, named_calls(self.calls))
+        made = _Origin(name, None, path, equation, self.calls)
         return [dataclasses.replace(made) for _ in equation.outvars]
 
     def scan(self, equation: Any, turn: Any, carry: list[Any], rows: list[Any]) -> Sequence[Any]:
@@ -203,8 +202,7 @@ class _Origins(Interpreter[_Origin | None]):
         Layers with full rematerialization save their inputs so.
         """
         path = scope_in(self.calls[:-1], equation).path
-        calls = named_calls(self.calls[:-1])
-        of = lambda kind: _Origin(kind, None, path, equation, calls, read=False)
+        of = lambda kind: _Origin(kind, None, path, equation, self.calls[:-1], read=False)
         into = [of("input of a layer") for _ in carry], [of("slice of a layer") for _ in rows]
         return [x and dataclasses.replace(x) for x in turn(*into)]
 
