@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -50,15 +50,12 @@ def check_fits(questions: Sequence[Question], tokens: int, context: int) -> None
     Raises:
         ConfigError: with the numbers that would do.
     """
-    sizes = [len(question.prompt) for question in questions]
-    long = sum(size + tokens > context for size in sizes)
-    if long:
-        fits = context - max(sizes)
-        shorter = f"answers.tokens={fits} or less, or " if fits > 0 else ""
+    longest = max(len(question.prompt) for question in questions)
+    if longest + tokens > context:
+        shorter = f"answers.tokens={context - longest} or less, or " if context > longest else ""
         raise ConfigError(
-            f"{long} of {len(sizes)} held-out questions, the longest of {max(sizes)} tokens, do "
-            f"not fit model.context={context} with answers of {tokens} tokens. Set "
-            f"{shorter}model.context={max(sizes) + tokens}."
+            f"a held-out question of {longest} tokens does not fit model.context={context} with an "
+            f"answer of {tokens}. Set {shorter}model.context={longest + tokens}."
         )
 
 
@@ -116,43 +113,37 @@ class AnswerEvaluation:
     def __call__(self, params: Params, extra: Extra) -> dict[str, float]:
         """Return the metrics of a model over all questions; the likeliest tokens are taken."""
         del extra
-        scores, finished = [], 0
-        for question, tokens, ended in self._answers(params):
-            finished += ended
-            text = decode_known(self.tokenizer, tokens)
-            scores.append(float(self.verify(text, question.answer)))
-        return {"correct": float(np.mean(scores)), "finished": finished / len(self.questions)}
-
-    def _answers(self, params: Params) -> Iterator[tuple[Question, np.ndarray, bool]]:
-        """Yield each question with the tokens of its answer, and whether it reached its end."""
         sizes = [len(question.prompt) for question in self.questions]
-        shortest, longest = min(sizes), max(sizes)
         mark = np.asarray(self.stop, np.int32)
         # Prompts of like lengths together: a batch takes the steps of its longest text.
         ordered = sorted(self.questions, key=lambda question: len(question.prompt))
+        scores, finished = [], 0
         for first in range(0, len(ordered), self.rows):
             some = ordered[first : first + self.rows]
-            lengths = np.array([len(question.prompt) for question in some], np.int32)
-            prompts = np.zeros((self.rows, longest), np.int32)
-            for row, question in zip(prompts, some, strict=False):
-                row[: len(question.prompt)] = question.prompt
             # The rows that fill up the last batch end at once: they repeat its first question.
-            fill = self.rows - len(some)
-            prompts[len(some) :] = prompts[0]
+            rows = [*some, *[some[0]] * (self.rows - len(some))]
+            lengths = np.array([len(question.prompt) for question in rows], np.int32)
+            prompts = np.zeros((self.rows, max(sizes)), np.int32)
+            for row, question in zip(prompts, rows, strict=True):
+                row[: len(question.prompt)] = question.prompt
             text, ends = jax.device_get(
                 generate_answers(
                     self._model,
                     params,
                     jnp.asarray(prompts),
-                    jnp.asarray(np.concatenate([lengths, np.full(fill, lengths[0], np.int32)])),
+                    jnp.asarray(lengths),
                     jax.random.key(0),
-                    start=shortest,
+                    start=min(sizes),
                     steps=self.tokens,
                     stop=self.stop,
                 )
             )
             for question, row, length, end in zip(some, text, lengths, ends, strict=False):
-                yield question, *_without(row[length:end], mark)
+                tokens, ended = _without(row[length:end], mark)
+                answer = decode_known(self.tokenizer, tokens)
+                scores.append(float(self.verify(answer, question.answer)))
+                finished += ended
+        return {"correct": float(np.mean(scores)), "finished": finished / len(self.questions)}
 
     @functools.cached_property
     def _model(self) -> IncrementalModel:
