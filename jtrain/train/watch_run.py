@@ -24,8 +24,6 @@ from jtrain.train.trackers import End, check_installed
 
 POLL = 1.0  # seconds between two looks at the run
 PINS = "evaluating"  # folder of the run with the checkpoint that is read
-# Files of a run whose change shows that it lives.
-_SIGNS = ("run.json", "metrics.jsonl", "speed.jsonl", "time.jsonl", "log.txt", "checkpoints")
 _ENDS: Mapping[int, End] = {DONE: "done", STOPPED: "stopped", FAULT: "failed"}  # by the exit code
 Policy: TypeAlias = Literal["every", "latest"]
 Results: TypeAlias = Mapping[str, Mapping[str, Any]]  # by set
@@ -163,7 +161,7 @@ class _WatchedCheckpoints:
         self._pins = run_dir.path / PINS
         self._skipped: set[tuple[int, str]] = set()  # damaged
         self._pinned = 0, ""
-        self._signs, self._changed = [], time.monotonic()
+        self._sign, self._changed = 0, time.monotonic()
         self._rows: EvaluationRows | None = None
         self._lock: WriteLock | None = None
 
@@ -213,7 +211,7 @@ class _WatchedCheckpoints:
             self._pinned = step, sealed_digest(self._pins / str(step))
             return {"step": step}
         if status not in {"done", "failed"}:
-            return self._check_signs(status, rows)
+            return self._check_changes(status, rows)
         last = (steps[-1], sealed_digest(directory / str(steps[-1]))) if steps else None
         if last is not None and not rows.has(*last):
             words = f"its last checkpoint ({last[0]}) cannot be evaluated"
@@ -239,11 +237,11 @@ class _WatchedCheckpoints:
         self._lock = lock
         return self._rows
 
-    def _check_signs(self, status: str, rows: EvaluationRows) -> dict[str, Any]:
+    def _check_changes(self, status: str, rows: EvaluationRows) -> dict[str, Any]:
         """Return the end of a run whose files have not changed for long; nothing before."""
-        signs, now = [_sign(self._run_dir.path / name) for name in _SIGNS], time.monotonic()
-        if signs != self._signs:
-            self._signs, self._changed = signs, now
+        sign, now = _last_change(self._run_dir.path), time.monotonic()
+        if sign != self._sign:
+            self._sign, self._changed = sign, now
         if not self._timeout or now - self._changed < self._timeout:
             return {}
         resume = f"To go on: {self._run_dir.resume_command}, and watch again"
@@ -259,10 +257,8 @@ class _WatchedCheckpoints:
         }
 
 
-def _sign(path: Path) -> tuple[int, int]:
-    """Return time and size of a file or folder; zeros if it does not exist."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
+def _last_change(run: Path) -> int:
+    """Return when a file of a run was written last, in nanoseconds: it shows that the run lives."""
+    with contextlib.suppress(OSError):  # a file that was just renamed
+        return max(entry.stat().st_mtime_ns for entry in os.scandir(run))
+    return 0

@@ -20,7 +20,7 @@ import numpy as np
 
 from jtrain.data.batches.prefetch import ENDS, ThreadWorkers, worker_steps
 from jtrain.errors import DataError, PeerError
-from jtrain.io.formatting import signal_name
+from jtrain.io.formatting import format_bytes, signal_name
 
 LARGEST = 1 << 29  # bytes that may be copied to each worker
 PARENT_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # handled by the run
@@ -179,7 +179,7 @@ def serialize(get: Callable[[int], Any], workers: int) -> bytes:
     if size > LARGEST:
         raise DataError(
             f"workers.kind=processes sends the data to each of {workers} workers, and it takes "
-            f"{size / 1e6:,.0f} MB in memory; at most {LARGEST / 1e6:,.0f} MB are sent. Set "
+            f"{format_bytes(size)} in memory; at most {format_bytes(LARGEST)} are sent. Set "
             f"workers.kind=threads, which share it, or read it from files."
         )
     return file.getvalue()

@@ -23,7 +23,7 @@ from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
 from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.io.formatting import format_number
+from jtrain.io.formatting import format_bytes, format_number
 from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import on_numbers
@@ -105,7 +105,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
         with _stage("saves", log) as details:
             checkpoints.save(half, state, {"config": plain_values(config)})
             checkpoints.wait()
-            details.append(f"{_bytes(directory) / 1e6:,.2f} MB")
+            details.append(format_bytes(_bytes(directory)))
         with _stage("restores", log) as details:
             restored = checkpoints.restore(half, setup.like)
             _check_same(state, restored, "a restored state")

@@ -61,7 +61,8 @@ class ProgressBar(Hook):
         self._drawn, self._drawn_step = clock(), start
         self._doing = "starting"
         self._period = 0.5 if self._cell else 0.2  # seconds between two drawings
-        self._losses = dict(earlier()) if self._cell else {}
+        losses = list(earlier().items()) if self._cell else []
+        self._losses = dict(losses[:: 1 + len(losses) // POINTS])
         self._draws = False
         self._terminal: Any = None  # rich's Live
         self._output: Any = None  # IPython's handle of the output of the cell
