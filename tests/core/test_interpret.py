@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jtrain.core.interpret import is_opaque, operations
+from jtrain.core.interpret import (
+    DifferentProgramsError,
+    executions,
+    is_opaque,
+    operations,
+    pair_equations,
+)
 from jtrain.core.loss_checks import dependence
 
 
@@ -61,6 +67,35 @@ def test_finds_operations_inside_others():
     found = operations(jax.jit(lambda x: jax.lax.cond(x > 0, inner, jnp.cos, x)), ONE)
     assert {"scan", "cond", "sin", "cos"} <= found
     assert "tan" not in found
+
+
+def test_an_operation_is_counted_as_often_as_it_runs():
+    def fn(x):
+        turn = lambda x, _: (jax.lax.scan(lambda y, _: (jnp.sin(y), None), x, None, length=3)[0], 0)
+        x, _ = jax.lax.scan(turn, x, None, length=2)
+        return jax.lax.while_loop(lambda x: x < 1, jax.jit(jnp.cos), x)
+
+    found = {e.equation.primitive.name: e for e in executions(jax.make_jaxpr(fn)(ONE))}
+    assert (found["sin"].times, found["sin"].counted) == (6, True)
+    assert (found["cos"].times, found["cos"].counted) == (1, False)
+
+
+def test_of_a_cond_the_most_expensive_branch_may_be_counted_alone():
+    fn = lambda x: jax.lax.cond(x > 0, lambda x: jnp.sin(jnp.sin(x)), jnp.cos, x)
+    names = lambda **cost: {
+        e.equation.primitive.name for e in executions(jax.make_jaxpr(fn)(ONE), **cost)
+    }
+    assert {"sin", "cos"} <= names()
+    assert "cos" not in names(cost=lambda equation: float(equation.primitive.name == "sin"))
+
+
+def test_two_traces_of_one_program_are_paired_and_of_two_are_refused():
+    trace = lambda fn, rows: jax.make_jaxpr(jax.jit(fn))(jnp.ones(rows))
+    pairs = list(pair_equations(trace(jnp.sin, 4), trace(jnp.sin, 8)))
+    assert [a.primitive.name for _, a, _ in pairs][-1] == "sin"
+    assert [len(calls) for calls, _, _ in pairs] == list(range(len(pairs)))
+    with pytest.raises(DifferentProgramsError):
+        list(pair_equations(trace(jnp.sin, 4), trace(jnp.cos, 4)))
 
 
 def test_a_kernel_that_no_jaxpr_describes_is_opaque():

@@ -73,6 +73,13 @@ def test_finds_the_products_of_scanned_layers_and_leaves_the_others():
     assert_close(without, want @ PARAMS["kernel"], 1e-5)
 
 
+def test_a_function_that_is_called_twice_is_changed_where_the_leaf_is():
+    layer = jax.jit(lambda w, x: jnp.tanh(x @ w))
+    params = {"first": PARAMS["layers"][0], "second": PARAMS["layers"][1]}
+    got = quantized(lambda p, x: layer(p["second"], layer(p["first"], x)), "first")(params, X)
+    assert_close(got, np.tanh(np.tanh(2 * X @ params["first"]) @ params["second"]), 1e-5)
+
+
 @pytest.mark.thorough
 def test_a_stateful_loss_and_the_forms_of_its_output_stay():
     def loss(params, extra, batch, rng):
