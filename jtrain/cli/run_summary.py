@@ -1,7 +1,8 @@
 """Summary of a run that ended: the curve, a sample, its files and the next commands."""
 
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 
 from jtrain.distributed.cluster.cluster import program
 from jtrain.inspect.run_times import format_goodput, read_ledger
-from jtrain.train.charts import smooth, text_chart
+from jtrain.train.charts import Point, text_chart
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_results
 from jtrain.train.longer_run import settings_to_extend
@@ -62,6 +63,21 @@ def _curve(outcome: RunResult) -> str:
         return ""
     width = min(100, shutil.get_terminal_size().columns)
     return text_chart(points, width=width, height=16)
+
+
+def smooth(points: Iterable[Point], share: float = 0.02) -> list[Point]:
+    """Return the points, each value averaged over about `share` of all points, those before it.
+
+    The exponential mean has no bias: its first value is the first point's. Values that are not
+    finite are omitted.
+    """
+    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    decay = 1 - 1 / max(1.0, share * len(finite))
+    total, weight, averages = 0.0, 0.0, []
+    for x, y in finite:
+        total, weight = decay * total + y, decay * weight + 1
+        averages.append((x, total / weight))
+    return averages
 
 
 def _losses(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, float]]:

@@ -134,21 +134,6 @@ def svg_chart(
     )
 
 
-def smooth(points: Points, share: float = 0.02) -> list[Point]:
-    """Return the points, each value averaged over about `share` of all points, those before it.
-
-    The exponential mean has no bias: its first value is the first point's. Values that are not
-    finite are omitted.
-    """
-    finite = _finite({"": points}).get("", [])
-    decay = 1 - 1 / max(1.0, share * len(finite))
-    total, weight, averages = 0.0, 0.0, []
-    for x, y in finite:
-        total, weight = decay * total + y, decay * weight + 1
-        averages.append((x, total / weight))
-    return averages
-
-
 def _finite(lines: Mapping[str, Points]) -> dict[str, list[Point]]:
     """Return the finite points of each line that has one."""
     pairs = {name: dict(points).items() for name, points in lines.items()}
