@@ -171,13 +171,10 @@ class RunDir:
         return {**self._identity, **known, "config": self._values}
 
     def check_tokenizer(self, found: str) -> None:
-        """Raise unless the data has the tokenizer that the run was trained with.
+        """Raise DataError unless the data has the tokenizer that the run was trained with.
 
         Args:
             found: fingerprint of the data's tokenizer; empty: it has none.
-
-        Raises:
-            DataError: if the tokenizer differs, with both fingerprints.
         """
         known = self.facts().get("tokenizer", "")
         if known and found != known:
@@ -189,14 +186,11 @@ class RunDir:
             )
 
     def check_data(self, found: str, another: str) -> None:
-        """Raise unless the data is that of the stored run.
+        """Raise DataError unless the data is that of the stored run.
 
         Args:
             found: fingerprint of the data; empty: it has none.
             another: the command that starts a new run.
-
-        Raises:
-            DataError: if the data differs, with both fingerprints.
         """
         known = self.facts().get("data", "")
         if known and found and found != known:
