@@ -113,9 +113,10 @@ class _Broadcasts(Interpreter[_Array]):
             own = equation.params.get("broadcast_dimensions", range(first, len(after)))
             if tuple(own) == tuple(range(first, len(after))) and _fits(before, after[first:]):
                 return [inputs[0]._replace(source=_source(equation))]
-            # A reshape that only inserts dims of size 1 inserts one after a dim of rows.
+            # A reshape that only inserts dims of size 1 has inserted one on the right.
             sizes = [[n for n in shape if n != 1] for shape in (before, after)]
-            return [_Array(after, column=first > 0 and sizes[0] == sizes[1])]
+            inserted = first > 0 and sizes[0] == sizes[1]
+            return [_Array(after, column=inserted or name == "broadcast_in_dim")]
         return inputs if len(inputs) == len(plain) and after == before else plain
 
     def _find_pairs(self, equation: Equation, arrays: list[_Array]) -> None:
