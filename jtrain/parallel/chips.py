@@ -28,6 +28,13 @@ class Chip(NamedTuple):
     """Page that the figures are from."""
     fp8: float = 0.0
     """Peak of a chip in products of fp8, without sparsity; 0: it has none."""
+    ring: int = 0
+    """A slice whose sizes are all multiples of this number has links that close each of its rows
+    into a ring; 0: no slice has."""
+
+    def has_wrap(self, sizes: Sequence[int]) -> bool:
+        """Return whether a slice of these sizes is a torus, not a grid."""
+        return self.ring > 0 and all(size % self.ring == 0 for size in sizes)
 
 
 _TPU = "https://docs.cloud.google.com/tpu/docs"
@@ -35,14 +42,17 @@ _TPU = "https://docs.cloud.google.com/tpu/docs"
 # TPUs: the page of each, read in November 2026. A link is the published bandwidth between chips,
 # one way, divided by the links; the network is the published figure of a pod divided by its chips.
 # Links of v2 and v3: Norrie et al. 2021, "The Design Process for Google's Training Chips".
+# Rings: "All 4x4x4 and larger slices (one cube) have full 3D torus connectivity. Slices smaller
+# than a full cube [...] don't have wrap-around links" (v5p; v4 and tpu7x have the same cubes), and
+# the whole pod of 16x16 of v5e and v6e, whose smaller slices are grids.
 CHIPS: Mapping[str, Chip] = {
     "v2": Chip("TPU v2", 45, 7.48, 700, 62, 4, 0, f"{_TPU}/v2"),
     "v3": Chip("TPU v3", 123, 15.48, 900, 82, 4, 0, f"{_TPU}/v3"),
-    "v4": Chip("TPU v4", 275, 15.25, 1200, 50, 6, 0, f"{_TPU}/v4"),
-    "v5e": Chip("TPU v5 lite", 197, 15.75, 819, 50, 4, 3.1, f"{_TPU}/v5e"),
-    "v5p": Chip("TPU v5", 459, 95.73, 2765, 100, 6, 6.25, f"{_TPU}/v5p"),
-    "v6e": Chip("TPU v6 lite", 918, 31.24, 1638, 100, 4, 12.5, f"{_TPU}/v6e"),
-    "tpu7x": Chip("TPU7x", 2307, 94.74, 7380, 100, 6, 12.5, f"{_TPU}/tpu7x", 4614),
+    "v4": Chip("TPU v4", 275, 30.75, 1200, 50, 6, 0, f"{_TPU}/v4", ring=4),
+    "v5e": Chip("TPU v5 lite", 197, 15.75, 819, 50, 4, 3.1, f"{_TPU}/v5e", ring=16),
+    "v5p": Chip("TPU v5", 459, 95.73, 2765, 100, 6, 6.25, f"{_TPU}/v5p", ring=4),
+    "v6e": Chip("TPU v6 lite", 918, 31.24, 1638, 100, 4, 12.5, f"{_TPU}/v6e", ring=16),
+    "tpu7x": Chip("TPU7x", 2307, 94.74, 7380, 100, 6, 12.5, f"{_TPU}/tpu7x", 4614, 4),
 }
 """TPUs, by the names in a topology such as `v5e:4x4`."""
 

@@ -148,7 +148,7 @@ def explain(
 
 def _compile(setup: TrainSetup, topology: Topology | None) -> tuple[CompiledProgram, str]:
     start = time.perf_counter()
-    step = load_or_compile_step(setup.lower_step(), topology)
+    step = load_or_compile_step(setup, topology)
     mesh, seconds = setup.strategy.axes or {"data": 1}, time.perf_counter() - start
     compiled = read_compiled(step, mesh, seconds=seconds, platform=setup.devices[0].platform)
     return compiled, step.text

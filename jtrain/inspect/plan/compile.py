@@ -19,14 +19,16 @@ from jax.stages import Compiled, Lowered
 
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.regular_files import atomic_write
+from jtrain.parallel.program_cache import mesh_devices
 from jtrain.train.runtime import usual_directory
+from jtrain.train.setup import TrainSetup
 
 _log = logging.getLogger(__name__)
 _PEAK = re.compile(r"^\s+(\S+?)\{([\d,]*)\}: (\d+) bytes \(cumulative")
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*)$", re.MULTILINE)
 _MEMORY = ("arguments", "temporaries", "output", "aliased", "host")
 LARGEST = 64  # buffers that are kept
-FORMAT = 2  # of a file in the cache
+FORMAT = 3  # of a file in the cache
 PROGRAM = "*after_optimizations.txt"  # the optimized program among XLA's dump files
 
 
@@ -49,9 +51,9 @@ class CompiledStep:
 
 
 def load_or_compile_step(
-    lowered: Lowered, topology: Topology | None, dump: Path | None = None
+    setup: TrainSetup, topology: Topology | None, dump: Path | None = None
 ) -> CompiledStep:
-    """Return the cached answer of the compiler for a lowered step, or compile it.
+    """Return the cached answer of the compiler for the step of a setup, or compile it.
 
     Args:
         topology: of the step; None: the devices of this machine, whose answers are not cached.
@@ -60,7 +62,8 @@ def load_or_compile_step(
     Raises:
         jax.errors.JaxRuntimeError: if the step does not compile for another reason than its memory.
     """
-    file = plan_cache() / f"{_key(lowered, topology)}.json.gz" if topology else None
+    lowered = setup.lower_step()
+    file = plan_cache() / f"{_key(lowered, setup, topology)}.json.gz" if topology else None
     if file and dump is None and (cached := read_step(file)) is not None:
         return cached
     if dump is not None:
@@ -78,10 +81,13 @@ def plan_cache() -> Path:
     return usual_directory().parent / "plans"
 
 
-def _key(lowered: Lowered, topology: Topology) -> str:
+def _key(lowered: Lowered, setup: TrainSetup, topology: Topology) -> str:
     flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    parts = [str(FORMAT), topology.name, topology.compiler, jax.__version__, *flags]
-    return hashlib.sha256("\n".join([*parts, lowered.as_text()]).encode()).hexdigest()
+    # The text of a lowered step has neither the order of the devices nor the compiler's options.
+    order = [device.id for device in mesh_devices(setup.like)]
+    options = dict(setup.strategy.compiler_options)
+    parts = [FORMAT, topology.name, topology.compiler, jax.__version__, *flags, order, options]
+    return hashlib.sha256("\n".join([*map(str, parts), lowered.as_text()]).encode()).hexdigest()
 
 
 def _compile(lowered: Lowered, dump: Path) -> CompiledStep:
@@ -93,9 +99,9 @@ def _compile(lowered: Lowered, dump: Path) -> CompiledStep:
             raise
         too_large = str(error)
     seconds = time.perf_counter() - start
-    memory = memory or _allocated(_read_dump(dump, "-buffer-assignment"))
-    buffers = _buffers(_read_dump(dump, "-live-range"))
-    return CompiledStep(_read_dump(dump), memory, buffers, seconds, too_large)
+    memory = memory or _allocated(read_dump(dump, "-buffer-assignment"))
+    buffers = _buffers(read_dump(dump, "-live-range"))
+    return CompiledStep(read_dump(dump), memory, buffers, seconds, too_large)
 
 
 def compile_step(lowered: Lowered, dump: Path) -> Compiled:
@@ -120,7 +126,7 @@ def compile_step(lowered: Lowered, dump: Path) -> Compiled:
         compilation_cache.reset_cache()
 
 
-def _read_dump(dump: Path, kind: str = "") -> str:
+def read_dump(dump: Path, kind: str = "") -> str:
     """Return the text of the optimized program in `dump`, or another file of it; empty without."""
     # The largest, since the compiler may also dump small programs.
     program = max(dump.rglob(PROGRAM), key=lambda file: file.stat().st_size, default=None)

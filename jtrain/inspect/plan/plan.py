@@ -158,7 +158,7 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
     """
     start = time.perf_counter()
     setup = set_up(single_step(config), among=topology.devices)
-    step = load_or_compile_step(setup.lower_step(), topology, dump)
+    step = load_or_compile_step(setup, topology, dump)
     bound = bound_step_flops(setup)
     plan = _read(setup, topology, step)
     return dataclasses.replace(

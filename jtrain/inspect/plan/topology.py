@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jtrain.distributed.cluster.cluster import NUMBER, sets_cpu_devices
-from jtrain.distributed.manifests.machines import TopologyName
+from jtrain.distributed.manifests.machines import TPUS, TopologyName
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.environment import installed_version
+from jtrain.parallel.chips import CHIPS
 
 if TYPE_CHECKING:
     from jtrain.train.experiment import RunConfig
@@ -160,6 +161,8 @@ def _tpu(name: str, parsed: TopologyName) -> Sequence[Any]:
             f"--topology {name}: the TPU compiler is not installed: pip install 'jtrain[plan]'"
         )
     options = {"num_slices": parsed.count} if parsed.count > 1 else {}
+    if parsed.kind in TPUS:
+        options |= _links(parsed)
     try:
         with suppress_stderr():  # libtpu complains about the missing TPU
             description = topologies.get_topology_desc(
@@ -174,6 +177,21 @@ def _tpu(name: str, parsed: TopologyName) -> Sequence[Any]:
             ) from error
         raise _no_slice(name, parsed) from error
     return description.devices
+
+
+def _links(parsed: TopologyName) -> dict[str, Any]:
+    """Return the chips of a host and the rings of a slice, which libtpu takes to be 2x2 and none.
+
+    A chip of v4 is one device on a TPU VM, and two by libtpu's default.
+
+    Sources: the pages of `jtrain.parallel.chips`, and the machine types of `TPUS`.
+    """
+    chips = parsed.chips if parsed.chips in TPUS[parsed.kind].machine_types else 4
+    rings = CHIPS[parsed.kind].has_wrap(parsed.dims)
+    return {
+        "chips_per_host_bounds": {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}[chips],
+        "wrap": tuple(rings and axis < len(parsed.dims) for axis in range(3)),
+    } | ({"chip_config_name": "megacore"} if parsed.kind == "v4" else {})
 
 
 def _no_slice(name: str, parsed: TopologyName) -> ConfigError:

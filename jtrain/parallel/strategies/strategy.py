@@ -108,6 +108,11 @@ class Strategy(abc.ABC):
         return {}
 
     @property
+    def compiler_options(self) -> Mapping[str, str]:
+        """Options of the compiler that `lower` sets."""
+        return {}
+
+    @property
     def placement(self) -> Placement:
         """Placement for models that name their dims; by default without constraints."""
         return Unplaced()

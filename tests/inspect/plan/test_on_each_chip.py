@@ -23,11 +23,11 @@ SMALL = (
 BLOCKS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN)  # elements
 TABLES = 2 * VOCAB * WIDTH
 ACTIVATION = ROWS * TIME * WIDTH * BF16
-# A slice of each kind, and its devices: a chip of v2, v3, v4 and tpu7x is two of them.
+# A slice of each kind, and its devices: a chip of v2, v3 and tpu7x is two of them.
 SLICES = {
     "v2:2x2": 8,
     "v3:2x2": 8,
-    "v4:2x2x1": 8,
+    "v4:2x2x1": 4,
     "v5e:2x2": 4,
     "v5p:2x2x2": 8,
     "v6e:2x4": 8,

@@ -75,7 +75,7 @@ def test_a_layout_that_leaves_devices_unused_says_so(words, unused):
 
 
 def test_memory_limits_are_below_the_nominal_memory():
-    sold = {"v2": 8, "v3": 16, "v4": 16, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
+    sold = {"v2": 8, "v3": 16, "v4": 32, "v5e": 16, "v5p": 96, "v6e": 32, "tpu7x": 96}  # GiB
     assert all(0.9 * sold[kind] < chip.gib < sold[kind] for kind, chip in CHIPS.items())
 
 
