@@ -34,10 +34,11 @@ def chunked_next_token(
     type, and so are the logits that they are computed from. The forward pass computes the gradient
     along with the logits, so that nothing is computed twice; the backward pass scales the gradient.
 
-    Over devices: the head is gathered once and its gradient reduced once, as each shard of the rows
-    adds up its own gradient first. A split vocabulary stays split: the devices exchange the maximum
-    logit, the sum and the target's logit of each token. A chunk takes every n-th position, so that
-    split sequences stay split.
+    Over devices: the head is gathered once and its gradient reduced once: from the gradients in all
+    logits of a device where these are the smaller, so that no device has the head's whole gradient;
+    else each shard of the rows adds up its own first. A split vocabulary stays split: the devices
+    exchange the maximum logit, the sum and the target's logit of each token. A chunk takes every
+    n-th position, so that split sequences stay split.
 
     Args:
         hidden: the last hidden states.
@@ -123,28 +124,48 @@ def _loss(settings, hidden, head, targets, real, weights):
 
 def _forward(settings, hidden, head, targets, real, weights):
     (b, t, d), head = hidden.shape, settings.gather(head)
-    placement = settings.placement
+    slices = _slices(settings, hidden, head, targets, real, weights)
+    tokens = b // settings.placement.rows * -(-t // settings.placement.times)
+    small = tokens * settings.dtype.itemsize <= d * jnp.dtype(_wide(settings.dtype)).itemsize
+    walk = _keep_slopes if small else _sum_by_shard
+    sums, grad_x, grad_head = walk(settings, head, slices)
+    grad_x = jnp.moveaxis(grad_x, 0, 2).reshape(b, -1, d)[:, :t]
+    grad_head = settings.placement.constrain(grad_head, "vocab", "split")
+    # Nothing needs the sum soon: without a barrier what it is made of lives through the layers'
+    # backward pass.
+    grad_x, grad_head = jax.lax.optimization_barrier((grad_x, grad_head))
+    return (_value(settings, sums), sums), (grad_x, grad_head, weights)
+
+
+def _keep_slopes(settings, head, slices):
+    """Return the sums and both gradients; that of the head is one product, scattered at once."""
+
+    def add(sums, chunk):
+        more, x, slopes = _chunk(settings, head, *chunk)
+        grad_x = _product("btv,vd->btd", slopes, head)
+        return jax.tree.map(jnp.add, sums, more), (grad_x, x, slopes)
+
+    sums, (grad_x, x, slopes) = jax.lax.scan(add, _zero_sums(slices[0][0]), slices)
+    return sums, grad_x, _product("nbcv,nbcd->vd", slopes, x)
+
+
+def _sum_by_shard(settings, head, slices):
+    """Return the sums and both gradients; that of the head is summed on each device, then once."""
+    placement, b = settings.placement, slices[0].shape[1]
     s, p = placement.rows, placement.times  # grad_head has a sum for each shard of rows and time
     by_shard = lambda x: x.reshape(s, b // s, p, -1, x.shape[-1])  # s b/s p c/p .
     constrain = lambda x: placement.constrain(x, "rows", "time", "vocab", None)
 
-    def add(carry, slices):
+    def add(carry, chunk):
         sums, grad_head = carry
-        more, x, slopes = _chunk(settings, head, *slices)
+        more, x, slopes = _chunk(settings, head, *chunk)
         grad_x = _product("btv,vd->btd", slopes, head)
         update = _product("sbptv,sbptd->spvd", by_shard(slopes), by_shard(x))
         return (jax.tree.map(jnp.add, sums, more), constrain(grad_head + update)), grad_x
 
     zeros = constrain(jnp.zeros((s, p, *head.shape), _wide(settings.dtype)))
-    start = _zero_sums(hidden), zeros
-    slices = _slices(settings, hidden, head, targets, real, weights)
-    (sums, grad_head), grad_x = jax.lax.scan(add, start, slices)
-    grad_x = jnp.moveaxis(grad_x, 0, 2).reshape(b, -1, d)[:, :t]
-    # Nothing needs the sum soon: without a barrier the unsummed gradient lives through the layers'
-    # backward pass.
-    grad_head = placement.constrain(grad_head.sum((0, 1)), "vocab", "split")
-    grad_x, grad_head = jax.lax.optimization_barrier((grad_x, grad_head))
-    return (_value(settings, sums), sums), (grad_x, grad_head, weights)
+    (sums, grad_head), grad_x = jax.lax.scan(add, (_zero_sums(slices[0][0]), zeros), slices)
+    return sums, grad_x, grad_head.sum((0, 1))
 
 
 def _backward(settings, gradients, upstream):

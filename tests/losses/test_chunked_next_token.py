@@ -83,6 +83,17 @@ def test_gives_the_plain_value_and_gradient(options):
             assert_close(part.value(), other.value(), 1e-6)
 
 
+@pytest.mark.parametrize("few", [True, False])
+def test_few_tokens_and_many_have_the_plain_gradient(few):
+    """The gradient of the head is one product where the logits' gradients are the smaller."""
+    args = arrays(rows=1, time=D if few else D + 1)
+    text = str(jax.make_jaxpr(jax.grad(lambda *x: chunked(*x, *args[2:])[0], 1))(*args[:2]))
+    assert (f"f32[1,1,{V},{D}]" in text) != few
+    ((got, _), grads), ((want, _), exact) = both(args)
+    assert_close(got, want, 1e-6)
+    assert distance(grads, exact) <= 1e-6
+
+
 # A number of 8 bits is off by up to 2^-9 of itself; the slopes are rounded, and so is the gradient.
 @pytest.mark.thorough
 def test_half_precision_has_logits_and_sums_in_full():
