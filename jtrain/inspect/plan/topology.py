@@ -13,7 +13,6 @@ from jtrain.distributed.manifests.machines import TPUS, TopologyName
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.environment import installed_version
-from jtrain.parallel.chips import CHIPS
 
 if TYPE_CHECKING:
     from jtrain.train.experiment import RunConfig
@@ -186,6 +185,8 @@ def _links(parsed: TopologyName) -> dict[str, Any]:
 
     Sources: the pages of `jtrain.parallel.chips`, and the machine types of `TPUS`.
     """
+    from jtrain.parallel.chips import CHIPS  # imports JAX, before which the environment is set
+
     chips = parsed.chips if parsed.chips in TPUS[parsed.kind].machine_types else 4
     rings = CHIPS[parsed.kind].has_wrap(parsed.dims)
     return {
