@@ -1,6 +1,7 @@
 """Meshes: sizes of the axes for the available devices."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -79,6 +80,13 @@ def order_devices(shape: Sequence[int], devices: Sequence[Device]) -> np.ndarray
     if torus is None:
         return hosts
     return torus if len(shape) == 1 else min(torus, hosts, key=ring_hops)
+
+
+def count_slices(devices: Sequence[Device]) -> int:
+    """Return the number of TPU slices that have as many of the devices each; else 1."""
+    sizes = Counter(map(_slice, devices))
+    alike = devices[0].platform == "tpu" and len(set(sizes.values())) == 1
+    return len(sizes) if alike else 1
 
 
 def host_order(devices: Sequence[Device]) -> np.ndarray:

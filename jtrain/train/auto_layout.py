@@ -11,7 +11,9 @@ from jtrain.core.interpret import REMAT, as_function, computed_outputs, equation
 from jtrain.core.loss import combine, normalize_loss
 from jtrain.core.precision.cast import cast_params
 from jtrain.core.state import TrainState
-from jtrain.parallel import Auto, Axes, Device, Layout, MemoryNeeds
+from jtrain.parallel import FSDP, Auto, Axes, Device, Layout, MemoryNeeds
+from jtrain.parallel.devices import devices
+from jtrain.parallel.strategies.auto import choose_slices
 from jtrain.train.experiment import Experiment, RunConfig, build_experiment, shapes
 from jtrain.train.initial_state import trace_state
 from jtrain.train.schedule_steps import resolve_durations
@@ -66,7 +68,7 @@ def _own(fn: Callable[..., Any], *args: Any) -> int:
 
 
 def choose_layout(config: RunConfig, among: Sequence[Device] | None) -> tuple[Layout, str]:
-    """Return the layout of a config; for `auto`, a layout that fits and the reason for it.
+    """Return the layout of a config; for `auto`, and `fsdp` on slices, one that fits, and why.
 
     For `auto` the loss is traced once to count its residuals, and once under each layout that
     splits more than rows and state, to check that the model has dims for it.
@@ -74,16 +76,20 @@ def choose_layout(config: RunConfig, among: Sequence[Device] | None) -> tuple[La
     Raises:
         UserError: as `set_up`; or if the rows of a batch divide into no layout.
     """
+    if isinstance(config.parallel, FSDP):
+        present = devices(config.parallel.devices, among)
+        needs_of = lambda: trace_memory_needs(config, Axes(), present[:1])
+        return choose_slices(config.parallel, present, needs_of)
     if not isinstance(config.parallel, Auto):
         return config.parallel, ""
-    devices = config.parallel.among(among)
+    available = config.parallel.among(among)
 
     def check(layout: Axes) -> None:
         if max(layout.expert, layout.tensor, layout.context) > 1 or layout.offload:
-            trace_memory_needs(config, layout, devices)
+            trace_memory_needs(config, layout, available)
 
-    needs = trace_memory_needs(config, Axes(), devices[:1])
-    return config.parallel.choose(needs, devices, check)
+    needs = trace_memory_needs(config, Axes(), available[:1])
+    return config.parallel.choose(needs, available, check)
 
 
 def trace_memory_needs(config: RunConfig, layout: Axes, devices: Sequence[Device]) -> MemoryNeeds:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,9 +11,17 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jtrain.inspect.plan.topology import AbsentDevice
 from jtrain.parallel.chips import CHIPS
 from jtrain.parallel.mesh import host_order, make_mesh, order_devices, ring_hops
-from jtrain.parallel.strategies.sharded import Sharded
+from jtrain.parallel.strategies.auto import MemoryNeeds, choose_slices
+from jtrain.parallel.strategies.sharded import FSDP, Sharded
+
+
+class StateShape(NamedTuple):
+    """A state of parameters alone."""
+
+    params: dict
 
 
 def slices(kind: str, *sizes: int, count: int = 1) -> list[SimpleNamespace]:
@@ -116,3 +125,32 @@ def test_only_large_meshes_of_tpus_ask_the_compiler_for_rings(monkeypatch):
     assert strategy.compiler_options == option
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{next(iter(option))}=none")
     assert strategy.compiler_options == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "axes"),
+    [
+        ({}, {"slice": 2, "fsdp": 4}),
+        ({"slices": "shard"}, {"fsdp": 8}),
+        ({"slices": "replicate"}, {"slice": 2, "fsdp": 4}),
+    ],
+    ids=str,
+)
+def test_fsdp_replicates_over_slices_unless_told(words, axes):
+    absent = [AbsentDevice(i, i // 4, i // 4, "tpu") for i in range(8)]
+    assert FSDP(**words).build(absent).axes == axes
+    assert FSDP(**words).build(absent[:4]).axes == {"fsdp": 4}
+
+
+@pytest.mark.parametrize(("state", "chosen"), [(10_000, "replicate"), (10_000_000_000, "shard")])
+def test_fsdp_shards_over_slices_what_does_not_fit_in_one(state, chosen):
+    found = slices("v5e", 2, 2, count=2)
+    leaf = jax.ShapeDtypeStruct((state, 4), np.float32)
+    needs = MemoryNeeds(
+        StateShape({"w": leaf}), dims={}, rows=8, microbatches=1, tokens=0, compute=None, saved=0
+    )
+    layout, why = choose_slices(FSDP(), found, lambda: needs)
+    assert layout.slices == chosen
+    other = "shard" if chosen == "replicate" else "replicate"
+    assert f"parallel.slices={other}" in why
+    assert choose_slices(layout, found, lambda: needs) == (layout, "")

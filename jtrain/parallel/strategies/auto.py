@@ -19,8 +19,9 @@ from jtrain.errors import ConfigError, UserError
 from jtrain.parallel.chips import find_chip
 from jtrain.parallel.devices import Device, Devices, devices
 from jtrain.parallel.leaf_sharding import StateSharding, Zero, leaf_dims
+from jtrain.parallel.mesh import count_slices
 from jtrain.parallel.rules import AXES, STATE, UNEVEN
-from jtrain.parallel.strategies.sharded import Axes
+from jtrain.parallel.strategies.sharded import FSDP, Axes
 from jtrain.parallel.strategies.single import Single
 from jtrain.parallel.strategies.strategy import BaseParallelConfig
 
@@ -121,6 +122,31 @@ def device_memory(devices: Sequence[Device]) -> int:
     if jax.process_count() == 1:
         return size
     return int(multihost_utils.process_allgather(np.float32(size)).min())
+
+
+def choose_slices(
+    layout: FSDP, available: Sequence[Device], needs: Callable[[], MemoryNeeds]
+) -> tuple[FSDP, str]:
+    """Return `fsdp` with its slices replicated, if they fit, and the reason.
+
+    Args:
+        needs: traces the loss; called only for several slices.
+    """
+    count = count_slices(available)
+    if layout.slices != "auto" or count == 1:
+        return layout, ""
+    within = len(available) // count
+    axes = Axes(slice=count, fsdp=within, min_size=layout.min_size, offload=layout.offload)
+    takes, limit = estimate(axes, needs()), int(USABLE * device_memory(available))
+    fits = not limit or takes.total <= limit
+    sizes = f"{gb(takes.total)} of {gb(limit)} GB a device" if limit else "the memory is not known"
+    chosen, other = ("replicate", "shard") if fits else ("shard", "replicate")
+    how = f"sharded within each of {count} slices" if fits else f"sharded over all {count} slices"
+    why = f"fsdp: {how}, as a replica in each {'fits' if fits else 'does not fit'} ({sizes})"
+    return (
+        dataclasses.replace(layout, slices=chosen),
+        f"{why}; parallel.slices={other} takes the other way",
+    )
 
 
 USABLE = 0.75  # of a device's memory: programs took up to 1.3 times their estimate (docs/axes.md)

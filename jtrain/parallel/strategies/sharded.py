@@ -15,7 +15,7 @@ from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
 from jtrain.parallel.devices import Device, Devices, devices
 from jtrain.parallel.leaf_sharding import LeafSharding, StateSharding, WholeMatrices, Zero
-from jtrain.parallel.mesh import ANY_NUMBER, fill_sizes, make_mesh
+from jtrain.parallel.mesh import ANY_NUMBER, count_slices, fill_sizes, make_mesh
 from jtrain.parallel.mesh_placement import AxisUsage, MeshPlacement, check_axes_used
 from jtrain.parallel.offload import (
     Offload,
@@ -124,6 +124,9 @@ class Sharded(MeshStrategy):
 class FSDP(BaseParallelConfig):
     """Fully sharded data parallel: every large leaf is sharded, and gathered for use.
 
+    On several TPU slices each slice has all shards, so that only a device's shard of the gradients
+    crosses the network between them; over all devices if the state fits in no other way.
+
     Source: ZeRO stage 3, Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
     """
 
@@ -133,6 +136,9 @@ class FSDP(BaseParallelConfig):
     [gpu:0, gpu:1]. A CPU is split into the requested number."""
     min_size: int = Field(default=4096, ge=0)
     """Smallest number of elements of a leaf that is sharded; smaller ones are replicated."""
+    slices: Literal["auto", "replicate", "shard"] = "auto"
+    """Several TPU slices. replicate: shard within each slice; shard: over all devices, for a state
+    that does not fit in a slice; auto: replicate, if the estimated memory fits."""
     offload: Offload = ()
     """Arrays in the memory of the host between steps, sharded as on the devices: params,
     opt_state, and activations, which a model with remat=names saves for the backward pass."""
@@ -146,8 +152,9 @@ class FSDP(BaseParallelConfig):
     def build(self, among: Sequence[Device] | None = None) -> Strategy:
         """Build the strategy over these devices, or as many of `among`."""
         selected = devices(self.devices, among)
+        count = 1 if self.slices == "shard" else count_slices(selected)
         return Sharded(
-            make_mesh({SPLIT: len(selected)}, selected),
+            make_mesh({"slice": count, SPLIT: len(selected) // count}, selected),
             min_size=self.min_size,
             offload=self.offload,
         )
