@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from two_processes import in_two_processes
 
 from jtrain.inspect.plan.topology import AbsentDevice
 from jtrain.parallel.chips import CHIPS
@@ -113,6 +115,12 @@ def test_a_process_reads_neighbouring_rows_whatever_the_order_of_the_mesh():
     moved = jax.device_put(by_host, NamedSharding(other, P("fsdp")))
     np.testing.assert_array_equal(moved, rows)
     assert [s.device for s in moved.addressable_shards if s.data[0, 0] == 2.0] == [mesh.devices[4]]
+
+
+@pytest.mark.thorough
+def test_two_processes_read_neighbouring_rows_of_a_mesh_that_alternates():
+    script = Path(__file__).with_name("rows_of_two.py")
+    in_two_processes(script, lambda port, index: (port, str(index)), patience=120)
 
 
 def test_only_large_meshes_of_tpus_ask_the_compiler_for_rings(monkeypatch):
