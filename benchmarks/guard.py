@@ -22,23 +22,23 @@ from unittest import mock
 
 import jax
 import optax
+from jtrain.train.bad_step_policy import BadStepPolicy
 from pairs import machine, ratio, table, take_turns
 
 import jtrain as jt
 from jtrain.config.resolve import resolve
 from jtrain.core.finite import UpdateResult
 from jtrain.core.pytree import norm
-from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.hooks.function_hooks import HeartbeatHook
 from jtrain.train.hooks.step_record import StepRecorder
+from jtrain.train.program import Program, set_up
 from jtrain.train.run_dir import RunDir
-from jtrain.train.setup import TrainSetup, set_up
 
 ROLLBACK = "guard={kind: rollback, spike: {loss: 3, grad_norm: 10}}"
 GOAL = 1.01
 
 
-def parts_of(*settings: str) -> TrainSetup:
+def parts_of(*settings: str) -> Program:
     """Build the character transformer on one device, without an end."""
     path = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
     settings = ("parallel={kind: single}", "steps=100000000", *settings)
@@ -58,13 +58,13 @@ class Turn:
 
     def __init__(
         self,
-        parts: TrainSetup,
+        parts: Program,
         program: Callable,
         steps: int,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.program, self.state, self.steps, self.done = program, parts.fresh(), steps, 0
+        self.program, self.state, self.steps, self.done = program, parts.initial_state(), steps, 0
         self.clock = clock
         self.hooks: Sequence[jt.Hook] = ()
         self.record: StepRecorder | None = None
@@ -111,7 +111,7 @@ def main() -> None:
     with mock.patch("jtrain.core.step.update_if", always):
         bare = parts.compile_step()
     program = parts.compile_step()
-    done = program(parts.fresh(), parts.place(parts.calls[0]))[1]
+    done = program(parts.initial_state(), parts.place(parts.batches().stacked[0]))[1]
     nothing = lambda state, batch: (state, done)
     with contextlib.ExitStack() as stack:
         turn = lambda parts, program: Turn(parts, program, given.steps, clock=clock)

@@ -16,7 +16,7 @@ from pairs import machine, ratio, table, take_turns
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.train.leaf_statistics import LeafStatistics
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 CONFIG = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
 
@@ -28,14 +28,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
     parts = set_up(resolve(CONFIG, ["parallel.kind=single", "steps_per_call=1"]).config)
-    step, look, still = parts.compile_step(), LeafStatistics(parts), parts.fresh()
-    state = parts.fresh()
+    step, look, still = parts.compile_step(), LeafStatistics(parts), parts.initial_state()
+    state = parts.initial_state()
 
     def stepping() -> float:
         nonlocal state
         began = time.perf_counter()
         for number in range(given.steps):
-            state, metrics = step(state, parts.place(parts.calls[number]))
+            state, metrics = step(state, parts.place(parts.batches().stacked[number]))
             jax.block_until_ready(metrics)
         return (time.perf_counter() - began) / given.steps * 1e3
 

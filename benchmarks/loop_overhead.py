@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jtrain.train.run_hooks import open_hooks
 from pairs import machine, table, take_turns
 
 import jtrain as jt
@@ -36,11 +37,10 @@ from jtrain.models.transformer import Transformer
 from jtrain.optim.adam import AdamW
 from jtrain.parallel import Single
 from jtrain.train.hooks.signals import Signals
+from jtrain.train.program import set_up
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
-from jtrain.train.run_hooks import open_hooks
 from jtrain.train.run_store import DirectoryStore
-from jtrain.train.setup import set_up
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
 
@@ -126,12 +126,12 @@ class Ours:
         kept = stack.enter_context(CheckpointManager(directory.checkpoints))
         store = DirectoryStore(config, directory, kept, None, "")
         signals = stack.enter_context(Signals())
-        self.step, self.state = parts.compile_step(), parts.fresh()
+        self.step, self.state = parts.compile_step(), parts.initial_state()
         resume, screen = ResumePoint(None, parts), io.StringIO()
         hooks = stack.enter_context(open_hooks(resume, self.state, store, signals, screen=screen))
         self.hooks = hooks.ordered
         self.feed = hooks.checks.feed
-        self.each, self.steps, self.done = parts.steps_per_call, steps, 0
+        self.each, self.steps, self.done = parts.schedule.steps_per_call, steps, 0
 
     def __call__(self) -> float:
         """Return the microseconds a step of this turn."""

@@ -29,7 +29,7 @@ from jtrain.inspect.plan.plan import Plan, make_plan
 from jtrain.inspect.plan.topology import find_topology, prepare_environment
 from jtrain.io.formatting import format_bytes
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 CONFIG = Path(__file__).parents[1] / "configs" / "chat.yaml"
 TERMS = "rank: 8, alpha: 16, on: ['blocks/*/kernel']"
@@ -57,15 +57,15 @@ class Contestant:
 
     def __init__(self, config: RunConfig):
         self.plan: Plan = make_plan(config, find_topology("cpu:1"))
-        self.setup = set_up(config)
-        self.state: Any = self.setup.fresh()
-        self._step = self.setup.compile_step()
+        self.program = set_up(config)
+        self.state: Any = self.program.initial_state()
+        self._step = self.program.compile_step()
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
     def take_step(self, step: int) -> None:
         """Take a step on the batch of that number, and note its seconds."""
-        batch = self.setup.place(self.setup.read_call(step))
+        batch = self.program.place(self.program.batches().read(step))
         start = time.perf_counter()
         self.state, metrics = self._step(self.state, batch)
         jax.block_until_ready((self.state, metrics))
@@ -73,7 +73,7 @@ class Contestant:
 
     def evaluate(self) -> None:
         """Note the loss over the held-out rows."""
-        self.losses.append(self.setup.measure(self.state)["loss"])
+        self.losses.append(self.program.measure(self.state)["loss"])
 
     def bytes_of(self, name: str) -> int:
         """Return the bytes of a part of the state."""

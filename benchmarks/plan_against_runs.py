@@ -43,10 +43,10 @@ TIMES = {
 
 def measure_memory(words: list[str]) -> dict[str, float]:
     """Return the plan's bytes of all devices, and the growth of this process in two steps."""
-    setup, plan = _plan(words)
-    step, batch = setup.compile_step(), setup.place(setup.calls[0])
+    program, plan = _plan(words)
+    step, batch = program.compile_step(), program.place(program.batches().stacked[0])
     before = _status("VmRSS")
-    state = _ready(setup.fresh())
+    state = _ready(program.initial_state())
     Path("/proc/self/clear_refs").write_text("5")  # forget the highest memory so far
     for _ in range(2):
         state, _ = _ready(step(state, batch))
@@ -55,8 +55,12 @@ def measure_memory(words: list[str]) -> dict[str, float]:
 
 def measure_time(words: list[str]) -> dict[str, float]:
     """Return the estimate and the median time of ten steps."""
-    setup, plan = _plan([*SMALL, *words])
-    step, batch, state = setup.compile_step(), setup.place(setup.calls[0]), setup.fresh()
+    program, plan = _plan([*SMALL, *words])
+    step, batch, state = (
+        program.compile_step(),
+        program.place(program.batches().stacked[0]),
+        program.initial_state(),
+    )
     seconds = []
     for _ in range(11):
         start = time.perf_counter()
@@ -80,7 +84,7 @@ def _plan(words: list[str]):
     from jtrain.config.resolve import resolve
     from jtrain.inspect.plan.plan import make_plan
     from jtrain.inspect.plan.topology import find_topology
-    from jtrain.train.setup import set_up
+    from jtrain.train.program import set_up
 
     config = resolve(Path(CONFIG), words).config
     return set_up(config), make_plan(config, find_topology(f"cpu:{DEVICES}"))

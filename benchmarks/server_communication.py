@@ -35,7 +35,7 @@ from jtrain.server.codec import make_codec
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
 from jtrain.train.initial_state import makers
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 
 class Row(NamedTuple):
@@ -68,31 +68,33 @@ SMALL = [
 ]
 
 
-def warm_state(setup: TrainSetup) -> TrainState:
+def warm_state(program: Program) -> TrainState:
     """Return the state before the first step, with the parameters that all modes begin from."""
-    _, make_state = makers(setup.config, setup.experiment)
-    return jax.jit(make_state)((warm_params(setup, WARM), setup.fresh().extra))
+    _, make_state = makers(program.resolved.config, program.resolved.experiment)
+    return jax.jit(make_state)((warm_params(program, WARM), program.initial_state().extra))
 
 
-def warm_params(setup: TrainSetup, steps: int) -> Params:
+def warm_params(program: Program, steps: int) -> Params:
     """Return the parameters after steps on one device at a constant rate, on rows of another seed.
 
     They are stored in the folder for temporary files, from which the next run takes them.
     """
     schedule = Constant(warmup=50)
-    optimizer = dataclasses.replace(setup.config.optimizer, lr=WARM_RATE, schedule=schedule)
-    seed = setup.config.seed + 1000
+    optimizer = dataclasses.replace(
+        program.resolved.config.optimizer, lr=WARM_RATE, schedule=schedule
+    )
+    seed = program.resolved.config.seed + 1000
     config = dataclasses.replace(
-        setup.config, parallel=Single(), steps=steps, seed=seed, optimizer=optimizer
+        program.resolved.config, parallel=Single(), steps=steps, seed=seed, optimizer=optimizer
     )
     key = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"jtrain_warm_{key}.npz"
-    tree = jax.tree.structure(setup.like.params)
+    tree = jax.tree.structure(program.resolved.like.params)
     if not path.exists():
         single = set_up(config)
-        batches = (single.place(single.train[step]) for step in range(steps))
+        batches = (single.place(single.batches().train[step]) for step in range(steps))
         state = train_loop(
-            single.compile_step(), single.fresh(), batches, start=0, stop=steps
+            single.compile_step(), single.initial_state(), batches, start=0, stop=steps
         ).state
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
         np.savez(path, *leaves)
@@ -104,15 +106,15 @@ def measure(name: str, *settings: str) -> dict[str, Any]:
     """Train, and return loss, bytes and seconds."""
     row = ROWS[name]
     values = [*SMALL, SERVER % row.parallel, *row.others, *settings]
-    setup = set_up(resolve(Path("configs/shakespeare.yaml"), values).config)
-    state, stop = warm_state(setup), setup.config.steps
+    program = set_up(resolve(Path("configs/shakespeare.yaml"), values).config)
+    state, stop = warm_state(program), program.resolved.config.steps
     began = time.monotonic()
-    with thread_cluster(Plan(setup)) as (coordinator, _):
+    with thread_cluster(Plan(program)) as (coordinator, _):
         coordinator.start(0, state)
         state = take_steps(coordinator, state, start=0, stop=stop, hooks=()).state
         found = coordinator.statistics()
     seconds = time.monotonic() - began
-    loss = setup.measure(state)["loss"]
+    loss = program.measure(state)["loss"]
     training = found["worker_bytes"] - found["state_bytes"]
     return {"loss": loss, "bytes": training, "state": found["state_bytes"], "seconds": seconds}
 

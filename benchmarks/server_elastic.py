@@ -25,7 +25,7 @@ from jtrain.server.plan import Plan
 from jtrain.server.process import work
 from jtrain.server.server_loop import take_steps
 from jtrain.server.supervisor import Supervisor
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 
 class Row(NamedTuple):
@@ -99,12 +99,12 @@ class Crowd:
         self.deaths += 1
 
 
-def measure(setup: TrainSetup, seed: int | None) -> tuple[float, str]:
+def measure(program: Program, seed: int | None) -> tuple[float, str]:
     """Return the validation loss, and who was there: four that stay, or those of a seed."""
-    state, stop = setup.fresh(), setup.config.steps
+    state, stop = program.initial_state(), program.resolved.config.steps
     environ = {"JTRAIN_SERVER_SLOW": ",".join([f"{SLOW}"] * 4)}
     quiet = lambda line: None
-    with thread_cluster(Plan(setup), environ=environ, log=quiet) as (coordinator, supervisor):
+    with thread_cluster(Plan(program), environ=environ, log=quiet) as (coordinator, supervisor):
         coordinator.start(0, state)
         if seed is None:
             end, who = take_steps(coordinator, state, start=0, stop=stop, hooks=()), "4 stay"
@@ -113,7 +113,7 @@ def measure(setup: TrainSetup, seed: int | None) -> tuple[float, str]:
                 end = take_steps(coordinator, state, start=0, stop=stop, hooks=())
             numbers = f"{min(crowd.numbers)} to {max(crowd.numbers)}"
             who = f"{numbers}, {len(crowd.numbers) - 1} changes, {crowd.deaths} deaths"
-    return setup.measure(end.state)["loss"], who
+    return program.measure(end.state)["loss"], who
 
 
 def main() -> None:
@@ -130,10 +130,10 @@ def main() -> None:
         row = MODES[name]
         server = SERVER % (row.most, row.mode)
         settings = [*values, *row.values, *args.set, server]
-        setup = set_up(resolve(Path("configs/shakespeare.yaml"), settings).config)
+        program = set_up(resolve(Path("configs/shakespeare.yaml"), settings).config)
         base = 0.0
         for seed in (None, *range(args.seeds)):
-            loss, who = measure(setup, seed)
+            loss, who = measure(program, seed)
             base = loss if seed is None else base
             print(f"| {name} | {who} | {loss:.4f} | {loss - base:+.4f} |", flush=True)
 

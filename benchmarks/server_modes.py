@@ -24,7 +24,7 @@ from jtrain.core.loop import Hook, train_loop
 from jtrain.core.state import TrainState
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 SERVER = "parallel={kind: server, workers: 4, shards: 2, snapshot_every: 1000, mode: %s}"
 STALE = ("optimizer.lr=1.5e-3", "optimizer.b1=0.6")  # staleness adds momentum of its own
@@ -56,7 +56,7 @@ class Times(Hook):
         self.times.append(time.perf_counter())
 
 
-def set_up_digits(parallel: str, *settings: str) -> TrainSetup:
+def set_up_digits(parallel: str, *settings: str) -> Program:
     """Return the setup of configs/digits.yaml."""
 
     values = ["steps_per_call=1", "evaluate.every=0", "checkpoint.every=0", "steps=600"]
@@ -64,20 +64,22 @@ def set_up_digits(parallel: str, *settings: str) -> TrainSetup:
     return set_up(resolve(Path("configs/digits.yaml"), values).config)
 
 
-def on_servers(setup: TrainSetup, *hooks: Hook, slow: str = "") -> TrainState:
+def on_servers(program: Program, *hooks: Hook, slow: str = "") -> TrainState:
     """Train in threads."""
-    state, stop = setup.fresh(), setup.config.steps
+    state, stop = program.initial_state(), program.resolved.config.steps
     environ = {"JTRAIN_SERVER_SLOW": slow}
-    with thread_cluster(Plan(setup), environ=environ) as (coordinator, _):
+    with thread_cluster(Plan(program), environ=environ) as (coordinator, _):
         coordinator.start(0, state)
         return take_steps(coordinator, state, start=0, stop=stop, hooks=hooks).state
 
 
-def on_one_device(setup: TrainSetup) -> TrainState:
+def on_one_device(program: Program) -> TrainState:
     """Train in one program."""
-    stop = setup.config.steps
-    batches = (setup.place(setup.train[step]) for step in range(stop))
-    return train_loop(setup.compile_step(), setup.fresh(), batches, start=0, stop=stop).state
+    stop = program.resolved.config.steps
+    batches = (program.place(program.batches().train[step]) for step in range(stop))
+    return train_loop(
+        program.compile_step(), program.initial_state(), batches, start=0, stop=stop
+    ).state
 
 
 def accuracy(seeds: range, settings: list[str], results: Path) -> None:
@@ -94,9 +96,9 @@ def accuracy(seeds: range, settings: list[str], results: Path) -> None:
                 continue
             mode, *own = MODES.get(name, ("",))
             parallel = SERVER % mode if mode else "parallel.kind=single"
-            setup = set_up_digits(parallel, f"seed={seed}", *own, *settings)
-            state = on_servers(setup) if mode else on_one_device(setup)
-            found = setup.measure(state)["accuracy"]
+            program = set_up_digits(parallel, f"seed={seed}", *own, *settings)
+            state = on_servers(program) if mode else on_one_device(program)
+            found = program.measure(state)["accuracy"]
             with results.open("a") as file:
                 file.write(json.dumps([name, seed, found]) + "\n")
     rows = _read(results)
@@ -130,13 +132,13 @@ def straggler(seconds: float, steps: int, only: str) -> None:
         speeds = []
         for factor in (1, 10):
             times = Times()
-            setup = set_up_digits(SERVER % mode, f"steps={steps}", "model.widths=[16]")
+            program = set_up_digits(SERVER % mode, f"steps={steps}", "model.widths=[16]")
             slow = ",".join([f"{seconds}"] * 3 + [f"{seconds * factor}"])
-            on_servers(setup, times, slow=slow)
+            on_servers(program, times, slow=slow)
             first = steps // 4  # after every worker has compiled its programs
             took = times.times[-1] - times.times[first - 1]
             used = share if factor > 1 else 1.0
-            speeds.append(used * setup.config.batch * (steps - first) / took)
+            speeds.append(used * program.resolved.config.batch * (steps - first) / took)
         even, uneven = speeds
         print(f"| {name} | {even:.0f} | {uneven:.0f} | {uneven / even:.0%} |", flush=True)
 

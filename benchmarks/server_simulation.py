@@ -35,7 +35,7 @@ from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch
 from jtrain.server.plan import Plan
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 TASKS = {
     "digits": ("configs/digits.yaml", [], "accuracy"),
@@ -47,9 +47,9 @@ CHUNK = 50  # steps whose batches are on the device together
 CROWD = (2, 6)  # workers at a time, where a seed draws them
 
 
-def stacked(setup: TrainSetup, start: int, stop: int, workers: int = 0) -> Batch:
+def stacked(program: Program, start: int, stop: int, workers: int = 0) -> Batch:
     """Return the batches of steps, stacked; with workers, steps x workers x rows of each."""
-    batches = [setup.train[step] for step in range(start, stop)]
+    batches = [program.batches().train[step] for step in range(start, stop)]
     whole = {name: np.stack([np.asarray(b[name]) for b in batches]) for name in batches[0]}
     if not workers:
         return whole
@@ -64,10 +64,10 @@ def chunks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 class Programs:
-    """Compiled programs of a setup, for each of its seeds."""
+    """Compiled programs of a program, for each of its seeds."""
 
-    def __init__(self, setup: TrainSetup, most: int):
-        x, config = setup.experiment, setup.config
+    def __init__(self, program: Program, most: int):
+        x, config = program.resolved.experiment, program.resolved.config
         arguments = {"microbatches": config.microbatches, "ragged": x.train.ragged}
         step = make_step(x.loss, x.transformation, couples=x.couples, **arguments)
         bind = make_gradient(x.loss, **arguments)
@@ -98,29 +98,29 @@ class Programs:
         self.ring = lambda params: jax.tree.map(lambda p: jnp.stack([p] * most), params)
 
 
-def single(programs: Programs, setup: TrainSetup, state: TrainState, start: int, stop: int):
+def single(programs: Programs, program: Program, state: TrainState, start: int, stop: int):
     """Train on one device."""
     for first, last in chunks(start, stop, CHUNK):
-        state, _ = programs.single(state, stacked(setup, first, last))
+        state, _ = programs.single(state, stacked(program, first, last))
     return state
 
 
-def run_async(programs: Programs, setup: TrainSetup, state: TrainState, args: Any):
+def run_async(programs: Programs, program: Program, state: TrainState, args: Any):
     """Train on gradients that are stale."""
-    draw = np.random.default_rng(setup.config.seed)
+    draw = np.random.default_rng(program.resolved.config.seed)
     carry = state, programs.ring(state.params)
-    for first, last in chunks(0, setup.config.steps, CHUNK):
+    for first, last in chunks(0, program.resolved.config.steps, CHUNK):
         ages = np.full(last - first, args.workers - 1)
         if args.crowd:
             counts = draw.integers(CROWD[0], CROWD[1] + 1, 1 + (last - first) // 15)
             ages = np.repeat(counts, 15)[: last - first] - 1
-        carry, _ = programs.stale(carry, (stacked(setup, first, last), ages))
+        carry, _ = programs.stale(carry, (stacked(program, first, last), ages))
     return carry[0]
 
 
 def run_diloco(
     programs: Programs,
-    setup: TrainSetup,
+    program: Program,
     state: TrainState,
     args: Any,
     observe: Callable[[int, TrainState], None],
@@ -129,8 +129,8 @@ def run_diloco(
     outer = optax.sgd(args.outer_lr, momentum=args.outer_momentum or None, nesterov=True)
     outer_state = outer.init(state.params)
     opt_states = [state.opt_state] * args.workers
-    for first, last in chunks(0, setup.config.steps, args.inner):
-        batches, ends = stacked(setup, first, last, args.workers), []
+    for first, last in chunks(0, program.resolved.config.steps, args.inner):
+        batches, ends = stacked(program, first, last, args.workers), []
         for worker in range(args.workers):
             own = {name: array[:, worker] for name, array in batches.items()}
             begin = with_params(state, state.params, opt_states[worker])
@@ -148,18 +148,18 @@ def run_diloco(
     return state
 
 
-def run_servers(setup: TrainSetup, state: TrainState) -> TrainState:
+def run_servers(program: Program, state: TrainState) -> TrainState:
     """Train in the mode of the config."""
-    workers = Plan(setup).server.workers
+    workers = Plan(program).server.workers
 
     @functools.lru_cache(maxsize=1)
     def read_all(first: int, last: int) -> Batch:
-        return stacked(setup, first - 1, last, workers)
+        return stacked(program, first - 1, last, workers)
 
     def read(worker: int, first: int, last: int) -> Batch:
         return {name: array[:, worker] for name, array in read_all(first, last).items()}
 
-    params = jax.tree.map(jnp.asarray, simulate(setup, state, read))
+    params = jax.tree.map(jnp.asarray, simulate(program, state, read))
     return with_params(state, params, state.opt_state)
 
 
@@ -171,26 +171,26 @@ def with_params(state: TrainState, params: Any, opt_state: Any) -> TrainState:
 
 
 def measure(
-    programs: Programs, setup: TrainSetup, state: TrainState, args: Any, metric: str
+    programs: Programs, program: Program, state: TrainState, args: Any, metric: str
 ) -> float:
     """Return accuracy or loss of a seed in a mode."""
 
     def observe(step: int, state: TrainState) -> None:
         if args.every and step % args.every == 0:
-            print(f"#   step {step}: {setup.measure(state)[metric]:.4f}", flush=True)
+            print(f"#   step {step}: {program.measure(state)[metric]:.4f}", flush=True)
 
-    stop = setup.config.steps
+    stop = program.resolved.config.steps
     if args.mode == "async":
-        state = run_async(programs, setup, state, args)
+        state = run_async(programs, program, state, args)
     elif args.mode == "servers":
-        state = run_servers(setup, state)
+        state = run_servers(program, state)
     elif args.mode == "diloco":
-        state = run_diloco(programs, setup, state, args, observe)
+        state = run_diloco(programs, program, state, args, observe)
     else:
         for first, last in chunks(0, stop, args.every or stop):
-            state = single(programs, setup, state, first, last)
+            state = single(programs, program, state, first, last)
             observe(last, state)
-    return setup.measure(state)[metric]
+    return program.measure(state)[metric]
 
 
 def main() -> None:
@@ -215,12 +215,12 @@ def main() -> None:
     values += [SERVER % args.parallel] if args.mode == "servers" else []
     programs, found, began = None, [], time.monotonic()
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        setup = set_up(resolve(Path(path), [*values, f"seed={seed}"]).config)
-        programs = programs or Programs(setup, most=max(CROWD[1], args.workers))
-        state = setup.fresh()
+        program = set_up(resolve(Path(path), [*values, f"seed={seed}"]).config)
+        programs = programs or Programs(program, most=max(CROWD[1], args.workers))
+        state = program.initial_state()
         if args.warm:
-            state = with_params(state, warm_params(setup, args.warm), state.opt_state)
-        found.append(measure(programs, setup, state, args, metric))
+            state = with_params(state, warm_params(program, args.warm), state.opt_state)
+        found.append(measure(programs, program, state, args, metric))
     error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else float("nan")
     told = " ".join(f"{each:.4f}" for each in found)
     print(f"{args.task} {args.mode} {' '.join(args.set)}: {statistics.mean(found):.4f} ", end="")

@@ -17,7 +17,7 @@ from jtrain.server.feedback import Publisher, PushEncoder, Subscriber
 from jtrain.server.local_worker import change_of
 from jtrain.server.plan import Plan
 from jtrain.server.shard import Facts, Shard
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 FACTS = Facts(finite=True, value=0.0, grad_norm=0.0)
 ReadShare = Callable[[int, int, int], Batch]
@@ -27,8 +27,8 @@ ReadShare = Callable[[int, int, int], Batch]
 class Simulation:
     """Servers and workers of a run with local steps."""
 
-    def __init__(self, setup: TrainSetup, state: TrainState, read: ReadShare):
-        self.plan, self._read = Plan(setup), read
+    def __init__(self, program: Program, state: TrainState, read: ReadShare):
+        self.plan, self._read = Plan(program), read
         plan, workers = self.plan, self.plan.server.workers
         self._step = jax.jit(
             lambda state, batches: jax.lax.scan(plan.programs.inner, state, batches)
@@ -96,15 +96,15 @@ class Simulation:
         return self.join(shard.pull(0) for shard in self._shards)
 
 
-def simulate(setup: TrainSetup, state: TrainState, read: ReadShare) -> Params:
+def simulate(program: Program, state: TrainState, read: ReadShare) -> Params:
     """Train in the mode of the config, and return the parameters of the servers."""
-    simulation = Simulation(setup, state, read)
+    simulation = Simulation(program, state, read)
     mode = simulation.plan.server.mode
     if isinstance(mode, StreamingDiLoCo):
-        _stream(simulation, mode, setup.config.steps)
+        _stream(simulation, mode, program.resolved.config.steps)
     else:
         assert isinstance(mode, AsyncDiLoCo), mode
-        _take_turns(simulation, mode, setup.config.steps)
+        _take_turns(simulation, mode, program.resolved.config.steps)
     return simulation.params
 
 

@@ -21,7 +21,7 @@ from jtrain.core.types import Batch, Params
 from jtrain.errors import DeviceError
 from jtrain.parallel import Mirrored
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 DEVICES, CALM, LONGEST = 4, 100, 6  # devices; steps without a flip; at most steps before a flip
 NOTHING = np.zeros(4, np.int32)  # leaf, element, bit, and whether to flip
@@ -51,8 +51,8 @@ def calm(seed: int, folder: Path) -> Trial:
 
 
 def _copy(draw: np.random.Generator, folder: Path) -> tuple[bool, str]:
-    setup, steps = _setup(), int(draw.integers(1, LONGEST))
-    state = _walk(setup, int(draw.integers(100)), steps, _program()[0])
+    program, steps = _setup(), int(draw.integers(1, LONGEST))
+    state = _walk(program, int(draw.integers(100)), steps, _program()[0])
     device = int(draw.integers(DEVICES))
     name, state = _flipped(draw, state, device)
     with CheckpointManager(folder / "copy") as checkpoints:
@@ -130,12 +130,12 @@ def _recompute(step: Any) -> Any:
 
 
 def _walk(
-    setup: TrainSetup, seed: int, steps: int, step: Any, saved: Path | None = None
+    program: Program, seed: int, steps: int, step: Any, saved: Path | None = None
 ) -> TrainState:
     """Return the state after some steps, on batches from `seed` on; save it at the end."""
     state = jax.tree.map(jnp.copy, _fresh())  # the first step donates its state
     for number in range(steps):
-        state, _ = step(state, setup.place(setup.calls[seed * LONGEST + number]))
+        state, _ = step(state, program.place(program.batches().stacked[seed * LONGEST + number]))
     if saved is not None:
         with CheckpointManager(saved, keep=1) as checkpoints:
             checkpoints.save(steps, state, {})
@@ -143,7 +143,7 @@ def _walk(
 
 
 @functools.cache
-def _setup() -> TrainSetup:
+def _setup() -> Program:
     return set_up(subject.config(parallel=Mirrored(devices=DEVICES)))
 
 
@@ -155,8 +155,8 @@ def _fresh() -> TrainState:
 @functools.cache
 def _program() -> tuple[Any, Any]:
     """Return the step, and the same program with an argument that flips a gradient bit."""
-    setup = _setup()
-    x = setup.experiment
+    program = _setup()
+    x = program.resolved.experiment
 
     def step(state: TrainState, batch: Batch, where: Any) -> Any:
         taken = make_step(x.loss, optax.chain(_flips(where), x.transformation))
@@ -164,7 +164,7 @@ def _program() -> tuple[Any, Any]:
         after, metrics = taken(chained, batch)
         return dataclasses.replace(after, opt_state=_second(after.opt_state)), metrics
 
-    to = jax.tree.map(lambda leaf: leaf.sharding, setup.like)
+    to = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.like)
     compiled = jax.jit(step, out_shardings=(to, None), donate_argnums=0)
     return lambda state, batch: compiled(state, batch, NOTHING), compiled
 

@@ -29,7 +29,7 @@ def main(kind: str, devices: str, each: str, stop: str) -> None:
     class StopAt(Hook):
         every = int(stop)
 
-        def on_state(self, step: int, state: Any, metrics: Any) -> Stop:
+        def on_state(self, step: int, state: Any) -> Stop:
             return Stop("requested")
 
     parallel = {

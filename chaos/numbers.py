@@ -181,7 +181,7 @@ class FiniteCheck(Hook):
     def __init__(self) -> None:
         self.states, self.found = 0, list[tuple[int, str]]()
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+    def on_state(self, step: int, state: Any) -> None:
         """Record the names of leaves that are not finite."""
         self.states += 1
         for name, leaf in named_leaves(state).items():

@@ -71,9 +71,9 @@ def train(
 
 def came_to(each: int = 1) -> dict[str, Any]:
     """Return the digests of a run's newest checkpoint, leaf by leaf, and of its metrics."""
-    from jtrain.train.setup import set_up
+    from jtrain.train.program import set_up
 
-    like = set_up(subject.config(each)).like
+    like = set_up(subject.config(each)).resolved.like
     checkpoints = CheckpointManager(CHECKPOINTS)
     newest = checkpoints.newest()
     assert newest is not None

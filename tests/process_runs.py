@@ -43,7 +43,7 @@ class StopAt(jt.Hook):
     def __init__(self, step: int):
         self.every = step
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         return jt.Stop("as it was told")
 
 

@@ -14,8 +14,8 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.train.hooks.function_hooks import Observer
+from jtrain.train.program import set_up
 from jtrain.train.run_result import RunResult
-from jtrain.train.setup import set_up
 
 CODE = '''\
 import jax
@@ -145,7 +145,7 @@ def read_otherwise(path: Path) -> None:
 def kept(outcome: RunResult, config: Path | None = None) -> dict[str, bytes]:
     """What a run has come to, bit for bit: its metrics and its last state."""
     directory = outcome.directory
-    like = set_up(config_of(config or directory.config)).like
+    like = set_up(config_of(config or directory.config)).resolved.like
     with CheckpointManager(directory.checkpoints) as checkpoints:
         step = checkpoints.newest()
         assert step == outcome.step, "the last state is kept"

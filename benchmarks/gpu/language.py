@@ -18,7 +18,7 @@ from turns import TorchPeer, clocked, compare
 
 from jtrain.config.resolve import resolve
 from jtrain.parallel.chips import peak_flops
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 from jtrain.train.summary import bound_step_flops
 
 CONFIG = str(Path(__file__).parent.parent.parent / "configs" / "gpt2.yaml")
@@ -48,9 +48,9 @@ def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
     size = LANGUAGE[sizes][kind]
     model = {**size.model, "context": size.context}
     peer = TorchPeer(torch, {"model": "language", "sizes": model, "batch": size.rows})
-    setup = set_up(resolve(CONFIG, words(kind, variant, sizes)).config)
-    take = trainer(setup)
-    flops, peak = bound_step_flops(setup).flops.model, peak_flops(setup.devices)
+    program = set_up(resolve(CONFIG, words(kind, variant, sizes)).config)
+    take = trainer(program)
+    flops, peak = bound_step_flops(program).flops.model, peak_flops(program.resolved.devices)
     found = compare(
         clocked(take),
         sizes,
@@ -59,7 +59,7 @@ def language(kind: str, variant: str, sizes: str, torch: str) -> dict[str, Any]:
         unit="tokens",
         flops=flops / peak if flops and peak else 0.0,
     )
-    peak_bytes = (setup.devices[0].memory_stats() or {}).get("peak_bytes_in_use")
+    peak_bytes = (program.resolved.devices[0].memory_stats() or {}).get("peak_bytes_in_use")
     if peak_bytes:
         found["rows"].append({"what": "jtrain's peak", "value": peak_bytes / 1e9, "unit": "GB"})
     if sizes == "rehearsal":
@@ -83,8 +83,8 @@ def cures(kind: str, sizes: str) -> dict[str, Any]:
     for name, (branch, chunk, narrow) in CURES.items():
         chunk = min(chunk, size.context)
         with _guard_by_a_branch() if branch else contextlib.nullcontext():
-            setup = set_up(resolve(CONFIG, words(kind, "cudnn", sizes, chunk, narrow)).config)
-            turn = clocked(trainer(setup))
+            program = set_up(resolve(CONFIG, words(kind, "cudnn", sizes, chunk, narrow)).config)
+            turn = clocked(trainer(program))
             turn(1)
         runs[name] = lambda turn=turn: turn(steps)
     times = take_turns(runs, turns, warmup=1 if sizes == "rehearsal" else 2)
@@ -101,10 +101,10 @@ def _guard_by_a_branch() -> contextlib.AbstractContextManager[Any]:
     return mock.patch("jtrain.core.finite._by_platform", lambda branch, select, sharded: branch())
 
 
-def trainer(setup: TrainSetup) -> Any:
+def trainer(program: Program) -> Any:
     """Return a function of a number that takes a step, on batches that are on the device."""
-    step, state = setup.compile_step(), [setup.fresh()]
-    batches = [setup.place(setup.calls[i]) for i in range(BATCHES)]
+    step, state = program.compile_step(), [program.initial_state()]
+    batches = [program.place(program.batches().stacked[i]) for i in range(BATCHES)]
 
     def take(number: int) -> Any:
         state[0], metrics = step(state[0], batches[number % BATCHES])
@@ -116,11 +116,11 @@ def trainer(setup: TrainSetup) -> Any:
 def memory(kind: str, sizes: str) -> dict[str, Any]:
     """Return the peak of two steps, and the plan's for such a GPU."""
     given = words(kind, "cudnn", sizes)
-    setup = set_up(resolve(CONFIG, given).config)
-    take = trainer(setup)
+    program = set_up(resolve(CONFIG, given).config)
+    take = trainer(program)
     for i in range(2):
         jax.block_until_ready(take(i))
-    device = setup.devices[0]
+    device = program.resolved.devices[0]
     stats = device.memory_stats() or {}
     topology = _topology(device)
     plan = _plan(given, topology) / 1e9

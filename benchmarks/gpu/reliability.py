@@ -42,10 +42,10 @@ def save(sizes: str) -> dict[str, Any]:
 
     from jtrain.checkpoint import CheckpointManager
     from jtrain.config.resolve import resolve
-    from jtrain.train.setup import set_up
+    from jtrain.train.program import set_up
 
-    setup = set_up(resolve(CONFIG, words("gpt2", "cudnn", sizes)).config)
-    take, state = trainer(setup), setup.fresh()
+    program = set_up(resolve(CONFIG, words("gpt2", "cudnn", sizes)).config)
+    take, state = trainer(program), program.initial_state()
     steps = 2 if sizes == "rehearsal" else 20
 
     def step_times() -> list[float]:

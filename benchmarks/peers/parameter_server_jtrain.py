@@ -19,7 +19,7 @@ from jtrain.server.engines import LocalEngine
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import coordinator_of
 from jtrain.server.supervisor import open_cluster
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 
 def take(coordinator: Coordinator, first: int, steps: int) -> int:
@@ -40,7 +40,7 @@ def main() -> None:
         log = lambda line: print(line, file=sys.stderr)
         engine = LocalEngine(path, plan.server.workers)
         with open_cluster(plan, engine, coordinator_of(plan), log) as (coordinator, _):
-            coordinator.start(0, plan.setup.fresh())
+            coordinator.start(0, plan.program.initial_state())
             done = take(coordinator, 0, 4)
             print(f"JAX {jax.__version__}, {plan.server.workers} workers", flush=True)
             for line in sys.stdin:

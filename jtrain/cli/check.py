@@ -89,8 +89,12 @@ def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "L
     from jtrain.testing import build_case, place_loss
     from jtrain.train.experiment import build_experiment
 
-    setup = set_up_single_device(config)
-    x, settled, state = setup.experiment, setup.config, setup.fresh()
+    program = set_up_single_device(config)
+    x, settled, state = (
+        program.resolved.experiment,
+        program.resolved.config,
+        program.initial_state(),
+    )
     batch = {name: array[:rows] for name, array in x.train[0].items()}
 
     def more_batches():

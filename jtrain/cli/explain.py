@@ -18,7 +18,7 @@ from jtrain.inspect.plan.topology import prepare_environment
 if TYPE_CHECKING:
     from jtrain.config.resolve import ResolvedConfig
     from jtrain.inspect.plan.topology import Topology
-    from jtrain.train.setup import TrainSetup
+    from jtrain.train.program import Program
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explain(
-    args: argparse.Namespace, setup: "TrainSetup", topology: "Topology | None", start: float
+    args: argparse.Namespace, program: "Program", topology: "Topology | None", start: float
 ) -> int:
     from jtrain.inspect.explain.explain import explain
     from jtrain.inspect.explain.modules import select_modules
@@ -58,7 +58,7 @@ def _explain(
 
     texts_only = args.jaxpr or args.sharding
     compiles = args.hlo or not (args.no_compile or texts_only or args.module)
-    found, jaxpr, hlo = explain(setup, compiles=compiles, start=start, topology=topology)
+    found, jaxpr, hlo = explain(program, compiles=compiles, start=start, topology=topology)
     if args.jaxpr:
         print(jaxpr)
     elif args.hlo:
@@ -78,21 +78,19 @@ def _explain(
     return 0
 
 
-def _set_up(
-    resolved: "ResolvedConfig", words: list[str], topology: "Topology | None"
-) -> "TrainSetup":
+def _set_up(resolved: "ResolvedConfig", words: list[str], topology: "Topology | None") -> "Program":
     """Set up the config for these devices or those of a topology."""
     from jtrain.config.resolve import resolve
     from jtrain.inspect.plan.plan import single_step
-    from jtrain.train.setup import set_up
+    from jtrain.train.program import set_up
 
     devices = topology.devices if topology else None
-    setup = set_up(single_step(resolved.config), among=devices)
+    program = set_up(single_step(resolved.config), among=devices)
     kernel = getattr(getattr(resolved.config, "model", None), "attention", "")
-    platform = setup.devices[0].platform
+    platform = program.resolved.devices[0].platform
     needs: str = {"splash": "tpu", "cudnn": "gpu"}.get(kernel) or platform
     if needs == platform or any(word.startswith("model.attention=") for word in words):
-        return setup
+        return program
     itself = " For the kernel: --topology v5e:4x4 (pip install 'jtrain[plan]')."
     print(
         f"model.attention={kernel} is a kernel for {needs.upper()}s, and these are devices of "
@@ -106,8 +104,8 @@ def _set_up(
 def _why_recompile(args: argparse.Namespace, resolved: "ResolvedConfig") -> int:
     from jtrain.inspect.explain.recompile import compare_with_run, format_comparison
     from jtrain.inspect.plan.topology import find_topology
+    from jtrain.train.program import set_up
     from jtrain.train.run_dir import find_run
-    from jtrain.train.setup import set_up
 
     name = args.why_recompile or resolved.config.name
     run = find_run(name, "jtrain explain --why-recompile")

@@ -13,8 +13,8 @@ from jtrain.errors import UserError
 from jtrain.inspect.profile import FOLDER, format_profile, summarize_trace
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.profile_window import ProfileWindow, StepWindow
+from jtrain.train.program import set_up
 from jtrain.train.run_result import RunResult
-from jtrain.train.setup import set_up
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,8 +51,8 @@ def _complete(
 
     from jtrain.train.restore import restore_run
 
-    found, setup, state = restore_run(config, directory, step, print_error)
-    complete, sample = setup.experiment.complete, setup.experiment.sample
+    found, program, state = restore_run(config, directory, step, print_error)
+    complete, sample = program.resolved.experiment.complete, program.resolved.experiment.sample
     if complete is None and sample is None:
         raise ConfigError(
             f"experiment {config.experiment} generates no text: it has no `complete` and no "
@@ -64,7 +64,7 @@ def _complete(
             f"experiment {config.experiment} takes no prompt: it has a `sample` and no "
             f"`complete`. Omit the prompt."
         )
-    params, extra, _ = setup.gather_weights(state)
+    params, extra, _ = program.gather_weights(state)
     key = jax.random.key(seed)
     if complete is not None:
         return found, complete(params, extra, key, prompt)

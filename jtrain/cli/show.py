@@ -92,11 +92,11 @@ def _cluster(as_json: bool) -> str:
 
 def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     """Describe the leaves, bytes and FLOPs of the config; this starts the devices."""
-    from jtrain.train.setup import set_up
+    from jtrain.train.program import set_up
     from jtrain.train.summary import count_step_flops, format_table, summarize, to_json_values
 
     parts = set_up(resolved.config)
-    sizes, work = summarize(parts.like), count_step_flops(parts)
+    sizes, work = summarize(parts.resolved.like), count_step_flops(parts)
     if as_json:
         return json.dumps({"config": str(resolved.path), **to_json_values(sizes, work)})
     return format_table(sizes, work)
@@ -177,7 +177,7 @@ def _prepare(path: str, topology_name: str, sharding: bool) -> None:
 def _sharding(resolved: ResolvedConfig, topology_name: str, as_json: bool) -> str:
     """Describe the sharding of each leaf over these devices, or over a topology's."""
     from jtrain.inspect.sharding_table import describe_sharding, format_sharding
-    from jtrain.train.setup import set_up
+    from jtrain.train.program import set_up
 
     among = find_topology(topology_name).devices if topology_name else None
     found = describe_sharding(set_up(resolved.config, among=among))

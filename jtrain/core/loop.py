@@ -1,10 +1,11 @@
-"""The training loop: it feeds batches to a compiled step and calls the hooks."""
+"""The training loop: it dispatches calls of a compiled step, and calls hooks where they are due."""
 
 import collections
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from jtrain.errors.plain_numbers import plain_numbers
 
 State = TypeVar("State")
 IN_FLIGHT = 8  # calls started and not yet finished: metrics are read that late
+NEVER = 2**62  # step of a hook that takes no state any more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,35 +56,45 @@ class Hook:
     """Observer of steps `every`, 2 `every`, ...; override one method or both."""
 
     every: int = 1
-    settles: bool = False
-    """Whether `on_numbers` of all hooks is called for a step before this hook sees its state."""
-    last: bool = False
-    """Whether the hook also sees the numbers of the last step, which `every` may not divide. A step
-    at which a run was interrupted is not the last one: the run resumes there."""
-
-    def reads_state(self) -> bool:
-        """Return whether `on_state` needs the state now; if not, and it is far away, it gets None.
-
-        Called before `on_state` at a step that `every` divides.
-        """
-        return overrides(self, "on_state")
-
-    def on_done(self, step: int) -> None:
-        """Note that the call that ended with `step` is done: of every call, before `on_numbers`."""
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Receive the metrics of a finished step, a few steps late; no device waits for it."""
+        """Receive the metrics of a finished step, some steps late; no device waits for it.
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
-        """Receive the state after a call. The next call donates it: keep copies, not references."""
+        The last step of a run is reported too, which `every` may not divide. A step at which a run
+        was interrupted is not the last one: the run resumes there.
+        """
+
+    def on_state(self, step: int, state: Any) -> Stop | None:
+        """Receive the state after a call, when the numbers of all steps up to it were reported.
+
+        The next call donates the state: keep copies, not references.
+        """
+
+    def next_state(self, step: int) -> int:
+        """Return the first step after `step` whose state the hook takes."""
+        return step - step % self.every + self.every
 
 
-class StatelessHook(Hook):
-    """Hook whose `on_state` reads no state: it counts calls, or keeps metrics."""
+class FinishedSteps(NamedTuple):
+    """Steps that the devices have done."""
 
-    def reads_state(self) -> bool:
-        """Return False."""
-        return False
+    steps: range
+    metrics: Metrics
+    """On the host, stacked over the steps."""
+    calls: Sequence[tuple[int, float]]
+    """Last step of each call, and `time.perf_counter()` when the call was done."""
+
+
+class Recorder(Protocol):
+    """Reader of the metrics of every step, many steps at a time."""
+
+    def on_steps(self, finished: FinishedSteps) -> Stop | None:
+        """Receive finished steps; each step of a run once, in order, before the hooks.
+
+        How many there are depends on the other hooks. A `Stop` is returned at a multiple of
+        `record_every` alone, so that neither the log nor a display decides where a run ends.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,60 +117,194 @@ def train_loop(
     start: int,
     stop: int,
     hooks: Sequence[Hook] = (),
+    recorders: Sequence[Recorder] = (),
+    between: Callable[[int], None] = lambda step: None,
     steps_per_call: int | Callable[[int], int] = 1,
     in_flight: int = IN_FLIGHT,
+    record_every: int = 1,
 ) -> LoopResult[State]:
     """Run steps `start + 1 .. stop`; each hook sees each of its steps once, in order.
+
+    Until the next step at which a hook is due, the loop only dispatches calls.
 
     Args:
         step: compiled; donates its state. Its metrics are stacked where a call takes several steps.
         feed: the batches of each call, already on the devices.
+        recorders: get the metrics of every step, before the hooks.
+        between: called with the step before each call; may raise `StoppedError`.
         steps_per_call: or the steps of the call after each step, the first of the stacked metrics.
         in_flight: calls started and not yet finished. Metrics are read that late, so that no
             device waits for the host. (JAX 0.10 hangs at about 32 on several CPU devices.)
+        record_every: steps at whose multiples the recorders are called, beside the steps at which a
+            hook is due.
     """
-    started: collections.deque[tuple[range, Metrics]] = collections.deque()
-    latest, steps = {}, range(0)
     stacked = callable(steps_per_call) or steps_per_call > 1
-    watchers = [hook for hook in hooks if overrides(hook, "on_state")]
-    listeners = [hook for hook in hooks if overrides(hook, "on_numbers")]
-    clocks = [hook for hook in hooks if overrides(hook, "on_done")]
-    asked: Stop | None = None
-
-    def finish(most: int) -> Stop | None:  # until at most so many calls are in flight
-        request = asked
-        while len(started) > most:
-            answer = _call_listeners(*started.popleft(), stacked, listeners, clocks)
-            request = request or answer
-        return request
-
-    batches, number, checks = iter(feed), start, 2  # two calls are checked: it costs 17 us a call
-    while number < stop and asked is None:
+    calls = FinishedCalls(hooks, recorders, start, stacked=stacked, record_every=record_every)
+    next_state = lambda number: min(stop, calls.next_state(number))
+    started: collections.deque[tuple[range, Metrics]] = collections.deque()
+    batches, number, due = iter(feed), start, next_state(start)
+    checks = 2  # calls that are checked for transfers: it costs 17 us a call
+    while number < stop and not calls.is_over(len(started) - in_flight):
         try:
+            between(number)
             batch = next(batches)
         except StoppedError as error:
-            asked = error.stop
+            calls.asked = calls.asked or error.stop
             break
         with _forbid_transfers(state, batch) if checks > 0 else contextlib.nullcontext():
             state, metrics = step(state, batch)
         checks -= 1
         count = steps_per_call(number) if callable(steps_per_call) else steps_per_call
-        latest = metrics = _first_steps(metrics, count) if stacked else metrics
-        steps, number = range(number + 1, number + count + 1), number + count
-        started.append((steps, metrics))
-        for hook in watchers:
-            if number % hook.every == 0:
-                asked = finish(0) if hook.settles else asked
-                answer = check_answer(hook, hook.on_state(number, state, metrics))
-                asked = asked or answer
-        asked = finish(in_flight)
-    asked = finish(0)
-    numbers = _at_step(_fetch(latest), len(steps) - 1, stacked) if latest else {}
-    over = number >= stop or (asked is not None and asked.kind == "finished")
-    if numbers and over and (asked is None or asked.kind != "failed"):
-        last = [hook for hook in listeners if hook.last and number % hook.every]
-        asked = _call_all(last, number, numbers, asked)
-    return LoopResult(state, number, asked, numbers)
+        started.append((range(number + 1, number + count + 1), metrics))
+        number += count
+        while len(started) > (0 if number >= due else in_flight):
+            if calls.add(*started.popleft()):  # a hook was called: it may be due at another step
+                due = min(due, next_state(number))
+        if number >= due:
+            calls.deliver()
+            calls.show(state, number)
+            due = next_state(number)
+    while started:
+        calls.add(*started.popleft())
+    calls.deliver()
+    calls.end(number, over=number >= stop)
+    return LoopResult(state, number, calls.asked, calls.last)
+
+
+class FinishedCalls:
+    """Finished calls, whose metrics are given to recorders and hooks where these are due.
+
+    Args:
+        start: the step before the first.
+        stacked: whether the metrics of a call have a dim of its steps.
+        record_every: steps at whose multiples the recorders are called, among others.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        recorders: Sequence[Recorder],
+        start: int,
+        *,
+        stacked: bool,
+        record_every: int,
+    ):
+        self._listeners = [hook for hook in hooks if overrides(hook, "on_numbers")]
+        self._watchers = [hook for hook in hooks if overrides(hook, "on_state")]
+        self._recorders, self._stacked = recorders, stacked
+        self._record_every = record_every if recorders else 0
+        self._calls: list[tuple[range, Metrics, float]] = []  # not yet delivered
+        self._due = start + 1  # the first call is delivered when it is done
+        self._finished, self._over = 0, -NEVER  # calls so far, and when the loop ends
+        self._newest: tuple[Metrics, int] = {}, 0
+        self.asked: Stop | None = None
+        """The first request to end."""
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """Metrics of the last step that was delivered; empty before the first."""
+        return _at_step(*self._newest)
+
+    def is_over(self, late: int) -> bool:
+        """Return whether the loop ends; several processes all end after the same call.
+
+        Args:
+            late: calls in flight, less those that there are while the loop only dispatches.
+        """
+        return self.asked is not None and self._finished + late >= self._over
+
+    def add(self, steps: range, metrics: Metrics) -> bool:
+        """Wait for a call; return whether a recorder or a hook was due, and got its metrics."""
+        for output in _arrays(metrics)[:1]:  # one is ready when all are
+            output.block_until_ready()  # jax.block_until_ready takes 14 us, this 0.3 us
+        self._calls.append((steps, metrics, time.perf_counter()))
+        self._finished += 1
+        if steps[-1] < self._due:
+            return False
+        self.deliver()
+        return True
+
+    def deliver(self) -> None:
+        """Give the metrics of all finished calls to the recorders, then to the hooks."""
+        if not self._calls:
+            return
+        steps, metrics = self._join()
+        ends = [(each[-1], at) for each, _, at in self._calls]
+        self._calls.clear()
+        for recorder in self._recorders:
+            answer = recorder.on_steps(FinishedSteps(steps, metrics, ends))
+            self._note(recorder, answer, steps[-1] - steps[-1] % self._record_every, ends)
+        first, last = steps[0], steps[-1]
+        due = {n for hook in self._listeners for n in _multiples(first, last, hook.every)}
+        for number in sorted(due):
+            numbers = _at_step(metrics, number - first)
+            for hook in self._listeners:
+                if number % hook.every == 0:
+                    self._note(hook, hook.on_numbers(number, numbers), number, ends)
+        self._newest = metrics, last - first
+        cadences = [*(hook.every for hook in self._listeners), self._record_every]
+        self._due = min((last - last % x + x for x in cadences if x), default=last + 1)
+
+    def next_state(self, number: int) -> int:
+        """Return the first step after `number` whose state a hook takes."""
+        return min((hook.next_state(number) for hook in self._watchers), default=NEVER)
+
+    def show(self, state: Any, number: int) -> None:
+        """Give the state of a step to the hooks that take it."""
+        for hook in self._watchers:
+            if hook.next_state(number - 1) == number:
+                self._note(hook, hook.on_state(number, state))
+
+    def end(self, number: int, *, over: bool) -> None:
+        """Give the last step to the hooks that did not see it, unless the run goes on later."""
+        stop, last = self.asked, self.last
+        if last and (stop.kind == "finished" if stop else over):
+            for hook in self._listeners:
+                if number % hook.every:
+                    self._note(hook, hook.on_numbers(number, last))
+
+    def _note(
+        self, hook: Any, answer: Any, number: int = 0, ends: Sequence[tuple[int, float]] = ()
+    ) -> None:
+        """Keep the first `Stop` that was returned.
+
+        Of several processes one may wait for more calls than the others, for a hook of its own that
+        takes a state: an answer to numbers counts where they arrive without that.
+
+        Args:
+            number: step whose numbers the answer is to, and `ends` of the calls that were given.
+
+        Raises:
+            ConfigError: if a hook returned anything else.
+        """
+        if answer is None or self.asked is not None:
+            return
+        if not isinstance(answer, Stop):
+            name = type(hook).__name__
+            raise ConfigError(
+                f"{'a hook' if name.startswith('_') else name} returned {answer!r}. To end the "
+                f'run return jt.Stop("why"), and otherwise None.'
+            )
+        self.asked = answer
+        if ends and jax.process_count() > 1:
+            later = sum(end >= number for end, _ in ends) - 1  # calls after that of the step
+            self._over = self._finished - later
+
+    def _join(self) -> tuple[range, Metrics]:
+        """Return the steps of all calls, and their metrics on the host, stacked over the steps."""
+        calls = [metrics for _, metrics, _ in self._calls]
+        steps = range(self._calls[0][0][0], self._calls[-1][0][-1] + 1)
+        if any(x.platform != "cpu" for array in _arrays(calls[0])[:1] for x in array.devices()):
+            calls = jax.device_get(calls)  # all at once; on a CPU it takes ten times as long
+        leaves, tree = zip(*map(jax.tree.flatten, calls), strict=True)
+        columns = [list(map(np.asarray, column)) for column in zip(*leaves, strict=True)]
+        if self._stacked:  # a call may be shorter than its metrics
+            sizes = [len(each) for each, _, _ in self._calls]
+            cut = lambda column: [x[:n] for x, n in zip(column, sizes, strict=True)]
+            join = lambda column: np.concatenate(cut(column))
+        else:
+            join = np.stack
+        return steps, jax.tree.unflatten(tree[0], map(join, columns))
 
 
 def _forbid_transfers(state: Any, batch: Batch) -> contextlib.AbstractContextManager[None]:
@@ -169,67 +315,16 @@ def _forbid_transfers(state: Any, batch: Batch) -> contextlib.AbstractContextMan
     return contextlib.nullcontext() if numpy_to_cpu else jax.transfer_guard("disallow")
 
 
-def _call_listeners(
-    steps: range, metrics: Metrics, stacked: bool, listeners: Iterable[Hook], clocks: Iterable[Hook]
-) -> Stop | None:
-    """Wait for the call that took `steps`, and call the hooks with its metrics."""
-    for output in _arrays(metrics)[:1]:  # one is ready when all are
-        output.block_until_ready()  # jax.block_until_ready takes 14 us, this 0.3 us
-    for hook in clocks:
-        hook.on_done(steps[-1])
-    asked, due = None, [h for h in listeners if steps[-1] // h.every > (steps[0] - 1) // h.every]
-    metrics = _fetch(metrics) if due else metrics
-    for i, number in enumerate(steps if due else ()):
-        if now := [hook for hook in due if number % hook.every == 0]:
-            asked = _call_all(now, number, _at_step(metrics, i, stacked), asked)
-    return asked
-
-
-def _fetch(metrics: Metrics) -> Metrics:
-    """Return the metrics on the host; on a CPU `jax.device_get` takes ten times as long."""
-    if any(device.platform != "cpu" for x in _arrays(metrics)[:1] for device in x.devices()):
-        return jax.device_get(metrics)
-    return jax.tree.map(np.asarray, metrics)
-
-
 def _arrays(tree: Any) -> list[jax.Array]:
     return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
 
 
-def _call_all(
-    hooks: Iterable[Hook], number: int, numbers: Mapping[str, Any], asked: Stop | None
-) -> Stop | None:
-    for hook in hooks:
-        answer = check_answer(hook, hook.on_numbers(number, numbers))
-        asked = asked or answer
-    return asked
+def _multiples(first: int, last: int, every: int) -> range:
+    return range(-(-first // every) * every, last + 1, every)
 
 
-def check_answer(hook: Hook, answer: Any) -> Stop | None:
-    """Return what a hook returned, a `Stop` or nothing.
-
-    Raises:
-        ConfigError: if it is anything else.
-    """
-    if answer is None or isinstance(answer, Stop):
-        return answer
-    name = type(hook).__name__
-    raise ConfigError(
-        f"{'a hook' if name.startswith('_') else name} returned {answer!r}. To end the run return "
-        f'jt.Stop("why"), and otherwise None.'
-    )
-
-
-def _first_steps(metrics: Metrics, count: int) -> Metrics:
-    return metrics if len(jax.tree.leaves(metrics)[0]) == count else _slice(metrics, count)
-
-
-_slice = jax.jit(lambda tree, count: jax.tree.map(lambda x: x[:count], tree), static_argnums=1)
-
-
-def _at_step(metrics: Metrics, i: int, stacked: bool) -> dict[str, Any]:
-    means = jax.tree.map(lambda x: x[i], metrics) if stacked else metrics
-    return {name: mean.value() for name, mean in means.items()}
+def _at_step(metrics: Metrics, i: int) -> dict[str, Any]:
+    return {name: jax.tree.map(lambda x: x[i], mean).value() for name, mean in metrics.items()}
 
 
 def overrides(hook: Hook, method: str) -> bool:

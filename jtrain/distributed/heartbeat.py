@@ -156,6 +156,10 @@ class Heartbeat:
         self._phase, self._step = _NUMBER[phase], step
         self._write()
 
+    def at(self, step: int) -> None:
+        """Note the last step that was dispatched, for the next beat."""
+        self._step = step
+
     def phase(self, phase: str) -> None:
         """Record that a phase begins, at the same step."""
         self._phase = _NUMBER[phase]

@@ -21,16 +21,17 @@ from jtrain.core.loop import Hook, Stop
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
 from jtrain.inspect.report.page import render_document
+from jtrain.io.log import RunLog
 from jtrain.optim.schedules import Exponential
 from jtrain.train.charts import svg_chart, text_chart
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.processes import join_run
-from jtrain.train.run import run
+from jtrain.train.run import run, start_run
 from jtrain.train.run_dir import temporary_directory
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.train_to_end import start_run, train_to_end
+from jtrain.train.trainer import train_to_end
 
 LOW, HIGH, STEPS = 1e-6, 1.0, 100
 LEAST = 20  # steps; with fewer the smoothed loss says nothing
@@ -125,9 +126,9 @@ def run_range_test(config: RunConfig, rates: Rates = Rates(), steps: int = STEPS
         else:
             join_run(test, None)
             store = MemoryStore()
-            started = start_run(test, store, nowhere, [hook])
-            with Signals(every=1) as signals:
-                train_to_end(store, started, signals, screen=nowhere)
+            with RunLog(nowhere) as log, Signals() as signals:
+                program, started, hooks = start_run(test, store, [hook])
+                train_to_end(program, started, store, signals, log, hooks)
     applied = [float(rate(step)) for step in range(len(hook.losses))]
     return analyze(applied, hook.losses, diverged=hook.diverged)
 

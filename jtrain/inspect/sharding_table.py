@@ -8,7 +8,7 @@ from typing import Any
 from jtrain.core.pytree import named_leaves
 from jtrain.io.formatting import align_columns, format_bytes
 from jtrain.parallel import LeafSharding
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 COLUMNS = ("leaf", "shape", "split over", "bytes", "a device", "why")
 
@@ -56,10 +56,10 @@ class ShardingTable:
         }
 
 
-def describe_sharding(setup: TrainSetup) -> ShardingTable:
+def describe_sharding(program: Program) -> ShardingTable:
     """Return the sharding of a setup's state, from shapes alone."""
-    strategy, values = setup.strategy, setup.config.parallel
-    leaves = tuple(strategy.decisions(setup.like, setup.experiment.dims))
+    strategy, values = program.resolved.strategy, program.resolved.config.parallel
+    leaves = tuple(strategy.decisions(program.resolved.like, program.resolved.experiment.dims))
     num_devices, impl = math.prod(strategy.axes.values()), getattr(values, "impl", "")
     if not strategy.axes:
         line = f"{values.kind}: all on one device"
@@ -70,11 +70,11 @@ def describe_sharding(setup: TrainSetup) -> ShardingTable:
     else:
         sizes = " x ".join(f"{axis} {size}" for axis, size in strategy.axes.items())
         line = f"{values.kind}: {sizes}, {num_devices} device{'s' if num_devices > 1 else ''}"
-    arrays = named_leaves(setup.like).values()
+    arrays = named_leaves(program.resolved.like).values()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
     device = sum(leaf.bytes for leaf in leaves if not leaf.host) if leaves else total
     host = sum(leaf.bytes for leaf in leaves if leaf.host)
-    return ShardingTable(line, strategy.axes, leaves, total, device, host, setup.why)
+    return ShardingTable(line, strategy.axes, leaves, total, device, host, program.resolved.why)
 
 
 def format_sharding(sharding: ShardingTable) -> str:

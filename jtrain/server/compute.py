@@ -20,7 +20,7 @@ from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Extra, Leaf, Metrics, Params
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import SSP, Async, Mode, splits_rows
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +61,7 @@ class Finished(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """Pure functions that a worker compiles, of a setup."""
+    """Pure functions that a worker compiles, of a program."""
 
     weights: Callable[[TrainState, Batch], list[Leaf]]
     """Weights of the terms of the loss, summed over the rows."""
@@ -78,9 +78,7 @@ def has_clock(mode: Mode) -> bool:
     return isinstance(mode, Async | SSP)
 
 
-def make_programs(
-    setup: TrainSetup, server: Server, rule: optax.GradientTransformation
-) -> Programs:
+def make_programs(program: Program, server: Server, rule: optax.GradientTransformation) -> Programs:
     """Return the programs of a worker.
 
     Args:
@@ -90,7 +88,7 @@ def make_programs(
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    config, x = setup.config, setup.experiment
+    config, x = program.resolved.config, program.resolved.experiment
     copies = splits_rows(server.mode) and server.workers > 1
     check_split_rows(x.couples, config.microbatches, copies)
     arguments = {"microbatches": config.microbatches, "ragged": x.train.ragged}

@@ -87,7 +87,7 @@ class Coordinator(abc.ABC):
 
     @functools.cached_property
     def _facts(self) -> dict[str, str]:
-        return code_facts(self.plan.setup.config)
+        return code_facts(self.plan.program.resolved.config)
 
     def start(self, step: int, state: TrainState) -> None:
         """Load a state into the shards."""
@@ -207,7 +207,7 @@ class Coordinator(abc.ABC):
                 self._recover()
                 self._catch_up(step)
         self._count_missed([reply.fields["missed"] for reply in replies])
-        like = self.plan.setup.like.params, self.plan.shard_opt_state
+        like = self.plan.program.resolved.like.params, self.plan.shard_opt_state
         parts = self.plan.by_part([reply.arrays for reply in replies])
         params, opt_state = self.plan.parts.join(like, parts)
         if self.plan.is_local:

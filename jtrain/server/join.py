@@ -131,7 +131,7 @@ def join(
 
     def take_part(environ: Mapping[str, str]) -> int:
         log(f"joining {directory} at {environ[ADDRESS]}")
-        facts = code_facts(plan().setup.config)
+        facts = code_facts(plan().program.resolved.config)
         return DONE if work(plan(), None, environ, leaving=leaving, facts=facts) else STOPPED
 
     return _follow_run(directory, take_part, wait, leaving, log)

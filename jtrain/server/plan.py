@@ -18,7 +18,7 @@ from jtrain.server.codec import Codec, make_codec
 from jtrain.server.compute import Head, Programs, Sums, has_clock, make_programs
 from jtrain.server.fragments import FragmentSchedule, assign_fragments, split_fragments
 from jtrain.server.partition import Partition, make_partition
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 SLACK = 1 << 20  # bytes of a message beside the state
 
@@ -34,12 +34,17 @@ class Codecs(NamedTuple):
 class Plan:
     """Partition, programs and the structure of messages."""
 
-    setup: TrainSetup
+    program: Program
+
+    @property
+    def snapshot_every(self) -> int:
+        """Steps between two snapshots of the servers, in whole rounds."""
+        return -(-self.server.snapshot_every // self.inner_steps) * self.inner_steps
 
     @property
     def server(self) -> Server:
         """The values under `parallel`."""
-        parallel = self.setup.config.parallel
+        parallel = self.program.resolved.config.parallel
         assert isinstance(parallel, Server), "the loop of another strategy"
         return parallel
 
@@ -61,7 +66,7 @@ class Plan:
     @functools.cached_property
     def partition(self) -> Partition:
         """Rows of each shard."""
-        return make_partition(self.setup.like.params, self.server.shards)
+        return make_partition(self.program.resolved.like.params, self.server.shards)
 
     @functools.cached_property
     def fragments(self) -> int:
@@ -74,14 +79,14 @@ class Plan:
         """Fragment of each leaf."""
         mode = self.server.mode
         assert isinstance(mode, StreamingDiLoCo), "no other mode has fragments"
-        return assign_fragments(self.setup.like.params, mode.fragments)
+        return assign_fragments(self.program.resolved.like.params, mode.fragments)
 
     @functools.cached_property
     def fragment_schedule(self) -> FragmentSchedule:
         """Times of the fragments."""
         mode = self.server.mode
         assert isinstance(mode, StreamingDiLoCo), "no other mode has fragments"
-        stop = self.setup.config.steps
+        stop = self.program.resolved.config.steps
         return FragmentSchedule(mode.inner_steps, self.fragments, mode.overlap, stop)
 
     @functools.cached_property
@@ -94,7 +99,10 @@ class Plan:
     def part_shapes(self) -> list[list[np.ndarray]]:
         """Arrays with the shapes and dtypes of the leaves of each part, without memory."""
         empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
-        like, parts = jax.tree.map(empty, self.setup.like.params), range(len(self.parts.shards))
+        like, parts = (
+            jax.tree.map(empty, self.program.resolved.like.params),
+            range(len(self.parts.shards)),
+        )
         return [jax.tree.leaves(self.parts.of_params(like, part)) for part in parts]
 
     def parts_of(self, shard: int, fragments: Iterable[int] | None = None) -> list[int]:
@@ -114,7 +122,7 @@ class Plan:
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
         """The optimizer of the shards."""
-        return outer_rule(self.server) or self.setup.experiment.transformation
+        return outer_rule(self.server) or self.program.resolved.experiment.transformation
 
     @functools.cached_property
     def codecs(self) -> Codecs:
@@ -130,52 +138,52 @@ class Plan:
     @functools.cached_property
     def programs(self) -> Programs:
         """Programs of a worker."""
-        return make_programs(self.setup, self.server, self.inner_rule)
+        return make_programs(self.program, self.server, self.inner_rule)
 
     @functools.cached_property
     def inner_rule(self) -> optax.GradientTransformation:
         """The experiment's own optimizer."""
-        rule = self.setup.experiment.transformation
+        rule = self.program.resolved.experiment.transformation
         return rule.inner if isinstance(rule, WithLocalSteps) else rule
 
     @property
     def shard_opt_state(self) -> Any:
         """Shapes of the state of the shards' optimizer, for all parameters."""
-        state = self.setup.like.opt_state
+        state = self.program.resolved.like.opt_state
         return state.outer if isinstance(state, LocalStepsState) else state
 
     @functools.cached_property
     def head(self) -> Head:
         """Shapes of the head."""
-        return Head.of(self.setup.like)
+        return Head.of(self.program.resolved.like)
 
     @functools.cached_property
     def inner_state(self) -> Any:
         """Shapes of a worker's own state: the inner optimizer's, or all of a WorkerState."""
-        rule = self.setup.experiment.transformation
+        rule = self.program.resolved.experiment.transformation
         init = rule.init_worker if isinstance(rule, WithLocalSteps) else rule.init
-        return jax.eval_shape(init, self.setup.like.params)
+        return jax.eval_shape(init, self.program.resolved.like.params)
 
     @functools.cached_property
     def sums(self) -> Sums:
         """Shapes of what a worker reports of a step."""
-        batch = shapes_of(self.setup.train[0])
-        like = jax.eval_shape(lambda: self.setup.like)
+        batch = shapes_of(self.program.batches().train[0])
+        like = jax.eval_shape(lambda: self.program.resolved.like)
         return jax.eval_shape(self.programs.whole, like, batch)[0]
 
     @functools.cached_property
     def metrics(self) -> Metrics:
         """Shapes of the metrics of a local step."""
-        batch = shapes_of(self.setup.train[0])
+        batch = shapes_of(self.program.batches().train[0])
         head = jax.eval_shape(lambda: self.head)
-        opt_state = jax.eval_shape(self.inner_rule.init, self.setup.like.params)
-        state = head.state(self.setup.like.params, opt_state)
+        opt_state = jax.eval_shape(self.inner_rule.init, self.program.resolved.like.params)
+        state = head.state(self.program.resolved.like.params, opt_state)
         return jax.eval_shape(self.programs.inner, state, batch)[1]
 
     @property
     def most(self) -> int:
         """Limit of the arrays of a message in bytes."""
-        leaves = jax.tree.leaves((self.setup.like, self.inner_state))
+        leaves = jax.tree.leaves((self.program.resolved.like, self.inner_state))
         return 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + SLACK
 
 

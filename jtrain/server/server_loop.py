@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.loop import Hook, LoopResult, Stop
+from jtrain.core.loop import FinishedCalls, Hook, LoopResult, Recorder, StoppedError
 from jtrain.core.state import TrainState
-from jtrain.core.types import Metrics
 from jtrain.distributed.cluster import detect
 from jtrain.errors import ConfigError
 from jtrain.io.jsonl import JsonlWriter
+from jtrain.io.log import LOG
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
 from jtrain.server.coordinator import Coordinator
@@ -29,7 +29,7 @@ from jtrain.server.registry import Registry
 from jtrain.server.rounds import RoundCoordinator
 from jtrain.server.supervisor import open_cluster
 from jtrain.train.hooks.speed import Speed
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 
 def server_loop(
@@ -37,30 +37,31 @@ def server_loop(
     state: TrainState,
     feed: Iterable[Any],
     *,
-    setup: TrainSetup,
+    program: Program,
     directory: Path | None,
-    log: Callable[[str], None],
     start: int,
     stop: int,
     hooks: Sequence[Hook] = (),
-    steps_per_call: int = 1,
+    recorders: Sequence[Recorder] = (),
+    between: Callable[[int], None] = lambda step: None,
+    **calls: Any,
 ) -> LoopResult[TrainState]:
     """Take steps `start + 1 .. stop` in processes of their own.
 
     Args:
-        step, feed: not used: workers compile their steps, and read their rows.
+        step, feed, calls: not used: workers compile their steps, and read their rows.
         directory: of the run, whose config.yaml the processes read.
 
     Raises:
         ConfigError: if the run has no directory, or its values do not suit the mode.
     """
-    del step, feed
+    del step, feed, calls
     if directory is None:
         raise ConfigError(
             "parallel.kind=server starts processes, which read the config of a run's directory, "
             "and this run has none. Write an experiment and a config, and type jtrain run CONFIG."
         )
-    plan = Plan(setup)
+    plan = Plan(program)
     check_plan(plan)
     registry = Registry(plan.server.shards)
     with contextlib.ExitStack() as stack:
@@ -69,7 +70,7 @@ def server_loop(
         stack.callback(rows.close)
         coordinator, supervisor = stack.enter_context(
             open_cluster(
-                plan, engine, coordinator_of(plan), log, record=rows.append, registry=registry
+                plan, engine, coordinator_of(plan), LOG.info, record=rows.append, registry=registry
             )
         )
         stack.enter_context(announced(directory, supervisor.environ))  # also the servers look there
@@ -78,7 +79,13 @@ def server_loop(
             if isinstance(hook, Speed):
                 hook.also = coordinator.statistics
         return take_steps(
-            coordinator, state, start=start, stop=stop, hooks=hooks, steps_per_call=steps_per_call
+            coordinator,
+            state,
+            start=start,
+            stop=stop,
+            hooks=hooks,
+            recorders=recorders,
+            between=between,
         )
 
 
@@ -112,90 +119,45 @@ def take_steps(
     *,
     start: int,
     stop: int,
-    hooks: Sequence[Hook],
-    steps_per_call: int = 1,
+    hooks: Sequence[Hook] = (),
+    recorders: Sequence[Recorder] = (),
+    between: Callable[[int], None] = lambda step: None,
 ) -> LoopResult[TrainState]:
     """Let the workers take steps `start + 1 .. stop`, and call the hooks.
 
-    Hooks that read the state are called where all steps are done and no other is begun; the workers
-    wait there. The others get None for the state.
+    Hooks get the state where all steps are done and no other is begun; the workers wait there.
     """
-    calls = _Calls(hooks, steps_per_call)
-    number = gate = start
-    while number < gate or (number < stop and calls.asked is None):
+    numbers = FinishedCalls(hooks, recorders, start, stacked=False, record_every=1)
+    every = coordinator.plan.snapshot_every
+
+    def next_gate(number: int) -> int:
+        """Return the next step at which a hook takes the state, or a snapshot is due."""
+        return min(stop, number + every - number % every, numbers.next_state(number))
+
+    number, gate = start, next_gate(start)
+    while number < gate or (number < stop and numbers.asked is None):
         if number == gate:
-            gate = _next_gate(coordinator.plan, hooks, number, stop)
+            gate = next_gate(number)
         for result in coordinator.advance(gate):
             if result.step <= number:  # taken again, after a server was restored
                 continue
+            _look(between, number, numbers)
             number = result.step
-            calls.on_numbers(number, result.metrics)
-            if number < gate:
-                calls.on_state(number, None)
-                if calls.due or calls.asked:
+            if numbers.add(range(number, number + 1), result.metrics) or numbers.asked:
+                due = number + 1 if numbers.asked else next_gate(number)
+                if due < gate:  # a hook asks for an earlier state, or for the end
                     gate = min(gate, max(coordinator.close(), number))
         if number == gate:
             state = jax.tree.map(jnp.asarray, coordinator.fetch(number))
-            calls.on_state(number, state)
-    calls.end(number, stop)
-    return LoopResult(state, number, calls.asked, calls.last)
+            numbers.show(state, number)
+    numbers.deliver()
+    numbers.end(number, over=number >= stop)
+    return LoopResult(state, number, numbers.asked, numbers.last)
 
 
-def _next_gate(plan: Plan, hooks: Sequence[Hook], number: int, stop: int) -> int:
-    """Return the next step at which a hook reads the state, or a snapshot is due."""
-    every = plan.server.snapshot_every
-    every = -(-every // plan.inner_steps) * plan.inner_steps
-    cadences = [every, *(hook.every for hook in hooks if hook.reads_state())]
-    return min([stop, *(number + each - number % each for each in cadences)])
-
-
-class _Calls:
-    """Calls of the hooks."""
-
-    def __init__(self, hooks: Sequence[Hook], steps_per_call: int):
-        self._hooks, self._steps_per_call = hooks, steps_per_call
-        self._metrics: list[Metrics] = []
-        self.last: dict[str, float] = {}
-        """Numbers of the last step."""
-        self.asked: Stop | None = None
-        """The first request to end."""
-        self.due = False
-        """Whether a hook needs the state of a step that is passed."""
-
-    def on_numbers(self, number: int, metrics: Metrics) -> None:
-        """Call `on_done` and `on_numbers` for a step."""
-        self._metrics = [*self._metrics, metrics][-self._steps_per_call :]
-        self.last = {name: mean.value() for name, mean in metrics.items()}
-        for hook in self._hooks:
-            if number % self._steps_per_call == 0:
-                hook.on_done(number)
-            if number % hook.every == 0:
-                self._note(hook.on_numbers(number, self.last))
-
-    def on_state(self, number: int, state: TrainState | None) -> None:
-        """Call `on_state` of the hooks; without a state of those that read none."""
-        self.due = self.due and state is None
-        for hook in self._hooks:
-            if type(hook).on_state is Hook.on_state or number % hook.every:
-                continue
-            if state is None and hook.reads_state():
-                self.due = True
-            else:
-                self._note(hook.on_state(number, state, self._stacked()))
-
-    def end(self, number: int, stop: int) -> None:
-        """Give the last step to hooks that wait for it."""
-        over = number >= stop or (self.asked is not None and self.asked.kind == "finished")
-        if self.last and over and (self.asked is None or self.asked.kind != "failed"):
-            for hook in self._hooks:
-                if hook.last and number % hook.every:
-                    self._note(hook.on_numbers(number, self.last))
-
-    def _note(self, answer: Stop | None) -> None:
-        self.asked = self.asked or answer
-
-    def _stacked(self) -> Metrics:
-        """Return the metrics of a call, as a scan of several steps stacks them."""
-        if self._steps_per_call == 1:
-            return self._metrics[-1]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *self._metrics)
+def _look(between: Callable[[int], None], number: int, numbers: FinishedCalls) -> None:
+    """Call `between`; what it raises to end the run ends it at the next gate."""
+    try:
+        between(number)
+    except StoppedError as error:
+        numbers.asked = numbers.asked or error.stop

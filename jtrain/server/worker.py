@@ -103,7 +103,7 @@ class Worker:
         if not self._leaving.is_set():
             return False
         if not self._stays:
-            self._stays = time.monotonic() + self._plan.setup.config.checkpoint.grace
+            self._stays = time.monotonic() + self._plan.program.resolved.config.checkpoint.grace
         return time.monotonic() > self._stays or self._ask("may_leave").name != "stay"
 
     def _leave(self) -> None:
@@ -166,15 +166,16 @@ class Worker:
         copies = splits_rows(server.mode) and server.workers > 1
         if share not in self._batches:
             part = (share, server.workers) if copies else (0, 1)
-            batches = self._plan.setup.experiment.train.shard(*part)  # a stream has one reader
-            self._batches[share] = SkipBatches(batches, self._plan.setup.windows)
+            resolved = self._plan.program.resolved
+            own = resolved.experiment.train.shard(*part)  # a stream has one reader
+            self._batches[share] = SkipBatches(own, resolved.config.guard.without)
         return with_rows(dict(self._batches[share][step - 1]), copies=copies)
 
     def _pull(self, *, keep: bool = False) -> Params:
         """Return all parameters."""
         parts = self._pull_parts(range(self._plan.fragments), keep=keep)
         ordered = [parts[part] for part in range(len(parts))]
-        return self._plan.parts.join(self._plan.setup.like.params, ordered)
+        return self._plan.parts.join(self._plan.program.resolved.like.params, ordered)
 
     def _pull_parts(
         self, fragments: Iterable[int], *, keep: bool = False

@@ -22,11 +22,16 @@ from jtrain.train.check_batch.first_batch import (
     trace_train_batch,
 )
 from jtrain.train.code_digest import PYTHON, digest_code
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
+from jtrain.train.supersteps import CallBatches, CallSchedule
 
 
 def compile_step(
-    setup: TrainSetup, make_state: Callable[[], TrainState], start: int | None = None
+    program: Program,
+    make_state: Callable[[], TrainState],
+    schedule: CallSchedule,
+    batches: CallBatches,
+    start: int | None = None,
 ) -> tuple[StepFn, TrainState]:
     """Return the compiled step, and the state that `make_state` makes during compilation.
 
@@ -37,19 +42,20 @@ def compile_step(
         UserError: for what is wrong with the loss, or with the first batch that it gets.
     """
     # Traced in this thread, where a caller's `with jax...` holds.
-    train_batches = trace_train_batch(setup, start or 0)
+    train_batches = trace_train_batch(program, batches.train, start or 0)
     with ThreadPoolExecutor(1) as beside:
-        state, checked = beside.submit(make_state), beside.submit(setup.check_evaluation)
-        batches = beside.submit(_batches_to_check, setup, train_batches)
+        state, checked = beside.submit(make_state), beside.submit(program.check_evaluation)
+        first = beside.submit(_batches_to_check, program, train_batches)
         # Two programs that XLA:CPU compiles at a time take twice as long as one after the other. A
         # checkpoint is read beside, for nothing of it is compiled.
-        one_by_one = start is None and setup.devices[0].platform == "cpu"
+        one_by_one = start is None and program.resolved.devices[0].platform == "cpu"
         with HEARTBEAT.during("compile"):
-            step = setup.compile_step(then=lambda: _wait_for(state) if one_by_one else None)
+            then = lambda: _wait_for(state) if one_by_one else None
+            step = program.compile_step(schedule, then=then)
         made = _wait_for(state)
         checked.result()
-        check_batches(setup, batches.result(), made)
-        setup.first.forget()
+        check_batches(program, first.result(), made)
+        program.first.forget()
         return step, made
 
 
@@ -58,9 +64,9 @@ def _wait_for(state: Future[TrainState]) -> TrainState:
         return state.result()
 
 
-def _batches_to_check(setup: TrainSetup, train_batches: Sequence[FirstBatch]) -> list[FirstBatch]:
+def _batches_to_check(program: Program, train_batches: Sequence[FirstBatch]) -> list[FirstBatch]:
     """Return the first batches, those of the evaluation sets too, with what is suspect in them."""
-    batches = [*train_batches, *trace_set_batches(setup)]
+    batches = [*train_batches, *trace_set_batches(program)]
     return [batch for batch in batches if (batch.suspects, batch.outside) is not None]
 
 
@@ -94,26 +100,28 @@ class CompileRecord(NamedTuple):
     signature: Signature
 
 
-def program_signature(setup: TrainSetup) -> Signature:
-    """Return the arguments of a setup's step and all values that are constants of its program.
+def program_signature(program: Program, schedule: CallSchedule) -> Signature:
+    """Return the arguments of a run's step and all values that are constants of its program.
 
     Nothing is traced or compiled.
     """
-    arguments = {f"state/{name}": _leaf(leaf) for name, leaf in named_leaves(setup.like).items()}
-    for name, array in setup.first.like.items():
+    arguments = {
+        f"state/{name}": _leaf(leaf) for name, leaf in named_leaves(program.resolved.like).items()
+    }
+    for name, array in program.first.like.items():
         arguments[f"batch/{name}"] = _array(array.dtype, array.shape)
     values = {
         key: repr(value)
-        for key, value in flatten(to_plain(setup.config)).items()
+        for key, value in flatten(to_plain(program.resolved.config)).items()
         if key.partition(".")[0] not in _OUTSIDE
     }
-    most = setup.schedule.most
-    values["steps_per_call"] = f"auto, at most {most}" if setup.schedule.varies else str(most)
-    kinds = sorted({f"{d.platform} {d.device_kind}" for d in setup.devices})
+    most = schedule.most
+    values["steps_per_call"] = f"auto, at most {most}" if schedule.varies else str(most)
+    kinds = sorted({f"{d.platform} {d.device_kind}" for d in program.resolved.devices})
     environment = {name: installed_version(name) for name in ("jtrain", "jax", "jaxlib", "libtpu")}
-    environment |= {"devices": f"{len(setup.devices)} x {', '.join(kinds)}"}
+    environment |= {"devices": f"{len(program.resolved.devices)} x {', '.join(kinds)}"}
     environment |= {name: os.environ.get(name, "") for name in VARIABLES}
-    code = digest_code(setup.config.code_root())
+    code = digest_code(program.resolved.config.code_root())
     environment[PYTHON] = code.pop(PYTHON)
     return {
         ARGUMENTS: arguments,
@@ -135,10 +143,10 @@ def compare_signatures(before: Signature, after: Signature) -> list[ProgramChang
     return changes
 
 
-def record_compile(path: Path, setup: TrainSetup, step: int) -> None:
+def record_compile(path: Path, program: Program, schedule: CallSchedule, step: int) -> None:
     """Append the signature of a compiled step to a file; only its time if it is the last one."""
     records = read_compiles(path)
-    signature = program_signature(setup)
+    signature = program_signature(program, schedule)
     row: dict[str, Any] = {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     if not records or records[-1].signature != signature:
         row["signature"] = signature

@@ -20,6 +20,7 @@ from jtrain.core.types import Couples, Extra, LossFn, Params
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
+from jtrain.io.log import LOG, RunLog
 from jtrain.optim.join import Schedule
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.parallel import Parallel
@@ -32,10 +33,10 @@ from jtrain.train.hooks.log import MetricHistory, read_metrics
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.processes import join_run
 from jtrain.train.restore import restore_run
-from jtrain.train.run import run
+from jtrain.train.run import run, start_run
 from jtrain.train.run_store import MemoryStore
 from jtrain.train.runtime import enable_compilation_cache, reuse_memory
-from jtrain.train.train_to_end import start_run, train_to_end
+from jtrain.train.trainer import train_to_end
 
 
 @api_boundary
@@ -205,31 +206,30 @@ def fit(
             found = _fit_in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
             cluster = join_run(config, None)
-            stream = screen if cluster.index == 0 else nowhere
-            notices = [cluster.warning] if cluster.warning else []
-            found = _fit_in_memory(config, hooks, stream, notices)
+            with RunLog(screen, shows=cluster.index == 0) as log:
+                if cluster.warning:
+                    LOG.warning(cluster.warning)
+                found = _fit_in_memory(config, hooks, log)
     return dataclasses.replace(found, loss=loss, start=start)
 
 
-def _fit_in_memory(
-    config: RunConfig, hooks: Sequence[Observer], screen: TextIO | None, notices: list[str]
-) -> Fitted:
+def _fit_in_memory(config: RunConfig, hooks: Sequence[Observer], log: RunLog) -> Fitted:
     """Train without writing anything."""
     reuse_memory()
     enable_compilation_cache()
     HEARTBEAT.phase("start")
     store = MemoryStore()
-    started = start_run(config, store, screen, hooks)
+    program, started, own = start_run(config, store, hooks)
     with Signals() as signals:
-        trained = train_to_end(store, started, signals, screen=screen, notices=notices)
+        trained = train_to_end(program, started, store, signals, log, own)
     if trained.status == "failed":
         raise LossError(trained.why)
     ended = trained.ended
     trained.history.row(ended.step, "", ended.numbers)
     if trained.why:
-        print(f"ended after step {ended.step}: {trained.why}", file=screen, flush=True)
+        LOG.info(f"ended after step {ended.step}: {trained.why}")
     params, extra = store.best_weights or (
-        trained.setup.evaluation_params(ended.state),
+        program.evaluation_params(ended.state),
         ended.state.extra,
     )
     return Fitted(
@@ -258,14 +258,14 @@ def _fit_in_directory(
     goal = BestMetric.parse(config.checkpoint.best)
     of = outcome.sets.get(goal.name.rpartition("/")[0], outcome.results) if goal else {}
     which: Literal["newest", "best"] = "best" if of else "newest"
-    step, setup, state = restore_run(config, directory, which)
+    step, program, state = restore_run(config, directory, which)
     numbers = MetricHistory()
     for row in read_metrics(outcome.directory.metrics):
         numbers.row(row.pop("step"), "", row)
     if outcome.numbers:  # the file has no row for a step at which the run was interrupted
         numbers.row(outcome.step, "", outcome.numbers)
     return Fitted(
-        params=setup.evaluation_params(state),
+        params=program.evaluation_params(state),
         extra=state.extra,
         state=state if step == outcome.step else restore_run(config, directory)[2],
         history=numbers.numbers,

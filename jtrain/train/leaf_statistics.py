@@ -15,10 +15,12 @@ from jtrain.core.loop import Hook
 from jtrain.core.pytree import at_least_f32, named_leaves, norm
 from jtrain.core.state import TrainState
 from jtrain.core.step import make_step
-from jtrain.core.types import Metrics, Params
+from jtrain.core.types import Params
+from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.offload import to_device
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
+from jtrain.train.rollback import ResumePoint
 
 Statistics: TypeAlias = dict[str, dict[str, Any]]  # numbers by kind and leaf
 
@@ -43,20 +45,21 @@ class LeafStatistics:
     unchanged, and costs the same.
     """
 
-    def __init__(self, setup: TrainSetup):
-        self._setup = setup
-        self._program: Callable[..., Statistics] | None = None
+    def __init__(self, program: Program, train: SkipBatches | None = None):
+        self._program, self._train = program, train or program.batches().train
+        self._compiled: Callable[..., Statistics] | None = None
 
     def __call__(self, step: int, state: TrainState) -> dict[str, dict[str, float]]:
         """Return numbers by kind and leaf for step `step + 1`; NaN if its gradient is not finite.
 
         Compiles at the first call.
         """
-        setup = self._setup
-        batch = setup.strategy.place(setup.train[step])
-        if self._program is None:
-            self._program = setup.strategy.compile(_make_statistics(setup), setup.like, batch)
-        found = jax.device_get(self._program(state, batch))
+        resolved = self._program.resolved
+        batch = resolved.strategy.place(self._train[step])
+        if self._compiled is None:
+            statistics = _make_statistics(self._program)
+            self._compiled = resolved.strategy.compile(statistics, resolved.like, batch)
+        found = jax.device_get(self._compiled(state, batch))
         return {kind: {leaf: float(x) for leaf, x in found[kind].items()} for kind in KINDS}
 
 
@@ -69,24 +72,22 @@ class LeafLog(Hook):
         path: the file, recreated unless the run resumes; None to compute and write nothing, as all
             processes but the first do.
         pause: context manager for work beside training.
-        resumed_at: step that the run resumes from, if it does.
+        resume: where the run starts.
     """
-
-    settles = True  # so that its time is not counted for the steps before it
 
     def __init__(
         self,
-        setup: TrainSetup,
+        program: Program,
         path: Path | None,
         pause: Callable[[str], AbstractContextManager[None]],
-        resumed_at: int | None,
+        resume: ResumePoint,
     ):
-        self.every, self._stop = setup.config.log.leaves, setup.config.steps
-        self._measure, self._pause = LeafStatistics(setup), pause
-        self.rows = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
+        self.every, self._stop = program.resolved.config.log.leaves, program.resolved.config.steps
+        self._measure, self._pause = LeafStatistics(program, resume.batches.train), pause
+        self.rows = None if path is None else JsonlWriter(path, resumed_at=resume.start)
         """The file."""
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+    def on_state(self, step: int, state: Any) -> None:
         """Write a row."""
         if step == self._stop:
             return
@@ -101,9 +102,9 @@ class LeafLog(Hook):
             self.rows.close()
 
 
-def _make_statistics(setup: TrainSetup) -> Callable[..., Statistics]:
+def _make_statistics(program: Program) -> Callable[..., Statistics]:
     """Return `(state, batch) -> statistics`, pure."""
-    x = setup.experiment
+    x = program.resolved.experiment
     inner = with_named_arguments(x.transformation)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
@@ -111,16 +112,16 @@ def _make_statistics(setup: TrainSetup) -> Callable[..., Statistics]:
         return result, (after, leaf_statistics(updates, result, params))
 
     step = make_step(
-        setup.loss,
+        program.loss,
         optax.GradientTransformationExtraArgs(inner.init, update),
-        microbatches=setup.config.microbatches,
+        microbatches=program.resolved.config.microbatches,
         couples=x.couples,
-        psum=setup.strategy.psum,
+        psum=program.resolved.strategy.psum,
         ragged=x.train.ragged,
     )
 
     def statistics(state: TrainState, batch: Any) -> Statistics:
-        state = to_device(state, setup.like)
+        state = to_device(state, program.resolved.like)
         unknown = dict.fromkeys(named_leaves(state.params), jnp.float32(jnp.nan))
         recorded = (state.opt_state, dict.fromkeys(KINDS, unknown))
         after, _ = step(dataclasses.replace(state, opt_state=recorded), batch)

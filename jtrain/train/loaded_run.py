@@ -29,10 +29,10 @@ from jtrain.train import fit_arguments, fit_data
 from jtrain.train.experiment import Experiment, RunConfig, shapes
 from jtrain.train.fit_data import is_fit_run, read_weights
 from jtrain.train.predict import ROWS, compile_rows, make_outputs, predict_rows
+from jtrain.train.program import Program
 from jtrain.train.restore import restore_run
 from jtrain.train.run_dir import find_run
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.setup import TrainSetup
 
 ADDED = {"row", "mask"}  # added when rows are batched
 
@@ -53,7 +53,7 @@ class LoadedRun:
     """Config of the run; None for a run of `jt.fit`."""
     experiment: Experiment | None
     """Experiment of the run; None for a run of `jt.fit`, whose code is in a script."""
-    _setup: TrainSetup | None
+    _program: Program | None
     _strategy: Strategy
 
     def __repr__(self) -> str:
@@ -101,9 +101,9 @@ class LoadedRun:
         Raises:
             ConfigError: if the experiment has no `predict`.
         """
-        outputs, setup = self.outputs(), self._setup
-        assert setup is not None, "a run with a predict has an experiment"
-        rows = next(iter(setup.sets.values()), setup.experiment.train)
+        outputs, program = self.outputs(), self._program
+        assert program is not None, "a run with a predict has an experiment"
+        rows = next(iter(program.resolved.sets.values()), program.resolved.experiment.train)
         batch = shapes(rows, part=self._strategy.part)
         weights = jax.eval_shape(lambda: (self.params, self.extra))
         needed = set().union(*dependence(outputs, weights, batch))
@@ -246,7 +246,7 @@ def load(
         extra=extra,
         config=None,
         experiment=None,
-        _setup=None,
+        _program=None,
         _strategy=strategy,
     )
 
@@ -265,14 +265,14 @@ def load_run(
     layout = config.parallel
     if isinstance(layout, Mirrored) and layout.impl != "jit":  # replicas sum; rows are not summed
         config = dataclasses.replace(config, parallel=dataclasses.replace(layout, impl="jit"))
-    found, setup, state = restore_run(config, directory, step, log)
+    found, program, state = restore_run(config, directory, step, log)
     return LoadedRun(
         directory=directory,
         step=found,
-        params=setup.evaluation_params(state),
+        params=program.evaluation_params(state),
         extra=state.extra,
         config=config,
-        experiment=setup.experiment,
-        _setup=setup,
-        _strategy=setup.strategy,
+        experiment=program.resolved.experiment,
+        _program=program,
+        _strategy=program.resolved.strategy,
     )

@@ -1,20 +1,279 @@
-"""Program of a call of several steps, its batches, and its metrics in one array."""
+"""Program of a run: its compiled step, its evaluation, its first state, its batches."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Lowered
 
+from jtrain.checkpoint import WeightsPlan
+from jtrain.core.gradient import GradientSharding
+from jtrain.core.interpret import equations_in
+from jtrain.core.loss import LossOutput, Stateful, normalize_loss
+from jtrain.core.loss_checks import check_product_precision, check_unused_params
 from jtrain.core.mean import Mean
+from jtrain.core.precision.cast import compute_in
 from jtrain.core.state import TrainState
-from jtrain.core.step import StepFn
-from jtrain.core.types import Batch, Metrics
-from jtrain.data.batches.step_batches import aligned_zeros
+from jtrain.core.step import StepFn, make_step, scan_steps
+from jtrain.core.types import Batch, Extra, Key, LossFn, Metrics, Params
+from jtrain.data.batches.step_batches import Window, aligned_zeros
+from jtrain.optim import WithEvalParams
+from jtrain.parallel import Device
+from jtrain.parallel.offload import device_shardings, to_device, with_offload
+from jtrain.train.check_batch.first_batch import FirstRows
+from jtrain.train.eight_bits import check_hardware, int8_loss
+from jtrain.train.evaluation import SetEvaluations, gather_weights, make_evaluation_params
+from jtrain.train.experiment import RunConfig
+from jtrain.train.initial_state import (
+    Weights,
+    make_initial_state,
+    plan_initial_weights,
+    trace_weights,
+)
+from jtrain.train.resolve import Resolved, resolve
+from jtrain.train.supersteps import CallBatches, CallSchedule, choose_schedule
 
 LIVE = "live_steps"  # bool k b: whether a call takes the step at an index
+
+
+class Program:
+    """Functions of a resolved run, each compiled once.
+
+    What differs from one start of a run to the next is an argument: the schedule of its calls, and
+    the batches that it skips.
+    """
+
+    def __init__(self, resolved: Resolved):
+        self.resolved = resolved
+
+    def initial_state(self) -> TrainState:
+        """Return the state before the first step, made straight into its shardings.
+
+        Raises:
+            UserError: if `init_from` names a missing file or one that does not fit.
+        """
+        x = self.resolved
+        return make_initial_state(
+            x.config, x.experiment, x.like, self._initial, self.stored_weights
+        )
+
+    @functools.cached_property
+    def stored_weights(self) -> WeightsPlan | None:
+        """Weights that a new state starts from, if configured; raises as `initial_state`."""
+        return plan_initial_weights(self.resolved.config, self._initial)
+
+    @property
+    def _initial(self) -> Weights:
+        """Shapes of the weights that `init` makes, without an adapter and the loss's state."""
+        x = self.resolved
+        return trace_weights(x.config, x.experiment, x.like, x.strategy)
+
+    @functools.cached_property
+    def loss(self) -> LossFn | Stateful:
+        """Loss in the config's precision; cached, so that it is traced once."""
+        compute = self.resolved.config.precision.compute
+        return compute_in(self.resolved.experiment.loss, compute, self._sharding.params)
+
+    @property
+    def _sharding(self) -> GradientSharding:
+        x = self.resolved
+        return x.strategy.gradient_sharding(x.like.params, x.experiment.dims)
+
+    @functools.cached_property
+    def schedule(self) -> CallSchedule:
+        """Steps of each call, where no hook of the caller takes the state."""
+        x = self.resolved
+        return choose_schedule(
+            x.config,
+            x.strategy,
+            x.like,
+            lambda: self._loss_jaxpr,
+            lambda: self.first.own,
+            evaluates=bool(x.sets),
+            unknown=x.lengths.unknown,
+        )
+
+    def batches(
+        self, schedule: CallSchedule | None = None, windows: Sequence[Window] | None = None
+    ) -> CallBatches:
+        """Return the batches of each call, of this process's rows.
+
+        Args:
+            windows: as `Resolved.train` takes them.
+        """
+        if schedule is None and windows is None:
+            return self._batches
+        return CallBatches(self.resolved.train(windows), schedule or self.schedule)
+
+    @functools.cached_property
+    def _batches(self) -> CallBatches:
+        return CallBatches(self.resolved.train(), self.schedule)
+
+    @functools.cached_property
+    def first(self) -> FirstRows:
+        """The first batch, for what is traced of it."""
+        x = self.resolved
+        return FirstRows(x.own_rows(x.experiment.train), x.strategy.part[1])
+
+    def place(self, batch: Batch, schedule: CallSchedule | None = None) -> Batch:
+        """Put the batch of a call on the devices."""
+        schedule = schedule or self.schedule
+        batch = mark_live(batch, schedule.most) if schedule.varies else batch
+        return self.resolved.strategy.place_for_call(batch, stacked=schedule.stacked)
+
+    def compile_step(
+        self,
+        schedule: CallSchedule | None = None,
+        then: Callable[[], object] = lambda: None,
+    ) -> StepFn:
+        """Compile the step, or the steps of a call; `then` is called as by `Strategy.compile`."""
+        schedule = schedule or self.schedule
+        compiled = self.resolved.strategy.compile
+        return compiled(*self._step(schedule), stacked=schedule.stacked, keeps=True, then=then)
+
+    def lower_step(self, schedule: CallSchedule | None = None) -> Lowered:
+        """Lower the step; the result compiles also for devices of another machine.
+
+        Raises:
+            LossError: if the loss or the model violates its contract.
+            ShardingError: if an axis of the mesh splits nothing of it.
+        """
+        schedule = schedule or self.schedule
+        lower = self.resolved.strategy.lower
+        return lower(*self._step(schedule), stacked=schedule.stacked, keeps=True)
+
+    def _step(self, schedule: CallSchedule) -> tuple[StepFn, TrainState, Batch]:
+        """Return the step function, and the shapes that it is compiled for."""
+        config, x, strategy = (
+            self.resolved.config,
+            self.resolved.experiment,
+            self.resolved.strategy,
+        )
+        like, devices = self.resolved.like, self.resolved.devices
+        check_hardware(config.precision, devices)
+        terms, params = self._terms(self.first.repeated), self._weights[0]
+        check_unused_params(terms, params)
+        strategy.check_axes_used(like, x.dims)
+        if config.precision.compute is not None:
+            check_product_precision(terms, params, config.precision.compute)
+        # XLA:CPU runs a convolution many times slower in a loop than written out.
+        unroll = devices[0].platform == "cpu" and self._has_convolutions
+        step = make_step(
+            x.loss,
+            x.transformation,
+            microbatches=config.microbatches,
+            couples=x.couples,
+            psum=strategy.psum,
+            ragged=x.train.ragged,
+            unroll=unroll,
+            compute=config.precision.compute,
+            sharding=self._sharding,
+        )
+        step = pack_metrics(with_offload(step, like))
+        most, stack = schedule.most, (schedule.most,) * schedule.stacked
+        of = lambda x: jax.ShapeDtypeStruct((*stack, *x.shape), x.dtype)
+        batch = {name: of(array) for name, array in self.first.like.items()}
+        if schedule.varies:
+            live = jax.ShapeDtypeStruct((most, x.train.size), bool)
+            return repeat_step(step), like, {**batch, LIVE: live}
+        return scan_steps(step, unroll=unroll) if schedule.stacked else step, like, batch
+
+    @functools.cached_property
+    def _loss_jaxpr(self) -> Any:
+        return jax.make_jaxpr(self._terms(self.first.repeated))(self._weights[0]).jaxpr
+
+    @property
+    def _has_convolutions(self) -> bool:
+        found = equations_in(self._loss_jaxpr)
+        return any(x.primitive.name == "conv_general_dilated" for x in found)
+
+    def check_evaluation(self) -> None:
+        """Trace the evaluation, so that its errors are raised before training.
+
+        Raises:
+            LossError: if the loss does not take the rows of `valid`.
+            ConfigError: if `checkpoint.best` is none of its metrics.
+        """
+        self._evaluations.check(self.resolved.config.checkpoint.best)
+
+    def measure(
+        self,
+        state: TrainState,
+        name: str = "valid",
+        reading: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+    ) -> dict[str, float]:
+        """Return the metrics of a state over all of a set; `reading` passes on its batches.
+
+        Raises:
+            LossError: if rows meet that are in several batches.
+        """
+        return self._evaluations.measure(self._evaluation_weights(state), name, reading)
+
+    def check_set(self, name: str, state: TrainState) -> None:
+        """Check that a set is one batch where its rows meet; see `SetEvaluations.check_set`."""
+        self._evaluations.check_set(name, lambda: self._evaluation_weights(state))
+
+    @functools.cached_property
+    def _evaluations(self) -> SetEvaluations:
+        config, x = self.resolved.config, self.resolved.experiment
+        couples = x.couples
+        loss = int8_loss(x.loss, config.evaluate.int8)
+        compute = config.precision.compute
+        return SetEvaluations(
+            self.resolved.sets,
+            # The same object is traced once for both.
+            self.loss if loss is x.loss else compute_in(loss, compute, self._sharding.params),
+            self.resolved.strategy,
+            couples=config.evaluate.couples if couples == "batch" else couples,
+            workers=config.workers,
+            weights=self._weights,
+            generated=x.generated,
+            check_hidden=config.checks.first_batch,
+        )
+
+    def _evaluation_weights(self, state: TrainState) -> tuple[Params, Extra]:
+        return self.evaluation_params(state), state.extra
+
+    def evaluation_params(self, state: TrainState) -> Params:
+        """Return the parameters to evaluate a state with: the optimizer's average, or `params`.
+
+        They are sharded as the trained ones, and computed once for a whole evaluation.
+        """
+        if not isinstance(self.resolved.experiment.transformation, WithEvalParams):
+            return to_device(state.params, self.resolved.like.params)
+        return self._evaluation_params(state)
+
+    def gather_weights(self, state: TrainState) -> tuple[Params, Extra, Key]:
+        """Return evaluation parameters, extra and the step's key, for samples and pictures.
+
+        Every process calls this, and gets unsharded arrays of its own.
+        """
+        params, extra = self._evaluation_weights(state)
+        return gather_weights(params, extra, state)
+
+    @functools.cached_property
+    def _evaluation_params(self) -> Callable[[TrainState], Params]:
+        return make_evaluation_params(self.resolved.experiment.transformation, self.resolved.like)
+
+    @property
+    def _weights(self) -> Weights:
+        """Shapes of the weights that an evaluation takes, on the devices."""
+        return device_shardings((self.resolved.like.params, self.resolved.like.extra))
+
+    def _terms(self, batch: Batch) -> Callable[[Params], LossOutput]:
+        terms = normalize_loss(self.loss, ragged=self.resolved.experiment.train.ragged)
+        key = jax.eval_shape(TrainState.step_key, self.resolved.like)
+        return lambda params: terms(params, self.resolved.like.extra, batch, key)
+
+
+def set_up(
+    config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
+) -> Program:
+    """Return the program of a config; see `resolve`."""
+    return Program(resolve(config, seconds, among=among))
 
 
 def repeat_step(step: StepFn) -> StepFn:
@@ -113,20 +372,3 @@ def pack_metrics(step: StepFn) -> StepFn:
         return state, PackedMetrics(jnp.stack(numbers), names)
 
     return packed
-
-
-def select(metrics: Metrics, names: Sequence[str]) -> Metrics:
-    """Return at least the metrics of these names that there are, without a call to a device."""
-    if isinstance(metrics, PackedMetrics):
-        return metrics
-    return {name: metrics[name] for name in names if name in metrics}
-
-
-def join_calls(calls: Sequence[Metrics]) -> Metrics:
-    """Return the metrics of calls as those of one call, whose steps follow one another.
-
-    Args:
-        calls: numpy arrays, with or without a dim of steps.
-    """
-    with_steps = np.atleast_2d if isinstance(calls[0], PackedMetrics) else np.atleast_1d
-    return jax.tree.map(lambda *x: np.concatenate([with_steps(each) for each in x]), *calls)

@@ -15,10 +15,10 @@ from jtrain.errors import CheckpointError, ConfigError, UserError
 from jtrain.parallel import FSDP, Auto, Layout, Mirrored, Single, check_divides
 from jtrain.train.experiment import RunConfig
 from jtrain.train.processes import join_run
+from jtrain.train.program import Program, set_up
 from jtrain.train.resume import MAY_DIFFER, match_config
 from jtrain.train.run_dir import RunDir
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.setup import TrainSetup, set_up
 
 Log: TypeAlias = Callable[[str], None]
 Step: TypeAlias = int | Literal["newest", "best"]
@@ -26,7 +26,7 @@ Step: TypeAlias = int | Literal["newest", "best"]
 
 def set_up_stored(
     config: RunConfig, directory: Path, log: Log | None = None
-) -> tuple[TrainSetup, RunDir]:
+) -> tuple[Program, RunDir]:
     """Return the setup of a trained run, and its directory.
 
     Args:
@@ -45,9 +45,9 @@ def set_up_stored(
         config, line = fit_layout_to_devices(config, matched.stored)
         if line and run_dir.first:
             log(f"{directory}: {line}")
-    setup = set_up(config, run_dir.pace)
-    run_dir.check_tokenizer(setup.experiment.tokenizer)
-    return setup, run_dir
+    program = set_up(config, run_dir.pace)
+    run_dir.check_tokenizer(program.resolved.experiment.tokenizer)
+    return program, run_dir
 
 
 def evaluate_run(
@@ -59,22 +59,22 @@ def evaluate_run(
         CheckpointError: if the run has no such checkpoint.
         ConfigError: if the values are not those of the run, or it has no evaluation set.
     """
-    found, setup, state = restore_run(config, directory, step, log)
-    if not setup.sets:
+    found, program, state = restore_run(config, directory, step, log)
+    if not program.resolved.sets:
         raise ConfigError(f"experiment {config.experiment} has no `valid` to evaluate a run on.")
-    return found, {name: setup.measure(state, name) for name in setup.sets}
+    return found, {name: program.measure(state, name) for name in program.resolved.sets}
 
 
 def restore_run(
     config: RunConfig, directory: Path, step: Step = "newest", log: Log = lambda line: None
-) -> tuple[int, TrainSetup, TrainState]:
-    """Return a step of a run, the run's setup, and the state after that step.
+) -> tuple[int, Program, TrainState]:
+    """Return a step of a run, the run's program, and the state after that step.
 
     Raises:
         CheckpointError: if the run has no such checkpoint.
         ConfigError: if the values are not those of the run.
     """
-    setup, run_dir = set_up_stored(config, directory, log)
+    program, run_dir = set_up_stored(config, directory, log)
     best, owner = config.checkpoint.best, run_dir.owner()
     with CheckpointManager(run_dir.checkpoints, best=best, owner=owner) as checkpoints:
         named = {"newest": checkpoints.newest, "best": checkpoints.best}
@@ -96,7 +96,7 @@ def restore_run(
                 f"one is kept if checkpoint.best names a metric."
             )
         try:
-            return found, setup, checkpoints.restore(found, setup.like)
+            return found, program, checkpoints.restore(found, program.resolved.like)
         except CheckpointError:
             if found in steps:
                 raise_removed(run_dir.checkpoints, found)  # by a run that goes on meanwhile

@@ -9,29 +9,34 @@ dies between the two resumes at the same place.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loop import Rollback
 from jtrain.data.batches.step_batches import Window, find_batch, merge_windows
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.train.bad_step_policy import BadStepPolicy
+from jtrain.io.jsonl import complete_rows
+from jtrain.io.log import LOG
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_steps import BadStep, read_decisions
+from jtrain.train.hooks.bad_steps import BadStep, BadSteps, is_decision
 from jtrain.train.longer_run import LengthChange, find_length_changes
+from jtrain.train.program import Program
 from jtrain.train.run_dir import RunDir
-from jtrain.train.setup import TrainSetup
+from jtrain.train.supersteps import CallBatches, CallSchedule
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """State of a run at the step that it starts or resumes from."""
+    """Step that a run starts or resumes from, and what differs from there on."""
 
     start: int | None
     """Step of its checkpoint; None for a new run."""
-    setup: TrainSetup
-    """Setup that skips the batches to be skipped."""
+    schedule: CallSchedule
+    """Steps of each call."""
+    batches: CallBatches
+    """Batches of each call, without those to be skipped, restored to the step."""
     earlier: Sequence[int] = ()
     """Bad steps after which the run rolled back."""
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -40,34 +45,68 @@ class ResumePoint:
     """Changes of its length so far, the one at this step last."""
 
 
-def resume_point(
-    setup: TrainSetup, directory: RunDir, checkpoints: CheckpointManager
+def find_resume_point(
+    program: Program, schedule: CallSchedule, directory: RunDir, checkpoints: CheckpointManager
 ) -> ResumePoint:
     """Return where a run resumes, with its data at that place. Every process calls this.
 
     Raises:
         ConfigError: if guard.without names batches that the run has taken.
     """
-    asked = setup.config.guard.without
+    config = program.resolved.config
+    asked = config.guard.without
     found = broadcast_from_first(lambda: _agree(asked, directory, checkpoints))
     if found["taken"]:
         raise ConfigError(found["taken"])
     start = checkpoints.resume()
     about = {} if start is None else checkpoints.about(start)
     windows = merge_windows(map(_window, [*asked, *found["windows"], *about.get("without", [])]))
-    setup = setup.without(windows)
-    setup.calls.restore(about.get("batches", {}))
-    extended = [] if start is None else find_length_changes(setup.config, start, about)
-    return ResumePoint(start, setup, found["steps"], about.get("guard", {}), extended)
+    batches = program.batches(schedule, windows)
+    batches.stacked.restore(about.get("batches", {}))
+    return ResumePoint(
+        start=start,
+        schedule=schedule,
+        batches=batches,
+        earlier=found["steps"],
+        known=about.get("guard", {}),
+        extended=[] if start is None else find_length_changes(config, start, about),
+    )
 
 
-def decide_rollback(setup: TrainSetup, policy: BadStepPolicy, why: Rollback) -> str:
-    """Record the batches that are skipped from now on; return a line for the log."""
-    first = max(0, setup.train.number(why.step - 1) - why.back)
+def decide_rollback(batches: CallBatches, bad_steps: BadSteps, why: Rollback) -> None:
+    """Record the batches that are skipped from now on."""
+    first = max(0, batches.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]
-    bad = policy.bad or BadStep(why.step, why.why, math.nan, math.nan)
-    policy.record(bad, "rolled back", without=window)
-    return f"{why.why} Rolling back; batches {first} to {window[1] - 1} are skipped."
+    bad = bad_steps.bad or BadStep(why.step, why.why, math.nan, math.nan)
+    bad_steps.record(bad, "rolled back", without=window)
+    LOG.warning(f"{why.why} Rolling back; batches {first} to {window[1] - 1} are skipped.")
+
+
+class RollbackDecision(NamedTuple):
+    """Decision to skip some batches from now on, and roll back to before them."""
+
+    step: int  # the bad step
+    window: tuple[int, int]
+
+
+def read_decisions(path: Path) -> Sequence[RollbackDecision]:
+    """Return the rollback decisions of a run, in order.
+
+    Raises:
+        CheckpointError: if one cannot be read; without it the run would train on other batches.
+    """
+    return [_decision(path, row) for row in complete_rows(path) if is_decision(row)]
+
+
+def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
+    match row:
+        case {"step": int(step), "without": [int(first), int(stop)]}:
+            return RollbackDecision(step, (first, stop))
+    raise CheckpointError(
+        f"{path} has a row of step {row['step']} about a rollback that does not say which "
+        f'batches were skipped: its "without": [first, stop] is missing. Put the file back as it '
+        f"was, or start a new run (name=...)."
+    )
 
 
 def apply_decisions(config: RunConfig, directory: RunDir) -> RunConfig:

@@ -1,26 +1,34 @@
 """`jt.run`: train a config in its directory, or resume the run there."""
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import RUNS
-from jtrain.distributed.cluster.cluster import program
+from jtrain.core.loop import Hook
+from jtrain.distributed.cluster.cluster import program as command
 from jtrain.distributed.compiler_flags import apply_flags
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import broadcast_from_first
-from jtrain.distributed.watchdog import Watchdog
+from jtrain.distributed.watchdog import StartupProgress, Watchdog
+from jtrain.errors import ConfigError, UserError
 from jtrain.errors.user_code import api_boundary
+from jtrain.io.log import LOG, RunLog
+from jtrain.train.code_digest import digest_code
+from jtrain.train.compile_step import record_compile
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.function_hooks import Observer
+from jtrain.train.hooks.function_hooks import Observer, to_hook
 from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
 from jtrain.train.processes import join_run
+from jtrain.train.program import Program
 from jtrain.train.remote_copies import RemoteRun
+from jtrain.train.resolve import Resolved
 from jtrain.train.resume import (
     describe_code,
     describe_copy,
@@ -30,12 +38,14 @@ from jtrain.train.resume import (
     resume_advice,
 )
 from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_dir import RunDir
+from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.run_result import RunResult, find_finished
-from jtrain.train.run_store import DirectoryStore
-from jtrain.train.runtime import enable_compilation_cache, reuse_memory
+from jtrain.train.run_store import DirectoryStore, RunStore, StartedRun
+from jtrain.train.runtime import enable_compilation_cache, pause_collection, reuse_memory
+from jtrain.train.step_time import resolve_with_step_time
+from jtrain.train.supersteps import find_hook_ends
 from jtrain.train.trackers import check_installed
-from jtrain.train.train_to_end import start_run, train_to_end
+from jtrain.train.trainer import train_to_end
 
 
 @api_boundary
@@ -75,55 +85,64 @@ def run(
     cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)
     another = f"name={config.name}-2"
-    another = another if again else f"{program()} run {source or 'CONFIG'} ... {another}"
-    remote = RemoteRun(run_dir, config.name, config.checkpoint) if config.checkpoint.store else None
-    fetched = remote.fetch_for_all(cluster.processes) if remote else []
-    advice = functools.partial(resume_advice, run_dir, config.name, another, again)
-    matched = match_config(run_dir, config, advice)
-    config, changed = matched.config, matched.changed
-    edited = describe_code(run_dir, config.code_root(), another)
-    finished = find_finished(run_dir, matched, cluster.processes)
-    if finished is not None:
-        if remote is not None:
-            remote.copy_finished(finished.step)
-        finished = dataclasses.replace(finished, why="; ".join([finished.why, *edited]))
-        if run_dir.first:
-            print(f"{path}: {finished.why}", file=screen, flush=True)
-        return finished
-    changed += edited
-    # A single process does not start the devices for it.
-    several = cluster.processes > 1
-    identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()
-    changed += describe_copy(run_dir, identity)
-    changed += describe_flags(run_dir, os.environ)
-    owner = run_dir.adopt(identity, config)
-    check_installed(config.trackers)
-    with (
-        Watchdog(path, cluster.index),
-        Signals(budget=GraceBudget(config.checkpoint.grace)) as signals,
-        CheckpointManager(
-            run_dir.checkpoints,
-            keep=config.checkpoint.keep,
-            best=config.checkpoint.best,
-            first=run_dir.first,
-            fall_back=config.checkpoint.on_damage == "fall_back",
-            owner=owner,
-        ) as checkpoints,
-    ):
-        checkpoints.acquire()  # an error if another process writes there, before any data is read
-        store = DirectoryStore(config, run_dir, checkpoints, remote, another)
-        started = start_run(config, store, screen, hooks)
-        missing = describe_missing_checkpoint(run_dir, checkpoints, started.resume.start)
-        store.begin(started.resume)
-        notices = [
-            *cluster.describe(),
-            *flags,
-            *fetched,
-            *missing,
-            *checkpoints.notices,
-            *_describe_start(started.resume, changed),
-        ]
-        trained = train_to_end(store, started, signals, screen=screen, notices=notices)
+    another = another if again else f"{command()} run {source or 'CONFIG'} ... {another}"
+    with RunLog(screen, shows=run_dir.first) as log:
+        remote = (
+            RemoteRun(run_dir, config.name, config.checkpoint) if config.checkpoint.store else None
+        )
+        fetched = remote.fetch_for_all(cluster.processes) if remote else []
+        advice = functools.partial(resume_advice, run_dir, config.name, another, again)
+        matched = match_config(run_dir, config, advice)
+        config = matched.config
+        edited = describe_code(run_dir, config.code_root(), another)
+        finished = find_finished(run_dir, matched, cluster.processes)
+        if finished is not None:
+            if remote is not None:
+                remote.copy_finished(finished.step)
+            finished = dataclasses.replace(finished, why="; ".join([finished.why, *edited]))
+            LOG.info(f"{path}: {finished.why}")
+            return finished
+        # A single process does not start the devices for it.
+        several = cluster.processes > 1
+        identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()
+        for line in (
+            *(*cluster.describe(), *flags, *fetched, *matched.changed, *edited),
+            *describe_copy(run_dir, identity),
+            *describe_flags(run_dir, os.environ),
+        ):
+            LOG.info(line)
+        owner = run_dir.adopt(identity, config)
+        check_installed(config.trackers)
+        with (
+            Watchdog(path, cluster.index),
+            Signals(budget=GraceBudget(config.checkpoint.grace)) as signals,
+            CheckpointManager(
+                run_dir.checkpoints,
+                keep=config.checkpoint.keep,
+                best=config.checkpoint.best,
+                first=run_dir.first,
+                fall_back=config.checkpoint.on_damage == "fall_back",
+                owner=owner,
+            ) as checkpoints,
+        ):
+            checkpoints.acquire()  # an error if another process writes there, before data is read
+            store = DirectoryStore(config, run_dir, checkpoints, remote, another)
+            program, started, own = start_run(config, store, hooks)
+            start = started.resume.start
+            missing = describe_missing_checkpoint(run_dir, checkpoints, start)
+            store.begin(started.resume)
+            log.open(run_dir.log)
+            for line in (*missing, *checkpoints.notices):
+                LOG.warning(line)
+            _log_start(program, started.resume)
+            with _record_crash(store):
+                if run_dir.first:
+                    with contextlib.suppress(UserError, OSError):  # the run does not need the file
+                        record_compile(
+                            run_dir.compiles, program, started.resume.schedule, start or 0
+                        )
+                store.write_running(start or 0, _run_facts(program.resolved))
+                trained = train_to_end(program, started, store, signals, log, own)
     return RunResult(
         run_dir,
         trained.status,
@@ -136,11 +155,64 @@ def run(
     )
 
 
-def _describe_start(resume: ResumePoint, changed: Sequence[str]) -> list[str]:
-    """Return lines about the weights that a run starts from, and its changed values."""
-    setup = resume.setup
+def start_run(
+    config: RunConfig, store: RunStore, hooks: Sequence[Observer] = ()
+) -> tuple[Program, StartedRun, list[Hook]]:
+    """Resolve a config, compile its step, and return where its run starts, and the caller's hooks.
+
+    Raises:
+        UserError: for what is wrong with config, data or disk, or if one of `hooks` is no hook.
+    """
+    if isinstance(hooks, Hook) or callable(hooks):
+        raise ConfigError("hooks= takes a list, and one hook was given: write hooks=[it]")
+    own = [to_hook(hook, steps_per_call=config.steps_divisor) for hook in hooks]
+    shown = store.run_dir is None or store.run_dir.first
+    with pause_collection(), StartupProgress(LOG.info) if shown else contextlib.nullcontext():
+        program = Program(resolve_with_step_time(config, store.pace))
+        started = store.start(program, program.schedule.ending_for(find_hook_ends(own)))
+    return program, started, own
+
+
+def _log_start(program: Program, resume: ResumePoint) -> None:
+    """Log the weights that a run starts from, and its changed lengths."""
     # A resumed run has all in its checkpoint, wherever its first parameters came from.
-    weights = setup.begins.lines() if resume.start is None and setup.begins else []
-    changes = [change for change in resume.extended if change.step == resume.start]
-    lengths = [line for change in changes for line in describe_length_change(setup.config, change)]
-    return [*weights, *changed, *lengths]
+    stored = program.stored_weights if resume.start is None else None
+    for line in stored.lines() if stored else ():
+        LOG.info(line)
+    for change in resume.extended:
+        if change.step == resume.start:
+            for line in describe_length_change(program.resolved.config, change):
+                LOG.info(line)
+
+
+def _run_facts(resolved: Resolved) -> dict:
+    """Return the facts about a run that run.json has beside its status."""
+    config = resolved.config
+    facts = {"sets": list(resolved.sets), "data": resolved.data}
+    facts |= get_environment(resolved.devices)
+    facts |= {"layout": dict(resolved.strategy.axes), "shards": resolved.strategy.shares}
+    facts |= {"steps": config.steps, "code": digest_code(config.code_root())}
+    if resolved.experiment.tokenizer:
+        facts["tokenizer"] = resolved.experiment.tokenizer
+    if resolved.lengths.seconds:
+        facts["seconds_per_step"] = resolved.lengths.seconds
+    return facts
+
+
+@contextlib.contextmanager
+def _record_crash(store: DirectoryStore) -> Iterator[None]:
+    """Record an error that ends the block as status `crashed`; a kill leaves `running`."""
+    run_dir = store.run_dir
+    try:
+        yield
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        LOG.error(f"ended by an error: {why}")
+        if run_dir.first:
+            try:
+                store.checkpoints.wait()  # so that a save in progress is recorded
+            except Exception as second:
+                LOG.error(f"and a save has failed: {second}")
+            with contextlib.suppress(OSError):  # a full disk, which may be what ends it
+                run_dir.write_status("crashed", why=why.partition("\n")[0])
+        raise

@@ -16,15 +16,17 @@ from jtrain.core.step import StepFn
 from jtrain.core.types import Extra, Params
 from jtrain.data.batches.stream import add_readers
 from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.io.log import LOG
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.evaluation import EvaluateEvery
 from jtrain.train.longer_run import check_rate, check_steps
 from jtrain.train.processes import check_shared_directory
+from jtrain.train.program import Program
 from jtrain.train.remote_copies import RemoteRun
-from jtrain.train.rollback import ResumePoint, resume_point
+from jtrain.train.rollback import ResumePoint, find_resume_point
 from jtrain.train.run_dir import RunDir
-from jtrain.train.setup import TrainSetup
+from jtrain.train.supersteps import CallSchedule
 
 
 class StartedRun(NamedTuple):
@@ -46,23 +48,25 @@ class MemoryStore:
         self.best_weights: tuple[Params, Extra] | None = None
         """Copies of the parameters and the extra state; None where no best was asked for."""
 
-    def start(self, setup: TrainSetup) -> StartedRun:
+    def start(self, program: Program, schedule: CallSchedule) -> StartedRun:
         """Compile the step and make the first state.
 
         Raises:
             UserError: as `compile_step`.
         """
-        check_rate(setup.config)
-        return StartedRun(ResumePoint(None, setup), *compile_step(setup, setup.fresh))
+        check_rate(program.resolved.config)
+        resume = ResumePoint(start=None, schedule=schedule, batches=program.batches(schedule))
+        compiled = compile_step(program, program.initial_state, schedule, resume.batches)
+        return StartedRun(resume, *compiled)
 
     def holder(
-        self, setup: TrainSetup, best: EvaluateEvery | None
+        self, program: Program, best: EvaluateEvery | None
     ) -> Callable[[int, TrainState], None]:
         """Return a function of step and state that holds the weights of the best evaluation."""
 
         def hold(step: int, state: TrainState) -> None:
             if best is not None and best.best is not None and best.best.step == step:
-                weights = setup.evaluation_params(state), state.extra
+                weights = program.evaluation_params(state), state.extra
                 self.best_weights = jax.tree.map(jnp.copy, weights)
 
         return hold
@@ -96,7 +100,7 @@ class DirectoryStore:
         """Seconds of a step by which the run converted its durations in time; 0: not measured."""
         return self.run_dir.pace
 
-    def start(self, setup: TrainSetup) -> StartedRun:
+    def start(self, program: Program, schedule: CallSchedule) -> StartedRun:
         """Compile the step, and restore the newest valid checkpoint or make the first state.
 
         Raises:
@@ -106,20 +110,24 @@ class DirectoryStore:
         self.checkpoints.acquire()
         if self.checkpoints.newest() is not None:  # else once the first step is done
             self.checkpoints.prepare()
-        self.run_dir.check_tokenizer(setup.experiment.tokenizer)
-        self.run_dir.check_data(setup.data, self._another)
-        every, newest = setup.config.checkpoint.every, self.checkpoints.newest() or 0
+        resolved = program.resolved
+        config = resolved.config
+        self.run_dir.check_tokenizer(resolved.experiment.tokenizer)
+        self.run_dir.check_data(resolved.data, self._another)
+        every, newest = config.checkpoint.every, self.checkpoints.newest() or 0
         in_steps = isinstance(every, int)  # else by the clock
-        saves = count_saves(newest, setup.config.steps, every) if in_steps else None
-        self.checkpoints.check_room(setup.like, saves=saves)
-        check_rate(setup.config)
+        saves = count_saves(newest, config.steps, every) if in_steps else None
+        self.checkpoints.check_room(resolved.like, saves=saves)
+        check_rate(config)
         while True:
             with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
-                resume = resume_point(setup, self.run_dir, self.checkpoints)
-            check_steps(resume.setup.config, resume.start or 0, self.run_dir.path, self._another)
-            make_state = functools.partial(self._state, resume)
+                resume = find_resume_point(program, schedule, self.run_dir, self.checkpoints)
+            start = resume.start
+            check_steps(config, start or 0, self.run_dir.path, self._another)
+            make_state = functools.partial(self._state, program, start)
             with contextlib.suppress(SetAsideError):  # damaged: resume from the one before it
-                return StartedRun(resume, *compile_step(resume.setup, make_state, resume.start))
+                compiled = compile_step(program, make_state, schedule, resume.batches, start)
+                return StartedRun(resume, *compiled)
 
     def begin(self, resume: ResumePoint) -> None:
         """Create the run's directory, and start to copy its checkpoints.
@@ -133,22 +141,23 @@ class DirectoryStore:
         self.run_dir.begin(self._config)
         check_shared_directory(self.run_dir)
         if self._remote is not None and self.run_dir.first:
-            notices = self.checkpoints.notices
-            self._uploader = self._remote.start_uploader(self.checkpoints, notices.append)
+            self._uploader = self._remote.start_uploader(self.checkpoints, LOG.warning)
 
-    def restart(self, setup: TrainSetup) -> tuple[ResumePoint, TrainState, list[str]]:
-        """Return where a run resumes after a rollback, its state, and lines for the log."""
+    def restart(self, program: Program, schedule: CallSchedule) -> tuple[ResumePoint, TrainState]:
+        """Return where a run resumes after a rollback, and its state."""
         self.checkpoints.wait()
         known = len(self.checkpoints.notices)
         with HEARTBEAT.during("restore"):
-            resume = resume_point(setup, self.run_dir, self.checkpoints)
-            state = self._state(resume)
-        return resume, state, self.checkpoints.notices[known:]  # of those that were passed over
+            resume = find_resume_point(program, schedule, self.run_dir, self.checkpoints)
+            state = self._state(program, resume.start)
+        for line in self.checkpoints.notices[known:]:  # of those that were passed over
+            LOG.warning(line)
+        self.write_running(resume.start or 0)
+        return resume, state
 
-    def write_running(self, resume: ResumePoint, facts: Mapping[str, Any]) -> None:
-        """Write to run.json that the run trains from here on."""
+    def write_running(self, start: int, facts: Mapping[str, Any] = {}) -> None:
+        """Write to run.json that the run trains from step `start` on."""
         if self.run_dir.first:
-            start = resume.start or 0
             readers = add_readers(self.run_dir.facts(), start, jax.process_count())
             self.run_dir.write_status("running", step=start, why="", readers=readers, **facts)
 
@@ -164,10 +173,10 @@ class DirectoryStore:
             self._uploader.finish(newest)
         return newest
 
-    def _state(self, resume: ResumePoint) -> TrainState:
-        if resume.start is None:
-            return resume.setup.fresh()
-        return self.checkpoints.restore(resume.start, resume.setup.like)
+    def _state(self, program: Program, start: int | None) -> TrainState:
+        if start is None:
+            return program.initial_state()
+        return self.checkpoints.restore(start, program.resolved.like)
 
 
 RunStore: TypeAlias = MemoryStore | DirectoryStore

@@ -1,6 +1,5 @@
-"""Saving of a run: hooks that save its state, and the save itself."""
+"""Saving of a run: the hook that saves its state, and the save itself."""
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,117 +13,111 @@ from jtrain.checkpoint import SaveRetries
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.durations import Duration
 from jtrain.config.lookup import FIT
-from jtrain.core.loop import Hook
+from jtrain.core.loop import NEVER, FinishedSteps, Hook, Recorder
 from jtrain.core.state import TrainState
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import check_equal, merge_shards
 from jtrain.io.environment import jtrain_version
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
-from jtrain.train.bad_step_policy import BadStepPolicy
 from jtrain.train.fit_data import TREE, describe_tree
-from jtrain.train.hooks.checkpointing import PrepareSaves, RetrySave, SaveBest, SaveEvery
+from jtrain.train.hooks.bad_steps import BadStepLog, BadSteps
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.hooks.signals import GraceBudget, GracePeriod
+from jtrain.train.hooks.signals import GraceBudget
 from jtrain.train.hooks.step_record import StepRecorder
-from jtrain.train.leaf_statistics import LeafLog
-from jtrain.train.longer_run import LengthChange
+from jtrain.train.resolve import Resolved
 from jtrain.train.rollback import ResumePoint
-from jtrain.train.run_checks import Checks
 from jtrain.train.run_dir import IDENTITY, RunDir
-from jtrain.train.run_measures import Measures, log_cadence
-from jtrain.train.run_store import MemoryStore, RunStore
-from jtrain.train.setup import TrainSetup
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Saving:
-    """Hooks that save the state."""
+class SaveHook(Hook, Recorder):
+    """Hook that saves the state: at its cadence, at a best evaluation, again after a failed save.
 
-    every: SaveEvery
-    retries: SaveRetries | None
-    hooks: Sequence[Hook]
+    It is the last of the hooks, because a resumed run does not repeat what other hooks did at the
+    step of a checkpoint. An error of `save` ends the run, rather than train for hours without a
+    checkpoint.
 
-    def settle(self, step: int, state: TrainState) -> None:
-        """Wait until pending saves are on the disk; save `state` where one could not be written."""
-        while self.retries is not None and self.retries.settle():
-            self.every.again(step, state)
-
-
-def save(
-    resume: ResumePoint,
-    store: RunStore,
-    measures: Measures,
-    checks: Checks,
-    leaf_log: LeafLog | None,
-    results: Mapping[str, Results],
-    best: EvaluateEvery | None,
-    budget: GraceBudget,
-) -> Saving:
-    """Return the hooks that save the state: at a cadence, at a best evaluation, after a failure.
-
-    A run in memory keeps the weights of the best evaluation, and nothing else.
+    Args:
+        every: steps, or a time, after which the state is saved.
+        save: takes a step and its state, and returns when the state may be donated.
+        best: the evaluation whose best is saved.
+        owed: returns whether the last save failed; never waits, and raises after too many failures.
+        prepare: loads what a save needs in the background, once a step is done.
+        clock: gives seconds.
     """
-    setup = resume.setup
-    if isinstance(store, MemoryStore):
-        every = SaveEvery(every=setup.config.steps, save=store.holder(setup, best))
-        return Saving(every=every, retries=None, hooks=[SaveBest(best, every)] if best else [])
-    # Files whose rows are on the disk before a checkpoint is; not the timings.
-    written = [measures.metrics, checks.record, leaf_log, checks.policy.events]
-    retries = SaveRetries(store.checkpoints, measures.lines.print)
-    saver = CheckpointSaver(
-        setup,
-        store.run_dir,
-        retries,
-        policy=checks.policy,
-        extended=resume.extended,
-        results=results,
-        best=best,
-        files=[rows for each in written if (rows := getattr(each, "rows", None))],
-        record=checks.record,
-        recompute=checks.recompute,
-        pause=measures.pause,
-        budget=budget,
-        copy=store.copy,
-    )
-    cadence = setup.config.checkpoint.every
-    if isinstance(cadence, Duration):  # in time
-        every = SaveEvery(every=1, save=saver, seconds=cadence.seconds)
-    else:
-        every = SaveEvery(every=cadence or setup.config.steps, save=saver)
-    bests = [SaveBest(best, every)] if best else []
-    prepare = PrepareSaves(store.checkpoints.prepare)
-    hooks = [*bests, prepare, every, RetrySave(retries.is_due, every)]
-    return Saving(every=every, retries=retries, hooks=hooks)
 
+    def __init__(
+        self,
+        *,
+        every: int | Duration,
+        save: Callable[[int, TrainState], None],
+        best: EvaluateEvery | None = None,
+        owed: Callable[[], bool] = lambda: False,
+        prepare: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._seconds = every.seconds if isinstance(every, Duration) else 0.0
+        self.every = every if isinstance(every, int) else NEVER
+        self._save, self._best, self._owed, self._prepare = save, best, owed, prepare
+        self._clock, self._last_save = clock, clock()
+        self._began: tuple[int, float] | None = None  # the first step that was seen, and when
+        self._fails = False
+        self.saved: int | None = None
+        """Step of the last state that was given to `save`."""
 
-def watch_grace_period(setup: TrainSetup, measures: Measures, budget: GraceBudget) -> GracePeriod:
-    """Return the hook that compares the time of a step and a save with the grace period."""
-    config, most = setup.config, setup.schedule.most
-    cadence, budget.in_flight = config.checkpoint.every, setup.schedule.in_flight
+    def on_steps(self, finished: FinishedSteps) -> None:
+        """Prepare the first save, and look whether the last one has failed."""
+        if self._began is None:
+            self._prepare()
+            self._began = finished.steps[0] - 1, self._clock()
+        self._fails = self._owed()
 
-    def seconds_per_call() -> float | None:
-        pace = measures.speed.pace
-        return None if pace is None else most * pace.seconds_per_step
+    def next_state(self, step: int) -> int:
+        """Return the next step at which a save may be due."""
+        if self._fails:
+            return step + 1
+        best = self._best.next_state(step) if self._best else NEVER
+        return min(super().next_state(step), best, self._next_by_clock(step))
 
-    return GracePeriod(
-        budget,
-        every=log_cadence(config),
-        call=seconds_per_call,
-        cadence=str(cadence)
-        if isinstance(cadence, Duration)
-        else f"{cadence or config.steps} steps",
-        log=measures.lines.print,
-    )
+    def on_state(self, step: int, state: TrainState) -> None:
+        """Save the state if it is due."""
+        best = self._best and self._best.best
+        if self._fails:
+            self.again(step, state)
+        elif step % self.every == 0 or (best and best.step == step) or self._is_late():
+            self.at(step, state)
+
+    def at(self, step: int, state: TrainState) -> None:
+        """Save a state at the end of a run, unless it was the last to be saved."""
+        if step != self.saved:
+            self.again(step, state)
+
+    def again(self, step: int, state: TrainState) -> None:
+        """Save a state, even if it was the last to be saved."""
+        self._save(step, state)
+        self.saved, self._last_save, self._fails = step, self._clock(), False
+
+    def _is_late(self) -> bool:
+        return bool(self._seconds) and self._clock() - self._last_save >= self._seconds
+
+    def _next_by_clock(self, step: int) -> int:
+        """Return the step by which half of the time to the next save will have passed."""
+        if not self._seconds:
+            return NEVER
+        if self._began is None or step <= self._began[0] or self._is_late():
+            return step + 1
+        pace = (self._clock() - self._began[1]) / (step - self._began[0])
+        left = self._seconds - (self._clock() - self._last_save)
+        return step + max(1, int(left / max(pace, 1e-9) / 2))
 
 
 class CheckpointSaver:
     """Saver of states in a run's directory; it saves nothing after a bad step.
 
     Args:
-        policy: for bad steps; its record goes into the checkpoint.
-        extended: changes of the run's length, recorded there too.
+        resume: where the run resumed from.
+        bad_steps: its state goes into the checkpoint.
         results: of the evaluations, by set, recorded there too.
         best: the evaluation whose best is retained.
         files: rows that are flushed to the disk before the checkpoint is written.
@@ -137,15 +130,15 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        setup: TrainSetup,
+        resolved: Resolved,
         directory: RunDir,
         retries: SaveRetries,
         *,
-        policy: BadStepPolicy,
-        extended: Sequence[LengthChange],
+        resume: ResumePoint,
+        bad_steps: BadSteps,
         results: Mapping[str, Results],
         best: EvaluateEvery | None,
-        files: Sequence[JsonlWriter],
+        files: Sequence[JsonlWriter | BadStepLog],
         record: StepRecorder | None,
         recompute: RecomputeCheck | None,
         pause: Callable[[str], AbstractContextManager[None]],
@@ -154,9 +147,9 @@ class CheckpointSaver:
     ):
         if directory.first and budget.save is None:  # as an earlier start of the run measured it
             budget.save = directory.facts().get("seconds_per_save")
-        self._setup, self._directory, self._retries = setup, directory, retries
-        self._policy, self._results, self._best = policy, results, best
-        self._extended = [change._asdict() for change in extended]
+        self._resolved, self._directory, self._retries = resolved, directory, retries
+        self._resume, self._bad_steps = resume, bad_steps
+        self._results, self._best = results, best
         self._files, self._record, self._recompute = files, record, recompute
         self._pause, self._began, self._budget, self._copy = pause, 0.0, budget, copy
 
@@ -168,7 +161,8 @@ class CheckpointSaver:
             DeviceError: if a device computes wrongly, as far as is known.
             PeerError: if the processes of the run differ.
         """
-        if self._policy.bad:
+        self._bad_steps.settle()
+        if self._bad_steps.bad:
             return
         if self._recompute:
             self._recompute.settle()
@@ -190,19 +184,22 @@ class CheckpointSaver:
 
     def _about(self, step: int, state: TrainState) -> dict[str, Any]:
         """Return the record that a checkpoint carries."""
+        resolved, resume = self._resolved, self._resume
+        extended = [change._asdict() for change in resume.extended]
         found = {name: results.get(step, {}) for name, results in self._results.items()}
         tree = {"params": state.params, "extra": state.extra}
         return {
-            "config": to_plain(self._setup.config),
+            "config": to_plain(resolved.config),
             "jtrain": jtrain_version(),
             "jax": jax.__version__,
-            "data": self._setup.data,
+            "data": resolved.data,
             "valid": {},
-            "batches": merge_shards(self._setup.calls.state(step)),
-            **({"extended": self._extended} if self._extended else {}),
-            **self._policy.about(step),
+            "batches": merge_shards(resume.batches.stacked.state(step)),
+            **({"extended": extended} if extended else {}),
+            "without": [list(window) for window in resume.batches.train.windows],
+            "guard": self._bad_steps.state(),
             **{name: _numbers(results) for name, results in found.items()},
-            **({TREE: describe_tree(tree)} if self._setup.config.experiment == FIT else {}),
+            **({TREE: describe_tree(tree)} if resolved.config.experiment == FIT else {}),
             IDENTITY: self._directory.sealed(),
         }
 
@@ -210,9 +207,9 @@ class CheckpointSaver:
         """Check that all processes have the same config, step, key and batch."""
         if jax.process_count() == 1:
             return
-        index, count = self._setup.strategy.part
+        index, count = self._resolved.strategy.part
         facts = {
-            "the config": hashlib.sha256(dump(self._setup.config).encode()).hexdigest()[:16],
+            "the config": hashlib.sha256(dump(self._resolved.config).encode()).hexdigest()[:16],
             "the step": f"{int(state.step)}",
             "the key": " ".join(f"{x:08x}" for x in np.ravel(gather(state.seed)).tolist()),
             f"part {index + 1} of {count} of the last batch": f"{batch:016x}",

@@ -1,59 +1,59 @@
 """Time of a step, measured once, by which durations in time are counted in steps."""
 
-import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jtrain.core.loop import Hook, train_loop
+from jtrain.core.loop import train_loop
 from jtrain.data import ReadAhead
 from jtrain.data.batches.step_batches import StackedBatches
 from jtrain.train.compile_step import compile_step
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import TrainSetup, set_up
-from jtrain.train.supersteps import find_hook_ends
+from jtrain.train.program import Program
+from jtrain.train.resolve import Resolved, resolve
 
 WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
 SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
 
 
-def set_up_with_step_time(
-    config: RunConfig, seconds: float = 0.0, hooks: Sequence[Hook] = ()
-) -> TrainSetup:
-    """Set up a run, with durations in time counted by the time of a step.
+def resolve_with_step_time(config: RunConfig, seconds: float = 0.0) -> Resolved:
+    """Resolve a config, with durations in time counted by the time of a step.
 
     The run's own program is timed: calls take as many steps as in the run, unless a cadence in time
     is shorter than 50 steps.
 
     Args:
         seconds: of a step, as measured before; 0: it is measured, if a duration needs it.
-        hooks: of the caller; a call ends where they take the state.
 
     Raises:
-        UserError: as `set_up` and the compilation of a step.
+        UserError: as `resolve` and the compilation of a step.
     """
-    setup = set_up(config, seconds)  # first: the exchange of the hooks' ends starts JAX's devices
-    setup = dataclasses.replace(setup, hooks=tuple(hooks), hook_ends=find_hook_ends(hooks))
-    return setup.with_step_time(seconds_per_step(setup)) if setup.lengths.provisional else setup
+    resolved = resolve(config, seconds)
+    if not resolved.lengths.provisional:
+        return resolved
+    return resolved.count_again(seconds_per_step(Program(resolved)))
 
 
-def seconds_per_step(setup: TrainSetup) -> float:
+def seconds_per_step(program: Program) -> float:
     """Return the seconds of a step, data included, the same in all processes.
 
     The run's own program trains a state of its own, which is thrown away.
     """
-    step, state = compile_step(setup, setup.fresh)
-    each = setup.schedule.most  # every call has the most steps, as most calls of the run do
-    last = max(1, setup.config.steps // each)  # a program of several may take fewer steps
-    reader = setup.config.workers.build(_Again(setup.calls, last), start=0, stop=None)
-    read = lambda call: setup.place(reader(call))
+    config, schedule = program.resolved.config, program.schedule
+    batches = program.batches()
+    step, state = compile_step(program, program.initial_state, schedule, batches)
+    each = schedule.most  # every call has the most steps, as most calls of the run do
+    last = max(1, config.steps // each)  # a program of several may take fewer steps
+    again = _Again(batches.stacked, last)
+    reader = config.workers.build(again, start=0, stop=None)
+    read = lambda call: program.place(reader(call))
     feed = ReadAhead(read, start=0, stop=None, close=reader.close)
-    size = (lambda step: each) if setup.schedule.varies else each
+    size = (lambda step: each) if schedule.varies else each
 
     def run_calls(calls: int) -> float:
         nonlocal state

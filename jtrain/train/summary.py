@@ -14,7 +14,7 @@ from jtrain.parallel.chips import peak_flops
 from jtrain.parallel.offload import device_shardings
 from jtrain.train.flops import count_flops, count_model_flops
 from jtrain.train.hooks.speed import StepWork
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 
 class LeafSize(NamedTuple):
@@ -84,7 +84,7 @@ class StepFlops(NamedTuple):
     """With what the backward pass computes again."""
 
 
-def count_step_flops(setup: TrainSetup, *, lower_bound: bool = False) -> StepFlops:
+def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlops:
     """Return the FLOPs of loss and gradient over the whole batch.
 
     They are counted by tracing, without compiling or using a device. Products in the optimizer
@@ -97,8 +97,8 @@ def count_step_flops(setup: TrainSetup, *, lower_bound: bool = False) -> StepFlo
         LossError: if the loss breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    x, like = setup.experiment, device_shardings(setup.like)
-    terms = normalize_loss(setup.loss, ragged=x.train.ragged)
+    x, like = program.resolved.experiment, device_shardings(program.resolved.like)
+    terms = normalize_loss(program.loss, ragged=x.train.ragged)
 
     def loss(params, extra, batch, key):
         output = terms(params, extra, batch, key)
@@ -117,17 +117,17 @@ class FlopsBound(NamedTuple):
     """False: a loop of unknown length counted as one turn, an unknown kernel as nothing."""
 
 
-def bound_step_flops(setup: TrainSetup) -> FlopsBound:
+def bound_step_flops(program: Program) -> FlopsBound:
     """Return the FLOPs of `count_step_flops`, and a lower bound where they are not known."""
-    known = count_step_flops(setup)
+    known = count_step_flops(program)
     exact = None not in known
-    return FlopsBound(known if exact else count_step_flops(setup, lower_bound=True), exact)
+    return FlopsBound(known if exact else count_step_flops(program, lower_bound=True), exact)
 
 
-def measure_work(setup: TrainSetup) -> StepWork | None:
+def measure_work(program: Program) -> StepWork | None:
     """Return the work of a step and the peak of its devices; None for devices of unknown peak."""
-    peak = peak_flops(setup.devices)
-    return None if peak is None else StepWork(*count_step_flops(setup), peak)
+    peak = peak_flops(program.resolved.devices)
+    return None if peak is None else StepWork(*count_step_flops(program), peak)
 
 
 def format_line(sizes: Summary) -> str:

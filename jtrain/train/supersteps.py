@@ -8,19 +8,18 @@ steps as an argument: where calls end changes no bit of a result.
 """
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import jax
 
 from jtrain.core.interpret import equations_in, executions
-from jtrain.core.loop import IN_FLIGHT, Hook, overrides
+from jtrain.core.loop import IN_FLIGHT, NEVER, Hook, overrides
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
-from jtrain.data.batches.step_batches import StackedBatches
+from jtrain.data.batches.step_batches import SkipBatches, StackedBatches
 from jtrain.data.batches.workers import Workers
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import ConfigError
@@ -53,11 +52,19 @@ def find_hook_ends(hooks: Sequence[Hook]) -> HookEnds:
 
     A hook that one process alone has ends the calls of all: they run one program.
     """
-    takes_state = [x for x in hooks if overrides(x, "on_state") and not hasattr(x, "call_ends")]
-    points = [point for x in hooks for point in getattr(x, "call_ends", ())]
+    takes_state = [hook for hook in hooks if overrides(hook, "on_state")]
+    points = [point for hook in takes_state for point in _points(hook)]
+    takes_state = [hook for hook in takes_state if not overrides(hook, "next_state")]
     found = all_gather([[(x.every, _function_name(x)) for x in takes_state], points])
     cadences, points = (itertools.chain(*each) for each in zip(*found, strict=True))
     return HookEnds(dict(cadences), frozenset(points))
+
+
+def _points(hook: Hook) -> Iterator[int]:
+    """Yield the steps at which a hook that has no cadence takes the state."""
+    step = 0
+    while overrides(hook, "next_state") and (step := hook.next_state(step)) < NEVER:
+        yield step
 
 
 def _function_name(hook: Hook) -> str:
@@ -83,8 +90,20 @@ class CallSchedule:
     """Cadences at whose multiples a call ends."""
     points: tuple[int, ...] = ()
     """Steps at which a call ends."""
+    update_seconds: float = 0.0
+    """Rough time in which a step reads and writes its state, without its loss."""
     why: str = ""
     """Why calls have so many steps, as a line of the log; empty where the config says it."""
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a call takes arrays k b ... and returns metrics k ...."""
+        return self.varies or self.most > 1
+
+    @property
+    def steps_per_call(self) -> int | Callable[[int], int]:
+        """Steps of a call, as `train_loop` takes them."""
+        return self.steps if self.varies else self.most
 
     @property
     def in_flight(self) -> int:
@@ -161,24 +180,28 @@ def choose_schedule(
         evaluates: whether there are validation sets.
         unknown: keys of cadences in time, before a step is timed: they end no call.
     """
-    if config.steps_per_call != "auto":
-        return fixed_schedule(config.steps_per_call, config.steps)
-    single = fixed_schedule(1, config.steps)
     leaves = jax.tree.leaves(like)
     devices = leaves[0].sharding.device_set
     platform = next(iter(devices)).platform
     seconds = update_seconds(like, platform, strategy.shares)
-    if seconds >= LONG or any(map(is_on_host, leaves)):
-        return single
-    if config.workers.count or strategy.loop != Strategy.loop:
-        return single
-    traced = loss()
-    names = {x.primitive.name for x in equations_in(traced)}
-    if "while" in names or (platform == "cpu" and "conv_general_dilated" in names):
-        return single
-    seconds += loss_seconds(traced, platform, len(devices))
-    size = sum(x.nbytes for x in batch().values())
-    return auto_schedule(config, seconds, size, evaluates=evaluates, unknown=unknown)
+
+    def choose() -> CallSchedule:
+        if config.steps_per_call != "auto":
+            return fixed_schedule(config.steps_per_call, config.steps)
+        single = fixed_schedule(1, config.steps)
+        if seconds >= LONG or any(map(is_on_host, leaves)):
+            return single
+        if config.workers.count or strategy.loop != Strategy.loop:
+            return single
+        traced = loss()
+        names = {x.primitive.name for x in equations_in(traced)}
+        if "while" in names or (platform == "cpu" and "conv_general_dilated" in names):
+            return single
+        each = seconds + loss_seconds(traced, platform, len(devices))
+        size = sum(x.nbytes for x in batch().values())
+        return auto_schedule(config, each, size, evaluates=evaluates, unknown=unknown)
+
+    return dataclasses.replace(choose(), update_seconds=seconds)
 
 
 def auto_schedule(
@@ -256,49 +279,61 @@ def _cadences(config: RunConfig, *, evaluates: bool) -> dict[str, int]:
 Observe: TypeAlias = Callable[[int, Sequence[Batch]], None]
 
 
-def read_calls(
-    calls: StackedBatches,
-    schedule: CallSchedule,
-    workers: Workers,
-    start: int,
-    place: Callable[[Batch], Batch],
-    observers: Sequence[Observe] = (),
-) -> ReadAhead[Batch]:
-    """Return the batches of each call after step `start`, on the devices; close it after use.
+class CallBatches:
+    """Batches of each call of a run.
 
     Args:
-        place: puts the batches of a call on the devices.
-        observers: called with the step before each call and the batches of its steps.
-
-    Raises:
-        ConfigError: if `start` lies within a call that cannot be shorter.
+        train: batch of each step, as this process reads it.
+        schedule: steps of each call.
     """
-    most = schedule.most
-    if start % most and not schedule.varies:
-        raise ConfigError(
-            f"the run resumes from step {start}, which is no multiple of steps_per_call, {most}. "
-            f"Set steps_per_call=auto, or steps_per_call=1."
-        )
-    read, close = functools.partial(read_call, calls, schedule), lambda: None
-    if not schedule.varies:  # several workers read calls of one length alone, by their number
-        reader = workers.build(calls.__getitem__, start=start // most, stop=schedule.stop // most)
-        read, close = (lambda step: reader(step // most)), reader.close
 
-    def get(step: int) -> Batch:
-        batch = read(step)
-        steps = split_steps(batch, schedule.varies or most > 1) if observers else []
-        for observe in observers:
-            observe(step, steps)
-        return place(batch)
+    def __init__(self, train: SkipBatches, schedule: CallSchedule):
+        self.train, self.schedule = train, schedule
+        self.stacked = StackedBatches(train, schedule.most, stacked=schedule.varies)
+        """Batches of calls that all have the most steps."""
 
-    return ReadAhead(get, start=start, stop=schedule.stop, after=schedule.after, close=close)
+    def read(self, first: int) -> Batch:
+        """Return the batches of the call that begins after step `first`, as numpy arrays."""
+        if self.schedule.varies:
+            return self.stacked.read(first, self.schedule.steps(first))
+        return self.stacked[first // self.schedule.most]
 
+    def read_ahead(
+        self,
+        workers: Workers,
+        start: int,
+        place: Callable[[Batch], Batch],
+        observe: Observe | None = None,
+    ) -> ReadAhead[Batch]:
+        """Return the batches of each call after step `start`, on the devices; close it after use.
 
-def read_call(calls: StackedBatches, schedule: CallSchedule, first: int) -> Batch:
-    """Return the batches of the call that begins after step `first`, as numpy arrays."""
-    if schedule.varies:
-        return calls.read(first, schedule.steps(first))
-    return calls[first // schedule.most]
+        Args:
+            place: puts the batches of a call on the devices.
+            observe: called with the step before each call and the batches of its steps.
+
+        Raises:
+            ConfigError: if `start` lies within a call that cannot be shorter.
+        """
+        most, varies = self.schedule.most, self.schedule.varies
+        if start % most and not varies:
+            raise ConfigError(
+                f"the run resumes from step {start}, which is no multiple of steps_per_call, "
+                f"{most}. Set steps_per_call=auto, or steps_per_call=1."
+            )
+        read, close = self.read, lambda: None
+        if not varies:  # several workers read calls of one length alone, by their number
+            stop = self.schedule.stop // most
+            reader = workers.build(self.stacked.__getitem__, start=start // most, stop=stop)
+            read, close = (lambda step: reader(step // most)), reader.close
+
+        def get(step: int) -> Batch:
+            batch = read(step)
+            if observe is not None:
+                observe(step, split_steps(batch, varies or most > 1))
+            return place(batch)
+
+        stop, after = self.schedule.stop, self.schedule.after
+        return ReadAhead(get, start=start, stop=stop, after=after, close=close)
 
 
 def split_steps(batch: Mapping[str, Any], stacked: bool) -> list[Mapping[str, Any]]:

@@ -17,9 +17,9 @@ from jtrain.errors import DONE, FAULT, STOPPED, CheckpointError, ConfigError
 from jtrain.train.evaluation import EvaluationRows
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.tracking import Tracking, track_evaluations
+from jtrain.train.program import Program
 from jtrain.train.restore import Log, set_up_stored
 from jtrain.train.run_dir import RunDir, find_run
-from jtrain.train.setup import TrainSetup
 from jtrain.train.trackers import End, check_installed
 
 POLL = 1.0  # seconds between two looks at the run
@@ -89,10 +89,10 @@ def watch_run(
         ConfigError: if the values are not those of the run, it has no evaluation set, or the
             package of a tracker is not installed.
     """
-    setup, run_dir = set_up_stored(config, directory, log)
+    program, run_dir = set_up_stored(config, directory, log)
     check_installed(config.trackers)
     asked.install()  # again: jax.distributed has installed its own
-    if not setup.sets:
+    if not program.resolved.sets:
         raise ConfigError(f"experiment {config.experiment} has no `valid` to evaluate a run on.")
     with contextlib.ExitStack() as stack:
         watched = None
@@ -111,7 +111,7 @@ def watch_run(
             if (step := found.get("step")) is None:
                 time.sleep(POLL)
                 continue
-            results = _evaluate(setup, run_dir, step, log)
+            results = _evaluate(program, run_dir, step, log)
             if watched is not None:
                 watched.record(step, results)
             if results is not None:
@@ -126,13 +126,13 @@ def _find_end(found: Mapping[str, Any], asked: NotedSignals) -> WatchEnd | None:
     return WatchEnd(found["code"], found["end"]) if "end" in found else None
 
 
-def _evaluate(setup: TrainSetup, run_dir: RunDir, step: int, log: Log) -> Results | None:
+def _evaluate(program: Program, run_dir: RunDir, step: int, log: Log) -> Results | None:
     """Return the metrics of a pinned checkpoint; None if it is damaged."""
     path, owner = run_dir.path / PINS, run_dir.owner()
     try:
         with CheckpointManager(path, first=run_dir.first, owner=owner) as checkpoints:
-            state = checkpoints.restore(step, setup.like)
-        return {name: setup.measure(state, name, iter) for name in setup.sets}
+            state = checkpoints.restore(step, program.resolved.like)
+        return {name: program.measure(state, name, iter) for name in program.resolved.sets}
     except CheckpointError as error:  # the bytes differ, in all processes alike
         log(f"{error}")
     return None

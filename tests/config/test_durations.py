@@ -1,6 +1,7 @@
 """A duration comes to the steps that counting by hand gives, and says what it cannot be."""
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from jtrain.config.durations import (
     find_own_steps,
 )
 from jtrain.config.resolve import resolve
+from jtrain.core.loop import FinishedSteps
 from jtrain.errors import ConfigError
-from jtrain.train.hooks import SaveEvery
 from jtrain.train.hooks.log import read_results
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
+from jtrain.train.save import SaveHook
 
 CONFIG = "configs/quick.yaml"
 
@@ -105,11 +107,11 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(
     monkeypatch.setattr(
         type(config), "build", lambda self, place: builds.append(1) or build(self, place)
     )
-    setup = set_up(config)
-    setup = setup.with_step_time(1.0) if setup.lengths.provisional else setup
+    found = set_up(config).resolved
+    found = found.count_again(1.0) if found.lengths.provisional else found
     expected = {"2 epochs": 25, "10 seconds": 10}[steps]
-    assert (setup.config.steps, len(builds)) == (expected, 1)
-    updates = setup.experiment.transformation.init(setup.like.params)
+    assert (found.config.steps, len(builds)) == (expected, 1)
+    updates = found.experiment.transformation.init(found.like.params)
     assert updates, "an optimizer for that many steps"
 
 
@@ -118,7 +120,7 @@ def test_a_run_counts_by_its_own_data_and_keeps_what_was_said():
     said = ["steps=1 epoch", "evaluate.every=50%", "checkpoint.every=1 epoch", "log.every=64 rows"]
     said.append("optimizer.schedule={kind: cosine, warmup: 0.2 epochs}")
     parts = set_up(config_of(CONFIG, said))
-    config = parts.config
+    config = parts.resolved.config
     assert (config.steps, config.evaluate.every, config.checkpoint.every) == (13, 7, 13)
     assert (config.log.every, config.optimizer.schedule.warmup) == (4, 3)
     outcome = trained(CONFIG, *said)
@@ -133,7 +135,7 @@ def test_an_epoch_that_drops_its_end_is_shorter():
     path = Path("experiments/quick.py")
     dropped = path.read_text().replace("seed=self.seed)", 'seed=self.seed, end="drop")')
     path.write_text(dropped)
-    assert set_up(config_of(CONFIG, ["steps=2 epochs"])).config.steps == 2 * (200 // 16)
+    assert set_up(config_of(CONFIG, ["steps=2 epochs"])).resolved.config.steps == 2 * (200 // 16)
 
 
 def test_numbers_stay_numbers_and_nothing_else_changes():
@@ -179,14 +181,18 @@ def test_says_what_is_not_known():
 
 @pytest.mark.thorough
 def test_checkpoints_may_go_by_the_clock():
-    saved, now = [], [0.0]
-    save = SaveEvery(
-        every=1, save=lambda step, _: saved.append(step), seconds=60.0, clock=lambda: now[0]
-    )
+    config = config_of(CONFIG, ["checkpoint.every=1 minute"])
+    saved, now, every = [], [0.0], set_up(config).resolved.config.checkpoint.every
+    save = SaveHook(every=every, save=lambda step, _: saved.append(step), clock=lambda: now[0])
+    save.on_steps(FinishedSteps(range(1, 2), {}, [(1, 0.0)]))
+    due = save.next_state(0)
     for step in range(1, 40):
         now[0] += 10  # seconds a step
-        save.on_state(step, None, {})
-    assert saved == [7, 14, 21, 28, 35], "at the step after the one at which it is a minute"
+        if step == due:
+            if save.next_state(step - 1) == step:
+                save.on_state(step, None)
+            due = save.next_state(step)
+    assert all(6 <= b - a <= 7 for a, b in itertools.pairwise([0, *saved])), saved
     config = config_of(CONFIG, ["checkpoint.every=10 minutes"])
-    assert set_up(config).config.checkpoint.every == "10 minutes"
+    assert set_up(config).resolved.config.checkpoint.every == "10 minutes"
     assert trained(CONFIG, "checkpoint.every=10 minutes").status == "done"

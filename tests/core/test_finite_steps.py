@@ -19,7 +19,7 @@ from jtrain.data import Arrays, Shuffled
 from jtrain.errors import LossError
 from jtrain.io import jsonl
 from jtrain.parallel import FSDP, Mirrored, Single
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {"parallel": Single()},
@@ -61,10 +61,10 @@ def bits(state) -> dict[str, Any]:
 def test_a_fault_at_any_place_changes_no_bit_of_the_state(layout):
     given = faults(2 * len(PLACES), seed=7)
     parts = set_up(config("guard", given, steps_per_call=1, **layout))
-    step, state = parts.compile_step(), parts.fresh()
+    step, state = parts.compile_step(), parts.initial_state()
     for number in range(2 * len(given)):
         before, scale = bits(state), float(getattr(state.scale, "factor", 1))
-        state, metrics = step(state, parts.place(parts.train[number]))
+        state, metrics = step(state, parts.place(parts.batches().train[number]))
         broken = number % 2 == 0
         what = given[number // 2] if broken else "a clean batch"
         same = {name for name, found in bits(state).items() if found == before[name]}
@@ -85,7 +85,7 @@ def test_a_fault_at_any_place_changes_no_bit_of_the_state(layout):
 
 def test_the_average_of_the_parameters_is_among_what_stays():
     parts = set_up(config("guard", guard=RollbackPolicy()))
-    assert any("average" in name for name in bits(parts.fresh()))
+    assert any("average" in name for name in bits(parts.initial_state()))
 
 
 ROWS, BATCH, BAD = 64, 16, 37

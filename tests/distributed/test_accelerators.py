@@ -9,8 +9,8 @@ from quick_study import config_of, write_study
 
 from jtrain.distributed import accelerators
 from jtrain.distributed.accelerators import install_extra, unused_accelerators
-from jtrain.train.run_steps import banner_lines
-from jtrain.train.setup import set_up
+from jtrain.train.banner import banner_lines
+from jtrain.train.program import set_up
 
 VERSION = (
     "NVRM version: NVIDIA UNIX {}Kernel Module{}  {}  Sun May 12 22:09:53 UTC 2024\n"
@@ -116,14 +116,11 @@ def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_pa
     platforms = jax.config.jax_platforms
     jax.config.update("jax_platforms", "")  # as if JAX_PLATFORMS were not set
     try:
-        lines = {
-            devices: banner_lines(
-                set_up(config_of(tmp_path / "configs/quick.yaml", [f"parallel.devices={devices}"])),
-                start=None,
-                root=root,
-            )
-            for devices in ("[1]", "cpu:0")
-        }
+        lines = {}
+        for devices in ("[1]", "cpu:0"):
+            path, settings = tmp_path / "configs/quick.yaml", [f"parallel.devices={devices}"]
+            program = set_up(config_of(path, settings))
+            lines[devices] = banner_lines(program.resolved, program.schedule, None, root)
     finally:
         jax.config.update("jax_platforms", platforms)
     assert lines["[1]"][1].startswith(

@@ -46,7 +46,7 @@ class Enough(jt.Hook):
 
     every = 20
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         return jt.Stop("enough")
 
 

@@ -14,7 +14,7 @@ from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.layers.block_stack import unstack_layers
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -79,8 +79,8 @@ def test_layers_in_a_scan_train_as_layers_written_out():
     losses, params = {}, {}
     for scan in (False, True):
         parts = set_up(config_of(CONFIG, [*TOY, *layers, *decay, f"model.scan={scan}"]))
-        state, step, losses[scan] = parts.fresh(), parts.compile_step(), []
-        for batch in (parts.place(parts.experiment.train[i]) for i in range(5)):
+        state, step, losses[scan] = parts.initial_state(), parts.compile_step(), []
+        for batch in (parts.place(parts.resolved.experiment.train[i]) for i in range(5)):
             state, metrics = step(state, batch)
             losses[scan].append(metrics["loss"].value())
         params[scan] = unstack_layers(state.params) if scan else state.params

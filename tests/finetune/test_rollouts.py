@@ -24,7 +24,7 @@ from jtrain.finetune.group_policy import (
 )
 from jtrain.losses.group_policy import advantages_by_row, group_advantages
 from jtrain.models.transformer import Transformer
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 TEXT = Vocabulary("0123+=\n")
 END = int(TEXT.encode("\n")[0])
@@ -144,17 +144,17 @@ def setup_of(*settings):
     return set_up(config_of(CONFIG, [*TINY_GRPO, *settings]))
 
 
-def step_of(setup):
+def step_of(program):
     """Return a step, and its first batch."""
-    x = setup.experiment
+    x = program.resolved.experiment
     return jt.make_step(x.loss, x.transformation), jax.tree.map(jax.numpy.asarray, x.train[0])
 
 
 @pytest.mark.thorough
 def test_under_lora_the_policy_leaves_the_model_without_terms():
-    setup = setup_of(LORA)
-    step, batch = step_of(setup)
-    step, first = jax.jit(step), setup.fresh()
+    program = setup_of(LORA)
+    step, batch = step_of(program)
+    step, first = jax.jit(step), program.initial_state()
     after, metrics = step(first, batch)
     assert metrics["divergence"].value() == 0
     assert bitwise(after.extra["rest"]["reference"], first.params)
@@ -173,11 +173,11 @@ def test_a_loss_makes_its_state_from_loaded_weights(tmp_path, monkeypatch, lora)
     golden = published.golden("llama31")
     published.write_model(tmp_path / "hf", golden)
     settings = ["model={from: hf}", *([LORA] if lora else [])]
-    setup = set_up(config_of(CONFIG, [*TINY_GRPO, *settings]))
-    state = setup.fresh()
+    program = set_up(config_of(CONFIG, [*TINY_GRPO, *settings]))
+    state = program.initial_state()
     rest = state.extra["rest"] if lora else state.extra
     assert bitwise(rest["reference"], state.params)
     assert not rest["rollouts"]["answers"].any()
     loaded = named_leaves(state.extra["base"] if lora else state.params)
-    assert setup.begins is not None
-    assert set(setup.begins.loaded) == set(loaded)
+    assert program.stored_weights is not None
+    assert set(program.stored_weights.loaded) == set(loaded)

@@ -22,12 +22,13 @@ from jtrain.inspect.explain.recompile import advise, compare_with_run
 from jtrain.inspect.explain.residuals import list_residuals
 from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.train.compile_step import (
+    Signature,
     compare_signatures,
     program_signature,
     read_compiles,
     record_compile,
 )
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import set_up
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/shakespeare.yaml"
@@ -148,12 +149,12 @@ def test_the_page_is_complete_by_itself(plain):
 
 @pytest.mark.thorough
 def test_collectives_and_fusions_are_those_of_the_program():
-    setup = set_up(config_of(CONFIG, [*SMALL, "parallel={kind: fsdp, devices: 4, min_size: 0}"]))
-    found, _, hlo = explain(setup)
+    program = set_up(config_of(CONFIG, [*SMALL, "parallel={kind: fsdp, devices: 4, min_size: 0}"]))
+    found, _, hlo = explain(program)
     compiled = found.compiled
     assert compiled is not None
     assert not compiled.unread
-    sent = sum(c.sent for c in read_collectives(hlo, setup.strategy.axes).collectives)
+    sent = sum(c.sent for c in read_collectives(hlo, program.resolved.strategy.axes).collectives)
     assert sum(c.sent for c in compiled.collectives) == sent > 0
     assert any(c.module.startswith("blocks/*") for c in compiled.collectives)
     assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", hlo))
@@ -208,13 +209,14 @@ def study(tmp_path, monkeypatch) -> Path:
     return write_study(tmp_path)
 
 
-def setup_of(path: Path, *settings: str) -> TrainSetup:
-    return set_up(config_of(path, settings))
+def signature(path: Path, *settings: str) -> Signature:
+    program = set_up(config_of(path, settings))
+    return program_signature(program, program.schedule)
 
 
 def changes(path: Path, *settings: str) -> dict[str, str]:
-    before = program_signature(setup_of(path))
-    after = program_signature(setup_of(path, *settings))
+    before = signature(path)
+    after = signature(path, *settings)
     return {c.name: advise(c) for c in compare_signatures(before, after)}
 
 

@@ -11,7 +11,7 @@ from quick_study import config_of
 from jtrain.cli import main
 from jtrain.core.pytree import named_leaves
 from jtrain.inspect.sharding_table import describe_sharding, format_sharding, group_leaves
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 CONFIG = Path(__file__).parents[2] / "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.width=64"]
@@ -19,13 +19,13 @@ AXES = "parallel={kind: sharded, fsdp: 4, tensor: 2, min_size: 1000}"
 
 
 @pytest.fixture(scope="module")
-def setup() -> TrainSetup:
+def program() -> Program:
     return set_up(config_of(CONFIG, [*SMALL, "model.heads=4", AXES]))
 
 
 @pytest.mark.thorough
-def test_bytes_and_axes_are_those_of_the_arrays(setup):
-    found, like = describe_sharding(setup), named_leaves(setup.like)
+def test_bytes_and_axes_are_those_of_the_arrays(program):
+    found, like = describe_sharding(program), named_leaves(program.resolved.like)
     assert [sharding.leaf for sharding in found.leaves] == list(like)
     for sharding in found.leaves:
         leaf = like[sharding.leaf]
@@ -38,9 +38,10 @@ def test_bytes_and_axes_are_those_of_the_arrays(setup):
     assert found.device == sum(sharding.bytes for sharding in found.leaves) < found.total / 3
 
 
-def test_equal_layers_share_a_line_with_the_reason(setup):
+def test_equal_layers_share_a_line_with_the_reason(program):
     lines = {
-        line.split("  ")[0]: line for line in format_sharding(describe_sharding(setup)).splitlines()
+        line.split("  ")[0]: line
+        for line in format_sharding(describe_sharding(program)).splitlines()
     }
     up = lines["params/blocks/*/up/kernel x 2"]
     assert "64 x 256" in up
@@ -49,8 +50,8 @@ def test_equal_layers_share_a_line_with_the_reason(setup):
     assert lines["params/tokens"].endswith("width -> fsdp; vocab 63 is no multiple of tensor 2")
     assert lines["params/norm/scale"].endswith("fewer than 1000 elements")
     assert lines["seed"].endswith("fewer than 1000 elements")
-    groups = group_leaves(describe_sharding(setup).leaves)
-    assert sum(len(group) for _, group in groups) == len(named_leaves(setup.like))
+    groups = group_leaves(describe_sharding(program).leaves)
+    assert sum(len(group) for _, group in groups) == len(named_leaves(program.resolved.like))
     assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [name for name, _ in groups]
 
 
@@ -63,10 +64,10 @@ def test_equal_layers_share_a_line_with_the_reason(setup):
     ],
 )
 def test_a_layout_without_splits_is_described(parallel, line):
-    setup = set_up(config_of(CONFIG, [*SMALL, parallel]))
-    found = describe_sharding(setup)
+    program = set_up(config_of(CONFIG, [*SMALL, parallel]))
+    found = describe_sharding(program)
     assert found.line.startswith(line)
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(setup.like))
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.resolved.like))
     assert found.total == found.device == whole
     assert format_sharding(found).startswith(found.line)
 

@@ -31,7 +31,7 @@ EXEMPT = {
     "inspect/report/page.py": OWN,
     "inspect/explain/page.py": OWN,
     "data/known_sets.py": OWN,
-    "train/multihost_checks.py": "the experiment's own code, which is run",
+    "train/processes.py": "the experiment's own code, which is run",
     "parallel/program_cache.py": f"{CACHE}; /proc/cpuinfo",
     "inspect/plan/compile.py": f"{CACHE}; what the compiler wrote into a temporary folder",
     "inspect/plan/roofline.py": CACHE,

@@ -16,8 +16,8 @@ from jtrain.core.loop import Hook
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import new_state
 from jtrain.optim import SGD, ParamGroup, ScheduleFree
+from jtrain.train.program import Program, set_up
 from jtrain.train.run_result import RunResult
-from jtrain.train.setup import TrainSetup, set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -44,7 +44,7 @@ class Walked(Hook):
     def __init__(self):
         self.params = []
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         self.params.append(jax.tree.map(np.array, state.params))
 
 
@@ -92,7 +92,7 @@ def _after(x, y, t):
     return x + (z - x) / t
 
 
-def plain(parts: TrainSetup, params) -> dict[str, float]:
+def plain(parts: Program, params) -> dict[str, float]:
     """Return the metrics of these parameters."""
     bare = config_of("configs/quick.yaml", ("optimizer={kind: sgd, lr: 1}",))
     there = set_up(bare)
@@ -104,7 +104,7 @@ def restored(kind: str, *settings: str):
     outcome_config = Path("runs") / kind / "config.yaml"
     parts = set_up(config_of(outcome_config, settings))
     with CheckpointManager(Path("runs") / kind / "checkpoints") as checkpoints:
-        return parts, checkpoints.restore(12, parts.like)
+        return parts, checkpoints.restore(12, parts.resolved.like)
 
 
 @pytest.mark.parametrize(

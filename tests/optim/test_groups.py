@@ -14,7 +14,7 @@ from jtrain.optim import ParamGroup
 from jtrain.optim.groups import group_of, matches
 from jtrain.optim.transformations import clip_by_norm
 from jtrain.parallel import FSDP
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 NAMES = ["embed/table", "blocks/0/mlp/kernel", "blocks/0/mlp/bias", "blocks/1/mlp/kernel", "head/w"]
 

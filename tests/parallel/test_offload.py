@@ -14,7 +14,7 @@ import jtrain as jt
 from jtrain.errors import ShardingError
 from jtrain.parallel import Axes, Mirrored
 from jtrain.parallel.offload import check_host_memory
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = [
@@ -32,7 +32,7 @@ MODEL = [
 ALL = ("params", "opt_state", "activations")
 
 
-def language(parallel: str, offload: tuple[str, ...], more: tuple[str, ...] = ()) -> TrainSetup:
+def language(parallel: str, offload: tuple[str, ...], more: tuple[str, ...] = ()) -> Program:
     values = f"parallel={{{parallel}, offload: [{', '.join(offload)}]}}"
     return set_up(config_of(CONFIGS / "shakespeare.yaml", [*MODEL, *more, values]))
 
@@ -43,13 +43,13 @@ def kinds(state) -> dict[str, set[str]]:
     return {part: of(getattr(state, part)) for part in ("params", "opt_state")}
 
 
-def walked(parts: TrainSetup):
+def walked(parts: Program):
     """Return the state after two calls, the log and an evaluation; check the memory kinds."""
-    state, step, logged = parts.fresh(), parts.compile_step(), []
+    state, step, logged = parts.initial_state(), parts.compile_step(), []
     before = kinds(state)
     for call in range(2):
         given = state
-        state, metrics = step(given, parts.place(parts.calls[call]))
+        state, metrics = step(given, parts.place(parts.batches().stacked[call]))
         logged.append(metrics["loss"])
         assert kinds(state) == before
         # Given up where it is the same memory; what was copied from the host's is let go of.
@@ -79,7 +79,7 @@ def test_offload_changes_no_bit(tmp_path, monkeypatch, parallel, offload, more):
     same_bits(parts, near, offload)
 
 
-def same_bits(parts: TrainSetup, near: TrainSetup, offload: tuple[str, ...]) -> None:
+def same_bits(parts: Program, near: Program, offload: tuple[str, ...]) -> None:
     got, want = walked(parts), walked(near)
     assert bitwise(got[:2], want[:2])
     assert got[2] == want[2]
@@ -130,7 +130,7 @@ def test_averages_are_computed_on_the_devices(tmp_path, monkeypatch):
         set_up(config_of(path, ["optimizer.ema=0.7", f"parallel={{{fsdp}, offload: [{offload}]}}"]))
         for offload in ("", "params, opt_state")
     )
-    weights = [parts.evaluation_params(parts.fresh()) for parts in (near, far)]
+    weights = [parts.evaluation_params(parts.initial_state()) for parts in (near, far)]
     assert bitwise(*weights)
     assert kinds(SimpleNamespace(params=weights[1], opt_state=()))["params"] == {"device"}
 

@@ -9,7 +9,7 @@ from quick_study import config_of, write_study
 
 from jtrain.errors import ShardingError
 from jtrain.parallel import Axes
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = [

@@ -21,8 +21,8 @@ from jtrain.cli import VERBS, main
 from jtrain.config.lookup import find_experiment
 from jtrain.config.resolve import resolve
 from jtrain.errors import ConfigError
+from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import LinkError, open_regular, read_bytes
-from jtrain.train.hooks.log import LogLines
 from jtrain.train.run_dir import get_environment
 
 MODULES = ["__init__", "__main__", "sitecustomize", "usercustomize", "conftest", "setup", "numpy", "jax", "jaxlib", "typing", "difflib", "yaml", "orbax", "optax", "experiments/__init__", "experiments/quick", "experiments/fit", "checkpoints/__init__"]  # fmt: skip
@@ -215,11 +215,12 @@ def test_no_verb_prints_escape_sequences_of_a_run(escaping: Path, capfd):
             assert not wrong, verb
 
 
-def test_a_log_and_the_screen_spell_control_characters(tmp_path: Path):
-    shown = []
-    LogLines(tmp_path / "log.txt", screen=shown.append).print(f"a{ESCAPES}\tb\nc")
+def test_a_log_and_the_screen_spell_control_characters(tmp_path: Path, capsys):
+    with RunLog() as run:
+        run.open(tmp_path / "log.txt")
+        LOG.info(f"a{ESCAPES}\tb\nc")
     text = "a\\x1b]52;c;AAAA\\x07\\x1b[6n\\x9b5n\\x90q\\x1b\\\\r\tb\nc"
-    assert shown == [text]
+    assert capsys.readouterr().out == f"{text}\n"
     assert (tmp_path / "log.txt").read_text() == f"{text}\n"
 
 

@@ -4,6 +4,7 @@ Every secret is made up here: put together of parts, so that none stands in this
 by which scanners know it.
 """
 
+import io
 import json
 import random
 import string
@@ -17,8 +18,8 @@ from toy_study import write_study
 from jtrain.cli import main
 from jtrain.config.dump import dump, to_plain
 from jtrain.config.resolve import resolve
+from jtrain.io.log import LOG, RunLog
 from jtrain.io.redact import HIDDEN, is_secret, redact, redact_values
-from jtrain.train.hooks.log import LogLines
 from jtrain.train.resume import match_config
 from jtrain.train.run_dir import RunDir
 
@@ -125,14 +126,16 @@ KEPT = [
 
 def test_secrets_in_the_files_of_a_run_are_hidden(tmp_path: Path):
     for case in LEAKS:
-        there, lines = RunDir(tmp_path / case.name), []
+        there, screen = RunDir(tmp_path / case.name), io.StringIO()
         there.path.mkdir()
         there.write_status("failed", why=case.text, argv=["jtrain", "run", "x.yaml", case.text])
-        LogLines(there.log, screen=lines.append).print(case.text)
+        with RunLog(screen) as run:
+            run.open(there.log)
+            LOG.info(case.text)
         facts = json.loads(there.status.read_text())
         assert facts["argv"][:3] == ["jtrain", "run", "x.yaml"]
         assert HIDDEN in facts["why"], case
-        written = there.status.read_text() + there.log.read_text() + "".join(lines)
+        written = there.status.read_text() + there.log.read_text() + screen.getvalue()
         assert case.secret not in written, case.name
         assert json.dumps(case.secret)[1:-1] not in written, case.name
         assert redact(facts["why"]) == facts["why"]

@@ -13,17 +13,17 @@ from jtrain.core.loop import Hook, LoopResult, train_loop
 from jtrain.server.coordinator import Coordinator
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 SERVER = "parallel={kind: server, workers: %d, shards: %d, timeout: 20, mode: %s}"
 
 
-def server_setup(path: Path, mode: str, *settings: str, workers=2, shards=1) -> TrainSetup:
+def server_setup(path: Path, mode: str, *settings: str, workers=2, shards=1) -> Program:
     return set_up(config_of(path, [SERVER % (workers, shards, mode), *settings]))
 
 
 def train_on_servers(
-    setup: TrainSetup,
+    program: Program,
     *,
     hooks: Sequence[Hook] = (),
     meddle: Callable[[Coordinator, Any], None] | None = None,
@@ -31,21 +31,24 @@ def train_on_servers(
     environ=None,
 ) -> LoopResult:
     """Train in threads."""
-    state = setup.fresh()
-    with thread_cluster(Plan(setup), log=log, environ=environ) as (coordinator, supervisor):
+    state = program.initial_state()
+    with thread_cluster(Plan(program), log=log, environ=environ) as (coordinator, supervisor):
         coordinator.start(0, state)
         if meddle is not None:
             meddle(coordinator, supervisor)
-        stop = setup.config.steps
+        stop = program.resolved.config.steps
         return take_steps(coordinator, state, start=0, stop=stop, hooks=hooks)
 
 
 def train_on_one_device(path: Path, *settings: str, hooks: Sequence[Hook] = ()) -> LoopResult:
     """Train with the loop of one program."""
-    setup = set_up(config_of(path, ("steps_per_call=1", *settings)))
-    batches = (setup.place(setup.train[step]) for step in range(setup.config.steps))
-    step, stop = setup.compile_step(), setup.config.steps
-    return train_loop(step, setup.fresh(), batches, start=0, stop=stop, hooks=hooks)
+    program = set_up(config_of(path, ("steps_per_call=1", *settings)))
+    batches = (
+        program.place(program.batches().train[step])
+        for step in range(program.resolved.config.steps)
+    )
+    step, stop = program.compile_step(), program.resolved.config.steps
+    return train_loop(step, program.initial_state(), batches, start=0, stop=stop, hooks=hooks)
 
 
 def host(tree):

@@ -39,8 +39,8 @@ def study(tmp_path_factory):
 def test_one_worker_takes_the_steps_of_one_device(study):
     want, got = Losses(), Losses()
     one = train_on_one_device(study, SGD, "steps=6", hooks=[want])
-    setup = server_setup(study, "{kind: async}", SGD, "steps=6", workers=1, shards=3)
-    served = train_on_servers(setup, hooks=[got])
+    program = server_setup(study, "{kind: async}", SGD, "steps=6", workers=1, shards=3)
+    served = train_on_servers(program, hooks=[got])
     assert distance(served.state.params, one.state.params) <= 1e-6
     for (_, ours), (_, theirs) in zip(got.numbers, want.numbers, strict=True):
         assert ours.pop("staleness") == 0
@@ -59,12 +59,12 @@ def test_one_worker_takes_the_steps_of_one_device(study):
 )
 def test_several_workers_take_each_step_once_and_learn(study, mode):
     got = Losses()
-    setup = server_setup(study, mode, SGD, "steps=60", "evaluate.every=0", workers=3, shards=2)
-    served = train_on_servers(setup, hooks=[got])
+    program = server_setup(study, mode, SGD, "steps=60", "evaluate.every=0", workers=3, shards=2)
+    served = train_on_servers(program, hooks=[got])
     assert [step for step, _ in got.numbers] == list(range(1, 61))
     assert int(served.state.step) == 60
     one = train_on_one_device(study, SGD, "steps=60", "evaluate.every=0")
-    assert setup.measure(served.state)["loss"] < 1.1 * setup.measure(one.state)["loss"]
+    assert program.measure(served.state)["loss"] < 1.1 * program.measure(one.state)["loss"]
     if "ssp" in mode:
         assert max(numbers["staleness"] for _, numbers in got.numbers) <= 3 * 2
 
@@ -85,8 +85,8 @@ CARRIED = CARRIED.replace("loss=loss", "loss=jt.stateful(loss)")
 def test_carried_state_is_that_of_the_gradient_reported_last(tmp_path):
     study = write_study(tmp_path, CARRIED)
     one = train_on_one_device(study, SGD, "steps=6")
-    setup = server_setup(study, "{kind: async}", SGD, "steps=6", workers=1, shards=2)
-    assert distance(train_on_servers(setup).state.extra, one.state.extra) <= 1e-6
+    program = server_setup(study, "{kind: async}", SGD, "steps=6", workers=1, shards=2)
+    assert distance(train_on_servers(program).state.extra, one.state.extra) <= 1e-6
 
 
 CADENCE = ("evaluate.every=0", "checkpoint.every=0")
@@ -132,8 +132,8 @@ def test_one_worker_is_diloco(study):
     runs = []
     for kind in ("diloco", "async_diloco"):
         mode = f"{{kind: {kind}, {values}}}"
-        setup = server_setup(study, mode, rule, "steps=8", *CADENCE, workers=1, shards=1)
-        runs.append(train_on_servers(setup).state)
+        program = server_setup(study, mode, rule, "steps=8", *CADENCE, workers=1, shards=1)
+        runs.append(train_on_servers(program).state)
     want, got = runs
     assert distance(got.params, want.params) <= 1e-6
     assert distance(got.opt_state.inner, want.opt_state.inner) <= 1e-6
@@ -147,19 +147,19 @@ def test_each_step_is_reported_once_and_gates_have_all_of_it(study):
     class Gate(Losses):
         every = 8
 
-        def on_state(self, step, state, metrics):
+        def on_state(self, step, state):
             seen.append((step, int(state.step), host(state.params)))
 
     hooks = [Losses(), Gate()]
     mode = "{kind: async_diloco, inner_steps: 4}"
-    setup = server_setup(study, mode, SGD, "steps=30", "batch=12", *CADENCE, workers=3, shards=2)
+    program = server_setup(study, mode, SGD, "steps=30", "batch=12", *CADENCE, workers=3, shards=2)
     slow = {"JTRAIN_SERVER_SLOW": "0,0,0.05"}
-    got = train_on_servers(setup, hooks=hooks, environ=slow)
+    got = train_on_servers(program, hooks=hooks, environ=slow)
     assert [step for step, _ in hooks[0].numbers] == list(range(1, 31))
     assert [each[:2] for each in seen] == [(8, 8), (16, 16), (24, 24)]
     assert int(got.state.step) == 30
     one = train_on_one_device(study, SGD, "steps=30", "batch=12", "evaluate.every=0")
-    assert setup.measure(got.state)["loss"] < 1.2 * setup.measure(one.state)["loss"]
+    assert program.measure(got.state)["loss"] < 1.2 * program.measure(one.state)["loss"]
 
 
 class StopAt(Losses):
@@ -172,7 +172,7 @@ class StopAt(Losses):
 def test_a_stop_waits_for_what_is_leased_and_leases_no_more(study):
     """A slow worker is behind the others when the run is asked to stop."""
     mode = "{kind: async_diloco, inner_steps: 4}"
-    setup = server_setup(study, mode, SGD, "steps=400", "batch=12", *CADENCE, workers=2)
+    program = server_setup(study, mode, SGD, "steps=400", "batch=12", *CADENCE, workers=2)
     coordinators, closed_at = [], []
 
     def record(coordinator, supervisor):
@@ -181,7 +181,7 @@ def test_a_stop_waits_for_what_is_leased_and_leases_no_more(study):
         coordinators.append(coordinator)
 
     ended = train_on_servers(
-        setup, hooks=[StopAt()], meddle=record, environ={"JTRAIN_SERVER_SLOW": "0,0.02"}
+        program, hooks=[StopAt()], meddle=record, environ={"JTRAIN_SERVER_SLOW": "0,0.02"}
     )
     assert ended.step == closed_at[0] < 400
     assert coordinators[0].lost_updates == 0

@@ -148,8 +148,8 @@ def rounded(tree):
 def test_pushes_and_pulls_of_async_are_those_of_the_formula(study):
     """Three steps of SGD of one worker: w - lr x C(g(bf16(w)) + e), e what C has left out."""
     more = INT4, "parallel.pulls=bf16"
-    setup = server_setup(study, "{kind: async}", SGD, "steps=3", *CADENCE, *more, workers=1)
-    served = train_on_servers(setup).state
+    program = server_setup(study, "{kind: async}", SGD, "steps=3", *CADENCE, *more, workers=1)
+    served = train_on_servers(program).state
 
     plain = server_setup(study, "{kind: async}", SGD, "steps=3", workers=1)
     step, codec = jax.jit(plain._step()[0]), make_codec(Int4(block=16))
@@ -221,8 +221,8 @@ def test_what_a_change_leaves_out_is_in_the_next_one():
 def test_diloco_with_changes_is_its_formula(study):
     """Four rounds of two workers: Q += C(P - Q) after the outer step of P, work begins at Q."""
     mode = "{kind: diloco, inner_steps: 2, lr: 0.5, momentum: 0.8}"
-    setup = server_setup(study, mode, SGD, "steps=8", *CADENCE, PULLS, workers=2)
-    served = train_on_servers(setup).state
+    program = server_setup(study, mode, SGD, "steps=8", *CADENCE, PULLS, workers=2)
+    served = train_on_servers(program).state
 
     plain = server_setup(study, "{kind: sync}", SGD, "steps=8")  # for its step
     step = jax.jit(plain._step()[0])

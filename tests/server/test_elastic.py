@@ -122,11 +122,11 @@ class Crowd:
                 self.went += 1
 
 
-def train_with_a_crowd(setup, seed, *, crash=0.0, hooks=(), log=print):
+def train_with_a_crowd(program, seed, *, crash=0.0, hooks=(), log=print):
     crowd = Crowd(seed, crash=crash)
     try:
         found = train_on_servers(
-            setup, hooks=hooks, meddle=crowd.meddle, log=log, environ={"JTRAIN_SERVER_SLOW": SLOW}
+            program, hooks=hooks, meddle=crowd.meddle, log=log, environ={"JTRAIN_SERVER_SLOW": SLOW}
         )
     finally:
         crowd.end()
@@ -152,9 +152,9 @@ def test_every_row_of_an_epoch_is_trained_on_once(study, mode):
     steps, epochs = (48, 8) if local else (240, 40)
     most = f"parallel.max_workers={0 if local else 6}"
     values = f"steps={steps}", f"batch={BATCH}", most, "optimizer={kind: sgd, lr: 1.0}", *CADENCE
-    setup = server_setup(study, mode, *values, workers=4, shards=2)
+    program = server_setup(study, mode, *values, workers=4, shards=2)
     numbers = Losses()
-    found = train_with_a_crowd(setup, 1, crash=0.4, hooks=[numbers])
+    found = train_with_a_crowd(program, 1, crash=0.4, hooks=[numbers])
     assert [step for step, _ in numbers.numbers] == list(range(1, steps + 1))
     assert counts(found.state).tolist() == [epochs] * ROWS, "each row once in each epoch"
 
@@ -177,10 +177,10 @@ HALVES = "steps=32", "parallel.snapshot_every=16", "evaluate.every=0", "checkpoi
 )
 def test_diloco_has_the_state_of_workers_that_stay_to_the_bit(blobs, compress):
     more = f"parallel.compress.kind={compress}"
-    setup = server_setup(blobs, DILOCO, *HALVES, more, workers=4, shards=2)
+    program = server_setup(blobs, DILOCO, *HALVES, more, workers=4, shards=2)
     calm, changing = Losses(), Losses()
-    want = train_on_servers(setup, hooks=[calm])
-    got = train_with_a_crowd(setup, 3, hooks=[changing])
+    want = train_on_servers(program, hooks=[calm])
+    got = train_with_a_crowd(program, 3, hooks=[changing])
     assert bitwise(host(got.state), host(want.state)), "inner optimizer states included"
     assert changing.numbers == calm.numbers
 
@@ -209,10 +209,10 @@ STREAMING = "{kind: streaming_diloco, inner_steps: 4, fragments: 2, overlap: 1}"
 @pytest.mark.parametrize(("mode", "compress"), [(DILOCO, "none"), (STREAMING, "e3m0")])
 def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
     more = f"parallel.compress.kind={compress}"
-    setup = server_setup(blobs, mode, *HALVES, more, workers=4, shards=2)
+    program = server_setup(blobs, mode, *HALVES, more, workers=4, shards=2)
     calm, drop, lines = Losses(), Drop(24), []
-    want = train_on_servers(setup, hooks=[calm])
-    got = train_on_servers(setup, hooks=[drop], meddle=drop.meddle, log=lines.append)
+    want = train_on_servers(program, hooks=[calm])
+    got = train_on_servers(program, hooks=[drop], meddle=drop.meddle, log=lines.append)
     assert bitwise(host(got.state), host(want.state))
     assert drop.numbers == calm.numbers, "no step twice"
     said = "the optimizer state of share 1 is restored from step 16: the steps since then are taken"
@@ -223,15 +223,15 @@ def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
 def test_one_worker_takes_the_shares_of_those_that_left(blobs):
     values = "steps=8", "parallel.snapshot_every=8", "evaluate.every=0", "checkpoint.every=0"
     mode, rows = "{kind: local_sgd, inner_steps: 2}", []
-    setup = server_setup(blobs, mode, *values, workers=4, shards=1)
-    want = train_on_servers(setup)
+    program = server_setup(blobs, mode, *values, workers=4, shards=1)
+    want = train_on_servers(program)
 
     def leave(coordinator, supervisor):
         coordinator.members._record = rows.append
         for worker in (1, 2, 3):
             supervisor.processes["worker", worker].leaving.set()
 
-    got = train_on_servers(setup, meddle=leave)
+    got = train_on_servers(program, meddle=leave)
     assert bitwise(host(got.state), host(want.state))
     left = [row for row in rows if row["event"] == "left"]
     assert sorted(row["worker"] for row in left) == [1, 2, 3]
@@ -241,7 +241,7 @@ def test_one_worker_takes_the_shares_of_those_that_left(blobs):
 def test_a_worker_with_other_packages_is_refused(blobs):
     plan = Plan(server_setup(blobs, "{kind: async}", workers=2))
     coordinator = coordinator_of(plan)(plan, [])
-    facts = code_facts(plan.setup.config)
+    facts = code_facts(plan.program.resolved.config)
     assert coordinator.handle(Message("join", {"facts": facts})).name == "joined"
     other = {**facts, "package jax": "0.1.0"}
     with pytest.raises(

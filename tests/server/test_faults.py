@@ -21,8 +21,8 @@ def study(tmp_path_factory):
 def test_a_lost_server_changes_nothing_in_sync(study):
     lines, kill = [], KillAt(7, "shard", 1)
     values = "steps=12", "parallel.snapshot_every=4", SGD, "evaluate.every=0"
-    setup = server_setup(study, "{kind: sync}", *values, workers=2, shards=2)
-    got = train_on_servers(setup, hooks=[kill], meddle=kill.meddle, log=lines.append)
+    program = server_setup(study, "{kind: sync}", *values, workers=2, shards=2)
+    got = train_on_servers(program, hooks=[kill], meddle=kill.meddle, log=lines.append)
     want = Losses()
     one = train_on_one_device(study, "steps=12", SGD, "evaluate.every=0", hooks=[want])
     assert distance(got.state.params, one.state.params) <= 1e-5
@@ -34,8 +34,8 @@ def test_a_lost_server_changes_nothing_in_sync(study):
 def test_lost_updates_of_a_server_are_counted_under_async(study):
     lines, kill = [], KillAt(7, "shard", 0)
     values = "steps=30", "parallel.snapshot_every=5", SGD, "evaluate.every=0"
-    setup = server_setup(study, "{kind: async}", *values, workers=2, shards=2)
-    got = train_on_servers(setup, hooks=[kill], meddle=kill.meddle, log=lines.append)
+    program = server_setup(study, "{kind: async}", *values, workers=2, shards=2)
+    got = train_on_servers(program, hooks=[kill], meddle=kill.meddle, log=lines.append)
     assert int(got.state.step) == 30
     assert [step for step, _ in kill.numbers] == list(range(1, 31))
     assert any("server 0 is restored from step 5: its updates since then" in line for line in lines)
@@ -45,7 +45,7 @@ def test_lost_updates_of_a_server_are_counted_under_async(study):
 
 
 def test_a_process_that_dies_again_and_again_ends_the_run(study):
-    setup = server_setup(study, "{kind: sync}", "steps=3", SGD, workers=2, shards=1)
+    program = server_setup(study, "{kind: sync}", "steps=3", SGD, workers=2, shards=1)
 
     def break_it(coordinator, supervisor):
         start = supervisor._engine.start
@@ -61,18 +61,18 @@ def test_a_process_that_dies_again_and_again_ends_the_run(study):
 
     with pytest.raises(PeerError, match=r"no such data\nworker 1 ended .*parallel.restarts=3"):
         # The other worker never ends a step alone, so that the run waits for this one.
-        train_on_servers(setup, meddle=break_it, environ={"JTRAIN_SERVER_SLOW": "0,1000"})
+        train_on_servers(program, meddle=break_it, environ={"JTRAIN_SERVER_SLOW": "0,1000"})
 
 
 def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):
     """With one of two workers slow, a step is that of the rows of the other."""
     mode = "{kind: sync, backups: 1}"
-    setup = server_setup(study, mode, "steps=3", SGD, "evaluate.every=0", workers=2)
+    program = server_setup(study, mode, "steps=3", SGD, "evaluate.every=0", workers=2)
     got = Losses()
-    served = train_on_servers(setup, hooks=[got], environ={"JTRAIN_SERVER_SLOW": "0,1000"})
+    served = train_on_servers(program, hooks=[got], environ={"JTRAIN_SERVER_SLOW": "0,1000"})
     half = server_setup(study, "{kind: sync}", "steps=3", SGD, "evaluate.every=0", "batch=8")
     state, step = half.fresh(), half._step()[0]
-    rows = setup.experiment.train.shard(0, 2)
+    rows = program.resolved.experiment.train.shard(0, 2)
     for number in range(3):
         state, metrics = step(state, rows[number])
         assert got.numbers[number][1]["loss"] == pytest.approx(metrics["loss"].value(), rel=1e-6)
@@ -81,6 +81,6 @@ def test_backups_leave_out_the_slowest_and_divide_by_the_others(study):
 
 def test_two_runs_are_equal_to_the_bit(study):
     before = threading.active_count()
-    setup = server_setup(study, "{kind: sync}", "steps=4", "batch=12", SGD, workers=3, shards=2)
-    assert bitwise(host(train_on_servers(setup).state), host(train_on_servers(setup).state))
+    program = server_setup(study, "{kind: sync}", "steps=4", "batch=12", SGD, workers=3, shards=2)
+    assert bitwise(host(train_on_servers(program).state), host(train_on_servers(program).state))
     assert threading.active_count() < before + 100

@@ -29,8 +29,8 @@ def study(tmp_path_factory):
 )
 def test_one_inner_step_of_sgd_is_data_parallel(study, mode):
     one = train_on_one_device(study, SGD, "steps=5")
-    setup = server_setup(study, mode, SGD, "steps=5", *CADENCE, workers=4, shards=2)
-    served = train_on_servers(setup)
+    program = server_setup(study, mode, SGD, "steps=5", *CADENCE, workers=4, shards=2)
+    served = train_on_servers(program)
     assert distance(served.state.params, one.state.params) <= 1e-6
 
 
@@ -41,8 +41,8 @@ def test_masked_rows_count_nothing(tmp_path, mode):
     study, got, want = write_study(tmp_path, code), Losses(), Losses()
     values = SGD, "steps=14", *CADENCE
     one = train_on_one_device(study, *values, hooks=[want])
-    setup = server_setup(study, mode, *values, workers=4, shards=2)
-    served = train_on_servers(setup, hooks=[got])
+    program = server_setup(study, mode, *values, workers=4, shards=2)
+    served = train_on_servers(program, hooks=[got])
     assert distance(served.state.params, one.state.params) <= 1e-6
     assert int(served.state.skipped) == 0
     for (_, ours), (_, theirs) in zip(got.numbers, want.numbers, strict=True):
@@ -52,8 +52,8 @@ def test_masked_rows_count_nothing(tmp_path, mode):
 def test_diloco_is_its_formula(study):
     """Two rounds of two steps of two workers, against the paper's algorithm 1 written out here."""
     mode = "{kind: diloco, inner_steps: 2, lr: 0.5, momentum: 0.8}"
-    setup = server_setup(study, mode, MOMENTUM, "steps=4", *CADENCE, workers=2, shards=3)
-    served = train_on_servers(setup)
+    program = server_setup(study, mode, MOMENTUM, "steps=4", *CADENCE, workers=2, shards=3)
+    served = train_on_servers(program)
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=4")  # for its step
     step = jax.jit(plain._step()[0])

@@ -14,7 +14,7 @@ from jtrain.errors import ConfigError, DataError, LossError, UserError
 from jtrain.parallel import Server
 from jtrain.server.plan import Plan
 from jtrain.server.plan_checks import check_plan
-from jtrain.train.setup import set_up
+from jtrain.train.program import Program, set_up
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +162,14 @@ def open_nothing(files):
     return Nothing()
 
 
+def _with(found: Plan, **changes) -> Plan:
+    """Return the plan of a run with other values."""
+    return Plan(Program(dataclasses.replace(found.program.resolved, **changes)))
+
+
 def with_train(found, train) -> Plan:
-    experiment = dataclasses.replace(found.setup.experiment, train=train)
-    return Plan(dataclasses.replace(found.setup, experiment=experiment))
+    experiment = dataclasses.replace(found.program.resolved.experiment, train=train)
+    return _with(found, experiment=experiment)
 
 
 def test_backups_with_two_terms(study):
@@ -173,27 +178,29 @@ def test_backups_with_two_terms(study):
         jt.Mean.of(batch["x"][:, 0] * params["bias"].sum(), batch["mask"])
         + 0.5 * jt.Mean.of(jnp.ones(len(batch["mask"])) * params["up"].sum(), batch["mask"])
     )
-    experiment = dataclasses.replace(found.setup.experiment, loss=two)
+    experiment = dataclasses.replace(found.program.resolved.experiment, loss=two)
     backed = plan(study, "{kind: sync, backups: 1}")
     with pytest.raises(ConfigError, match=r"2 terms.*parallel.mode.backups=0"):
-        check_plan(Plan(dataclasses.replace(backed.setup, experiment=experiment)))
-    check_plan(Plan(dataclasses.replace(found.setup, experiment=experiment)))
+        check_plan(_with(backed, experiment=experiment))
+    check_plan(_with(found, experiment=experiment))
 
 
 def test_complex_parameters(study):
     found = plan(study, "{kind: sync}")
-    like = dataclasses.replace(found.setup.like, params={"w": jnp.zeros(2, jnp.complex64)})
+    like = dataclasses.replace(
+        found.program.resolved.like, params={"w": jnp.zeros(2, jnp.complex64)}
+    )
     with pytest.raises(ConfigError, match=r"w holds complex64.*parallel.kind=mirrored"):
-        check_plan(Plan(dataclasses.replace(found.setup, like=like)))
+        check_plan(_with(found, like=like))
 
 
 def test_rows_that_the_loss_couples(study):
     found = plan(study, "{kind: sync}")
-    coupled = dataclasses.replace(found.setup.experiment, couples="batch")
+    coupled = dataclasses.replace(found.program.resolved.experiment, couples="batch")
     with pytest.raises(LossError, match="couples the rows of a batch"):
-        _ = Plan(dataclasses.replace(found.setup, experiment=coupled)).programs
-    whole = plan(study, "{kind: async}").setup
-    assert Plan(dataclasses.replace(whole, experiment=coupled)).programs
+        _ = _with(found, experiment=coupled).programs
+    whole = plan(study, "{kind: async}")
+    assert _with(whole, experiment=coupled).programs
 
 
 @pytest.mark.thorough

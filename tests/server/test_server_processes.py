@@ -13,7 +13,7 @@ from comparison import distance
 from quick_study import config_of, write_study
 
 from jtrain.checkpoint import CheckpointManager
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 pytestmark = pytest.mark.slow  # each starts five processes
 SERVER = "parallel={kind: server, workers: 2, shards: 2, snapshot_every: 20, mode: %s}"
@@ -64,7 +64,7 @@ def processes(name: str, role: str) -> list[int]:
 
 
 def state_of(name: str):
-    like = set_up(config_of(f"runs/{name}/config.yaml")).like
+    like = set_up(config_of(f"runs/{name}/config.yaml")).resolved.like
     with CheckpointManager(Path("runs", name, "checkpoints")) as checkpoints:
         newest = checkpoints.newest()
         assert newest is not None

@@ -27,8 +27,8 @@ def study(tmp_path_factory):
 
 def train(study, mode, *settings, **options):
     hooks = [Losses()]
-    setup = server_setup(study, mode, *settings, *CADENCE, **options)
-    return train_on_servers(setup, hooks=hooks).state, hooks[0].numbers
+    program = server_setup(study, mode, *settings, *CADENCE, **options)
+    return train_on_servers(program, hooks=hooks).state, hooks[0].numbers
 
 
 @pytest.mark.thorough
@@ -56,8 +56,8 @@ def test_streaming_is_its_formula(study):
 
     Fragments are pushed after steps 2, 5, 7, 10 and, at the end, 12, when both are.
     """
-    setup = server_setup(study, STREAMING, MOMENTUM, "steps=12", *CADENCE, workers=2, shards=2)
-    served = train_on_servers(setup).state
+    program = server_setup(study, STREAMING, MOMENTUM, "steps=12", *CADENCE, workers=2, shards=2)
+    served = train_on_servers(program).state
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=12")  # for its step
     step = jax.jit(plain._step()[0])
@@ -139,7 +139,7 @@ class Saved(Losses):
         super().__init__()
         self.states = {}
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         self.states[step] = host(state)
 
 
@@ -148,13 +148,13 @@ class Saved(Losses):
 def test_a_run_goes_on_from_a_state_in_flight_to_the_bit(study, more):
     """Gates at steps 6 and 12, where a fragment is pushed and not merged, and then without."""
     values = MOMENTUM, "steps=14", *CADENCE, f"parallel.{more}"
-    setup = server_setup(study, STREAMING, *values, workers=2)
-    assert setup.config.parallel.mode.overlap == 1
+    program = server_setup(study, STREAMING, *values, workers=2)
+    assert program.resolved.config.parallel.mode.overlap == 1
     saved = Saved()
-    whole = train_on_servers(setup, hooks=[saved])
-    plain = train_on_servers(setup)
+    whole = train_on_servers(program, hooks=[saved])
+    plain = train_on_servers(program)
     assert bitwise(host(whole.state), host(plain.state)), "reading the state changes nothing"
-    with thread_cluster(Plan(setup)) as (coordinator, _):
+    with thread_cluster(Plan(program)) as (coordinator, _):
         coordinator.start(6, saved.states[6])
         rest = take_steps(coordinator, saved.states[6], start=6, stop=14, hooks=())
     assert bitwise(host(rest.state), host(whole.state))
@@ -164,9 +164,9 @@ def test_a_run_goes_on_from_a_state_in_flight_to_the_bit(study, more):
 def test_a_lost_server_changes_nothing(study):
     lines, kill = [], KillAt(9, "shard", 1)
     values = "steps=14", "parallel.snapshot_every=5", MOMENTUM, *CADENCE, "parallel.pulls=int8"
-    setup = server_setup(study, STREAMING, *values, workers=2, shards=2)
-    got = train_on_servers(setup, hooks=[kill], meddle=kill.meddle, log=lines.append)
-    want = train_on_servers(setup)
+    program = server_setup(study, STREAMING, *values, workers=2, shards=2)
+    got = train_on_servers(program, hooks=[kill], meddle=kill.meddle, log=lines.append)
+    want = train_on_servers(program)
     assert any("server 1 is restored from step 5" in line for line in lines)
     assert bitwise(host(got.state), host(want.state))
     assert [step for step, _ in kill.numbers] == list(range(1, 15)), "no step twice"

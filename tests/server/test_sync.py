@@ -29,8 +29,8 @@ def study(tmp_path_factory):
 def test_takes_the_step_of_one_device(study, workers, shards):
     want, got = Losses(), Losses()
     one = train_on_one_device(study, SGD, "steps=2", hooks=[want])
-    setup = server_setup(study, "{kind: sync}", SGD, "steps=2", workers=workers, shards=shards)
-    served = train_on_servers(setup, hooks=[got])
+    program = server_setup(study, "{kind: sync}", SGD, "steps=2", workers=workers, shards=shards)
+    served = train_on_servers(program, hooks=[got])
     assert distance(served.state.params, one.state.params) <= 1e-6
     assert distance(served.state.opt_state, one.state.opt_state) <= 1e-6
     for (step, ours), (other, theirs) in zip(got.numbers, want.numbers, strict=True):
@@ -46,15 +46,15 @@ def test_takes_the_step_of_one_device(study, workers, shards):
 )
 def test_is_with_one_device_after_a_hundred_steps(study, optimizer):
     one = train_on_one_device(study, optimizer, "steps=100")
-    setup = server_setup(study, "{kind: sync}", optimizer, "steps=100", workers=4, shards=3)
-    served = train_on_servers(setup)
+    program = server_setup(study, "{kind: sync}", optimizer, "steps=100", workers=4, shards=3)
+    served = train_on_servers(program)
     assert distance(served.state.params, one.state.params) <= 1e-4
 
 
 class Steps:
     """Coordinator whose steps are done at once."""
 
-    plan: Any = types.SimpleNamespace(server=types.SimpleNamespace(snapshot_every=4), inner_steps=1)
+    plan: Any = types.SimpleNamespace(snapshot_every=4)
 
     def __init__(self):
         self._done = 0
@@ -72,8 +72,8 @@ class Steps:
 
 
 class StopsAt(Hook):
-    def __init__(self, step: int, why: str, *, every: int = 1, last: bool = False):
-        self._step, self._why, self.every, self.last = step, why, every, last
+    def __init__(self, step: int, why: str, *, every: int = 1):
+        self._step, self._why, self.every = step, why, every
 
     def on_numbers(self, step, numbers):
         return Stop(self._why, "failed") if step >= self._step else None
@@ -82,7 +82,7 @@ class StopsAt(Hook):
 class StopsByState(Hook):
     every = 2
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         return Stop("by the state")
 
 
@@ -99,6 +99,5 @@ def test_the_first_request_to_end_is_the_answer():
     assert taken(StopsByState()) == (2, "by the state")
 
 
-@pytest.mark.parametrize("last", [True, False])
-def test_a_hook_that_waits_for_the_last_step_can_fail_the_run(last: bool):
-    assert taken(StopsAt(6, "skipped", every=4, last=last)) == (6, "skipped" if last else "")
+def test_a_hook_sees_the_last_step_and_can_fail_the_run():
+    assert taken(StopsAt(6, "skipped", every=4)) == (6, "skipped")

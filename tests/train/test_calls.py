@@ -14,9 +14,15 @@ import jtrain as jt
 from chaos import numbers
 from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
+from jtrain.data.batches.workers import Workers
 from jtrain.train.hooks.function_hooks import on_numbers, on_state
-from jtrain.train.program import LIVE, PackedMetrics, join_calls, mark_live, pack_metrics, select
-from jtrain.train.setup import set_up
+from jtrain.train.program import (
+    LIVE,
+    PackedMetrics,
+    mark_live,
+    pack_metrics,
+    set_up,
+)
 from jtrain.train.supersteps import (
     LEAST,
     MOST,
@@ -98,13 +104,15 @@ def test_a_run_takes_the_steps_of_one_step_a_call(layout):
 @pytest.mark.usefixtures("here")
 def test_a_hook_changes_no_bit():
     """Train with batch norm and rounding, where a program for one step has other bits."""
-    nothing = on_state(lambda step, state: None)
-    states = []
-    for hooks in ((), (nothing,)):
-        setup = dataclasses.replace(set_up(numbers.config("run")), hooks=hooks)
-        with setup.read_ahead(0) as feed:
-            how = {"start": 0, "stop": 12, "hooks": hooks, "steps_per_call": setup.steps_per_call}
-            states.append(train_loop(setup.compile_step(), setup.fresh(), feed, **how).state)
+    program, states = set_up(numbers.config("run")), []
+    for hooks in ([], [on_state(lambda step, state: None)]):
+        schedule = program.schedule.ending_for(find_hook_ends(hooks))
+        place = lambda batch, schedule=schedule: program.place(batch, schedule)
+        with program.batches(schedule).read_ahead(Workers(), 0, place) as feed:
+            how = {"start": 0, "stop": 12, "hooks": hooks}
+            how["steps_per_call"] = schedule.steps_per_call
+            step, state = program.compile_step(schedule), program.initial_state()
+            states.append(train_loop(step, state, feed, **how).state)
     for one, other in zip(*map(jax.tree.leaves, states), strict=True):
         assert np.array_equal(one, other)
 
@@ -129,7 +137,7 @@ def test_a_run_that_was_cut_within_a_call_resumes_to_the_same_bits(unbroken):
 
 
 class StateHook(jt.Hook):
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         """Take the state of every step."""
 
 
@@ -175,15 +183,3 @@ def test_scalars_come_as_one_array_with_the_same_names_and_numbers():
     assert np.isnan(metrics["a/b"].value())
     with pytest.raises(KeyError, match="typo"):
         metrics["typo"]
-    assert select(metrics, ["loss"]) is metrics
-
-
-@pytest.mark.parametrize("pack", [pack_metrics, lambda step: step], ids=["packed", "apart"])
-def test_calls_are_joined_whether_or_not_they_have_a_dim_of_steps(pack):
-    take = jax.jit(lambda means: pack(lambda state, batch: (state, batch))(0, means)[1])
-    twice = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), MEANS)
-    for means, steps in ((MEANS, 1), (twice, 2)):
-        metrics = jax.lax.map(take, means) if steps == 2 else take(means)
-        joined = join_calls([jax.tree.map(np.asarray, metrics)] * 2)
-        np.testing.assert_array_equal(joined["loss"].total, [6, 12][:steps] * 2)
-        np.testing.assert_array_equal(joined["a/b"].weight, [0] * 2 * steps)

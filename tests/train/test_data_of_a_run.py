@@ -20,7 +20,7 @@ from jtrain.core.loop import train_loop
 from jtrain.data.batches.step_batches import aligned_copy
 from jtrain.optim.adam import AdamW
 from jtrain.parallel import Single
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 CONFIG = "configs/quick.yaml"
 
@@ -56,7 +56,7 @@ class StopAt(jt.Hook):
     def __init__(self, step: int):
         self.step = step
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         return jt.Stop("as it was told") if step == self.step else None
 
 
@@ -204,15 +204,15 @@ def test_a_reader_may_fill_one_buffer_again():
         checkpoint=CheckpointConfig(every=0),
         steps_per_call=1,
     )
-    setup = set_up(config)
-    step, batches = setup.compile_step(), setup.experiment.train
+    program = set_up(config)
+    step, batches = program.compile_step(), program.resolved.experiment.train
     assert isinstance(batches, Refilled)
 
     def train(memory: np.ndarray | None) -> np.ndarray:
         batches.buffer = memory
-        with setup.read_ahead(0) as feed:
+        with program.read_ahead(0) as feed:
             return np.asarray(
-                train_loop(step, setup.fresh(), feed, start=0, stop=STEPS).state.params
+                train_loop(step, program.initial_state(), feed, start=0, stop=STEPS).state.params
             )
 
     expected = train(None)

@@ -15,7 +15,7 @@ from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.transformer import Transformer
 from jtrain.train.auto_layout import remat_regions, saved_residuals
 from jtrain.train.flops import count_flops, count_model_flops
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 from jtrain.train.summary import count_step_flops, summarize
 
 LEFT, RIGHT = jnp.zeros((3, 4)), jnp.zeros((4, 5))
@@ -212,7 +212,7 @@ FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"
 @pytest.mark.thorough
 def test_sizes_are_those_of_the_arrays(study_home: Path):
     parts = set_up(config_of(study_home, ["model.width=16", FSDP]))
-    sizes, state = summarize(parts.like), parts.fresh()
+    sizes, state = summarize(parts.resolved.like), parts.initial_state()
     first = jax.devices()[0]
 
     def held(tree):

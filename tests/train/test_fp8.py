@@ -15,7 +15,7 @@ from jtrain.core.loss_checks import product_types
 from jtrain.core.pytree import name
 from jtrain.errors import ConfigError, LossError
 from jtrain.train.eight_bits import check_hardware
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 SMALL = [
     *("data.context=16", "model.context=16", "model.layers=1", "model.heads=2", "model.width=32"),

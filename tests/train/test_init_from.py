@@ -11,8 +11,8 @@ from quick_study import at_home, config_of, trained, write_study
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
 from jtrain.cli import main
+from jtrain.train.program import set_up
 from jtrain.train.run_result import RunResult
-from jtrain.train.setup import set_up
 
 CONFIG, FROM = "configs/quick.yaml", "init_from.path"
 SETTINGS = ("steps=4", "checkpoint.every=2", "evaluate.every=2", "checkpoint.best=highest loss")
@@ -39,7 +39,7 @@ def _home(place: Path, first: RunResult, monkeypatch: pytest.MonkeyPatch):
 def params_of(outcome: RunResult, step: int):
     config = config_of(outcome.directory.config)
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-        return checkpoints.restore(step, set_up(config).like).params
+        return checkpoints.restore(step, set_up(config).resolved.like).params
 
 
 def same(got, want) -> bool:
@@ -57,7 +57,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_starts_from(way, first):
     path, step = WAYS[way]
-    state = set_up(config_of(CONFIG, [f"{FROM}={path}", "seed=5"])).fresh()
+    state = set_up(config_of(CONFIG, [f"{FROM}={path}", "seed=5"])).initial_state()
     assert same(state.params, params_of(first, step))
     assert (int(state.step), int(state.skipped)) == (0, 0)
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
@@ -68,15 +68,15 @@ def test_starts_from(way, first):
 @pytest.mark.thorough
 def test_starts_from_the_best_checkpoint_of_a_run(first):
     assert first.results[2]["loss"] > first.results[4]["loss"]
-    state = set_up(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).fresh()
+    state = set_up(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).initial_state()
     assert same(state.params, params_of(first, 2))
 
 
 @pytest.mark.thorough
 def test_is_split_as_the_strategy_splits_it(first):
     split = ["parallel={kind: fsdp, devices: 2, min_size: 0}"]
-    state = set_up(config_of(CONFIG, [*split, f"{FROM}=first"])).fresh()
-    alone = set_up(config_of(CONFIG, split)).fresh()
+    state = set_up(config_of(CONFIG, [*split, f"{FROM}=first"])).initial_state()
+    alone = set_up(config_of(CONFIG, split)).initial_state()
     assert same(state.params, params_of(first, 4))
     shardings = lambda state: [leaf.sharding for leaf in jax.tree.leaves(state)]
     assert shardings(state) == shardings(alone)
@@ -91,7 +91,7 @@ def test_a_run_says_what_it_took_and_goes_on_without_its_origin(first):
     class Enough(jt.Hook):
         every = 3
 
-        def on_state(self, step, state, metrics):
+        def on_state(self, step, state):
             return jt.Stop("enough", "interrupted") if step == 3 else None
 
     stopped = trained(CONFIG, *settings, hooks=[Enough()])

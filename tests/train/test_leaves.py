@@ -15,7 +15,7 @@ from jtrain.core.step import make_step
 from jtrain.io.jsonl import read_rows
 from jtrain.train.hooks.step_record import read_step_records
 from jtrain.train.leaf_statistics import KINDS, LeafStatistics
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 from jtrain.train.summary import count_step_flops
 
 SGD = ["optimizer={kind: sgd, lr: 0.1}"]
@@ -23,7 +23,7 @@ SGD = ["optimizer={kind: sgd, lr: 0.1}"]
 
 def by_hand(parts, state, batch) -> dict[str, dict[str, float]]:
     """Return the statistics by numpy's gradient in a step of plain descent."""
-    step = make_step(parts.loss, parts.experiment.transformation)
+    step = make_step(parts.loss, parts.resolved.experiment.transformation)
     after, _ = jax.jit(step)(state, batch)
     found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     leaves = named_leaves(jax.device_get(after.params))
@@ -42,8 +42,10 @@ def test_the_statistics_are_those_of_the_next_step(study_home: Path):
     parallel = "parallel={kind: fsdp, devices: 4, min_size: 0}"
     parts = set_up(config_of(study_home, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
     alone = set_up(config_of(study_home, [*SGD, "checkpoint.every=0", "steps_per_call=1"]))
-    found = LeafStatistics(parts)(3, parts.fresh())
-    expected = by_hand(alone, alone.fresh(), alone.place(alone.experiment.train[3]))
+    found = LeafStatistics(parts)(3, parts.initial_state())
+    expected = by_hand(
+        alone, alone.initial_state(), alone.place(alone.resolved.experiment.train[3])
+    )
     assert list(found) == list(KINDS)
     for kind in KINDS:
         assert found[kind] == pytest.approx(expected[kind], rel=1e-4, nan_ok=True), kind
@@ -102,7 +104,7 @@ def test_the_others_train_as_where_the_gradients_are_computed_and_dropped():
     part = jt.load(trained(CONFIG, FREEZE).directory.path)
     Path("experiments/whole.py").write_text(CODE)  # builds the transformation by itself
     whole = jt.load(trained(CONFIG, FREEZE, "experiment=whole", "name=whole").directory.path)
-    start = set_up(config_of(CONFIG)).fresh().params
+    start = set_up(config_of(CONFIG)).initial_state().params
     assert bitwise(part.params["up"], start["up"])
     assert bitwise(part.params["bias"], start["bias"])
     assert not np.array_equal(part.params["down"], start["down"])

@@ -20,7 +20,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import CheckpointError, ConfigError, DataError
 from jtrain.train.fit_data import describe_tree
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 PREDICTS = """\
             predict=predict,
@@ -63,7 +63,7 @@ def params(place: Path) -> dict[str, np.ndarray]:
         outcome = trained(write_study(place, predicting()), *RUN)
         half = ("steps=1", "evaluate.every=0", "name=half", "precision.kind=bf16")
         trained("configs/quick.yaml", *half)
-        like = set_up(config_of(outcome.directory.config)).like
+        like = set_up(config_of(outcome.directory.config)).resolved.like
         with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
             return jax.device_get(checkpoints.restore(8, like).params)
 

@@ -29,7 +29,7 @@ class At(jt.Hook):
     def __init__(self, step: int, *, cuts: bool = False):
         self.every, self._cuts = step, cuts
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         if step == self.every and self._cuts:
             raise PowerCutError
         return jt.Stop("a pause") if step == self.every else None

@@ -15,7 +15,7 @@ from jtrain.config.resolve import resolve
 from jtrain.core.pytree import named_leaves
 from jtrain.distributed.launcher import launch
 from jtrain.train.hooks.log import read_metrics
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b.yaml"
@@ -74,7 +74,7 @@ def params(run: Path, last: int = 4) -> list[np.ndarray]:
     config = resolve(CONFIG, [*TINY, "parallel={kind: single}"]).config
     with CheckpointManager(run / "checkpoints") as checkpoints:
         assert checkpoints.newest() == last
-        state = checkpoints.restore(last, set_up(config).like)
+        state = checkpoints.restore(last, set_up(config).resolved.like)
     return [np.asarray(leaf) for leaf in named_leaves(state.params).values()]
 
 

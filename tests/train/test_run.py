@@ -23,7 +23,7 @@ from jtrain.train.hooks.log import read_results as measured
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_result import RunResult
 
-SPINE = importlib.import_module("jtrain.train.train_to_end")
+SPINE = importlib.import_module("jtrain.train.run")
 CONFIG = "configs/quick.yaml"
 CALLS = ("steps=15", "steps_per_call=5", "evaluate.every=10")
 
@@ -34,7 +34,7 @@ class At(jt.Hook):
     def __init__(self, step: int, act):
         self.every, self._act = step, act
 
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         return self._act() if step == self.every else None
 
 
@@ -103,7 +103,7 @@ def test_the_cadences_are_those_of_the_config_and_the_best_checkpoint_is_kept():
 def test_a_finished_run_is_not_run_again(finished: RunResult, monkeypatch):
     files = {p: p.read_bytes() for p in finished.directory.path.rglob("*") if p.is_file()}
     computes = lambda _: pytest.fail("it computes")
-    monkeypatch.setattr(SPINE, "set_up_with_step_time", computes)
+    monkeypatch.setattr(SPINE, "resolve_with_step_time", computes)
     again = trained(CONFIG)
     assert (again.status, again.step) == ("done", 12)
     assert again.why == "the run had already finished; nothing was trained"

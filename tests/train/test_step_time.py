@@ -7,7 +7,7 @@ from jtrain.config.dump import flatten
 from jtrain.core.loop import Hook
 from jtrain.train.hooks.log import read_results
 from jtrain.train.restore import evaluate_run
-from jtrain.train.step_time import set_up_with_step_time
+from jtrain.train.step_time import resolve_with_step_time
 
 pytestmark = pytest.mark.usefixtures("study_home")
 CONFIG = "configs/quick.yaml"
@@ -38,7 +38,7 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_time_is_the_steps_that_take_it(setting, key, steps):
-    assert flatten(set_up_with_step_time(config_of(CONFIG, [setting])).config)[key] == steps
+    assert flatten(resolve_with_step_time(config_of(CONFIG, [setting])).config)[key] == steps
 
 
 @pytest.mark.usefixtures("a_tenth")
@@ -53,7 +53,7 @@ def test_patience_in_any_unit_is_so_many_evaluations():
     }.items():
         asked = [f"evaluate.patience={said}", "evaluate.every=3", "checkpoint.best=loss"]
         assert (
-            set_up_with_step_time(config_of(CONFIG, asked)).config.evaluate.patience == evaluations
+            resolve_with_step_time(config_of(CONFIG, asked)).config.evaluate.patience == evaluations
         ), said
 
 

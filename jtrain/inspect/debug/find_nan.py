@@ -25,12 +25,12 @@ from jtrain.inspect.debug.single_device import (
 from jtrain.inspect.debug.source import SourceLine, find_source
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
+from jtrain.train.program import Program
 from jtrain.train.resume import match_config
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.setup import TrainSetup
-from jtrain.train.step_time import set_up_with_step_time
+from jtrain.train.step_time import resolve_with_step_time
 
 ROWS = 4096  # the largest batch whose rows are checked one by one
 
@@ -272,24 +272,21 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"
     config = apply_decisions(match_config(run_dir, config, advice).config, run_dir)
-    setup = set_up_with_step_time(config, run_dir.pace)
-    state = _before(setup, run_dir, log)
-    first_nonfinite = _first_nonfinite(setup, state, log)
+    program = Program(resolve_with_step_time(config, run_dir.pace))
+    state = _before(program, run_dir, log)
+    first_nonfinite = _first_nonfinite(program, state, log)
     if first_nonfinite is None:
         return None
     step, state = first_nonfinite
     log(f"step {step} is not finite; running it again, one operation at a time")
     single = set_up_single_device(config)
-    return explain_nonfinite_step(
-        single,
-        jax.device_put(jax.device_get(state), jax.tree.map(lambda x: x.sharding, single.like)),
-        step,
-    )
+    shardings = jax.tree.map(lambda x: x.sharding, single.resolved.like)
+    return explain_nonfinite_step(single, jax.device_put(jax.device_get(state), shardings), step)
 
 
-def explain_nonfinite_step(setup: TrainSetup, state: TrainState, step: int) -> NonfiniteReport:
+def explain_nonfinite_step(program: Program, state: TrainState, step: int) -> NonfiniteReport:
     """Return the origins of the nonfinite step `step`, counted from 1."""
-    batch, gradient_of = read_full_batch(setup, step), make_gradient(setup)
+    batch, gradient_of = read_full_batch(program, step), make_gradient(program)
     state = dataclasses.replace(state, step=jnp.int32(step - 1))
     given = {"parameter": state.params, "extra": state.extra, "batch": batch}
 
@@ -299,8 +296,8 @@ def explain_nonfinite_step(setup: TrainSetup, state: TrainState, step: int) -> N
         return found.loss, found.grads, found.grad_norm
 
     flat, structure = jax.tree.flatten(given)
-    program = jax.make_jaxpr(lambda *leaves: computed(jax.tree.unflatten(structure, leaves)))(*flat)
-    trace = NonfiniteTrace(program, flat)
+    jaxpr = jax.make_jaxpr(lambda *leaves: computed(jax.tree.unflatten(structure, leaves)))(*flat)
+    trace = NonfiniteTrace(jaxpr, flat)
     loss, *grads, norm = trace.outputs
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
     names = [(name(path[:1]), name(path[1:])) for path in paths]
@@ -308,7 +305,7 @@ def explain_nonfinite_step(setup: TrainSetup, state: TrainState, step: int) -> N
     first = min(nonfinite_grads, key=lambda i: grads[i].number, default=None)
     start = loss if trace.broken(loss) else grads[first] if first is not None else norm
     origins = trace.origins(start) if trace.broken(start) else []
-    rows, why = _nonfinite_rows(setup, state, batch)
+    rows, why = _nonfinite_rows(program, state, batch)
     leaves = list(named_leaves(state.params))
     return NonfiniteReport(
         step=step,
@@ -324,47 +321,47 @@ def explain_nonfinite_step(setup: TrainSetup, state: TrainState, step: int) -> N
     )
 
 
-def _before(setup: TrainSetup, run_dir: RunDir, log: Callable[[str], None]) -> TrainState:
+def _before(program: Program, run_dir: RunDir, log: Callable[[str], None]) -> TrainState:
     """Return the newest state of the run before its last known skipped step."""
     known = max((row.get("skipped", 0) for row in read_metrics(run_dir.metrics)), default=0)
     with CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()) as checkpoints:
         for step in sorted(checkpoints.steps(), reverse=True):
-            state = checkpoints.restore(step, setup.like)
+            state = checkpoints.restore(step, program.resolved.like)
             known = max(known, int(state.skipped))
             if known == 0 or int(state.skipped) < known:
                 log(f"from checkpoint {step} of {run_dir.path}")
                 return state
     log("from the first step")
-    return setup.fresh()
+    return program.initial_state()
 
 
 def _first_nonfinite(
-    setup: TrainSetup, state: TrainState, log: Callable[[str], None]
+    program: Program, state: TrainState, log: Callable[[str], None]
 ) -> tuple[int, TrainState] | None:
     """Return the first nonfinite step and the state before it; None if all steps are finite."""
-    step, skipped = setup.compile_step(), int(state.skipped)
+    step, skipped = program.compile_step(), int(state.skipped)
     least = getattr(state.scale, "minimum", 0.0)
     begin = int(state.step)
-    for number in range(begin + 1, setup.config.steps + 1):
+    for number in range(begin + 1, program.resolved.config.steps + 1):
         scale = float(getattr(state.scale, "factor", 0.0))
-        state, _ = step(state, setup.place(setup.calls[number - 1]))
+        state, _ = step(state, program.place(program.batches().stacked[number - 1]))
         if int(state.skipped) > skipped and scale <= least:
             return number, state  # a skipped step changes only the count
         skipped = int(state.skipped)
-        if number % setup.config.log.every == 0:
-            log(f"step {number}/{setup.config.steps} is finite")
-    log(f"every step from {begin + 1} to {setup.config.steps} is finite")
+        if number % program.resolved.config.log.every == 0:
+            log(f"step {number}/{program.resolved.config.steps} is finite")
+    log(f"every step from {begin + 1} to {program.resolved.config.steps} is finite")
     return None
 
 
-def _nonfinite_rows(setup: TrainSetup, state: TrainState, batch: Batch) -> tuple[list[int], str]:
+def _nonfinite_rows(program: Program, state: TrainState, batch: Batch) -> tuple[list[int], str]:
     """Return the rows that are nonfinite by themselves, or the reason for not checking them."""
     count = len(batch["row"])
-    if setup.experiment.couples != "nothing":
+    if program.resolved.experiment.couples != "nothing":
         return [], "rows interact in this loss, so none is checked by itself"
     if count > ROWS:
         return [], f"{count} are too many to check one by one; set batch={ROWS} or less"
-    weights, gradient_of = term_weights(setup, state, batch), make_gradient(setup)
+    weights, gradient_of = term_weights(program, state, batch), make_gradient(program)
 
     @jax.jit
     def finite(row: Batch) -> jax.Array:

@@ -27,10 +27,12 @@ from jtrain.io.formatting import format_bytes, format_number
 from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import on_numbers
+from jtrain.train.program import Program
+from jtrain.train.resolve import Resolved, resolve
 from jtrain.train.run_dir import temporary_directory
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.setup import TrainSetup, set_up
-from jtrain.train.step_time import set_up_with_step_time
+from jtrain.train.step_time import resolve_with_step_time
+from jtrain.train.supersteps import CallBatches
 
 CALLS = 4  # calls of the step: half before the state is saved, half after
 BATCHES = 2  # batches of each evaluation set
@@ -75,26 +77,34 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
             f"({cluster.variables}). Run it in one process; jtrain launch rehearses several."
         )
     with _stage("builds", log) as details:
-        setup = _shorten(set_up(config))
-        details.append(f"{num_elements(setup.like.params):,} parameters, {config.parallel.kind}")
+        program = Program(_shorten(resolve(config)))
+        calls = program.schedule  # the steps of a short run may be fewer than those needed here
+        each = calls.steps(0)
+        batches = program.batches(dataclasses.replace(calls, stop=max(CALLS * each, calls.stop)))
+        details.append(
+            f"{num_elements(program.resolved.like.params):,} parameters, {config.parallel.kind}"
+        )
     with _stage("reads", log) as details:
-        batch, each = setup.read_call(0), setup.schedule.steps(0)
-        details.append(_shapes(batch))
+        details.append(_shapes(batches.read(0)))
     with _stage("compiles", log) as details:
-        setup.check_evaluation()
-        step, state = setup.compile_step(), setup.fresh()
-        check_batches(setup, [*trace_train_batch(setup, 0), *trace_set_batches(setup)], state)
+        program.check_evaluation()
+        step, state = program.compile_step(batches.schedule), program.initial_state()
+        check_batches(
+            program,
+            [*trace_train_batch(program, batches.train, 0), *trace_set_batches(program)],
+            state,
+        )
         details.append("the step" if each == 1 else f"{each} steps in a call")
     with _stage("trains", log) as details:
         half = CALLS // 2 * each
-        result, losses = _train(setup, step, state, 0, half)
+        result, losses = _train(program, batches, step, state, 0, half)
         details.append(
             f"{half} steps, loss {format_number(losses[0])} -> {format_number(losses[-1])}"
         )
     state = result.state
-    for name in setup.sets:
+    for name in program.resolved.sets:
         with _stage("evaluates", log) as details:
-            numbers = setup.measure(state, name)
+            numbers = program.measure(state, name)
             measured = {k: v for k, v in numbers.items() if k != "rows"}
             values = ", ".join(f"{key} {format_number(value)}" for key, value in measured.items())
             details.append(f"{name}: {values} ({numbers['rows']} rows)")
@@ -107,20 +117,20 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
             checkpoints.wait()
             details.append(format_bytes(_bytes(directory)))
         with _stage("restores", log) as details:
-            restored = checkpoints.restore(half, setup.like)
+            restored = checkpoints.restore(half, program.resolved.like)
             _check_same(state, restored, "a restored state")
             details.append("the same bits")
         with _stage("resumes", log) as details:
-            uninterrupted, _ = _train(setup, step, state, half, 2 * half)
-            resumed, losses = _train(setup, step, restored, half, 2 * half)
+            uninterrupted, _ = _train(program, batches, step, state, half, 2 * half)
+            resumed, losses = _train(program, batches, step, restored, half, 2 * half)
             _check_same(uninterrupted.state, resumed.state, "a resumed run")
             last = format_number(losses[-1])
             details.append(f"steps {half + 1} to {2 * half} to the same bits, loss {last}")
-    sample = setup.experiment.sample
+    sample = program.resolved.experiment.sample
     if sample is not None:
         with _stage("samples", log) as details:
             end = resumed.state
-            text = sample(setup.evaluation_params(end), end.extra, end.step_key())
+            text = sample(program.evaluation_params(end), end.extra, end.step_key())
             details.append(f"{len(text)} characters")
 
 
@@ -136,31 +146,33 @@ def _stage(name: str, log: Callable[[str], None]) -> Iterator[list[str]]:
     log(f"{name:10} {' '.join(details):56} {time.perf_counter() - start:7.2f} s")
 
 
-def _shorten(setup: TrainSetup) -> TrainSetup:
-    """Return the setup with evaluation on the first batches only, and as many steps as it takes."""
+def _shorten(resolved: Resolved) -> Resolved:
+    """Return the run with evaluation on the first batches only."""
     first = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
-    valid: Any = setup.experiment.valid
+    valid: Any = resolved.experiment.valid
     if isinstance(valid, Mapping):
         valid = {name: first(rows) for name, rows in valid.items()}
     elif valid is not None:
         valid = first(valid)
-    setup = dataclasses.replace(
-        setup, experiment=dataclasses.replace(setup.experiment, valid=valid)
-    )
-    calls = setup.schedule  # the steps of a short run may be fewer than those of the dry run
-    stop = max(CALLS * calls.steps(0), calls.stop)
-    return setup.with_schedule(dataclasses.replace(calls, stop=stop))
+    experiment = dataclasses.replace(resolved.experiment, valid=valid)
+    return dataclasses.replace(resolved, experiment=experiment)
 
 
 def _train(
-    setup: TrainSetup, step: StepFn, state: TrainState, start: int, stop: int
+    program: Program,
+    batches: CallBatches,
+    step: StepFn,
+    state: TrainState,
+    start: int,
+    stop: int,
 ) -> tuple[LoopResult[TrainState], list[float]]:
     """Train some steps; return the result and their losses."""
     losses: list[float] = []
     record = on_numbers(lambda step, numbers: losses.append(float(numbers["loss"])), every=1)
-    read = lambda step: setup.place(setup.read_call(step))
-    after, size = setup.schedule.after, setup.steps_per_call
-    with ReadAhead(read, start=start, stop=stop, after=after) as feed:
+    schedule = batches.schedule
+    read = lambda step: program.place(batches.read(step), schedule)
+    size = schedule.steps_per_call
+    with ReadAhead(read, start=start, stop=stop, after=schedule.after) as feed:
         result = train_loop(
             step, state, feed, start=start, stop=stop, hooks=[record], steps_per_call=size
         )
@@ -271,22 +283,21 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
         ConfigError: if there is no batch to train on, or fewer steps than batches.
     """
     enable_compilation_cache()
-    setup = set_up_with_step_time(dataclasses.replace(config, steps_per_call=1))
-    config = setup.config  # with durations in steps
+    resolved = resolve_with_step_time(dataclasses.replace(config, steps_per_call=1))
+    config = resolved.config  # with durations in steps
     if not 1 <= batches <= config.steps // 2:
         raise ConfigError(
             f"--overfit {batches}: the config has {config.steps} steps, and each batch is used at "
             f"least twice. Write --overfit 1 .. {max(1, config.steps // 2)}, or set "
             f"steps={max(2, 100 * batches)}."
         )
-    repeated = FirstBatches(setup.experiment.train, batches)
-    setup = dataclasses.replace(
-        setup, experiment=dataclasses.replace(setup.experiment, train=repeated)
-    )
-    step, state = setup.compile_step(), setup.fresh()
+    repeated = FirstBatches(resolved.experiment.train, batches)
+    experiment = dataclasses.replace(resolved.experiment, train=repeated)
+    program = Program(dataclasses.replace(resolved, experiment=experiment))
+    step, state = program.compile_step(), program.initial_state()
     before = jax.device_get(_checksums(state.params))
     hook = _Rounds(batches, config.log.every, log)
-    read = lambda call: setup.place(setup.calls[call])
+    read = lambda call: program.place(program.batches().stacked[call])
     with ReadAhead(read, start=0, stop=config.steps) as feed:
         result = train_loop(step, state, feed, start=0, stop=config.steps, hooks=[hook])
     after = jax.device_get(_checksums(result.state.params))
@@ -296,7 +307,7 @@ def overfit(config: RunConfig, batches: int, *, log: Callable[[str], None]) -> O
         first=hook.first_loss,
         last=hook.last_loss,
         skipped=int(result.state.skipped),
-        hidden=_hidden_fraction(setup, batches),
+        hidden=_hidden_fraction(program, batches),
         unchanged=tuple(n for n, sums in after.items() if np.array_equal(sums, before[n])),
     )
 
@@ -329,6 +340,6 @@ def _checksums(params: Any) -> dict[str, jax.Array]:
     return {name: sums(leaf) for name, leaf in named_leaves(params).items()}
 
 
-def _hidden_fraction(setup: TrainSetup, batches: int) -> float:
-    masks = [np.asarray(setup.experiment.train[i]["mask"]) for i in range(batches)]
+def _hidden_fraction(program: Program, batches: int) -> float:
+    masks = [np.asarray(program.resolved.experiment.train[i]["mask"]) for i in range(batches)]
     return float(1 - np.mean(np.concatenate(masks)))

@@ -29,12 +29,12 @@ from jtrain.train.longer_run import (
     get_schedule_lengths,
     keep_lengths,
 )
+from jtrain.train.program import Program, set_up
 from jtrain.train.restore import set_up_stored
 from jtrain.train.resume import load_stored
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir, get_environment
-from jtrain.train.setup import TrainSetup, set_up
-from jtrain.train.supersteps import split_steps
+from jtrain.train.supersteps import CallBatches, split_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,22 +94,22 @@ def replay(
         ConfigError: if the run has no such step, or other values.
         CheckpointError: if the checkpoint before it cannot be read.
     """
-    setup, run_dir = set_up_stored(config, path)
+    program, run_dir = set_up_stored(config, path)
     now = keep_lengths(config, load_stored(run_dir, type(config)))
-    changed = _length_changes(setup, run_dir)
+    changed = _length_changes(program, run_dir)
     config = config_at(now, changed, step)
     if config is not now:
-        setup = set_up(config, run_dir.pace)
+        program = set_up(config, run_dir.pace)
     config = apply_decisions(config, run_dir)
-    setup = setup.without(config.guard.without)
-    if not 1 <= step <= setup.config.steps:
+    if not 1 <= step <= program.resolved.config.steps:
         raise ConfigError(
-            f"{path} has the steps 1 to {setup.config.steps}, not step {step}; "
-            f"write --step {min(max(step, 1), setup.config.steps)}"
+            f"{path} has the steps 1 to {program.resolved.config.steps}, not step {step}; "
+            f"write --step {min(max(step, 1), program.resolved.config.steps)}"
         )
-    setup = setup.with_schedule(setup.schedule.ending_at(step - 1, step))
-    start, state = _before(setup, run_dir, step, log)
-    _check_schedule(setup.config, changed, start, step)
+    schedule = program.schedule.ending_at(step - 1, step)
+    batches = program.batches(schedule, config.guard.without)
+    start, state = _before(program, batches, run_dir, step, log)
+    _check_schedule(program.resolved.config, changed, start, step)
     known = read_step_records(run_dir.steps)
     count = jax.process_count()
     others = {n: then for n, then in count_readers(run_dir.facts(), known).items() if then != count}
@@ -117,8 +117,8 @@ def replay(
         if number in others or not run_dir.first:  # it reads other rows than the recorded ones
             known[number] = was._replace(batch=0)
     log(f"from {f'checkpoint {start}' if start else 'the first step'} of {path}")
-    records, before, after = _replay_steps(setup, state, start, step)
-    own = np.ravel(setup.read_call(setup.schedule.first(step))["row"])
+    records, before, after = _replay_steps(program, batches, state, start, step)
+    own = np.ravel(batches.read(schedule.first(step))["row"])
     deep = deep and jax.process_count() == 1
     other = _first_mismatch(records, known)
     return ReplayResult(
@@ -130,7 +130,7 @@ def replay(
         key=tuple(np.ravel(jax.random.key_data(before.step_key())).tolist()),
         compared=sum(number in known for number in records),
         readers=next(((others[n], count) for n in records if n in others), None),
-        unlike=_environment_changes(setup, run_dir, others, other.step if other else step),
+        unlike=_environment_changes(program, run_dir, others, other.step if other else step),
         other=other,
         checkpoint=_differing_leaves(run_dir, step, after),
         dissected=dissect(config, before, step, log) if deep else None,
@@ -138,14 +138,18 @@ def replay(
 
 
 def _environment_changes(
-    setup: TrainSetup, run_dir: RunDir, others: Mapping[int, int], step: int
+    program: Program, run_dir: RunDir, others: Mapping[int, int], step: int
 ) -> list[str]:
     """Return the changes since the run that may change the rounding of a step.
 
     Args:
         others: the number of processes of each step that another number of processes ran.
     """
-    config, recorded, now = setup.config, run_dir.facts(), get_environment(setup.devices)
+    config, recorded, now = (
+        program.resolved.config,
+        run_dir.facts(),
+        get_environment(program.resolved.devices),
+    )
     count = jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
     facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
@@ -166,14 +170,16 @@ def _short(value: Any) -> str:
     return format_value(value) if value is not ABSENT else "nothing"
 
 
-def _length_changes(setup: TrainSetup, run_dir: RunDir) -> list[LengthChange]:
+def _length_changes(program: Program, run_dir: RunDir) -> list[LengthChange]:
     """Return the changes of the run's length."""
 
     def find() -> dict[str, Any]:
         checkpoints = CheckpointManager(run_dir.checkpoints, owner=run_dir.owner())
         step = checkpoints.newest()
         found = (
-            [] if step is None else find_length_changes(setup.config, step, checkpoints.about(step))
+            []
+            if step is None
+            else find_length_changes(program.resolved.config, step, checkpoints.about(step))
         )
         return {"changes": [list(change) for change in found]}
 
@@ -197,10 +203,14 @@ def _check_schedule(
 
 
 def _before(
-    setup: TrainSetup, run_dir: RunDir, step: int, log: Callable[[str], None]
+    program: Program,
+    batches: CallBatches,
+    run_dir: RunDir,
+    step: int,
+    log: Callable[[str], None],
 ) -> tuple[int, TrainState]:
     """Return the newest saved step before the call with the step, and its state."""
-    last = setup.schedule.first(step)
+    last = batches.schedule.first(step)
     owner = run_dir.owner()
     with CheckpointManager(run_dir.checkpoints, owner=owner) as checkpoints:
 
@@ -216,32 +226,33 @@ def _before(
 
         while (start := broadcast_from_first(find)["start"]) is not None:
             try:
-                state = checkpoints.restore(start, setup.like)
+                state = checkpoints.restore(start, program.resolved.like)
             except DamagedError as error:  # the files are complete, but a leaf is damaged
                 log(f"skipped: {error}")
                 last = start - 1
             else:
-                setup.calls.restore(checkpoints.about(start).get("batches", {}))
+                batches.stacked.restore(checkpoints.about(start).get("batches", {}))
                 return start, state
-    return 0, setup.fresh()
+    return 0, program.initial_state()
 
 
 def _replay_steps(
-    setup: TrainSetup, state: TrainState, start: int, step: int
+    program: Program, batches: CallBatches, state: TrainState, start: int, step: int
 ) -> tuple[dict[int, StepRecord], TrainState, TrainState]:
     """Run the steps from `start` to the end of the call with the step, by the run's program.
 
     Return their records, the state before the call with the step, and the state after it.
     """
-    program, records, before = setup.compile_step(), {}, state
+    schedule, records, before = batches.schedule, {}, state
+    take = program.compile_step(schedule)
     while start < step:
-        batch, end = setup.read_call(start), setup.schedule.after(start)
+        batch, end = batches.read(start), schedule.after(start)
         # The call donates its input.
         before = jax.tree.map(jnp.copy, state) if end >= step else before
-        state, metrics = program(state, setup.place(batch))
+        state, metrics = take(state, program.place(batch, schedule))
         found = (metrics[name].total for name in ("loss", "grad_norm"))
         losses, norms = (np.ravel(jax.device_get(x)).tolist() for x in found)
-        for i, own in enumerate(split_steps(batch, setup.stacked)):
+        for i, own in enumerate(split_steps(batch, schedule.stacked)):
             records[start + i + 1] = StepRecord(losses[i], norms[i], digest_batch(own))
         start = end
     return records, before, state

@@ -27,7 +27,7 @@ from jtrain.io.formatting import format_number
 from jtrain.parallel import Single
 from jtrain.train.experiment import RunConfig
 from jtrain.train.leaf_statistics import LeafStatistics
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 
 
 class StepGradient(NamedTuple):
@@ -54,18 +54,18 @@ def to_single_device(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, parallel=Single(), steps_per_call=1)
 
 
-def set_up_single_device(config: RunConfig) -> TrainSetup:
+def set_up_single_device(config: RunConfig) -> Program:
     """Set up a run on one device, with one step per call."""
     return set_up(to_single_device(config))
 
 
-def make_gradient(setup: TrainSetup) -> Callable[..., StepGradient]:
+def make_gradient(program: Program) -> Callable[..., StepGradient]:
     """Return `(state, batch, weights=None) -> StepGradient`, pure and not compiled.
 
     All rows are computed at once, since microbatches change no result. The terms are divided by
     `weights`; None: by the weights of the batch itself.
     """
-    terms = _terms(setup)
+    terms = _terms(program)
 
     def gradient(state: TrainState, batch: Batch, weights: Any = None) -> StepGradient:
         rng = state.step_key()
@@ -82,21 +82,27 @@ def make_gradient(setup: TrainSetup) -> Callable[..., StepGradient]:
     return gradient
 
 
-def term_weights(setup: TrainSetup, state: TrainState, batch: Batch) -> list[Leaf]:
+def term_weights(program: Program, state: TrainState, batch: Batch) -> list[Leaf]:
     """Return the weight of each term of the loss in this batch."""
-    output = _terms(setup)(state.params, state.extra, batch, state.step_key())
+    output = _terms(program)(state.params, state.extra, batch, state.step_key())
     return [mean.weight for mean in output.terms.means]
 
 
-def compute_loss(setup: TrainSetup, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
+def compute_loss(program: Program, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
     """Return the loss of a batch; `rng` is None in evaluation."""
-    output = _terms(setup)(state.params, state.extra, batch, rng)
+    output = _terms(program)(state.params, state.extra, batch, rng)
     return combine(output.terms, [mean.weight for mean in output.terms.means])
 
 
-def read_full_batch(setup: TrainSetup, step: int) -> dict[str, jax.Array]:
+def read_full_batch(program: Program, step: int) -> dict[str, jax.Array]:
     """Return the full batch of step `step`, counted from 1."""
-    return to_device(SkipBatches(setup.experiment.train, setup.windows)[step - 1])
+    return to_device(_all_rows(program)[step - 1])
+
+
+def _all_rows(program: Program) -> SkipBatches:
+    """Return the batch of each step with the rows of all processes."""
+    resolved = program.resolved
+    return SkipBatches(resolved.experiment.train, resolved.config.guard.without)
 
 
 def to_device(batch: Batch) -> dict[str, jax.Array]:
@@ -104,9 +110,11 @@ def to_device(batch: Batch) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in batch.items()}
 
 
-def _terms(setup: TrainSetup) -> Callable[..., LossOutput]:
+def _terms(program: Program) -> Callable[..., LossOutput]:
     # Without jit: an inlined call would lose the source lines of the loss.
-    return inspect.unwrap(normalize_loss(setup.loss, ragged=setup.experiment.train.ragged))
+    return inspect.unwrap(
+        normalize_loss(program.loss, ragged=program.resolved.experiment.train.ragged)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,35 +141,35 @@ def dissect(
             then run one by one.
         log: called with a line about progress.
     """
-    setup = set_up_single_device(config)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.like)
-    state = _advance(setup, jax.device_put(jax.device_get(state), shardings), step)
-    batch = read_full_batch(setup, step)
+    program = set_up_single_device(config)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.like)
+    state = _advance(program, jax.device_put(jax.device_get(state), shardings), step)
+    batch = read_full_batch(program, step)
     log("the same step without jit, and with checks")
     with jax.disable_jit():
-        gradient = make_gradient(setup)(state, batch)
+        gradient = make_gradient(program)(state, batch)
     return StepReport(
         eager_loss=float(gradient.loss),
         eager_grad_norm=float(gradient.grad_norm),
-        checks=_checks(setup, state, batch),
-        leaves=LeafStatistics(setup)(step - 1, state),
+        checks=_checks(program, state, batch),
+        leaves=LeafStatistics(program)(step - 1, state),
     )
 
 
-def _advance(setup: TrainSetup, state: TrainState, step: int) -> TrainState:
+def _advance(program: Program, state: TrainState, step: int) -> TrainState:
     if int(state.step) == step - 1:
         return state
-    program = setup.compile_step()
+    take = program.compile_step()
     for number in range(int(state.step), step - 1):
-        state, _ = program(state, setup.place(setup.calls[number]))
+        state, _ = take(state, program.place(program.batches().stacked[number]))
     return state
 
 
-def _checks(setup: TrainSetup, state: TrainState, batch: Batch) -> str:
+def _checks(program: Program, state: TrainState, batch: Batch) -> str:
     """Return the error of checkify, or why it cannot check: it does not support all primitives."""
 
     def numbers(state: TrainState, batch: Batch) -> tuple[Leaf, Leaf]:
-        gradient = make_gradient(setup)(state, batch)
+        gradient = make_gradient(program)(state, batch)
         return gradient.loss, gradient.grad_norm
 
     checked = checkify.checkify(numbers, errors=checkify.all_checks)
@@ -185,26 +193,26 @@ def run_eager(config: RunConfig, *, log: Callable[[str], None]) -> None:
     Raises:
         LossError: if the loss converts a value that depends on parameters to a Python number.
     """
-    setup = set_up_single_device(config)
-    state, steps = setup.fresh(), setup.config.steps
+    program = set_up_single_device(config)
+    state, steps = program.initial_state(), program.resolved.config.steps
     with jax.disable_jit():
         for step in range(1, steps + 1):
-            batch = read_full_batch(setup, step)
-            compute_loss(setup, state, batch, state.step_key())
+            batch = read_full_batch(program, step)
+            compute_loss(program, state, batch, state.step_key())
             with _silence():
-                gradient = _gradient(setup, state, batch)
-                state = _updated_state(setup, state, batch, gradient)
+                gradient = _gradient(program, state, batch)
+                state = _updated_state(program, state, batch, gradient)
             loss, norm = (format_number(float(x)) for x in (gradient.loss, gradient.grad_norm))
             log(f"step {step}/{steps}  loss {loss}  gradient norm {norm}")
-        for name, rows in setup.sets.items():
+        for name, rows in program.resolved.sets.items():
             batch = to_device(rows[0])
-            loss = compute_loss(setup, state, batch, None)
+            loss = compute_loss(program, state, batch, None)
             log(f"{name}  loss of the first batch {format_number(float(loss))}")
 
 
-def _gradient(setup: TrainSetup, state: TrainState, batch: Batch) -> StepGradient:
+def _gradient(program: Program, state: TrainState, batch: Batch) -> StepGradient:
     try:
-        return make_gradient(setup)(state, batch)
+        return make_gradient(program)(state, batch)
     except CodeError as error:
         if not isinstance(error.__context__, jax.errors.ConcretizationTypeError):
             raise
@@ -217,19 +225,19 @@ def _gradient(setup: TrainSetup, state: TrainState, batch: Batch) -> StepGradien
 
 
 def _updated_state(
-    setup: TrainSetup, state: TrainState, batch: Batch, gradient: StepGradient
+    program: Program, state: TrainState, batch: Batch, gradient: StepGradient
 ) -> TrainState:
     """Return the state after the update; unchanged if loss or gradient is not finite.
 
     core's step traces the loss to shapes first, so that no value in it could be printed.
     """
-    update = with_named_arguments(setup.experiment.transformation).update
+    update = with_named_arguments(program.resolved.experiment.transformation).update
     extra = update_extra(state.extra, gradient.returned.extra)
     forward = jnp.isfinite(gradient.loss) & is_finite_update(extra, gradient.returned.extra)
     finite = forward & jnp.isfinite(gradient.grad_norm)
 
     def gradient_at(params: Params) -> LossGradient:
-        found = make_gradient(setup)(dataclasses.replace(state, params=params), batch)
+        found = make_gradient(program)(dataclasses.replace(state, params=params), batch)
         return LossGradient(found.loss, found.grads, {}, ())
 
     kwargs = {

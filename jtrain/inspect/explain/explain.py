@@ -24,7 +24,7 @@ from jtrain.inspect.explain.residuals import (
 from jtrain.inspect.plan.compile import load_or_compile_step
 from jtrain.inspect.plan.topology import Topology
 from jtrain.inspect.sharding_table import ShardingTable, describe_sharding
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 from jtrain.train.summary import StepFlops, count_step_flops
 
 
@@ -95,7 +95,7 @@ class Explanation:
 
 
 def explain(
-    setup: TrainSetup,
+    program: Program,
     *,
     compiles: bool = True,
     start: float | None = None,
@@ -113,7 +113,7 @@ def explain(
         DataError: if the first batch cannot be read.
     """
     start = time.perf_counter() if start is None else start
-    traced = trace_loss(setup)
+    traced = trace_loss(program)
     operations = list_operations(traced.gradient)
     outer = outer_paths(operations)
     operations = [op._replace(path=split_own_work(op.path, op.source, outer)) for op in operations]
@@ -121,23 +121,23 @@ def explain(
         dataclasses.replace(x, path=split_own_work(x.path, x.source, outer))
         for x in list_residuals(traced.forward, traced.arguments)
     ]
-    leaves = named_leaves(setup.like.params)
+    leaves = named_leaves(program.resolved.like.params)
     sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items()}
     modules = sum_by_module(operations, residuals, sizes)
-    flow, flops = trace_flow(operations, residuals), count_step_flops(setup)
+    flow, flops = trace_flow(operations, residuals), count_step_flops(program)
     seconds = time.perf_counter() - start
-    compiled, hlo = _compile(setup, topology) if compiles else (None, "")
+    compiled, hlo = _compile(program, topology) if compiles else (None, "")
     found = Explanation(
-        name=setup.config.name,
-        rows=setup.config.batch,
+        name=program.resolved.config.name,
+        rows=program.resolved.config.batch,
         microbatch=traced.rows,
-        row_shards=setup.strategy.shares,
+        row_shards=program.resolved.strategy.shares,
         modules=modules,
         residuals=tuple(residuals),
         flow=flow,
         flops=flops,
         recomputed=modules.flops["recomputed"],
-        sharding=describe_sharding(setup),
+        sharding=describe_sharding(program),
         activations=tuple(_activations(operations)),
         seconds=seconds,
         compiled=compiled,
@@ -146,11 +146,13 @@ def explain(
     return found, f"# loss\n{traced.loss}\n\n# gradient\n{traced.gradient}", hlo
 
 
-def _compile(setup: TrainSetup, topology: Topology | None) -> tuple[CompiledProgram, str]:
+def _compile(program: Program, topology: Topology | None) -> tuple[CompiledProgram, str]:
     start = time.perf_counter()
-    step = load_or_compile_step(setup, topology)
-    mesh, seconds = setup.strategy.axes or {"data": 1}, time.perf_counter() - start
-    compiled = read_compiled(step, mesh, seconds=seconds, platform=setup.devices[0].platform)
+    step = load_or_compile_step(program, topology)
+    mesh, seconds = program.resolved.strategy.axes or {"data": 1}, time.perf_counter() - start
+    compiled = read_compiled(
+        step, mesh, seconds=seconds, platform=program.resolved.devices[0].platform
+    )
     return compiled, step.text
 
 

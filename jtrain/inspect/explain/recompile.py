@@ -17,8 +17,8 @@ from jtrain.train.compile_step import (
     program_signature,
     read_compiles,
 )
+from jtrain.train.program import Program
 from jtrain.train.run_dir import RunDir
-from jtrain.train.setup import TrainSetup
 
 SHOWN = 8  # changed arguments
 
@@ -45,8 +45,8 @@ class CompileComparison:
         }
 
 
-def compare_with_run(run: Path, setup: TrainSetup) -> CompileComparison:
-    """Compare the compiles of a run with one another, and the newest with a setup.
+def compare_with_run(run: Path, program: Program) -> CompileComparison:
+    """Compare the compiles of a run with one another, and the newest with a program.
 
     Raises:
         ConfigError: if the run has no compiles.jsonl.
@@ -63,7 +63,7 @@ def compare_with_run(run: Path, setup: TrainSetup) -> CompileComparison:
     newest = compiles[-1].signature
     older = [c.signature for c in compiles if c.signature != newest]
     last = compare_signatures(older[-1], newest) if older else []
-    now = compare_signatures(newest, program_signature(setup))
+    now = compare_signatures(newest, program_signature(program, program.schedule))
     return CompileComparison(str(run), tuple(compiles), tuple(last), tuple(now))
 
 

@@ -25,7 +25,7 @@ from jtrain.inspect.explain.operations import (
     without_repeats,
 )
 from jtrain.parallel.offload import device_shardings
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +44,21 @@ class TracedLoss:
     """Rows of a microbatch."""
 
 
-def trace_loss(setup: TrainSetup) -> TracedLoss:
+def trace_loss(program: Program) -> TracedLoss:
     """Trace the loss of a setup and its gradient, from shapes alone.
 
     Raises:
         LossError: if the loss has no gradient, or breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    like = device_shardings(setup.like)
+    like = device_shardings(program.resolved.like)
     of = lambda array, *dims: jax.ShapeDtypeStruct(dims, jax.dtypes.canonicalize_dtype(array.dtype))
-    first = setup.experiment.train[0]
+    first = program.resolved.experiment.train[0]
     batch = {name: of(array, *array.shape) for name, array in first.items()}
     # Without jit: the call would be inlined, and operations would lose their source lines.
-    terms = inspect.unwrap(normalize_loss(setup.loss, ragged=setup.experiment.train.ragged))
+    terms = inspect.unwrap(
+        normalize_loss(program.loss, ragged=program.resolved.experiment.train.ragged)
+    )
 
     def loss(params: Any, extra: Any, batch: Any, key: Any) -> Any:
         output = terms(params, extra, batch, key)
@@ -67,7 +69,7 @@ def trace_loss(setup: TrainSetup) -> TracedLoss:
 
     key = jax.eval_shape(TrainState.step_key, like)
     arguments = like.params, like.extra, batch, key
-    rows = setup.config.batch // setup.config.microbatches
+    rows = program.resolved.config.batch // program.resolved.config.microbatches
     few = {name: of(array, rows, *array.shape[1:]) for name, array in first.items()}
     named = {"params": like.params, "extra": like.extra, "batch": few, "key": key}
     names = [

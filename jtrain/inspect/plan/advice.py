@@ -11,7 +11,7 @@ from jtrain.inspect.plan.search import Candidate, Costs, candidates, current, de
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.formatting import format_bytes
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 SHOWN = 3  # combinations
 COMPILES = 3  # pieces of advice that are compiled
@@ -204,10 +204,12 @@ def find_largest_batch(
             f"--largest-batch: the memory of a device of {topology.name} is not known; write "
             f"--memory GB."
         )
-    setup = set_up(config, among=topology.devices)
-    step, plans = setup.strategy.shares * setup.config.microbatches, {}
-    if setup.strategy.schedule:  # its microbatches enter in groups of as many as there are stages
-        step *= setup.strategy.schedule.groups
+    program = set_up(config, among=topology.devices)
+    step, plans = program.resolved.strategy.shares * program.resolved.config.microbatches, {}
+    if (
+        program.resolved.strategy.schedule
+    ):  # its microbatches enter in groups of as many as there are stages
+        step *= program.resolved.strategy.schedule.groups
     low, high = 0, 0  # `low` steps fit, `high` do not; 0: not known
     count = max(config.batch // step, 1)
     while count and len(plans) < compiles:

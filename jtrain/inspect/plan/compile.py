@@ -20,8 +20,8 @@ from jax.stages import Compiled, Lowered
 from jtrain.inspect.plan.topology import Topology
 from jtrain.io.regular_files import atomic_write
 from jtrain.parallel.program_cache import mesh_devices
+from jtrain.train.program import Program
 from jtrain.train.runtime import usual_directory
-from jtrain.train.setup import TrainSetup
 
 _log = logging.getLogger(__name__)
 _PEAK = re.compile(r"^\s+(\S+?)\{([\d,]*)\}: (\d+) bytes \(cumulative")
@@ -51,9 +51,9 @@ class CompiledStep:
 
 
 def load_or_compile_step(
-    setup: TrainSetup, topology: Topology | None, dump: Path | None = None
+    program: Program, topology: Topology | None, dump: Path | None = None
 ) -> CompiledStep:
-    """Return the cached answer of the compiler for the step of a setup, or compile it.
+    """Return the cached answer of the compiler for the step of a program, or compile it.
 
     Args:
         topology: of the step; None: the devices of this machine, whose answers are not cached.
@@ -62,8 +62,8 @@ def load_or_compile_step(
     Raises:
         jax.errors.JaxRuntimeError: if the step does not compile for another reason than its memory.
     """
-    lowered = setup.lower_step()
-    file = plan_cache() / f"{_key(lowered, setup, topology)}.json.gz" if topology else None
+    lowered = program.lower_step()
+    file = plan_cache() / f"{_key(lowered, program, topology)}.json.gz" if topology else None
     if file and dump is None and (cached := read_step(file)) is not None:
         return cached
     if dump is not None:
@@ -81,11 +81,11 @@ def plan_cache() -> Path:
     return usual_directory().parent / "plans"
 
 
-def _key(lowered: Lowered, setup: TrainSetup, topology: Topology) -> str:
+def _key(lowered: Lowered, program: Program, topology: Topology) -> str:
     flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     # The text of a lowered step has neither the order of the devices nor the compiler's options.
-    order = [device.id for device in mesh_devices(setup.like)]
-    options = dict(setup.strategy.compiler_options)
+    order = [device.id for device in mesh_devices(program.resolved.like)]
+    options = dict(program.resolved.strategy.compiler_options)
     parts = [FORMAT, topology.name, topology.compiler, jax.__version__, *flags, order, options]
     return hashlib.sha256("\n".join([*map(str, parts), lowered.as_text()]).encode()).hexdigest()
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jtrain.core.pytree import named_leaves
 from jtrain.inspect.plan.hlo import HloProgram, Instruction, array_shapes
 from jtrain.parallel.offload import is_on_host
-from jtrain.train.setup import TrainSetup
+from jtrain.train.program import Program
 
 _PARTS = {"params": "parameters", "opt_state": "optimizer"}
 _ORDER = ("parameters", "frozen", "optimizer", "other")
@@ -30,19 +30,19 @@ class StatePart(NamedTuple):
         return ", ".join(filter(None, [kind, "in host memory" if self.host else ""]))
 
 
-def state_parts(setup: TrainSetup) -> tuple[StatePart, ...]:
+def state_parts(program: Program) -> tuple[StatePart, ...]:
     """Return the parts of a setup's state that have leaves, from shapes alone."""
     sums: dict[tuple[str, str, bool], int] = {}
-    for name, leaf in named_leaves(setup.like).items():
-        key = (*_part(name, leaf, setup), is_on_host(leaf))
+    for name, leaf in named_leaves(program.resolved.like).items():
+        key = (*_part(name, leaf, program), is_on_host(leaf))
         shape = leaf.sharding.shard_shape(leaf.shape)
         sums[key] = sums.get(key, 0) + math.prod(shape) * leaf.dtype.itemsize
     parts = [StatePart(*key, size) for key, size in sums.items()]
     return tuple(sorted(parts, key=lambda part: (_ORDER.index(part.name), -part.bytes)))
 
 
-def _part(name: str, leaf: Any, setup: TrainSetup) -> tuple[str, str]:
-    adapter = setup.experiment.adapter
+def _part(name: str, leaf: Any, program: Program) -> tuple[str, str]:
+    adapter = program.resolved.experiment.adapter
     if adapter is None or not name.startswith(_FROZEN):
         return _PARTS.get(name.split("/")[0], "other"), ""
     owner, kind = name.removeprefix(_FROZEN).rsplit("/", 1)[0], adapter.settings.frozen

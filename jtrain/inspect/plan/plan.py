@@ -26,7 +26,7 @@ from jtrain.io.formatting import align_columns, format_bytes, format_count, form
 from jtrain.parallel import PipelineSchedule
 from jtrain.parallel.program_cache import mesh_devices
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import TrainSetup, set_up
+from jtrain.train.program import Program, set_up
 from jtrain.train.summary import StepFlops, bound_step_flops
 
 LISTED = 20  # tensors in a plan
@@ -157,10 +157,10 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
         ConfigError: if the config is invalid.
     """
     start = time.perf_counter()
-    setup = set_up(single_step(config), among=topology.devices)
-    step = load_or_compile_step(setup, topology, dump)
-    bound = bound_step_flops(setup)
-    plan = _read(setup, topology, step)
+    program = set_up(single_step(config), among=topology.devices)
+    step = load_or_compile_step(program, topology, dump)
+    bound = bound_step_flops(program)
+    plan = _read(program, topology, step)
     return dataclasses.replace(
         plan,
         flops=bound.flops,
@@ -180,9 +180,9 @@ def single_step(config: RunConfig) -> RunConfig:
     )
 
 
-def _read(setup: TrainSetup, topology: Topology, step: CompiledStep) -> Plan:
+def _read(program: Program, topology: Topology, step: CompiledStep) -> Plan:
     """Return the plan of a compiled step; parts that cannot be read are in `unread`."""
-    layout, state = setup.strategy.axes or {"data": 1}, describe_sharding(setup)
+    layout, state = program.resolved.strategy.axes or {"data": 1}, describe_sharding(program)
     devices = math.prod(layout.values())
     plan = Plan(
         topology=topology.name,
@@ -191,25 +191,27 @@ def _read(setup: TrainSetup, topology: Topology, step: CompiledStep) -> Plan:
         layout=layout,
         memory={**step.memory, "limit": topology.limit},
         leaves=state.device + state.host,
-        parts=state_parts(setup),
+        parts=state_parts(program),
         collectives=(),
         seconds=step.seconds,
-        schedule=setup.strategy.schedule,
-        why=setup.why,
+        schedule=program.resolved.strategy.schedule,
+        why=program.resolved.why,
     )
     try:
-        program = HloProgram(step.text)
-        traffic = collectives_of(program, layout)
-        collectives = mark_overlapped(traffic.collectives, program, layout)
+        hlo = HloProgram(step.text)
+        traffic = collectives_of(hlo, layout)
+        collectives = mark_overlapped(traffic.collectives, hlo, layout)
     except NOT_UNDERSTOOD as error:
         return dataclasses.replace(plan, unread=(f"no collective: {reason(error)}",))
     unread, tensors, estimate = traffic.unread, (), None
     try:
-        tensors = name_tensors(program, step.text, step.buffers)[:LISTED]
-        estimate = estimate_step(program, layout, mesh_devices(setup.like) or topology.devices[:1])
+        tensors = name_tensors(hlo, step.text, step.buffers)[:LISTED]
+        estimate = estimate_step(
+            hlo, layout, mesh_devices(program.resolved.like) or topology.devices[:1]
+        )
     except NOT_UNDERSTOOD as error:
         unread = (*unread, f"no estimate: {reason(error)}")
-    if names := unknown_kernels(program):
+    if names := unknown_kernels(hlo):
         unread = (*unread, f"no FLOPs of {', '.join(names)}: the estimate is a lower bound")
     return dataclasses.replace(
         plan, collectives=collectives, unread=unread, tensors=tensors, estimate=estimate

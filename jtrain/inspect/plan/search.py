@@ -21,7 +21,7 @@ from jtrain.parallel.rules import AXES
 from jtrain.parallel.strategies.auto import MemoryEstimate, estimate
 from jtrain.train.auto_layout import trace_memory_needs
 from jtrain.train.experiment import RunConfig
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 from jtrain.train.summary import bound_step_flops
 
 COMPILES = 12

@@ -17,6 +17,7 @@ from jtrain.core.mean import Mean
 from jtrain.core.rows import with_rows
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Extra, Key, LossFn, Params
+from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
 from jtrain.parallel.offload import device_shardings, to_device
@@ -37,7 +38,7 @@ from jtrain.train.experiment import batch_shapes
 from jtrain.train.runtime import check_jit_enabled
 
 if TYPE_CHECKING:
-    from jtrain.train.setup import TrainSetup
+    from jtrain.train.program import Program
 
 _log = logging.getLogger(__name__)
 ROWS = ("row", "mask")  # of every batch; a loss may leave them unread
@@ -211,44 +212,44 @@ def check_batch(
         first.check_hidden(sums)
 
 
-def trace_train_batch(setup: "TrainSetup", start: int) -> list[FirstBatch]:
+def trace_train_batch(program: "Program", batches: SkipBatches, start: int) -> list[FirstBatch]:
     """Trace the loss on the training batch of step `start`; none if the check is off.
 
     Raises:
         LossError: if one value a row is broadcast against another, pairing all rows.
     """
-    train = setup.experiment.train
+    train = program.resolved.experiment.train
     indices = getattr(train, "indices", lambda number: np.array(()))
-    number = setup.train.number(start)
+    number = batches.number(start)
     options = {"draws": True, "origin": indices(number).tolist()}
-    first = lambda: setup.train[start] if number else setup.first.own
-    return _trace(setup, train, first, "the first batch", **options)
+    first = lambda: batches[start] if number else program.first.own
+    return _trace(program, train, first, "the first batch", **options)
 
 
-def trace_set_batches(setup: "TrainSetup") -> list[FirstBatch]:
+def trace_set_batches(program: "Program") -> list[FirstBatch]:
     """Trace the loss on the first batch of each evaluation set.
 
     Raises:
         LossError: if one value a row is broadcast against another, pairing all rows.
     """
     batches = []
-    for name, rows in setup.sets.items():
-        first = lambda rows=rows: setup.own_rows(rows)[0]
-        batches += _trace(setup, rows, first, f"the first batch of `{name}`", draws=False)
+    for name, rows in program.resolved.sets.items():
+        first = lambda rows=rows: program.resolved.own_rows(rows)[0]
+        batches += _trace(program, rows, first, f"the first batch of `{name}`", draws=False)
     return batches
 
 
 def _trace(
-    setup: "TrainSetup", batches: Batches, first: Callable[[], Batch], what: str, **options: Any
+    program: "Program", batches: Batches, first: Callable[[], Batch], what: str, **options: Any
 ) -> list[FirstBatch]:
-    if not setup.config.checks.first_batch:
+    if not program.resolved.config.checks.first_batch:
         return []
-    weights = device_shardings((setup.like.params, setup.like.extra))
-    terms = normalize_loss(setup.loss, ragged=batches.ragged)
+    weights = device_shardings((program.resolved.like.params, program.resolved.like.extra))
+    terms = normalize_loss(program.loss, ragged=batches.ragged)
     return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
 
 
-def check_batches(setup: "TrainSetup", batches: Sequence[FirstBatch], state: TrainState) -> None:
+def check_batches(program: "Program", batches: Sequence[FirstBatch], state: TrainState) -> None:
     """Raise if a set with coupled rows is split, a label is out of range, or hidden rows count.
 
     Every process of the run calls this at the same time.
@@ -257,28 +258,29 @@ def check_batches(setup: "TrainSetup", batches: Sequence[FirstBatch], state: Tra
         LossError: if coupled rows of a set are in several batches, or hidden rows change a sum.
         DataError: for a label that the loss counts, with the row, the value and the shape.
     """
-    for name in setup.sets:
-        setup.check_set(name, state)
-    like = setup.like.params, setup.like.extra
+    for name in program.resolved.sets:
+        program.check_set(name, state)
+    like = program.resolved.like.params, program.resolved.like.extra
     for batch in batches:
         weights = to_device((state.params, state.extra), like)
-        compiled = functools.partial(_on_devices, setup, batch.sums(setup.strategy.psum), weights)
+        compiled = functools.partial(
+            _on_devices, program, batch.sums(program.resolved.strategy.psum), weights
+        )
         batch.check(compiled())
-        if batch.draws and setup.experiment.train.ragged:
-            batch.check_hidden(compiled(), setup.config.microbatches)
+        if batch.draws and program.resolved.experiment.train.ragged:
+            batch.check_hidden(compiled(), program.resolved.config.microbatches)
 
 
-def _on_devices(
-    setup: "TrainSetup", fn: Callable[..., Any], weights: Any
-) -> Callable[[Batch], Any]:
+def _on_devices(program: "Program", fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
     """Return `fn(weights, batch)` as a function of a host batch, computed on the run's devices."""
-    program: Callable[..., Any] | None = None
+    strategy = program.resolved.strategy
+    compiled: Callable[..., Any] | None = None
 
     def call(batch: Batch) -> Any:
-        nonlocal program
-        placed = setup.strategy.place(batch)
-        program = program or setup.strategy.compile(fn, weights, placed)
-        return jax.device_get(program(weights, placed))
+        nonlocal compiled
+        placed = strategy.place(batch)
+        compiled = compiled or strategy.compile(fn, weights, placed)
+        return jax.device_get(compiled(weights, placed))
 
     return call
 

@@ -11,12 +11,9 @@ class Worst(Hook):
         self.loss = max(self.loss, numbers["loss"])
 ```
 
-Hooks are called in the order of their list: `Signals`, `Speed`, the readers of the speed
-(`LogHook`, `ProgressBar`), `MetricsFile`, `SkippedSteps`, `EvaluateEvery`, `Samples`, and
-`SaveEvery` last.
+The hooks of a run, and the order in which they are called, stand in `jtrain.train.trainer`.
 """
 
-from jtrain.train.hooks.checkpointing import SaveEvery as SaveEvery
 from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
 from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener
@@ -25,12 +22,10 @@ from jtrain.train.hooks.function_hooks import on_numbers as on_numbers
 from jtrain.train.hooks.function_hooks import on_results as on_results
 from jtrain.train.hooks.function_hooks import on_state as on_state
 from jtrain.train.hooks.log import LogHook as LogHook
-from jtrain.train.hooks.log import LogLines as LogLines
 from jtrain.train.hooks.log import MetricHistory as MetricHistory
 from jtrain.train.hooks.log import MetricsFile as MetricsFile
 from jtrain.train.hooks.progress import ProgressBar as ProgressBar
 from jtrain.train.hooks.samples import Samples as Samples
 from jtrain.train.hooks.signals import Signals as Signals
-from jtrain.train.hooks.skipped_steps import SkippedSteps as SkippedSteps
 from jtrain.train.hooks.speed import Speed as Speed
 from jtrain.train.hooks.speed import SpeedReading as SpeedReading

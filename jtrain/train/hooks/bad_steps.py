@@ -1,34 +1,377 @@
-"""Bad steps: the guard that ends the loop at one, their log, and the data that caused them."""
+"""Bad steps: they are skipped, rolled back or end the run, as the config's `guard` says."""
 
+import collections
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jtrain.config.sections import RollbackPolicy, StopPolicy
-from jtrain.core.loop import Hook, Rollback, Stop
-from jtrain.core.types import Metrics
-from jtrain.errors import CheckpointError
-from jtrain.io import jsonl
+import numpy as np
+
+from jtrain.config.lookup import FIT
+from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
+from jtrain.core.loop import FinishedSteps, Recorder, Rollback, Stop
+from jtrain.data.batches.scan import find_nonfinite
 from jtrain.io.jsonl import JsonlWriter
+from jtrain.io.log import LOG
+from jtrain.optim.recipe import OptimizerConfig
+from jtrain.train.experiment import RunConfig
 
 Done = Literal["skipped", "rolled back", "stopped"]
+KEPT = "The parameters are those of the last finite step."
+FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
+SHARE = 0.1  # of all steps, that may be skipped for values of the data that are not finite
+MIN_STEPS, MAX_NAMED = 5, 3  # such steps before the run may end; rows that are named
 
 
 class BadStep(NamedTuple):
     """A step that was not finite, or a spike."""
 
     step: int  # the first is 1
-    what: str  # `loss nan, gradient norm inf`
+    what: str  # `is not finite: loss nan, gradient norm inf`
     loss: float
     grad_norm: float
     update_norm: float = 0.0  # nothing is added by a step that is skipped
 
+
+class StepNumbers(NamedTuple):
+    """Numbers of a step that decide whether it is bad."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    update_norm: float
+    skipped: float
+    """Steps that were skipped so far, with this one."""
+    loss_scale: float
+    """Loss scale of the step; NaN without loss scaling."""
+
     @property
-    def is_only_update(self) -> bool:
-        """True if loss and gradient were finite and the optimizer's update was not."""
-        return math.isfinite(self.loss + self.grad_norm) and not math.isfinite(self.update_norm)
+    def overflows(self) -> bool:
+        """Whether the gradient alone is not finite."""
+        return math.isfinite(self.loss) and not math.isfinite(self.grad_norm)
+
+    def describe(self) -> str:
+        """Return a description of a step that was skipped."""
+        if math.isfinite(self.loss + self.grad_norm):
+            return f"makes extra non-finite: loss {self.loss:.4g}"
+        return f"is not finite: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
+
+
+class BadSteps(Recorder):
+    """Recorder that judges each step, in one of the three ways of the config.
+
+    Steps are judged some calls late, but all steps up to a checkpoint before the checkpoint is
+    written, so no checkpoint is later than a bad step. In several processes the numbers are those
+    of the whole batch and equal to the bit, so all processes decide alike.
+
+    Args:
+        events: the log of bad steps.
+        batches: batch of each step, as this process reads it.
+        every: steps between two multiples at which a bad step may end the loop.
+        start: the step that the run resumes from.
+        skipped: steps that were skipped before it (`state.skipped`).
+        earlier: the bad steps that the run was rolled back for before.
+        minimum: smallest loss scale, if there is one. Above it an overflow of the gradient is how
+            the scale adapts, and is not bad.
+        known: the result of `state` in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        events: "BadStepLog",
+        batches: "StepRows",
+        *,
+        every: int = 1,
+        start: int = 0,
+        skipped: int = 0,
+        earlier: Sequence[int] = (),
+        minimum: float = 0.0,
+        known: Mapping[str, Any] = {},
+    ):
+        self._events, self._batches = events, batches
+        self._skipped, self._minimum = skipped, minimum
+        self._every, self._judged = every, start
+        self._waiting: list[FinishedSteps] = []
+        self._asked: Stop | None = None
+        self.bad: BadStep | None = None
+        """Step that ends the run or rolls it back: no later state is worth saving."""
+        policy = config.guard
+        self._response: _Skip | _End = (
+            _Skip(config, policy, self, start, known)
+            if isinstance(policy, SkipPolicy)
+            else _End(policy, self, earlier, known)
+        )
+
+    def on_steps(self, finished: FinishedSteps) -> Stop | None:
+        """Judge the steps up to a multiple of `every`; a bad one may end the loop there."""
+        self._waiting.append(finished)
+        last = finished.steps[-1]
+        if last // self._every == (finished.steps[0] - 1) // self._every:
+            return None
+        self._judge(last - last % self._every)
+        return self._asked
+
+    def settle(self) -> Stop | None:
+        """Judge all steps, before a state is saved and at the end; return whether it ends there."""
+        self._judge(None)
+        return self._asked
+
+    def ended(self, step: int) -> Stop | None:
+        """Judge the remaining steps, and warn of those that were skipped up to the last."""
+        stop = self.settle() or self._response.end_of(step)
+        self._response.warn(step)
+        return stop
+
+    def _judge(self, last: int | None) -> None:
+        """Judge the waiting steps up to `last`, or all."""
+        waiting, self._waiting = self._waiting, []
+        for finished in waiting:
+            first, end = self._judged + 1, finished.steps[-1]
+            if last is not None and last < end:
+                self._waiting.append(finished)
+                end = last
+            columns = [_column(finished, name) for name in StepNumbers._fields[1:]]
+            if not self._is_quiet(*columns) or self._response.reads_all:
+                rows = zip(finished.steps, *columns, strict=True)
+                for numbers in map(StepNumbers._make, rows):
+                    if first <= numbers.step <= end:
+                        self._judge_step(numbers)
+            self._judged = end
+            if end // self._every > (first - 1) // self._every:
+                self._asked = self._asked or self._response.end_of(end - end % self._every)
+
+    def _judge_step(self, numbers: StepNumbers) -> None:
+        before, self._skipped = self._skipped, round(numbers.skipped)
+        adapts = numbers.overflows and numbers.loss_scale > self._minimum
+        if not (adapts or self._asked):  # of a loss scale
+            was_skipped = self._skipped > before
+            self._asked = self._response.judge(numbers, was_skipped)
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON for a checkpoint, from which another instance resumes."""
+        return self._response.state()
+
+    def describe_data(self, step: int) -> str:
+        """Describe what is not finite in the data of a step, and where; "" if all is finite."""
+        found = find_nonfinite(self._batches.read(step))
+        if found is None:
+            return ""
+        rows = self._batches.report(step).get("rows")
+        row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
+        return f"{row} of `{found.array}` has {found}"
+
+    def record(self, bad: BadStep, done: Done, **more: Any) -> None:
+        """Append a bad step to the log, with the data that it took."""
+        self._events.append(bad, done, **self._batches.report(bad.step), **more)
+
+    def _is_quiet(self, loss: Any, norm: Any, update: Any, skipped: Any, scale: Any) -> bool:
+        """Return whether no step was skipped, and all numbers are finite."""
+        del scale
+        return skipped[-1] == self._skipped and bool(np.isfinite([loss, norm, update]).all())
+
+
+class StepRows(NamedTuple):
+    """Batches by step, for reports of a step's data; the first step is 1."""
+
+    train: Any
+    """Batch of each step from 0, as this process reads it: a `SkipBatches`."""
+    source: Any
+    """The experiment's batches, which may number their rows."""
+
+    def read(self, step: int) -> Mapping[str, Any]:
+        """Return the batch that a step took."""
+        return self.train[step - 1]
+
+    def report(self, step: int) -> dict[str, Any]:
+        """Return the number of the batch that a step took, from 0, and its rows in the data set.
+
+        Rows are those of the whole batch, whichever process read them; they are left out where the
+        data set does not number them.
+        """
+        number = self.train.number(step - 1)
+        indices = getattr(self.source, "indices", None)
+        return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
+
+
+class _Skip:
+    """Response that counts skipped steps, names their data, and ends a run of too many."""
+
+    reads_all = False
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: SkipPolicy,
+        steps: BadSteps,
+        start: int,
+        known: Mapping[str, Any],
+    ):
+        self._policy, self._steps = policy, steps
+        self._window = min(policy.window, config.steps)
+        self._log_every, self._logged_at, self._unlogged = config.log.every, start, 0
+        self._last: int = known.get("last", 0)  # skipped step
+        self._in_a_row: int = known.get("in_a_row", 0)
+        self._recent = collections.deque[int](known.get("bad", ()))
+        self._data_steps: int = known.get("data_steps", 0)
+        self._named = dict.fromkeys(known.get("named", ()))
+        self._cause: str = known.get("cause", "")
+
+    def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
+        if not was_skipped:
+            return None
+        step = numbers.step
+        self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
+        self._last, self._unlogged = step, self._unlogged + 1
+        bad = BadStep(step, numbers.describe(), numbers.loss, numbers.grad_norm)
+        self._steps.record(bad, "skipped")
+        self._name_data(step)
+        why = self._why_overflow(numbers) or self._why_many(bad) or self._why_none(bad)
+        return Stop(why, "failed") if why else None
+
+    def end_of(self, step: int) -> Stop | None:
+        """Return a stop if values of the data that are not finite cost too many of the steps."""
+        if self._unlogged and step - self._logged_at >= self._log_every:
+            self.warn(step)
+        if self._data_steps < max(MIN_STEPS, SHARE * step):
+            return None
+        return Stop(
+            f"{self._data_steps} of {step} steps were skipped because the data is not finite: "
+            f"{', '.join(self._named)}. {self._advice()}",
+            "failed",
+        )
+
+    def warn(self, step: int) -> None:
+        """Log how many steps were skipped since the last warning."""
+        steps, skipped = step - self._logged_at, self._unlogged
+        if skipped:
+            advice = self._cause or "if this continues, lower optimizer.lr"
+            rest = "The others were taken; " if skipped < steps else ""
+            words = f"{rest}{advice}" if rest else f"{advice[0].upper()}{advice[1:]}"
+            LOG.warning(
+                f"steps {self._logged_at + 1} to {step}: {skipped} of {steps} skipped, loss or "
+                f"gradient was not finite. {words}."
+            )
+        self._logged_at, self._unlogged = step, 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "last": self._last,
+            "in_a_row": self._in_a_row,
+            "bad": list(self._recent),
+            "data_steps": self._data_steps,
+            "named": list(self._named),
+            "cause": self._cause,
+        }
+
+    def _name_data(self, step: int) -> None:
+        self._cause = self._steps.describe_data(step)
+        if not self._cause:
+            return
+        self._data_steps += 1
+        if self._cause not in self._named and len(self._named) < MAX_NAMED:
+            self._named[self._cause] = None
+            LOG.warning(f"step {step} was skipped: {self._cause}. {self._advice()}")
+
+    def _advice(self) -> str:
+        array = self._cause.partition("`")[2].partition("`")[0]
+        return f"Remove such rows, or fill them: {array} = np.nan_to_num({array})."
+
+    def _why_overflow(self, numbers: StepNumbers) -> str:
+        if not numbers.overflows or math.isnan(numbers.loss_scale):
+            return ""
+        return (
+            f"step {numbers.step} overflowed float16 at the smallest loss scale, "
+            f"precision.minimum={numbers.loss_scale:g}. {KEPT} Check the data for NaN or infinity, "
+            f"set precision.kind=bf16, which has the range of float32, or lower optimizer.lr. "
+            f"{FIND}"
+        )
+
+    def _why_many(self, bad: BadStep) -> str:
+        most, within = self._policy.most, self._policy.within
+        if not most:
+            return ""
+        self._recent.append(bad.step)
+        while self._recent[0] <= bad.step - within:
+            self._recent.popleft()
+        if len(self._recent) < most:
+            return ""
+        return (
+            f"{len(self._recent)} steps within {within} were skipped, and guard.most is {most}: "
+            f"step {bad.step} {bad.what}. {KEPT} Check the data for NaN or infinity, or lower "
+            f"optimizer.lr. {FIND}"
+        )
+
+    def _why_none(self, bad: BadStep) -> str:
+        if self._in_a_row < self._window:
+            return ""
+        return (
+            f"no step from {bad.step - self._window + 1} to {bad.step} was finite: loss "
+            f"{bad.loss:.4g}, gradient norm {bad.grad_norm:.4g}. {KEPT} Check the data for NaN or "
+            f"infinity, lower optimizer.lr, or set optimizer.clip=1.0; guard.window is the number "
+            f"of such steps in a row that stops a run. {FIND}"
+        )
+
+
+class _End:
+    """Response that stops or rolls back at the first bad step."""
+
+    def __init__(
+        self,
+        policy: RollbackPolicy | StopPolicy,
+        steps: BadSteps,
+        earlier: Sequence[int],
+        known: Mapping[str, Any],
+    ):
+        self._policy, self._steps, self._earlier = policy, steps, earlier
+        self.means = RunningMean(policy.spike.memory)
+        self.means.restore(known)
+        self.reads_all = bool(policy.spike.loss or policy.spike.grad_norm)
+
+    def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
+        _, loss, grad_norm, update_norm, _, _ = numbers
+        what = numbers.describe() if was_skipped else self._describe(numbers)
+        if not what:
+            self.means.absorb(loss, grad_norm)
+            return None
+        self._steps.bad = bad = BadStep(numbers.step, what, loss, grad_norm, update_norm)
+        policy, why = self._policy, f"step {bad.step} {what}."
+        if isinstance(policy, StopPolicy):
+            return Stop(why, "failed")
+        recent = [step for step in self._earlier if step > bad.step - policy.within]
+        if len(recent) < policy.most:
+            return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
+        steps = ", ".join(map(str, recent))
+        return Stop(
+            f"{why} The run was rolled back {len(recent)} times within {policy.within} steps (for "
+            f"{steps or 'none'}), and guard.most is {policy.most}.",
+            "failed",
+        )
+
+    def end_of(self, step: int) -> None:
+        """Nothing is owed at the end of a group of steps."""
+
+    def warn(self, step: int) -> None:
+        """No step is skipped without an end."""
+
+    def state(self) -> dict[str, Any]:
+        return self.means.state()
+
+    def _describe(self, numbers: StepNumbers) -> str:
+        """Return what is wrong with a step, in words; "" for a good step."""
+        _, loss, grad_norm, update_norm, _, _ = numbers
+        spike, means = self._policy.spike, self.means
+        if not math.isfinite(loss + grad_norm + update_norm):
+            update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
+            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{update}"
+        if means.above("loss", loss, spike.loss):
+            return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"
+        if means.above("grad_norm", grad_norm, spike.grad_norm):
+            mean = means.grad_norm
+            return f"is a spike: gradient norm {grad_norm:.4g}, and the mean before it {mean:.4g}"
+        return ""
 
 
 @dataclasses.dataclass
@@ -62,121 +405,12 @@ class RunningMean:
 
     def state(self) -> dict[str, Any]:
         """Return JSON from which `restore` recovers the same means, to the bit."""
-        state = dataclasses.asdict(self)
-        del state["memory"]
-        return state
+        return {"steps": self.steps, "loss": self.loss, "grad_norm": self.grad_norm}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the means to a saved state; an empty one restarts them."""
         self.steps = state.get("steps", 0)
         self.loss, self.grad_norm = state.get("loss", 0.0), state.get("grad_norm", 0.0)
-
-
-class BadStepGuard(Hook):
-    """Hook that returns a `Rollback` or a `Stop` at a bad step.
-
-    The numbers of a step arrive some calls late, but all numbers up to a checkpoint arrive before
-    the checkpoint is written, so no checkpoint is later than a bad step. In several processes the
-    numbers are those of the whole batch and equal to the bit, so all processes decide alike.
-
-    Args:
-        policy: of the config.
-        minimum: smallest loss scale, if there is one. Above it an overflow of the gradient is how
-            the scale adapts, and is not bad.
-        helps: `(step, state) -> bool`, with a state that is not donated yet: whether the gradient
-            of that step's batch is finite at the smallest loss scale. If not, no scale helps.
-        earlier: the bad steps that the run was rolled back for before.
-        known: the result of `RunningMean.state` in the checkpoint.
-        skipped: steps that were skipped before the first step of this run (`state.skipped`).
-    """
-
-    def __init__(
-        self,
-        policy: RollbackPolicy | StopPolicy,
-        *,
-        minimum: float = 0.0,
-        helps: Callable[[int, Any], bool] = lambda step, state: True,
-        earlier: Sequence[int] = (),
-        known: Mapping[str, Any] = {},
-        skipped: int = 0,
-    ):
-        self._policy, self._minimum, self._earlier = policy, minimum, earlier
-        self._helps, self._state = helps, None
-        self.means = RunningMean(policy.spike.memory)
-        """Running means over the good steps."""
-        self.means.restore(known)
-        self._skipped = skipped
-        self.bad: BadStep | None = None
-        """The first bad step; no later state is worth saving."""
-
-    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Check a step; a bad one ends the loop."""
-        loss, grad_norm, update_norm = (
-            numbers[name] for name in ("loss", "grad_norm", "update_norm")
-        )
-        before, self._skipped = self._skipped, round(numbers.get("skipped", self._skipped))
-        skipped = self._skipped > before or not math.isfinite(loss + grad_norm)
-        overflow = math.isfinite(loss) and not math.isfinite(grad_norm)
-        scaled = skipped and overflow and numbers.get("loss_scale", 0.0) > self._minimum
-        if self.bad or (scaled and self._helps(step, self._state)):
-            return None
-        what = self._describe(loss, grad_norm, update_norm)
-        if skipped and math.isfinite(loss + grad_norm):
-            what = describe_skipped_step(loss, grad_norm)
-        if scaled:
-            what += ", at the smallest loss scale too"
-        if not what:
-            self.means.absorb(loss, grad_norm)
-            return None
-        self.bad = BadStep(step, what, loss, grad_norm, update_norm)
-        return self._respond(self.bad)
-
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Keep the newest state until it is donated; `on_numbers` is called before that."""
-        self._state = state
-
-    def _describe(self, loss: float, grad_norm: float, update_norm: float) -> str:
-        """Return what is wrong with a step, in words; "" for a good step."""
-        spike, means = self._policy.spike, self.means
-        if not all(map(math.isfinite, (loss, grad_norm, update_norm))):
-            update = f", update norm {update_norm:g}" if math.isfinite(grad_norm) else ""
-            return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}{update}"
-        if means.above("loss", loss, spike.loss):
-            return f"is a spike: loss {loss:.4g}, and the mean before it {means.loss:.4g}"
-        if means.above("grad_norm", grad_norm, spike.grad_norm):
-            return (
-                f"is a spike: gradient norm {grad_norm:.4g}, and the mean before it "
-                f"{means.grad_norm:.4g}"
-            )
-        return ""
-
-    def _respond(self, bad: BadStep) -> Stop:
-        policy, why = self._policy, f"step {bad.step} {bad.what}."
-        if isinstance(policy, StopPolicy):
-            return Stop(why, "failed")
-        recent = [step for step in self._earlier if step > bad.step - policy.within]
-        if len(recent) < policy.most:
-            return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
-        steps = ", ".join(map(str, recent))
-        return Stop(
-            f"{why} The run was rolled back {len(recent)} times within {policy.within} steps (for "
-            f"{steps or 'none'}), and guard.most is {policy.most}.",
-            "failed",
-        )
-
-
-def describe_skipped_step(loss: float, grad_norm: float) -> str:
-    """Return a description of a skipped step, by its loss and gradient norm."""
-    if math.isfinite(loss + grad_norm):
-        return f"makes extra non-finite: loss {loss:.4g}"
-    return f"is not finite: loss {loss:.4g}, gradient norm {grad_norm:.4g}"
-
-
-class RollbackDecision(NamedTuple):
-    """Decision to skip some batches from now on, and roll back to before them."""
-
-    step: int  # the bad step
-    window: tuple[int, int]
 
 
 class BadStepLog:
@@ -190,12 +424,7 @@ class BadStepLog:
         resumed_at: as `JsonlWriter` takes it.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        resumed_at: int | None = None,
-    ):
+    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
         self._path, self._resumed_at = path, resumed_at
         self.rows: JsonlWriter | None = None
         """The file; None before the first event."""
@@ -209,104 +438,60 @@ class BadStepLog:
             rows.append({**bad._asdict(), "done": done, **more})
             rows.sync()
 
+    def sync(self) -> None:
+        """Flush the events to the disk, before a checkpoint."""
+        if self.rows is not None:
+            self.rows.sync()
+
     def close(self) -> None:
         """Close the file."""
         if self.rows is not None:
             self.rows.close()
 
     def _open(self, path: Path) -> JsonlWriter:
-        rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision)
-        self.rows = rows
-        return rows
+        self.rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=is_decision)
+        return self.rows
 
 
-def read_decisions(path: Path) -> Sequence[RollbackDecision]:
-    """Return the rollback decisions of a run, in order.
-
-    Raises:
-        CheckpointError: if one cannot be read; without it the run would train on other batches.
-    """
-    return [_decision(path, row) for row in jsonl.complete_rows(path) if _is_decision(row)]
-
-
-def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
-    match row:
-        case {"step": int(step), "without": [int(first), int(stop)]}:
-            return RollbackDecision(step, (first, stop))
-    raise CheckpointError(
-        f"{path} has a row of step {row['step']} about a rollback that does not say which "
-        f'batches were skipped: its "without": [first, stop] is missing. Put the file back as it '
-        f"was, or start a new run (name=...)."
-    )
-
-
-def _is_decision(row: Mapping[str, Any]) -> bool:
+def is_decision(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of events.jsonl is a decision to roll back."""
     return row.get("done") == "rolled back"
 
 
-SHARE = 0.1  # of all steps, that may be skipped for such rows
-MIN_STEPS, MAX_NAMED = 5, 3  # steps before the run may end; rows that are named
-
-
-class NonfiniteData(Hook):
-    """Hook that names rows that are not finite, and stops a run if they cost a tenth of its steps.
-
-    In a large data set such a row costs one step of an epoch, and is named. In a small data set it
-    would keep a large share of the batches out of training.
+def advise(config: RunConfig, bad: BadStep, batch: int) -> str:
+    """Return what to type after a bad step that ended a run.
 
     Args:
-        every: steps between two checks; independent of the logging, since it decides where a run
-            ends.
-        find: describes what is not finite in the data of a step (the first is 1), and where; ""
-            if all is finite.
-        log: takes a line of warning.
-        known: the result of `state` in the checkpoint.
+        batch: number of the batch that the step took.
     """
-
-    last = True
-
-    def __init__(
-        self,
-        *,
-        every: int,
-        find: Callable[[int], str],
-        log: Callable[[str], None],
-        known: Mapping[str, Any] = {},
-    ):
-        self.every, self._find, self._log = every, find, log
-        self._steps: int = known.get("steps", 0)
-        self._named = dict.fromkeys(known.get("named", ()))
-        self._cause: str = known.get("cause", "")
-
-    def skipped(self, step: int) -> None:
-        """Look for values that are not finite in the batch of a skipped step."""
-        self._cause = self._find(step)
-        if not self._cause:
-            return
-        self._steps += 1
-        if self._cause not in self._named and len(self._named) < MAX_NAMED:
-            self._named[self._cause] = None
-            self._log(f"step {step} was skipped: {self._cause}. {self._advice()}")
-
-    def cause(self) -> str:
-        """Return why the last skipped step was skipped, if its batch is the cause; else ""."""
-        return self._cause
-
-    def state(self) -> dict[str, Any]:
-        """Return JSON that another instance can resume from."""
-        return {"steps": self._steps, "named": list(self._named), "cause": self._cause}
-
-    def on_numbers(self, step: int, numbers: Mapping[str, float]) -> Stop | None:
-        """Stop the run if such rows cost too many steps."""
-        del numbers
-        if self._steps < max(MIN_STEPS, SHARE * step):
-            return None
-        return Stop(
-            f"{self._steps} of {step} steps were skipped because the data is not finite: "
-            f"{', '.join(self._named)}. {self._advice()}",
-            "failed",
+    run = f"runs/{config.name}/config.yaml"
+    if math.isfinite(bad.loss + bad.grad_norm) and not math.isfinite(bad.update_norm):
+        return (
+            f"It took batch {batch}, and loss and gradient of that are finite: the update alone "
+            f"is not, so the data is not the cause. {_smaller_updates(config, run)}"
         )
+    how = f": jtrain run {run} guard.without='[[{batch}, {batch + 1}]]'"
+    if config.experiment == FIT:  # no config of it can be run
+        how = ', repeat the call with guard="skip"'
+    return f"It took batch {batch}. To go on without that batch{how}. {FIND}"
 
-    def _advice(self) -> str:
-        array = self._cause.partition("`")[2].partition("`")[0]
-        return f"Remove such rows, or fill them: {array} = np.nan_to_num({array})."
+
+def _smaller_updates(config: RunConfig, run: str) -> str:
+    """Return what to type for smaller updates."""
+    optimizer = config.optimizer
+    if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
+        return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
+    lr = f"{min(1e-3, optimizer.lr / 10):g}"
+    if config.experiment == FIT:
+        return f"Lower the learning rate: repeat the call with lr={lr}."
+    clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
+    return (
+        f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} name={config.name}-2 "
+        f"optimizer.lr={lr}"
+    )
+
+
+def _column(finished: FinishedSteps, name: str) -> Any:
+    """Return a number of each step; NaN where there is none."""
+    found = finished.metrics.get(name)
+    return [math.nan] * len(finished.steps) if found is None else found.value().tolist()

@@ -1,6 +1,5 @@
 """Early stopping: a run ends when its evaluations stop improving."""
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 
@@ -45,16 +44,9 @@ class EarlyStop(Hook):
         """Evaluation set that the hook listens to (empty: the first), and its metric."""
         self._sign = 1 if goal.end == "lowest" else -1
         self._patience, self._least, self._after = patience, least, after
-        self._extended: Sequence[int] = ()
-
-    def extended(self, steps: Sequence[int]) -> "EarlyStop":
-        """Return the same hook for a run that was extended after each of these steps, in order.
-
-        If the patience had run out by such a step, counting restarts there.
-        """
-        other = copy.copy(self)
-        other._extended = tuple(steps)
-        return other
+        self.longer_from: Sequence[int] = ()
+        """Steps after which the run was trained longer; if the patience had run out by such a
+        step, counting restarts there."""
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
         """Count the evaluations since the best; return a `Stop` when patience runs out."""
@@ -85,6 +77,6 @@ class EarlyStop(Hook):
             else:
                 since += 1
             over = since >= self._patience
-            if over and any(at <= extended < following for extended in self._extended):
+            if over and any(at <= longer < following for longer in self.longer_from):
                 since = 0
         return step, since

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.core.loop import Hook, Stop, StoppedError
-from jtrain.core.types import Metrics
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 
@@ -45,8 +44,6 @@ class EvaluateEvery(Hook):
         results: numbers by step so far, in order; new ones are added to it.
         listeners: get each result.
     """
-
-    settles = True  # its row comes after the rows of the steps before it
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class EvaluateEvery(Hook):
             self._stop = self.verdict()
         return self.results[step]
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
+    def on_state(self, step: int, state: Any) -> Stop | None:
         """Measure the state; end the run if a listener returns a `Stop`."""
         try:
             self.at(step, state)

@@ -4,9 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from jtrain.core.loop import Hook, StatelessHook, Stop
-from jtrain.core.types import Metrics
-from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
+from jtrain.core.loop import Hook, Stop
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.train.hooks.evaluation import Results
@@ -45,7 +43,7 @@ def to_hook(observer: Observer, *, steps_per_call: int = 1) -> Hook:
 def _check_methods(hook: Hook) -> None:
     """Raise ConfigError if a method of a hook is never called, or none is."""
     names = [name for name in dir(type(hook)) if name.startswith("on_")]
-    called = ("on_numbers", "on_state", "on_results", "on_done")
+    called = ("on_numbers", "on_state", "on_results")
     unknown = [name for name in names if name not in called]
     if unknown or not any(getattr(type(hook), n, None) != getattr(Hook, n, None) for n in called):
         found = f"{unknown[0]} is never called" if unknown else "it has no method"
@@ -103,7 +101,7 @@ class _OnState(Hook):
     def __init__(self, function: Callable[[int, Any], Stop | None], every: int):
         self.function, self.every = function, every
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
+    def on_state(self, step: int, state: Any) -> Stop | None:
         return self.function(step, state)
 
 
@@ -113,14 +111,3 @@ class _OnResults(Hook):
 
     def on_results(self, step: int, name: str, results: Results) -> Stop | None:
         return self._function(step, {f"{name}/{key}": x for key, x in results[step].items()})
-
-
-class HeartbeatHook(StatelessHook):
-    """Hook that reports the step; it comes first, so that a later hook that hangs is noticed."""
-
-    def __init__(self, *, every: int = 1, pulse: Heartbeat = HEARTBEAT):
-        self.every, self._heartbeat = every, pulse
-
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Report the step; 1 us."""
-        self._heartbeat.beat("hooks", step)

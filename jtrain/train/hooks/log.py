@@ -1,13 +1,10 @@
 """Log lines of a run, and metrics.jsonl: the numbers that a run computed.
 
 Two runs that compute the same bits write the same metrics.jsonl, even if one of them was killed and
-resumed. The loop reports the numbers of all steps up to a checkpoint before saving it
-(`Hook.settles`), so the rows that a resume drops are the rows that the resumed run writes again.
-Hooks that write rows, such as evaluation, come before hooks that save.
+resumed. The numbers of all steps up to a checkpoint are reported before it is saved, so the rows
+that a resume drops are the rows that the resumed run writes again.
 """
 
-import contextlib
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,16 +12,9 @@ from typing import Any
 from jtrain.core.loop import Hook
 from jtrain.errors import LossError
 from jtrain.io import jsonl
-from jtrain.io.formatting import (
-    escape_controls,
-    format_count,
-    format_duration,
-    format_number,
-    format_seconds,
-)
+from jtrain.io.formatting import format_count, format_duration, format_number, format_seconds
 from jtrain.io.jsonl import JsonlWriter
-from jtrain.io.redact import redact
-from jtrain.io.regular_files import open_regular
+from jtrain.io.log import log_progress
 from jtrain.train.hooks.speed import Speed, SpeedReading
 
 
@@ -36,26 +26,22 @@ class LogHook(Hook):
     Args:
         every: steps.
         stop: the last step of the run.
-        log: takes a line.
         speed: gives the speed, the time left and the share of time spent waiting for data.
         valid: gives the newest validation loss, None before the first.
         learning_rate: after a number of updates; None to show none.
     """
-
-    last = True
 
     def __init__(
         self,
         *,
         every: int,
         stop: int,
-        log: Callable[[str], None],
         speed: Speed | None = None,
         valid: Callable[[], float | None] | None = None,
         learning_rate: Callable[[int], float] | None = None,
     ):
         self.every = every
-        self._stop, self._log, self._speed = stop, log, speed
+        self._stop, self._speed = stop, speed
         self._valid, self._learning_rate = valid, learning_rate
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -70,58 +56,12 @@ class LogHook(Hook):
             cells += _speed_cells(self._speed)
         if numbers.get("skipped", 0) > 0:
             cells.append(f"skipped {numbers['skipped']:.0f}")
-        self._log("  ".join(cells).rstrip())
+        log_progress("  ".join(cells).rstrip())
 
 
 def updates_before(step: int, numbers: Mapping[str, float]) -> int:
     """Return the updates before that of a step: a schedule counts these, and no skipped step."""
     return max(step - 1 - int(numbers.get("skipped", 0)), 0)
-
-
-class LogLines:
-    """Writer of lines to a log file and to the screen.
-
-    `print` is for what a person must see. `note` is for what a live progress line shows already; it
-    skips a screen that has one.
-
-    Args:
-        path: the file, which a resumed run appends to; None to write none.
-        screen: takes a line for the screen (`Progress.print`); plain stdout by default.
-        live: whether the screen has a live line.
-    """
-
-    def __init__(
-        self,
-        path: Path | str | None,
-        *,
-        screen: Callable[[str], None] | None = None,
-        live: bool = False,
-    ):
-        self._path = Path(path) if path else None
-        self._screen, self._live = screen or _stdout, live
-        if self._path:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def print(self, line: str) -> None:
-        """Write a line to the file and to the screen."""
-        self._screen(self.write(line))
-
-    def note(self, line: str) -> None:
-        """Write a line to the file, and to the screen unless it has a live line."""
-        line = self.write(line)
-        if not self._live:
-            self._screen(line)
-
-    def write(self, line: str) -> str:
-        """Write a line to the file only; return it as written, with secrets redacted."""
-        line = escape_controls(redact(line))
-        if self._path:
-            with (
-                contextlib.suppress(OSError),  # a full disk is reported by the saves, on the screen
-                open_regular(self._path, "ab") as file,
-            ):
-                file.write(f"{line}\n".encode("utf-8", "replace"))
-        return line
 
 
 def _speed_cells(speed: Speed) -> list[str]:
@@ -157,11 +97,6 @@ def _or_blank(x: float | None, text: Callable[[float], str]) -> str:
     return "-" if x is None else text(x)
 
 
-def _stdout(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 class MetricsFile(Hook):
     """Hook that writes a row for steps `every`, 2 `every`, ... and the last.
 
@@ -175,8 +110,6 @@ class MetricsFile(Hook):
     Raises:
         CheckpointError: if the rows of the resumed run cannot be read.
     """
-
-    last = True
 
     def __init__(
         self,
@@ -237,8 +170,6 @@ class MetricHistory(Hook):
     Args:
         every: steps.
     """
-
-    last = True
 
     def __init__(self, *, every: int = 1):
         self.every = every

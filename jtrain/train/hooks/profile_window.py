@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 
-from jtrain.core.loop import StatelessHook
-from jtrain.core.types import Metrics
+from jtrain.core.loop import NEVER, Hook
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.errors import ConfigError
 from jtrain.io.formatting import format_bytes
@@ -69,11 +68,11 @@ class StepWindow:
         return f"{self.first}:{self.last}"
 
 
-class ProfileWindow(StatelessHook):
+class ProfileWindow(Hook):
     """Hook that traces the calls of a window of steps, with the phases of the host in the trace.
 
-    It waits for the devices before and after the window. A trace that cannot be written is
-    reported, and the run goes on.
+    Calls end where the window begins and ends, and the devices have done them by then. A trace that
+    cannot be written is reported, and the run goes on.
 
     Args:
         window: the steps; with several steps a call, all calls that take any of them.
@@ -90,50 +89,45 @@ class ProfileWindow(StatelessHook):
         log: Callable[[str], object] = print,
         heartbeat: Heartbeat = HEARTBEAT,
     ):
-        self.every = steps_per_call
-        self.call_ends = window.first - 1, window.last
-        """Steps at which a call ends, where calls may be shorter."""
         self.traced: tuple[int, int] | None = None
         """First and last step of the trace; None while there is none."""
         self._window, self._folder, self._log = window, folder, log
         self._heartbeat = heartbeat
-        self.follow(lambda step: step + steps_per_call)
-        self._first = 0  # step of the trace, while it is written
-        self._over = False
-        self._step, self._phase = contextlib.ExitStack(), contextlib.ExitStack()
+        each = steps_per_call
+        self._begin = max((window.first - 1) // each, 1) * each
+        self._end = max(-(-window.last // each) * each, self._begin + each)
+        self._number = 0  # newest step
+        self._traces = self._over = False
+        self._phase = contextlib.ExitStack()
 
-    def follow(self, after: Callable[[int], int], start: int = 0) -> None:
-        """Take the calls of a run, which may be shorter than `steps_per_call`.
+    def next_state(self, step: int) -> int:
+        """Return the step before the trace, then its last."""
+        return next((at for at in (self._begin, self._end) if at > step), NEVER)
+
+    def wrap(self, step: Callable, after: Callable[[int], int], start: int) -> Callable:
+        """Return the step, whose calls in the window are marked in the trace.
 
         Args:
             after: gives the last step of the call after a step.
             start: the step that the run resumes from.
         """
-        self._after = after
-        # The steps in flight are done when the hook has waited for the devices. If they were
-        # reported after that, they would seem to take no time.
-        self.settles = after(after(start)) >= self._window.first
+        self._number = start
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Begin or end the trace."""
-        if self._over:
-            return
-        self._step.close()
-        after = self._after(step)
-        if self._first and step >= self._window.last:
-            self._stop(step, metrics)
-        elif not self._first and after >= self._window.first:
-            if step >= self._window.last:
-                self._over = True
-                self._log(f"no profile: the run resumed after steps {self._window}")
-                return
-            self._start(step, metrics)
-        if self._first:
-            self._step.enter_context(jax.profiler.StepTraceAnnotation(STEP, step_num=after))
-            turn = after >= self._window.last
-        else:
-            turn = self._after(after) >= self._window.first
-        self.settles = turn and not self._over
+        def marked_step(state: Any, batch: Any) -> Any:
+            self._number = after(self._number)
+            if not self._traces:
+                return step(state, batch)
+            with jax.profiler.StepTraceAnnotation(STEP, step_num=self._number):
+                return step(state, batch)
+
+        return marked_step
+
+    def on_state(self, step: int, state: Any) -> None:
+        """Begin or end the trace: all calls are done."""
+        if step == self._begin:
+            self._start()
+        elif self._traces:
+            self._stop(step)
 
     def finish(self, step: int) -> None:
         """End a trace that a run has begun, and say so where it has none.
@@ -141,16 +135,14 @@ class ProfileWindow(StatelessHook):
         Args:
             step: the last step of the run.
         """
-        self._step.close()
-        if self._first:
-            self._stop(step, {})
+        if self._traces:
+            self._stop(step)
         elif not self._over and self.traced is None:
             past = step >= self._window.last
             why = "had taken" if past else f"ended at step {step}, before"
             self._log(f"no profile: the run {why} steps {self._window}{' before' * past}")
 
-    def _start(self, step: int, metrics: Metrics) -> None:
-        jax.block_until_ready(metrics)
+    def _start(self) -> None:
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
@@ -165,20 +157,19 @@ class ProfileWindow(StatelessHook):
         except (OSError, RuntimeError, ValueError) as error:
             self._give_up(error)
             return
-        self._first = step + 1
+        self._traces = True
         self._heartbeat.observer = self._enter_phase
 
-    def _stop(self, step: int, metrics: Metrics) -> None:
-        jax.block_until_ready(metrics)
+    def _stop(self, step: int) -> None:
         self._heartbeat.observer = None
         self._phase.close()
-        first, self._first, self._over = self._first, 0, True
+        self._traces, self._over = False, True
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError, ValueError) as error:
             self._give_up(error)
             return
-        self.traced = first, step
+        self.traced = self._begin + 1, step
 
     def _enter_phase(self, phase: str) -> None:
         self._phase.close()

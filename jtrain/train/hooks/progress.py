@@ -36,8 +36,6 @@ class ProgressBar(Hook):
         clock: gives seconds.
     """
 
-    last = True
-
     def __init__(
         self,
         *,

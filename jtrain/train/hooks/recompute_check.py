@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from jtrain.checkpoint import fingerprint, leaf_table, replica_check
 from jtrain.checkpoint.fingerprint import PendingSums
-from jtrain.core.loop import Hook
 from jtrain.core.types import Metrics
 from jtrain.errors import DeviceError
 from jtrain.parallel.offload import is_on_host
@@ -22,8 +21,8 @@ from jtrain.parallel.offload import is_on_host
 NAMED = 3  # leaves that an error names
 
 
-class RecomputeCheck(Hook):
-    """Hook and step wrapper that computes each `every`-th step twice; the first result is used.
+class RecomputeCheck:
+    """Step wrapper that computes each `every`-th step twice; the first result is used.
 
     The states are compared on their devices, by fingerprints. These are read once they are
     computed, so nothing waits for them; `settle` waits, before a state is saved.
@@ -44,13 +43,6 @@ class RecomputeCheck(Hook):
         self._cadence, self._step, self._after = every, start, after
         self._pending: collections.deque[tuple[int, PendingSums, PendingSums]] = collections.deque()
 
-    @classmethod
-    def build(
-        cls, every: int, *, after: Callable[[int], int], start: int
-    ) -> "RecomputeCheck | None":
-        """Return a check if `every` is above 0."""
-        return cls(every=every, after=after, start=start) if every else None
-
     def wrap(self, step: Callable[[Any, Any], tuple[Any, Metrics]]):
         """Return the same step with some calls made twice.
 
@@ -58,6 +50,8 @@ class RecomputeCheck(Hook):
         """
 
         def checked_step(state: Any, batch: Any) -> tuple[Any, Metrics]:
+            while self._pending and all(map(fingerprint.is_ready, self._pending[0][1:])):
+                _check_equal(*self._pending.popleft())
             self._step = self._after(self._step)
             if self._step % self._cadence:
                 return step(state, batch)
@@ -70,17 +64,12 @@ class RecomputeCheck(Hook):
 
         return checked_step
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Compare the steps whose fingerprints are computed.
+    def settle(self) -> None:
+        """Compare all pending steps.
 
         Raises:
             DeviceError: if the results of a step differ, with the leaves and devices.
         """
-        while self._pending and all(map(fingerprint.is_ready, self._pending[0][1:])):
-            _check_equal(*self._pending.popleft())
-
-    def settle(self) -> None:
-        """Compare all pending steps; raises what `on_state` does."""
         while self._pending:
             _check_equal(*self._pending.popleft())
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jtrain.core.loop import Hook
-from jtrain.core.types import Metrics
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
 from jtrain.io.regular_files import atomic_write, open_regular, read_bytes
@@ -31,8 +30,6 @@ class Samples(Hook):
             because the run makes them again. None for a new run.
     """
 
-    settles = True  # so that its time is not counted for the steps before it
-
     def __init__(
         self,
         path: Path | str,
@@ -47,7 +44,7 @@ class Samples(Hook):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _truncate(self._path, resumed_at)
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+    def on_state(self, step: int, state: Any) -> None:
         """Write a sample."""
         text = self._sample(state)
         quoted = _HEAD.sub(r" \g<0>", text)  # a sample may contain a heading
@@ -83,7 +80,7 @@ class Pictures(Hook):
         self.every, self._folder, self._draw = every, folder, draw
         self._drawn = 0
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+    def on_state(self, step: int, state: Any) -> None:
         """Draw the state."""
         self.at(step, state)
 

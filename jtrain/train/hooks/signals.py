@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import jax
 from jax.experimental import multihost_utils
 
-from jtrain.core.loop import IN_FLIGHT, Hook, StatelessHook, Stop, StoppedError
-from jtrain.core.types import Metrics
+from jtrain.core.loop import IN_FLIGHT, Hook, Stop, StoppedError
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.shutdown import (
     ShutdownRequest,
@@ -24,6 +23,7 @@ from jtrain.distributed.shutdown import (
     warning,
 )
 from jtrain.io.formatting import format_duration
+from jtrain.io.log import LOG
 
 
 @dataclasses.dataclass
@@ -59,7 +59,6 @@ class GracePeriod(Hook):
         every: steps between two checks.
         call: returns the seconds of a call of the step; None: not yet measured.
         cadence: how often a checkpoint is saved: `500 steps`.
-        log: takes the warning.
     """
 
     def __init__(
@@ -69,9 +68,8 @@ class GracePeriod(Hook):
         every: int,
         call: Callable[[], float | None],
         cadence: str,
-        log: Callable[[str], None],
     ):
-        self.every, self._budget, self._cadence, self._log = every, budget, cadence, log
+        self.every, self._budget, self._cadence = every, budget, cadence
         self._call, self._warned = call, False
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -81,7 +79,7 @@ class GracePeriod(Hook):
             return
         self._warned = True
         needed = self._budget.needed or 0.0
-        self._log(
+        LOG.warning(
             f"checkpoint.grace: {format_duration(self._budget.seconds)} are too short for the "
             f"steps in flight and a save, about {format_duration(needed)}. Asked to end, this run "
             f"ends at once and later resumes from the last checkpoint, saved every "
@@ -96,8 +94,8 @@ _CALLS = itertools.count(1)
 _ANY = "asked to end (a signal to one of the processes)"
 
 
-class Signals(StatelessHook):
-    """Hook that stops the loop after the step in which SIGINT, SIGTERM, SIGUSR1 or SIGHUP came.
+class Signals:
+    """Handlers that stop the loop after the step in which SIGINT, SIGTERM, SIGUSR1 or SIGHUP came.
 
     The run stops at once while it waits for a batch, also in an evaluation. The signal handler only
     records the signal, or raises `StoppedError` where that is allowed.
@@ -115,13 +113,11 @@ class Signals(StatelessHook):
     would be lost, and always within the grace period.
 
     Args:
-        every: steps; the steps of a call if a call takes several.
         budget: the seconds within which a process of the command line exits, and those that a save
             takes; 25 s by default.
     """
 
-    def __init__(self, *, every: int = 1, budget: GraceBudget | None = None):
-        self.every = every
+    def __init__(self, *, budget: GraceBudget | None = None):
         self.why: str | None = None
         """The signal that came, also after the last step; None before."""
         self.budget = budget or GraceBudget()
@@ -154,12 +150,13 @@ class Signals(StatelessHook):
             self._guard.__exit__()
             self._guard = None
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> Stop | None:
-        """Return a `Stop` if a signal came, to any process if there are several."""
-        if self._several:  # 29 us; JAX counts calls, one by one
-            agreed = multihost_utils.reached_preemption_sync_point(next(_CALLS))
-            return Stop(self.why or _ANY) if agreed else None
-        return None if self.why is None else Stop(self.why)
+    def check_peers(self) -> None:
+        """Raise `StoppedError` if a signal came to any process of several; called before each call.
+
+        It takes 29 us; JAX counts the calls, one by one.
+        """
+        if self._several and multihost_utils.reached_preemption_sync_point(next(_CALLS)):
+            raise StoppedError(Stop(self.why or _ANY))
 
     def through(self, batches: Iterable[T], then: str = "step") -> Iterator[T]:
         """Yield the same batches; a signal while waiting for one raises `StoppedError`.

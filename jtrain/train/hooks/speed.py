@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jtrain.core.loop import Hook, StatelessHook
-from jtrain.core.types import Metrics
+from jtrain.core.loop import FinishedSteps, Hook, Recorder
 from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
 from jtrain.io.jsonl import JsonlWriter
 
@@ -66,18 +65,14 @@ class SpeedReading:
     """Memory of the devices or of the process; None where it is not measured."""
 
 
-class Speed(Hook):
+class Speed(Hook, Recorder):
     """Hook that measures the speed of a run and writes it to speed.jsonl.
 
     A step is timed when the devices have done it and not when it was dispatched. Time counts from
     the end of the first call, so that compiling and the first call are no part of it; time inside
-    `pause()` does not count. The speed is that of the last `window` seconds. Numbers arrive up to 8
-    calls late (2 under `auto`), and in bunches around a pause; long calls are reported when they
-    are done, and 8 short calls are negligible in a window. The quantiles are those of the times
-    between two calls that were done one after the other, without the first after a pause.
-
-    This hook comes before the hooks that read it. A hook that pauses it must settle
-    (`Hook.settles`), or the steps in flight would finish while no time is counted.
+    `pause()` does not count. The speed is that of the last `window` seconds. The quantiles are
+    those of the times between two calls that were done one after the other, without the first
+    after a pause. This hook comes before the hooks that read it.
 
     Args:
         path: the file; None to write none.
@@ -105,18 +100,17 @@ class Speed(Hook):
         memory: Callable[[], MemoryUse] | None = None,
         began: Callable[[], Mapping[str, Any]] = dict,
         resumed_at: int | None = None,
-        steps_per_call: int = 1,
         window: float = 10.0,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.every = steps_per_call  # until the first call is done
+        self.every = every
         self.pace: SpeedReading | None = None
         """Newest reading; None before the second measurement."""
         self.paused = 0.0
         """Seconds in pauses since the first call."""
         self.also: Callable[[], Mapping[str, Any]] = dict
         """Gives more measurements for a row of the file, such as those of parameter servers."""
-        self._every, self._stop = every, stop
+        self._stop = stop
         self._rows, self._tokens, self._work, self._waited = rows, tokens, work, waited
         self._window, self._clock = window, clock
         self._file = None if path is None else JsonlWriter(path, resumed_at=resumed_at)
@@ -126,8 +120,8 @@ class Speed(Hook):
         self._memory, self._began, self._opened = memory, began, clock()
         self._facts: Mapping[str, Any] = {}  # for the first row
         self._calls: collections.deque[float] = collections.deque(maxlen=CALLS)  # seconds a step
-        self._last_done: float | None = None
-        self._call_end = 0  # step at which the newest call that is done ended
+        self._newest = (0, clock())  # step of the newest call that is done, and when it was
+        self._follows = False  # whether the call before it was done without a pause between
 
     @property
     def unit(self) -> str:
@@ -144,33 +138,32 @@ class Speed(Hook):
             self._depth -= 1
             if self._depth == 0:
                 self.paused += self._clock() - start
-                self._last_done = None
+                self._follows = False
 
-    def on_done(self, step: int) -> None:
-        """Take the time of a call; 0.3 us."""
-        now = self._clock()
-        if self._last_done is not None:
-            self._calls.append((now - self._last_done) / (step - self._call_end))
-        self._last_done, self._call_end = now, step
+    def on_steps(self, finished: FinishedSteps) -> None:
+        """Take the times of finished calls."""
+        for step, at in finished.calls:
+            if self._follows:
+                self._calls.append((at - self._newest[1]) / (step - self._newest[0]))
+            self._newest, self._follows = (step, at), True
+            if self._first is None:
+                first_call = at - self._opened - self.paused
+                self._facts = {**self._began(), "first_call": first_call}
+                self.paused = 0.0
+                self._first = self._sample()
+                self._samples.append(self._first)
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Measure the speed at a step."""
-        done = max(step, self._call_end)
-        if self._first is None:
-            first_call = self._clock() - self._opened - self.paused
-            self._facts = {**self._began(), "first_call": first_call}
-            self.every, self.paused = self._every, 0.0
-            self._first = self._sample(done)
-            self._samples.append(self._first)
-            return
-        now = self._sample(done)
+        now = self._sample()
         while len(self._samples) > 1 and self._samples[1].seconds <= now.seconds - self._window:
             self._samples.popleft()
         old = self._samples[0]
         if now.step == self._samples[-1].step or now.seconds <= old.seconds:
             return  # of a call that is measured already, or too short for the clock
+        assert self._first is not None, "a step was done"
         self._samples.append(now)
-        self.pace = self._pace(old, now, pauses=self.paused / (done - self._first.step))
+        self.pace = self._pace(old, now, pauses=self.paused / (now.step - self._first.step))
         if self._file is not None:
             self._file.append(self._row(self.pace, now.seconds - self._first.seconds))
 
@@ -179,8 +172,9 @@ class Speed(Hook):
         if self._file is not None:
             self._file.close()
 
-    def _sample(self, step: int) -> "_Sample":
-        return _Sample(step, self._clock() - self.paused, self._waited())
+    def _sample(self) -> "_Sample":
+        step, at = self._newest
+        return _Sample(step, at - self.paused, self._waited())
 
     def _pace(self, old: "_Sample", now: "_Sample", *, pauses: float) -> SpeedReading:
         seconds, steps = now.seconds - old.seconds, now.step - old.step
@@ -229,8 +223,8 @@ class _Sample(NamedTuple):
 LEAST, SHARE = 5.0, 0.01  # a row each 5 s, later each time that 1 % of the attempt has passed
 
 
-class TimeRows(StatelessHook):
-    """Hook that writes a row where training begins, at a cadence in time, and at the end.
+class TimeRows:
+    """Writer of a row where training begins, at a cadence in time, and at the end.
 
     The rows of killed attempts stay, also those of steps that a later attempt repeats: they say
     which time was lost.
@@ -238,7 +232,6 @@ class TimeRows(StatelessHook):
     Args:
         path: the file.
         start: step that training resumes from.
-        every: steps a call.
     """
 
     def __init__(
@@ -246,18 +239,16 @@ class TimeRows(StatelessHook):
         path: Path,
         *,
         start: int,
-        every: int = 1,
         heartbeat: Heartbeat = HEARTBEAT,
         clock: Callable[[], float] = time.time,
     ):
-        self.every = every
         self._heartbeat, self._clock = heartbeat, clock
         self._file = JsonlWriter(path, retain=lambda row: True)
         self._next, self._step = 0.0, start
         self._began = self._clock() - sum(heartbeat.seconds().values())
         self._write(start, resumed=True)
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
+    def tick(self, step: int) -> None:
         """Write a row if one is due."""
         self._step = step
         if time.monotonic() >= self._next:

@@ -5,25 +5,17 @@ where two runs diverge: metrics.jsonl has only a row each `log.every` steps, and
 show whether the data differed.
 """
 
-import collections
-import itertools
 import struct
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from jtrain.core.loop import IN_FLIGHT, StatelessHook
-from jtrain.core.types import Metrics
+from jtrain.core.loop import FinishedSteps, Recorder
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.errors import CheckpointError
 from jtrain.io.jsonl import JsonlWriter, read_rows
-from jtrain.train.program import join_calls, select
 
-ROW = 64  # calls per row of the file
 _NAMES = ("loss", "grad_norm")
 
 
@@ -40,8 +32,8 @@ class StepRecord(NamedTuple):
         return _bits(self.loss, self.grad_norm) == _bits(other.loss, other.grad_norm)
 
 
-class StepRecorder(StatelessHook):
-    """Hook that keeps the numbers of each call on the devices and writes them some calls later.
+class StepRecorder(Recorder):
+    """Recorder of the loss, the gradient norm and the batch of every step.
 
     Args:
         path: the file; rows after `resumed_at` are dropped, all if it is None. A process without a
@@ -59,7 +51,6 @@ class StepRecorder(StatelessHook):
         """Digest of the batch of the last step that was written."""
         self.rows = JsonlWriter(path, resumed_at=resumed_at) if path else None
         """The file."""
-        self._calls: collections.deque[tuple[int, Metrics]] = collections.deque()
         self._digests: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -69,43 +60,25 @@ class StepRecorder(StatelessHook):
         with self._lock:
             self._digests |= digests
 
-    def on_state(self, step: int, state: Any, metrics: Metrics) -> None:
-        """Keep the losses and gradient norms of a call."""
-        self._calls.append((step, select(metrics, _NAMES)))
-        if len(self._calls) >= ROW + 2 * IN_FLIGHT:  # no more than half of these are still running
-            self._write(ROW)
+    def on_steps(self, finished: FinishedSteps) -> None:
+        """Write a row of these steps."""
+        losses, norms = (finished.metrics[name].total.tolist() for name in _NAMES)
+        with self._lock:
+            batches = [self._digests.pop(step, 0) for step in finished.steps]
+        self.newest = batches[-1]
+        if self.rows:
+            last = finished.steps[-1]
+            self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 
     def sync(self) -> None:
-        """Wait for all steps, and flush them to the disk."""
-        self._write(len(self._calls))
+        """Flush the rows to the disk."""
         if self.rows:
             self.rows.sync()
 
     def close(self) -> None:
-        """Write the calls that are done; after a failure some never will be."""
-        is_done = lambda call: all(x.is_ready() for x in jax.tree.leaves(call[1]))
-        self._write(len(list(itertools.takewhile(is_done, self._calls))))
+        """Close the file."""
         if self.rows:
             self.rows.close()
-
-    def _write(self, calls: int) -> None:
-        done = [self._calls.popleft() for _ in range(calls)]
-        if not done:
-            return
-        arrays = jax.tree.leaves([metrics for _, metrics in done])
-        if next(iter(arrays[0].devices())).platform != "cpu":
-            for array in arrays:  # all at once; on a CPU this would cost more than it saves
-                array.copy_to_host_async()
-        # Not jax.device_get, which takes 10 us an array.
-        fetched = join_calls([jax.tree.map(np.asarray, metrics) for _, metrics in done])
-        losses, norms = (fetched[name].total.tolist() for name in _NAMES)
-        last = done[-1][0]
-        first = last - len(losses) + 1
-        with self._lock:
-            batches = [self._digests.pop(step, 0) for step in range(first, last + 1)]
-        self.newest = batches[-1]
-        if self.rows:
-            self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 
 
 def read_step_records(path: Path) -> dict[int, StepRecord]:

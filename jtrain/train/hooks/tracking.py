@@ -31,8 +31,6 @@ class Tracking(Hook):
         patience: seconds that the end of the run waits for the remaining rows.
     """
 
-    last = True
-
     def __init__(
         self,
         trackers: Sequence[TrackerBackend],

@@ -147,11 +147,11 @@ def test_a_long_phase_is_reported_ever_less_often():
 
 @pytest.mark.thorough
 def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd):
-    from jtrain.train.setup import TrainSetup
+    from jtrain.train.program import Program
 
-    compiled = TrainSetup.compile_step
-    slowly = lambda setup, **options: time.sleep(1.0) or compiled(setup, **options)
-    monkeypatch.setattr(TrainSetup, "compile_step", slowly)
+    compiled = Program.compile_step
+    slowly = lambda program, **options: time.sleep(1.0) or compiled(program, **options)
+    monkeypatch.setattr(Program, "compile_step", slowly)
     soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
     monkeypatch.setattr(
         importlib.import_module("jtrain.train.train_to_end"), "StartupProgress", soon

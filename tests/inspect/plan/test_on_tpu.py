@@ -36,7 +36,7 @@ from jtrain.inspect.plan.collectives import sum_by_axes
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.topology import find_topology
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 
@@ -145,13 +145,13 @@ def test_the_sums_over_microbatches_are_split_by_zero_2(zero, parts):
 def test_a_new_state_is_never_unsharded_on_a_device():
     path = "configs/llama2_7b.yaml"
     parts = set_up(resolve(path, SMALL).config, among=find_topology("v5e:2x4").devices)
-    x = parts.experiment
+    x = parts.resolved.experiment
 
     def make():
         params, extra = x.init(jax.random.key(0))
         return new_state(params, x.transformation, jax.random.key(1), extra)
 
-    to = jax.tree.map(lambda leaf: leaf.sharding, parts.like)
+    to = jax.tree.map(lambda leaf: leaf.sharding, parts.resolved.like)
     memory = jax.jit(make, out_shardings=to).lower().compile().memory_analysis()
     whole = 3 * (BLOCKS + TABLES) * F32
     assert near(memory.output_size_in_bytes, whole / 8, 0.01)

@@ -24,7 +24,7 @@ from jtrain.inspect.plan.topology import (
 )
 from jtrain.io.formatting import format_bytes
 from jtrain.parallel.chips import CHIPS
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 
 CONFIG = "configs/shakespeare.yaml"
 SMALL = ["batch=16", "data.context=32", "model.context=32", "model.layers=1", "model.width=64"]
@@ -40,7 +40,7 @@ def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     assert found.memory["arguments"] == ran.argument_size_in_bytes
     assert found.memory["temporaries"] == ran.temp_size_in_bytes
     assert found.layout == {"fsdp": 8}
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.like))
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.resolved.like))
     assert whole / 8 <= found.leaves < whole / 8 * 1.05
     assert found.leaves <= found.memory["arguments"] <= found.leaves * 1.05
     said = format_plan(found)
@@ -156,7 +156,7 @@ def parts(*words):
 
 
 def numbers_of_the_model():
-    params = set_up(small("parallel.kind=single")).like.params
+    params = set_up(small("parallel.kind=single")).resolved.like.params
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 

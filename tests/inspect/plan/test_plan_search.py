@@ -13,7 +13,7 @@ from jtrain.inspect.plan import advice
 from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.search import Costs, candidates, current
 from jtrain.inspect.plan.topology import find_topology
-from jtrain.train.setup import set_up
+from jtrain.train.program import set_up
 from jtrain.train.summary import count_step_flops
 
 CPU = ["plan", str(CONFIG), *SMALL, "--topology", "cpu:8"]

@@ -1,5 +1,6 @@
 """Bad steps: skipped, stopped or rolled back at, and steps whose second computation differs."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,64 +12,67 @@ from comparison import assert_close
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.config.sections import RollbackPolicy, Spike
-from jtrain.core.loop import Rollback, Stop
+from chaos.numbers import config
+from jtrain.config.sections import RollbackPolicy, SkipPolicy, Spike, StopPolicy
+from jtrain.config.top import LogConfig
+from jtrain.core.loop import FinishedSteps, Rollback
+from jtrain.core.mean import Mean
 from jtrain.errors import DeviceError
-from jtrain.train.hooks.bad_steps import (
-    BadStep,
-    BadStepGuard,
-    BadStepLog,
-    RollbackDecision,
-    RunningMean,
-    read_decisions,
-)
+from jtrain.train.hooks.bad_steps import BadStep, BadStepLog, BadSteps, RunningMean
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.hooks.skipped_steps import RecentSteps, SkippedSteps, StepMetrics
+from jtrain.train.rollback import RollbackDecision, read_decisions
+
+CONFIG = config("steps")
 
 
-class Steps(RecentSteps):
-    """Steps as they were taken, without arrays, and a count of those skipped so far."""
+class Rows:
+    """Batches, of which the first row of some steps is not finite."""
 
-    def __init__(self, skipped: int = 0):
-        super().__init__()
-        self.taken: list[StepMetrics] = []
-        self._skipped = skipped
-
-    def take(self, step, *, loss=1.0, norm=1.0, scale=math.nan, extra=False) -> dict[str, float]:
-        """Return the numbers of a step as a hook gets them."""
-        self._skipped += extra or not math.isfinite(loss + norm)
-        self.taken.append(StepMetrics(step, loss, norm, self._skipped, scale))
-        return {"skipped": float(self._skipped), "loss": loss, "grad_norm": norm}
+    def __init__(self, bad=()):
+        self._bad = bad
 
     def read(self, step):
-        return [told for told in self.taken if told.step <= step]
+        x = np.float32([math.nan if step in self._bad else 1.0, 2.0])
+        return {"x": x, "row": np.arange(2), "mask": np.ones(2, bool)}
 
-    def forget(self, step):
-        self.taken = [told for told in self.taken if told.step > step]
+    def report(self, step):
+        return {"batch": step - 1, "rows": [7, 8]}
 
 
-def walk(finite, steps, start, stop, **fault):
-    """Return the first stop of steps `start` .. `stop`, with the bad steps `fault["at"]`."""
-    at, bad = fault.pop("at", ()), {"loss": math.nan, "norm": math.nan} | fault
-    for step in range(start, stop + 1):
-        numbers = steps.take(step, **(bad if step in at else {}))
-        asked = finite.on_numbers(step, numbers) if step % finite.every == 0 else None
-        if asked:
-            return step, asked
+def judged(tmp_path, guard, *, every=10, steps=100, **options) -> BadSteps:
+    config = dataclasses.replace(CONFIG, guard=guard, steps=steps, log=LogConfig(every=1000))
+    events = BadStepLog(tmp_path / "events.jsonl")
+    return BadSteps(config, events, options.pop("rows", Rows()), every=every, **options)
+
+
+def walk(bad_steps, start, stop, *, at=(), each=1, skipped=0, extra=False, scale=None, **fault):
+    """Return the first stop of steps `start` .. `stop`, which are given `each` at a time.
+
+    Steps in `at` have the numbers of `fault`, by default NaN.
+    """
+    fault = fault or {"loss": math.nan, "grad_norm": math.nan}
+    for first in range(start, stop + 1, each):
+        steps, rows = range(first, min(first + each, stop + 1)), []
+        for step in steps:
+            row = {"loss": 1.0, "grad_norm": 1.0, "update_norm": 1.0}
+            row |= fault if step in at else {}
+            bad = not math.isfinite(row["loss"] + row["grad_norm"])
+            skipped += bad or (extra and step in at)
+            rows.append({**row, "skipped": skipped, **({"loss_scale": scale} if scale else {})})
+        ones = np.ones(len(steps))
+        metrics = {name: Mean(np.array([row[name] for row in rows]), ones) for name in rows[0]}
+        if asked := bad_steps.on_steps(FinishedSteps(steps, metrics, [])):
+            return steps[-1], asked
     return None
 
 
-def made(**options):
-    steps, said = Steps(options.get("skipped", 0)), []
-    return SkippedSteps(recent=steps, log=said.append, **options), steps, said
-
-
-def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try():
-    finite, steps, said = made(window=20, log_every=1000)
-    assert walk(finite, steps, 1, 100, at=range(7, 26)) is None, "one less is no end"
-    step, stop = walk(finite, steps, 101, 200, at=range(105, 300)) or pytest.fail("it goes on")
-    assert step == 130, "the first look after step 124"
-    assert isinstance(stop, Stop)
+def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try(tmp_path):
+    bad_steps = judged(tmp_path, SkipPolicy(window=20))
+    assert walk(bad_steps, 1, 100, at=range(7, 26)) is None, "one less is no end"
+    found = walk(bad_steps, 101, 200, at=range(105, 300), skipped=19)
+    assert found is not None
+    step, stop = found
+    assert step == 130, "the first multiple after step 124"
     assert stop.kind == "failed"
     for part in (
         "no step from 105 to 124 was finite: loss nan, gradient norm nan.",
@@ -76,87 +80,80 @@ def test_as_many_in_a_row_as_the_window_has_stop_the_run_and_say_what_to_try():
         "--find-nan",
     ):
         assert part in stop.why
-    assert said == []
 
 
+@pytest.mark.parametrize("each", [1, 3, 7])
 @pytest.mark.parametrize("broken", [9, 13])
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(broken):
-    finite, steps, _ = made(window=25)
-    never = walk(finite, steps, 1, 60, at=range(4, 60))
-    finite, steps, _ = made(window=25)
-    assert walk(finite, steps, 1, broken, at=range(4, 60)) is None
-    finite.catch_up(broken)
+def test_a_run_ends_where_it_does_however_it_is_cut_and_logged(tmp_path, broken, each):
+    guard = SkipPolicy(window=25)
+    never = walk(judged(tmp_path, guard), 1, 60, at=range(4, 60))
+    first = judged(tmp_path, guard)
+    assert walk(first, 1, broken, at=range(4, 60), each=each) is None
+    first.settle()
     skipped = max(0, broken - 3)
-    finite, steps, _ = made(window=25, start=broken, skipped=skipped, known=finite.state())
-    again = walk(finite, steps, broken + 1, 60, at=range(4, 60))
-    assert again is not None
-    assert again == never
-    assert again[0] == 30
+    again = judged(tmp_path, guard, start=broken, skipped=skipped, known=first.state())
+    found = walk(again, broken + 1, 60, at=range(4, 60), skipped=skipped, each=each)
+    assert found is not None
+    assert never is not None
+    assert found[1] == never[1]
+    assert (never[0], found[0] // each * each <= 30 + each) == (30, True)
 
 
-def test_an_overflow_at_the_least_loss_scale_stops_the_run_and_says_what_to_set():
-    finite, steps, said = made(minimum=1.0)
-    overflow = {"loss": 1.0, "norm": math.inf}
-    assert walk(finite, steps, 1, 10, at=(9,), scale=2.0, **overflow) is None
-    step, stop = walk(finite, steps, 11, 30, at=(13,), scale=1.0, **overflow) or pytest.fail(
-        "it goes on"
-    )
-    assert (step, stop.kind) == (20, "failed")
-    for part in (
-        "step 13 overflowed float16 at the smallest loss scale, precision.minimum=1.",
-        "precision.kind=bf16",
-    ):
-        assert part in stop.why
-    assert said == []
+@pytest.mark.parametrize(
+    ("guard", "words"),
+    [
+        (SkipPolicy(), "step 13 overflowed float16 at the smallest loss scale, precision.mini"),
+        (StopPolicy(), "step 13 is not finite: loss 1, gradient norm inf"),
+    ],
+)
+def test_an_overflow_at_the_least_loss_scale_is_bad_and_above_it_none(tmp_path, guard, words):
+    overflow = {"loss": 1.0, "grad_norm": math.inf}
+    bad_steps = judged(tmp_path, guard, minimum=1.0)
+    assert walk(bad_steps, 1, 12, at=(9,), scale=2.0, **overflow) is None
+    found = walk(bad_steps, 13, 30, at=(13,), scale=1.0, skipped=1, **overflow)
+    assert found is not None
+    assert found[0] == 20
+    assert found[1].why.startswith(words)
 
 
-def told(guard: BadStepGuard, step: int, loss=1.0, norm=1.0, update=1.0, **more):
-    return guard.on_numbers(step, {"loss": loss, "grad_norm": norm, "update_norm": update, **more})
+def test_data_that_is_not_finite_is_named_and_ends_a_run_that_it_costs_a_tenth_of_its_steps(
+    tmp_path, caplog
+):
+    nan = range(3, 60, 4)
+    bad_steps = judged(tmp_path, SkipPolicy(), rows=Rows(nan))
+    found = walk(bad_steps, 1, 60, at=nan)
+    assert found is not None
+    assert found[0] == 20
+    assert found[1].why.startswith("5 of 20 steps were skipped because the data is not finite: ")
+    assert "step 3 was skipped: row 7 of `x` has nan" in caplog.text
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 7, 11, 15, 19]
 
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ({"loss": math.nan}, "is not finite: loss nan, gradient norm 1, update norm 1."),
-        ({"skipped": 1.0}, "makes extra non-finite: loss 1."),
-        ({"loss": 3.1}, "is a spike: loss 3.1, and the mean before it 1."),
+        ({"loss": math.nan, "grad_norm": 1.0}, "is not finite: loss nan, gradient norm 1."),
+        ({"loss": 1.0, "extra": True}, "makes extra non-finite: loss 1."),
+        ({"loss": 3.1, "grad_norm": 1.0}, "is a spike: loss 3.1, and the mean before it 1."),
     ],
 )
-def test_a_bad_step_is_named_once(numbers, words):
-    guard = BadStepGuard(
-        RollbackPolicy(spike=Spike(loss=3.0, grad_norm=10.0, memory=5), back=1, skip=4)
-    )
-    assert [told(guard, step) for step in range(1, 7)] == [None] * 6
-    asked = told(guard, 7, **numbers)
+def test_a_bad_step_is_named_once(tmp_path, numbers, words):
+    spike = Spike(loss=3.0, grad_norm=10.0, memory=5)
+    guard = RollbackPolicy(spike=spike, back=1, skip=4)
+    bad_steps = judged(tmp_path, guard, every=1)
+    found = walk(bad_steps, 1, 8, at=(7,), **numbers)
+    assert found is not None
+    asked = found[1]
     assert isinstance(asked, Rollback)
-    assert (asked.step, asked.back, asked.skip) == (7, 1, 4)
-    assert asked.why.startswith("step 7 ")
-    assert words in asked.why
-    assert told(guard, 8, loss=math.nan) is None, "what comes after it is of no account"
-    assert guard.bad
-    assert guard.bad.step == 7
-    assert guard.means.steps == 6
-
-
-def test_an_overflow_that_no_scale_helps_is_bad_and_a_loss_that_is_not_finite_at_once():
-    asked = []
-
-    def helps(step, state):
-        asked.append((step, state))
-        return step < 3
-
-    guard = BadStepGuard(RollbackPolicy(), minimum=1.0, helps=helps)
-    guard.on_state(2, "the newest", {})
-    assert told(guard, 2, norm=math.nan, loss_scale=8.0) is None
-    found = told(guard, 3, norm=math.inf, update=0.0, loss_scale=4.0)
-    assert found
-    assert "gradient norm inf, at the smallest loss scale too." in found.why
-    assert asked == [(2, "the newest"), (3, "the newest")]
-    for numbers in ({"loss": math.nan}, {"skipped": 1.0}):
-        never = BadStepGuard(
-            RollbackPolicy(), minimum=1.0, helps=lambda step, state: pytest.fail("not asked")
-        )
-        assert told(never, 1, loss_scale=8.0, **numbers)
+    assert (found[0], asked.step, asked.back, asked.skip) == (7, 7, 1, 4)
+    assert asked.why == f"step 7 {words}"
+    assert bad_steps.bad
+    assert bad_steps.bad.step == 7
+    assert bad_steps.state()["steps"] == 6
+    assert walk(bad_steps, 8, 9, at=(8,), skipped=1)[1] is asked, (
+        "what comes after is of no account"
+    )
 
 
 def test_the_means_are_those_of_the_closed_form_and_resume_to_the_bit():
@@ -234,8 +231,7 @@ def computed_twice(step, *, every: int, steps: int) -> RecomputeCheck:
     taken = twice.wrap(step)
     state = jax.device_put({"w": np.arange(8, dtype=np.float32), "b": np.float32(1)}, COPIED)
     for number in range(1, steps + 1):
-        state, metrics = taken(state, jax.device_put(np.float32(number), COPIED))
-        twice.on_state(number, state, metrics)
+        state, _ = taken(state, jax.device_put(np.float32(number), COPIED))
     twice.settle()
     return twice
 

@@ -49,7 +49,9 @@ def test_ends_after_so_many_evaluations_without_a_better_one(losses, patience, e
 )
 def test_an_extended_run_has_its_patience_anew(extended, end):
     losses = [1, 2, 2, 2, 2, 2, 2, 2]
-    said = stops_at(losses, EarlyStop(patience=2).extended(extended), start=max([*extended, 0]))
+    stop = EarlyStop(patience=2)
+    stop.longer_from = extended
+    said = stops_at(losses, stop, start=max([*extended, 0]))
     assert (said and said[0]) == end
 
 

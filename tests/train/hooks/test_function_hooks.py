@@ -1,16 +1,14 @@
 """Functions as hooks, and the heartbeat of each step."""
 
-import itertools
-
 import counting
 import pytest
 
-from jtrain.core.loop import Hook, Stop, train_loop
-from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
+from jtrain.core.loop import Hook, Stop
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
 from jtrain.train.hooks import EarlyStop, EvaluateEvery, on_numbers
 from jtrain.train.hooks.evaluation import add_listeners
-from jtrain.train.hooks.function_hooks import HeartbeatHook, to_hook
+from jtrain.train.hooks.function_hooks import to_hook
 from jtrain.train.hooks.signals import Signals
 
 
@@ -22,7 +20,7 @@ class Worst(Hook):
 
 
 class Until(Hook):
-    def on_state(self, step, state, metrics):
+    def on_state(self, step, state):
         return Stop("far enough", kind="finished") if state >= 6 else None
 
 
@@ -84,18 +82,6 @@ def test_a_method_that_is_never_called_is_refused():
 def test_an_answer_that_is_no_stop_is_refused():
     with pytest.raises(ConfigError, match=r'return jt\.Stop\("why"\), and otherwise None'):
         counting.run([on_numbers(lambda *_: True)], stop=3)
-
-
-def test_each_step_is_reported_after_it_started():
-    pulse, seen = Heartbeat(), []
-
-    def step(state, batch):
-        seen.append((pulse.now().phase, pulse.now().step))
-        return state + 1, {}
-
-    train_loop(step, 0, itertools.repeat({}), start=4, stop=7, hooks=[HeartbeatHook(pulse=pulse)])
-    assert seen == [("start", 0), ("hooks", 5), ("hooks", 6)]
-    assert (pulse.now().phase, pulse.now().step) == ("hooks", 7)
 
 
 def test_a_wait_for_data_is_reported_and_the_phase_after_it():

@@ -39,7 +39,7 @@ def test_a_state_is_drawn_at_its_steps_and_once(tmp_path: Path):
 
     pictures = Pictures(tmp_path, every=5, draw=draw)
     for step in (5, 10):
-        pictures.on_state(step, step, {})
+        pictures.on_state(step, step)
     pictures.at(10, 10)  # the end of the run
     assert seen == [5, 10]
     assert (tmp_path / "digits-5.png").read_bytes() == encode_png(tile_images(IMAGES + np.uint8(5)))

@@ -10,10 +10,12 @@ import counting
 import numpy as np
 import pytest
 
+from jtrain.core.loop import FinishedSteps
 from jtrain.errors import CheckpointError, LossError
 from jtrain.io.formatting import format_count, format_duration, format_number, signal_name
+from jtrain.io.log import LOG, RunLog, log_progress
 from jtrain.optim import Cosine
-from jtrain.train.hooks import LogHook, LogLines, Samples, Speed, log
+from jtrain.train.hooks import LogHook, Samples, Speed, log
 from jtrain.train.hooks.log import MetricsFile
 
 
@@ -114,44 +116,64 @@ RIGHT = """\
 """
 
 
-def test_the_lines_are_in_columns():
-    now, said, losses = [0.0], [], []
+def test_the_lines_are_in_columns(caplog):
+    now, losses = [0.0], []
     clock = lambda: now[0]
     waited = lambda: now[0] / 4
     speed = Speed(None, every=50, stop=1000, rows=8, tokens=512, clock=clock, waited=waited)
     log = LogHook(
         every=50,
         stop=1000,
-        log=said.append,
         speed=speed,
         valid=lambda: losses[-1] if losses else None,
         learning_rate=lambda updates: 1.1e-3 - 2e-6 * updates,
     )
     for step, loss, skipped in ((50, 4.1234, 0), (100, 2.5, 0), (150, float("nan"), 3)):
         now[0] += 2.5
-        speed.on_numbers(step, {})
+        speed.on_steps(FinishedSteps(range(step - 49, step + 1), {}, [(step, now[0])]))
+        with speed.pause():  # so that there are no quantiles
+            speed.on_numbers(step, {})
         log.on_numbers(step, {"loss": loss, "skipped": float(skipped)})
         losses.append(2.75)
     halves = zip(LEFT.splitlines(), RIGHT.splitlines(), strict=True)
-    assert said == [f"{left}  {right}" for left, right in halves]
+    assert caplog.messages == [f"{left}  {right}" for left, right in halves]
 
 
-def test_the_rate_of_a_line_is_that_of_its_update():
-    said = []
+def test_the_rate_of_a_line_is_that_of_its_update(caplog):
     rate = Cosine(warmup=3).build(1.0, 10)
-    log = LogHook(every=1, stop=10, log=said.append, learning_rate=rate)
+    log = LogHook(every=1, stop=10, learning_rate=rate)
     for step, skipped in ((1, 0), (2, 0), (3, 1), (4, 1)):  # the third is skipped
         log.on_numbers(step, {"loss": 1.0, "skipped": float(skipped)})
-    rates = [line.partition("lr ")[2].split()[0] for line in said]
+    rates = [line.partition("lr ")[2].split()[0] for line in caplog.messages]
     assert [rates[i] for i in (0, 1, 3)] == ["2.50e-01", "5.00e-01", "7.50e-01"]
 
 
-def test_lines_go_to_the_file_and_to_plain_stdout(tmp_path, capsys):
-    lines = LogLines(tmp_path / "log.txt")
-    lines.note("step 1")
-    lines.print("careful")
-    assert (tmp_path / "log.txt").read_text() == "step 1\ncareful\n"
-    assert capsys.readouterr().out == "step 1\ncareful\n"
+def test_lines_go_to_the_file_to_the_screen_and_to_handlers_of_others(tmp_path, capsys, caplog):
+    with RunLog() as run:
+        LOG.info("before there is a file, with hf_%s", 20 * "x")
+        run.open(tmp_path / "log.txt")
+        log_progress("step 1")
+        LOG.warning("careful")
+    LOG.info("after the run")
+    lines = ["before there is a file, with <redacted>", "step 1", "careful"]
+    assert (tmp_path / "log.txt").read_text().splitlines() == lines
+    assert capsys.readouterr().out.splitlines() == lines
+    assert caplog.messages == [*lines, "after the run"]
+
+
+def test_a_live_display_gets_what_it_does_not_show_already(capsys):
+    class Display:
+        live = True
+
+        def print(self, line):
+            print(f"above: {line}")
+
+    with RunLog() as outer, RunLog() as run:
+        run.display = Display()
+        log_progress("step 1")
+        LOG.warning("careful")
+        assert outer.display is None
+    assert capsys.readouterr().out == "above: careful\n"
 
 
 def test_samples_are_written_each_under_its_step(tmp_path):

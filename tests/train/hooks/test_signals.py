@@ -70,8 +70,8 @@ def test_in_another_thread_it_does_nothing():
     before, ended = signal.getsignal(signal.SIGINT), []
 
     def work():
-        with Signals() as signals:
-            ended.append(counting.run([signals], stop=3))
+        with Signals():
+            ended.append(counting.run([], stop=3))
             ended.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)

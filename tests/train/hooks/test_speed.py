@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jtrain.cli import main
-from jtrain.core.loop import train_loop
+from jtrain.core.loop import FinishedSteps, train_loop
 from jtrain.core.mean import Mean
 from jtrain.inspect.run_times import format_ledger, make_ledger, read_ledger
 from jtrain.train.hooks import Speed
@@ -28,12 +28,14 @@ def speed_of(clock, **more):
     return Speed(None, **{"every": 2, "stop": 100, "rows": 8, "clock": clock, **more})
 
 
-def train(speed, clock, first, last, *, seconds):
-    """Report steps that take `seconds` each, as the loop does."""
-    for step in range(first, last + 1):
-        clock.now += seconds
-        if step % speed.every == 0:
-            speed.on_numbers(step, {})
+def train(speed, clock, first, last, *, seconds, each=1):
+    """Report calls of steps that take `seconds` each, as the loop does."""
+    for step in range(first, last + 1, each):
+        clock.now += each * seconds
+        end = step + each - 1
+        speed.on_steps(FinishedSteps(range(step, end + 1), {}, [(end, clock.now)]))
+        if end % speed.every == 0:
+            speed.on_numbers(end, {})
 
 
 def test_steps_are_timed_without_the_first_call():
@@ -79,15 +81,12 @@ def test_utilization_is_work_by_time_and_peak(tmp_path):
 
 def test_quantiles_leave_out_pauses_and_the_first_call():
     clock = Clock()
-    speed = speed_of(clock, steps_per_call=4, every=4)
+    speed = speed_of(clock, every=4)
     clock.now += 60
-    for step in range(4, 401, 4):
-        if step == 200:
-            with speed.pause():
-                clock.now += 30
-        clock.now += 2.0
-        speed.on_done(step)
-        speed.on_numbers(step, {})
+    train(speed, clock, 1, 200, seconds=0.5, each=4)
+    with speed.pause():
+        clock.now += 30
+    train(speed, clock, 201, 400, seconds=0.5, each=4)
     assert speed.pace is not None
     assert speed.pace.p50 == speed.pace.p90 == pytest.approx(0.5)
 
@@ -108,7 +107,15 @@ def test_a_step_is_timed_when_it_is_done():
     compiled = jax.jit(step)
     feed = [{"x": jax.device_put(np.float32(i))} for i in range(24)]
     speed = Speed(None, every=4, stop=24, rows=1)
-    train_loop(compiled, jax.device_put(np.float32(0)), feed, start=0, stop=24, hooks=[speed])
+    train_loop(
+        compiled,
+        jax.device_put(np.float32(0)),
+        feed,
+        start=0,
+        stop=24,
+        hooks=[speed],
+        recorders=[speed],
+    )
     assert speed.pace is not None
     assert speed.pace.p50 is not None
     took = statistics.median(end - before for before, end in itertools.pairwise(ended))

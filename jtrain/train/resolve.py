@@ -1,0 +1,126 @@
+"""Resolved run: the values of a run, from its config: layout, experiment, steps, shapes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jtrain.core.batches import FiniteBatches
+from jtrain.core.state import TrainState
+from jtrain.data.batches.fingerprint import fingerprint
+from jtrain.data.batches.step_batches import SkipBatches, Window
+from jtrain.parallel import Device, Strategy, check_divides
+from jtrain.train.auto_layout import choose_layout
+from jtrain.train.evaluation import check_set_names
+from jtrain.train.experiment import Experiment, RunConfig, build_experiment
+from jtrain.train.initial_state import trace_state, with_shardings
+from jtrain.train.runtime import check_jit_enabled
+from jtrain.train.schedule_steps import ConfigDurations, resolve_durations
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """Values of a run under a strategy."""
+
+    config: RunConfig
+    """Config with a number of steps for each duration."""
+    strategy: Strategy
+    experiment: Experiment
+    """Experiment whose optimizer is a transformation for the steps of the run."""
+    like: TrainState
+    """Shapes, dtypes and shardings of the state."""
+    lengths: ConfigDurations
+    """The config's durations, before they were counted in steps."""
+    why: str = ""
+    """Reason for the layout, if it was chosen."""
+    count_again: Callable[[float], "Resolved"]
+    """Gives the same run with durations in time counted by the seconds that a step takes."""
+
+    @functools.cached_property
+    def sets(self) -> Mapping[str, FiniteBatches]:
+        """Validation sets by name; a single set is called `valid`."""
+        valid = self.experiment.valid
+        if isinstance(valid, Mapping):
+            return valid
+        return {} if valid is None else {"valid": valid}
+
+    @functools.cached_property
+    def devices(self) -> list[Device]:
+        """Devices of the layout, of all processes, by their ids."""
+        taken = jax.tree.leaves(self.like)[0].sharding.device_set
+        return sorted(taken, key=lambda device: device.id)
+
+    @functools.cached_property
+    def data(self) -> str:
+        """Fingerprint of the training data; empty where the batches have none."""
+        return fingerprint(self.experiment.train)
+
+    def own_rows(self, batches: Any) -> Any:
+        """Return the same batches, of which this process reads only the rows of its devices."""
+        return batches.shard(*self.strategy.part)
+
+    def train(self, windows: Sequence[Window] | None = None) -> SkipBatches:
+        """Return the batch of each step, as this process reads it, without those in windows.
+
+        Args:
+            windows: of batches to skip; by default those of the config.
+        """
+        skipped = self.config.guard.without if windows is None else windows
+        return SkipBatches(self.own_rows(self.experiment.train), skipped)
+
+
+def resolve(
+    config: RunConfig, seconds: float = 0.0, *, among: Sequence[Device] | None = None
+) -> Resolved:
+    """Resolve a config: its layout, experiment, durations in steps, shapes and shardings.
+
+    Args:
+        among: devices to use in the place of those of this machine.
+        seconds: of a step, by which durations in time are counted. While it is 0 their
+            steps are provisional; `jtrain.train.step_time.resolve_with_step_time` measures it.
+
+    Raises:
+        ConfigError: if batches do not divide into the devices and microbatches, or `build` gives
+            no Experiment.
+        DataError: if the data is not what the config says it is.
+    """
+    check_jit_enabled()
+    layout, why = choose_layout(config, among)
+    config, strategy = dataclasses.replace(config, parallel=layout), layout.build(among)
+    check_divides(config.batch, strategy.shares, config.microbatches)
+    return _resolve(config, strategy, why, None, seconds)
+
+
+def _resolve(
+    requested: RunConfig,
+    strategy: Strategy,
+    why: str,
+    unresolved: Experiment | None,
+    seconds: float,
+) -> Resolved:
+    """Build an experiment under a strategy, with durations in steps and the state's shapes.
+
+    Args:
+        requested: the config with its durations and its layout.
+        unresolved: as `ResolvedRun` has it.
+    """
+    build = lambda config: build_experiment(config, strategy.placement)
+    run = resolve_durations(requested, build, seconds, unresolved)
+    config, rule = run.config, strategy.optimizer(run.experiment.transformation)
+    experiment = dataclasses.replace(run.experiment, optimizer=rule)
+    shapes = trace_state(config, experiment)
+    resolved = Resolved(
+        config=config,
+        strategy=strategy,
+        experiment=experiment,
+        like=with_shardings(shapes, strategy.shardings(shapes, experiment.dims)),
+        lengths=run.durations,
+        why=why,
+        count_again=functools.partial(_resolve, requested, strategy, why, run.unresolved),
+    )
+    for rows in resolved.sets.values():
+        check_divides(rows.size, strategy.shares, 1, name="evaluate.batch")
+    check_set_names(config, resolved.sets, experiment.generated)
+    return resolved
