@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jtrain.train.run_hooks import open_hooks
 from pairs import machine, table, take_turns
 
 import jtrain as jt
@@ -32,6 +31,7 @@ from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.core.placement import Placement
 from jtrain.data import Arrays, Shuffled
 from jtrain.data.text.token_rows import Windows
+from jtrain.io.log import RunLog
 from jtrain.losses.next_token import inputs_and_targets, next_token
 from jtrain.models.transformer import Transformer
 from jtrain.optim.adam import AdamW
@@ -41,6 +41,7 @@ from jtrain.train.program import set_up
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir
 from jtrain.train.run_store import DirectoryStore
+from jtrain.train.trainer import Trainer
 
 STEPS = 10**8  # the run never ends; a turn is a part of it
 
@@ -120,30 +121,37 @@ class Ours:
     """A run of jtrain, a part of it at each turn."""
 
     def __init__(self, config: jt.RunConfig, steps: int, stack: contextlib.ExitStack):
-        parts = set_up(config)
+        program = set_up(config)
         directory = RunDir(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         directory.begin(config)
         kept = stack.enter_context(CheckpointManager(directory.checkpoints))
         store = DirectoryStore(config, directory, kept, None, "")
         signals = stack.enter_context(Signals())
-        self.step, self.state = parts.compile_step(), parts.initial_state()
-        resume, screen = ResumePoint(None, parts), io.StringIO()
-        hooks = stack.enter_context(open_hooks(resume, self.state, store, signals, screen=screen))
-        self.hooks = hooks.ordered
-        self.feed = hooks.checks.feed
-        self.each, self.steps, self.done = parts.schedule.steps_per_call, steps, 0
+        log = stack.enter_context(RunLog(io.StringIO()))
+        log.open(directory.log)
+        schedule = program.schedule
+        batches = program.batches(schedule)
+        resume = ResumePoint(start=None, schedule=schedule, batches=batches)
+        self.step, self.state = program.compile_step(), program.initial_state()
+        given = program, resume, self.state, store, signals, log
+        self.trainer = stack.enter_context(Trainer(*given))
+        self.schedule, self.steps, self.done = schedule, steps, 0
 
     def __call__(self) -> float:
         """Return the microseconds a step of this turn."""
-        began = time.perf_counter()
+        trainer, began = self.trainer, time.perf_counter()
         ended = jt.train_loop(
             self.step,
             self.state,
-            self.feed,
+            trainer.run.signals.through(trainer.feed),
             start=self.done,
             stop=self.done + self.steps,
-            hooks=self.hooks,
-            steps_per_call=self.each,
+            hooks=trainer.hooks,
+            recorders=trainer.recorders,
+            between=trainer.between_calls,
+            steps_per_call=self.schedule.steps_per_call,
+            in_flight=self.schedule.in_flight,
+            record_every=trainer.run.record_every,
         )
         self.state, self.done = jax.block_until_ready(ended.state), ended.step
         return (time.perf_counter() - began) / self.steps * 1e6

@@ -20,12 +20,23 @@ if LOG.level == logging.NOTSET:
 
 
 def clean(record: logging.LogRecord) -> bool:
-    """Remove secrets and control characters from a record."""
+    """Remove secrets and control characters from a record; a console prints it once.
+
+    absl, which Orbax brings, gives the root a handler on stderr at its first message. While a run
+    prints its lines they go on only to handlers that are no console.
+    """
     record.msg, record.args = escape_controls(redact(record.getMessage())), ()
+    LOG.propagate = not _runs or not all(map(_is_console, logging.root.handlers))
     return True
 
 
+def _is_console(handler: logging.Handler) -> bool:
+    consoles = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    return getattr(handler, "stream", None) in consoles or "absl" in type(handler).__module__
+
+
 LOG.addFilter(clean)
+_runs: "list[RunLog]" = []
 
 
 def log_progress(line: str) -> None:
@@ -42,9 +53,6 @@ class Display(Protocol):
     def print(self, line: str) -> None:
         """Print a line above the live one."""
         ...
-
-
-_runs: "list[RunLog]" = []
 
 
 class RunLog(logging.Handler):

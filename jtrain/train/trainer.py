@@ -5,14 +5,11 @@ import dataclasses
 import functools
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jtrain.checkpoint import SaveRetries
-from jtrain.checkpoint.retention import BestMetric
-from jtrain.config.durations import Duration
 from jtrain.core.loop import (
     FinishedSteps,
     Hook,
@@ -30,40 +27,29 @@ from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import all_gather, barrier
 from jtrain.distributed.watchdog import DeadlockWatch
-from jtrain.io.disk_errors import disk_advice
 from jtrain.io.log import LOG, RunLog
-from jtrain.io.regular_files import open_regular
+from jtrain.train import run_hooks
 from jtrain.train.banner import log_banner
-from jtrain.train.hooks.bad_steps import BadStepLog, BadSteps, StepRows, advise
-from jtrain.train.hooks.early_stop import EarlyStop
+from jtrain.train.hooks.bad_steps import BadStepLog, StepRows, advise
 from jtrain.train.hooks.evaluation import (
-    EvaluateEvery,
     EvaluationResult,
     Results,
-    add_listeners,
     latest_number,
 )
-from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile, read_results
+from jtrain.train.hooks.log import LogHook, MetricHistory, MetricsFile
 from jtrain.train.hooks.profile_window import ProfileWindow
-from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.hooks.samples import Pictures
-from jtrain.train.hooks.signals import GracePeriod, Signals
-from jtrain.train.hooks.speed import Speed, TimeRows, measure_memory
-from jtrain.train.hooks.step_record import StepRecorder
-from jtrain.train.hooks.tracking import build_tracking
-from jtrain.train.leaf_statistics import LeafLog
+from jtrain.train.hooks.signals import Signals
+from jtrain.train.hooks.speed import TimeRows
 from jtrain.train.program import Program
 from jtrain.train.rollback import ResumePoint, decide_rollback
+from jtrain.train.run_hooks import Attempt
 from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.runtime import explain_leaked_tracer
 from jtrain.train.save import CheckpointSaver, SaveHook
-from jtrain.train.summary import measure_work
 
 STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
-RECORDED = 16  # short steps between two looks at the numbers of all steps
-SHORT = 1e-3  # seconds of a step, by the size of its state, whose numbers may wait for others
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
 PHASES = {"saving": "save", "sampling": "sampling", "drawing": "sampling"}
 
@@ -142,56 +128,55 @@ class Trainer:
         store: RunStore,
         signals: Signals,
         log: RunLog,
-        own_hooks: Sequence[Hook],
+        own_hooks: Sequence[Hook] = (),
     ):
-        self._program, self._resume, self._store, self._signals = program, resume, store, signals
-        self._config, self._files = program.resolved.config, store.run_dir
-        self._writes = self._files if self._files and self._files.first else None
-        self._start, self._log, self._own_hooks = resume.start or 0, log, own_hooks
-        self._stack = contextlib.ExitStack()
-        with self._stack:  # closes what was opened, if the next one cannot be
-            self._make_hooks(state)
-            self._stack = self._stack.pop_all()
+        with contextlib.ExitStack() as closing:  # closes the files, if the next cannot be opened
+            self.run = Attempt(program, resume, store, signals, log, closing)
+            self._make_hooks(state, own_hooks)
+            self._closing = closing.pop_all()
 
-    def _make_hooks(self, state: TrainState) -> None:
+    def _make_hooks(self, state: TrainState, own_hooks: Sequence[Hook]) -> None:
         """Make the recorders and the hooks; they are called in the order of the two lists."""
-        config, closing = self._config, self._stack.callback
-        self.evaluations = self._evaluate()
-        self.best = self._best_evaluation()
-        self.record = self._record_steps()
-        self.bad_steps = self._guard(state)
+        run, config = self.run, self.run.config
+        at, every, files = run.resume.start, run.log_every, run.writes
+        self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
+        self.best = run_hooks.find_best(run, self.evaluations)
+        self.record = run_hooks.record_steps(run)
+        self.events = BadStepLog(files and files.events, resumed_at=at)
+        run.closing.callback(self.events.close)
+        self.bad_steps = run_hooks.judge_steps(run, self.events, state)
         self.recompute = RecomputeCheck(
-            every=config.checks.recompute, after=self._resume.schedule.after, start=self._start
+            every=config.checks.recompute, after=run.resume.schedule.after, start=run.start
         )
-        self.feed = self._stack.enter_context(self._read_ahead())
-        self.speed = self._measure_speed()
-        self.history = MetricHistory(every=self.log_every)
+        self.feed = run_hooks.read_ahead(run, self.record)
+        self.speed = run_hooks.measure_speed(run, self.feed)
+        self.history = MetricHistory(every=every)
         self.metrics: MetricsFile | MetricHistory = self.history
-        if self._writes:
-            path, at = self._writes.metrics, self._resume.start
-            self.metrics = MetricsFile(path, every=self.log_every, resumed_at=at)
-            closing(self.metrics.close)
-        self.times = TimeRows(self._writes.times, start=self._start) if self._writes else None
+        if files:
+            self.metrics = MetricsFile(files.metrics, every=every, resumed_at=at)
+            run.closing.callback(self.metrics.close)
+        self.times = TimeRows(files.times, start=run.start) if files else None
         if self.times:
-            closing(self.times.close)
-        self.progress = self._show_progress()
-        self.tracking = self._track()
-        self.leaves = self._log_leaves()
-        self.pictures = self._draw_pictures()
-        self.save, self.retries = self._save()
-        self._own_hooks = self._prepare_own_hooks()
-        newest = lambda: latest_number(self._main_results())
-        self.recorders: list[Recorder | None] = [
+            run.closing.callback(self.times.close)
+        self.progress = run_hooks.show_progress(run, self.speed, self.evaluations)
+        self.tracking = run_hooks.track(run, self.speed)
+        self.leaves = run_hooks.log_leaves(run, self.pause)
+        self.pictures = run_hooks.draw_pictures(run, self.pause)
+        self.save, self.retries = self._make_save()
+        self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
+        newest = lambda: latest_number(run_hooks.main_results(self.evaluations))
+        recorders = [
             HooksPhase(),
             self.speed,
             self.record,
             self.bad_steps,
             self.save,
         ]
-        self.hooks: list[Hook | None] = [
+        hooks = [
+            # Observers of the numbers.
             self.speed,
             LogHook(
-                every=self.log_every,
+                every=every,
                 stop=config.steps,
                 speed=self.speed,
                 valid=newest if self.evaluations else None,
@@ -200,49 +185,52 @@ class Trainer:
             self.progress,
             self.metrics,
             self.tracking,
-            self._watch_grace_period() if self._files else None,
+            run_hooks.watch_grace_period(run, self.speed) if run.files else None,
+            # What takes the state: evaluations, the caller's hooks, and the save.
             self.leaves,
             *self.evaluations.values(),
-            *self._own_hooks,
+            *self.own_hooks,
             self.pictures if config.log.pictures else None,
             self.save,
         ]
+        self.recorders: list[Recorder] = [recorder for recorder in recorders if recorder]
+        self.hooks: list[Hook] = [hook for hook in hooks if hook]
 
     def __enter__(self) -> "Trainer":
-        self._log.display = self.progress
-        self._stack.callback(lambda: setattr(self._log, "display", None))
-        self._stack.enter_context(self.progress)
+        self.run.log.display = self.progress
+        self._closing.callback(lambda: setattr(self.run.log, "display", None))
+        self._closing.enter_context(self.progress)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+        self._closing.__exit__(*error)
 
     def train(self, step: StepFn, state: TrainState) -> LoopResult[TrainState]:
         """Train from `state` on; return the last state, and why it stopped early if it did."""
-        resume, resolved = self._resume, self._program.resolved
+        resume, resolved = self.run.resume, self.run.program.resolved
         with self._watch_deadlocks():
-            log_banner(self._program, resume)
+            log_banner(self.run.program, resume)
             try:
                 self._catch_up(state)
             except StoppedError as asked:
-                return LoopResult(state, self._start, asked.stop)
-            over = self._verdict() if self._start else None
-            for hook in self._own_hooks:
+                return LoopResult(state, self.run.start, asked.stop)
+            over = self._verdict() if self.run.start else None
+            for hook in self.own_hooks:
                 if isinstance(hook, ProfileWindow):
-                    step = hook.wrap(step, resume.schedule.after, self._start)
+                    step = hook.wrap(step, resume.schedule.after, self.run.start)
             try:
                 ended = self._loop()(
-                    self.recompute.wrap(step) if self._config.checks.recompute else step,
+                    self.recompute.wrap(step) if self.run.config.checks.recompute else step,
                     state,
-                    self._signals.through(self.feed),
-                    start=self._start,
-                    stop=self._start if over else self._config.steps,
-                    hooks=[hook for hook in self.hooks if hook],
-                    recorders=[recorder for recorder in self.recorders if recorder],
-                    between=self._between_calls,
+                    self.run.signals.through(self.feed),
+                    start=self.run.start,
+                    stop=self.run.start if over else self.run.config.steps,
+                    hooks=self.hooks,
+                    recorders=self.recorders,
+                    between=self.between_calls,
                     steps_per_call=resume.schedule.steps_per_call,
                     in_flight=resume.schedule.in_flight,
-                    record_every=self._record_every,
+                    record_every=self.run.record_every,
                 )
             except TypeError as error:
                 explained = explain_leaked_tracer(error, resolved.experiment.loss)
@@ -258,14 +246,14 @@ class Trainer:
 
     def finish(self, ended: LoopResult[TrainState]) -> TrainedRun:
         """Evaluate and save the last state, record the status, and write sample and pictures."""
-        stop, sample, store = ended.stop or Stop("", "finished"), "", self._store
+        stop, sample, store = ended.stop or Stop("", "finished"), "", self.run.store
         try:
             if stop.kind == "finished":
                 for evaluation in self.evaluations.values():
                     evaluation.at(ended.step, ended.state)
             self.save.at(ended.step, ended.state)
             if stop.kind == "finished":
-                sample = self._show_sample(ended)
+                sample = run_hooks.show_sample(self.run, self.pause, self.pictures, ended)
         except StoppedError as asked:  # all steps are taken; the rest follows when it resumes
             stop = asked.stop
             self.save.at(ended.step, ended.state)
@@ -305,36 +293,24 @@ class Trainer:
         with self.speed.pause(), self.progress.during(activity), HEARTBEAT.during(phase):
             yield
 
-    @property
-    def log_every(self) -> int:
-        """Steps between two log lines; a short run logs its last step."""
-        return min(self._config.log.every, self._config.steps)
-
-    def _between_calls(self, step: int) -> None:
+    def between_calls(self, step: int) -> None:
         """Do what each call costs the host; raise StoppedError if a signal came to any process."""
         HEARTBEAT.at(step)
-        self._signals.check_peers()
+        self.run.signals.check_peers()
         if self.times:
             self.times.tick(step)
 
-    @property
-    def _record_every(self) -> int:
-        """Steps between two looks at the numbers of all steps, the same in every run."""
-        schedule = self._resume.schedule
-        calls = RECORDED // schedule.most if schedule.update_seconds < SHORT else 1
-        return schedule.most * max(calls, 1)
-
     def _loop(self) -> Callable[..., LoopResult[TrainState]]:
         """Return the loop of the strategy, by its address: it may need what is built on a run."""
-        loop = pkgutil.resolve_name(self._program.resolved.strategy.loop)
+        loop = pkgutil.resolve_name(self.run.program.resolved.strategy.loop)
         if loop is train_loop:
             return train_loop
-        directory = self._files and self._files.path
-        return functools.partial(loop, program=self._program, directory=directory)
+        directory = self.run.files and self.run.files.path
+        return functools.partial(loop, program=self.run.program, directory=directory)
 
     def _watch_deadlocks(self) -> contextlib.AbstractContextManager[None]:
         """Return a watch over several CPU devices of one process; others wait for peers."""
-        devices = count_cpu_devices(self._program.resolved.devices)
+        devices = count_cpu_devices(self.run.program.resolved.devices)
         alone = jax.process_count() == 1 and devices > 1
         return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
@@ -343,8 +319,8 @@ class Trainer:
 
         Not at the last step, which is evaluated in any case.
         """
-        step = self._start
-        if not step or step == self._config.steps:
+        step = self.run.start
+        if not step or step == self.run.config.steps:
             return
         evaluations = self.evaluations.values()
         due = [x for x in evaluations if step % x.every == 0 and step not in x.results]
@@ -361,10 +337,10 @@ class Trainer:
 
     def _explain_failure(self, stop: Stop, last: int) -> Stop:
         """Return the `Stop` of a failed run, with the data that explains it."""
-        bad, batches = self.bad_steps.bad, self._resume.batches.train
-        rows = StepRows(batches, self._program.resolved.experiment.train)
-        window = min(getattr(self._config.guard, "window", 0), self._config.steps)
-        first = max(1, last - window - 10 * self._record_every)
+        bad, batches = self.bad_steps.bad, self.run.resume.batches.train
+        rows = StepRows(batches, self.run.program.resolved.experiment.train)
+        window = min(getattr(self.run.config.guard, "window", 0), self.run.config.steps)
+        first = max(1, last - window - 10 * self.run.record_every)
         rows_of = lambda step: rows.report(step).get("rows", ())
         blame = describe_nonfinite(batches, range(first, last + 1), rows_of)
         if bad:  # in every process, each of which has read rows of its own
@@ -372,222 +348,32 @@ class Trainer:
             number = rows.report(bad.step)["batch"]
             late = f"It was found at step {last}: numbers are read some calls late. "
             late = late if last > bad.step else ""
-            blame = f"{late}{blame} {advise(self._config, bad, number)}"
+            blame = f"{late}{blame} {advise(self.run.config, bad, number)}"
         why = f"{stop.why} {blame}"
         if bad:
             self.bad_steps.record(bad, "stopped", why=why)
         return dataclasses.replace(stop, why=why)
 
-    def _show_sample(self, ended: LoopResult[TrainState]) -> str:
-        """Write the sample and draw the pictures; return the sample, empty if there is none."""
-        make, files, text = self._program.resolved.experiment.sample, self._files, ""
-        if files is None:
-            return text
-        if make is not None:
-            with self.pause("sampling"), self._signals.interruptible():
-                weights_and_key = self._program.gather_weights(ended.state)
-                text = make(*weights_and_key) if files.first else ""
-                barrier()
-            if files.first:
-                _write_sample(files.samples, text)
-        if self.pictures is not None:
-            with self._signals.interruptible():
-                self.pictures.at(ended.step, ended.state)
-        return text
+    def _write_results(self, step: int, name: str, numbers: Mapping[str, Any]) -> None:
+        """Write the metrics of an evaluation set to the metrics file and the trackers."""
+        self.metrics.row(step, name, numbers)
+        if self.tracking is not None:
+            self.tracking.row(step, name, numbers)
 
-    # The hooks, in the order in which they are made.
-
-    def _evaluate(self) -> dict[str, EvaluateEvery]:
-        """Return the hook that evaluates each set, the main one first."""
-        config, sets = self._config, self._config.evaluate.sets
-
-        def make(name: str) -> EvaluateEvery:
-            every = sets[name].every if name in sets else config.evaluate.every
-
-            def measure(state: TrainState) -> dict[str, float]:
-                with self.pause("evaluating"):
-                    reading = lambda batches: self._signals.through(batches, "eval")
-                    return self._program.measure(state, name, reading)
-
-            def write(step: int, numbers: Mapping[str, float]) -> None:
-                self.metrics.row(step, name, numbers)
-                if self.tracking is not None:
-                    self.tracking.row(step, name, numbers)
-
-            return EvaluateEvery(
-                every=every or config.steps,
-                measure=measure,
-                log=write,
-                name=name,
-                best=config.checkpoint.best.replace(f"{name}/", ""),
-                results=self._earlier_results(name),
-            )
-
-        return {name: make(name) for name in self._program.resolved.sets}
-
-    def _earlier_results(self, name: str) -> dict[int, Mapping[str, float]]:
-        """Return the results of a set up to the step that a run resumes from, by step, in order.
-
-        Args:
-            name: of the set; empty for the numbers of the training.
-        """
-        if self._files is None or self._resume.start is None:
-            return {}
-        # Another process may not yet have cut off what came after the checkpoint.
-        results = read_results(self._files.metrics, name)
-        return {step: results[step] for step in sorted(results) if step <= self._start}
-
-    def _best_evaluation(self) -> EvaluateEvery | None:
-        """Return the evaluation whose best is retained; None if none is."""
-        goal = BestMetric.parse(self._config.checkpoint.best)
-        if goal is None or not self.evaluations:
-            return None
-        name, _, _ = goal.name.rpartition("/")
-        return self.evaluations.get(name) or next(iter(self.evaluations.values()))
-
-    def _main_results(self) -> Results:
-        """Return the results of the main set; empty if there is none."""
-        main = next(iter(self.evaluations.values()), None)
-        return main.results if main else {}
-
-    def _record_steps(self) -> StepRecorder | None:
-        """Return the record of every step, where there is a directory."""
-        if self._files is None:
-            return None
-        path = self._files.steps if self._files.first else None
-        record = StepRecorder(path, resumed_at=self._resume.start)
-        self._stack.callback(record.close)
-        return record
-
-    def _guard(self, state: TrainState) -> BadSteps:
-        """Return the recorder that judges each step."""
-        resume = self._resume
-        path = self._writes.events if self._writes else None
-        self.events = BadStepLog(path, resumed_at=resume.start)
-        self._stack.callback(self.events.close)
-        return BadSteps(
-            self._config,
-            self.events,
-            StepRows(resume.batches.train, self._program.resolved.experiment.train),
-            every=self._record_every,
-            start=self._start,
-            skipped=int(state.skipped),
-            earlier=resume.earlier,
-            minimum=getattr(state.scale, "minimum", 0.0),
-            known=resume.known,
-        )
-
-    def _read_ahead(self) -> Any:
-        """Return the batches of the calls, on the devices; the record sees them first."""
-        workers, schedule = self._config.workers, self._resume.schedule
-        workers.check(self._program.resolved.experiment.train)
-        place = lambda batch: self._program.place(batch, schedule)
-        observe = self.record and self.record.observe
-        return self._resume.batches.read_ahead(workers, self._start, place, observe)
-
-    def _measure_speed(self) -> Speed:
-        """Return the hook that measures the speed, whose pauses are those of the others."""
-        config, resolved = self._config, self._program.resolved
-        own = [x for x in resolved.devices if x.process_index == jax.process_index()]
-        speed = Speed(
-            self._writes and self._writes.speed,
-            every=self.log_every,
-            stop=config.steps,
-            rows=config.batch,
-            tokens=config.batch * resolved.experiment.tokens or None,
-            work=measure_work(self._program) if self._writes else None,
-            waited=lambda: self.feed.waited,
-            memory=functools.partial(measure_memory, own),
-            began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
-            resumed_at=self._resume.start,
-        )
-        self._stack.callback(speed.close)
-        return speed
-
-    def _show_progress(self) -> ProgressBar:
-        """Return the live display."""
-        losses = lambda results: {n: x["loss"] for n, x in results.items() if "loss" in x}
-        return ProgressBar(
-            start=self._start,
-            stop=self._config.steps,
-            speed=self.speed,
-            valid=lambda: losses(self._main_results()),
-            earlier=lambda: losses(self._earlier_results("")),
-            steps_per_call=self._resume.schedule.most,
-            stream=self._log.stream,
-        )
-
-    def _track(self) -> Any:
-        """Return the hook that sends numbers to the trackers, if there are any."""
-        if self._writes is None or not self._config.trackers:
-            return None
-        tracking = build_tracking(
-            self._config,
-            self._writes.path,
-            self.speed,
-            run=self._writes.id,
-            log=LOG.warning,
-            resumed_at=self._resume.start,
-        )
-        self._stack.callback(tracking.close, "failed")  # unless closed with the run's status
-        return tracking
-
-    def _watch_grace_period(self) -> GracePeriod:
-        """Return the hook that compares the time of a step and a save with the grace period."""
-        cadence, schedule = self._config.checkpoint.every, self._resume.schedule
-        self._signals.budget.in_flight = schedule.in_flight
-        steps = f"{cadence or self._config.steps} steps"
-
-        def seconds_per_call() -> float | None:
-            pace = self.speed.pace
-            return None if pace is None else schedule.most * pace.seconds_per_step
-
-        return GracePeriod(
-            self._signals.budget,
-            every=self.log_every,
-            call=seconds_per_call,
-            cadence=str(cadence) if isinstance(cadence, Duration) else steps,
-        )
-
-    def _log_leaves(self) -> Any:
-        """Return the hook that logs statistics of the leaves, if configured."""
-        if self._files is None or not self._config.log.leaves:
-            return None
-        path = self._files.leaves if self._files.first else None
-        log = LeafLog(self._program, path, self.pause, self._resume)
-        self._stack.callback(log.close)
-        return log
-
-    def _draw_pictures(self) -> Pictures | None:
-        """Return the hook that draws pictures, where the experiment has them."""
-        make, files = self._program.resolved.experiment.pictures, self._files
-        if files is None or make is None:
-            return None
-
-        def draw(state: TrainState) -> Mapping[str, Any]:
-            with self.pause("drawing"):
-                weights_and_key = self._program.gather_weights(state)
-                drawn = make(*weights_and_key) if files.first else {}
-                barrier()
-                return drawn
-
-        every = self._config.log.pictures or self._config.steps
-        return Pictures(files.pictures, every=every, draw=draw)
-
-    def _save(self) -> tuple[SaveHook, SaveRetries | None]:
+    def _make_save(self) -> tuple[SaveHook, SaveRetries | None]:
         """Return the hook that saves the state; in memory it keeps that of the best evaluation."""
-        store, config = self._store, self._config
+        store, config = self.run.store, self.run.config
         if isinstance(store, MemoryStore):
-            hold = store.holder(self._program, self.best)
+            hold = store.holder(self.run.program, self.best)
             return SaveHook(every=config.steps, save=hold, best=self.best), None
         # Files whose rows are on the disk before a checkpoint is; not the timings.
         written = [self.metrics, self.record, self.leaves]
         retries = SaveRetries(store.checkpoints, LOG.warning)
         saver = CheckpointSaver(
-            self._program.resolved,
+            self.run.program.resolved,
             store.run_dir,
             retries,
-            resume=self._resume,
+            resume=self.run.resume,
             bad_steps=self.bad_steps,
             results={name: each.results for name, each in self.evaluations.items()},
             best=self.best,
@@ -595,7 +381,7 @@ class Trainer:
             record=self.record,
             recompute=self.recompute,
             pause=self.pause,
-            budget=self._signals.budget,
+            budget=self.run.signals.budget,
             copy=store.copy,
         )
         save = SaveHook(
@@ -606,24 +392,3 @@ class Trainer:
             prepare=store.checkpoints.prepare,
         )
         return save, retries
-
-    def _prepare_own_hooks(self) -> list[Hook]:
-        """Return the caller's hooks, and the early stop that the config asks for."""
-        config, hooks = self._config, list(self._own_hooks)
-        if config.evaluate.patience:
-            hooks.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
-        for hook in hooks:
-            if isinstance(hook, EarlyStop):
-                hook.longer_from = [change.step for change in self._resume.extended]
-        add_listeners(self.evaluations, hooks)
-        return hooks
-
-
-def _write_sample(path: Path, text: str) -> None:
-    """Write the sample; a failure is logged, and the run is done all the same."""
-    try:
-        with open_regular(path, "wb") as file:
-            file.write(f"{text}\n".encode("utf-8", "replace"))
-    except OSError as error:
-        advice = disk_advice(error, path).words
-        LOG.warning(f"the sample could not be written to {path} ({error.strerror}). {advice}.")

@@ -1,6 +1,8 @@
 """What a run writes as it trains: metrics, log lines and samples, whole after a kill."""
 
+import io
 import json
+import logging
 import math
 import os
 import signal
@@ -159,6 +161,18 @@ def test_lines_go_to_the_file_to_the_screen_and_to_handlers_of_others(tmp_path, 
     assert (tmp_path / "log.txt").read_text().splitlines() == lines
     assert capsys.readouterr().out.splitlines() == lines
     assert caplog.messages == [*lines, "after the run"]
+
+
+def test_a_console_of_the_root_logger_does_not_print_a_line_again(capsys, monkeypatch):
+    """Such a handler is added by absl, at the first message of Orbax."""
+    console, others = logging.StreamHandler(), io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [console])
+    with RunLog():
+        LOG.info("once")
+        logging.root.addHandler(logging.StreamHandler(others))
+        LOG.info("kept")
+    assert capsys.readouterr().out == "once\nkept\n"
+    assert others.getvalue() == "kept\n"
 
 
 def test_a_live_display_gets_what_it_does_not_show_already(capsys):

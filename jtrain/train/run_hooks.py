@@ -1,0 +1,320 @@
+"""Hooks of a run, each made for its place in the trainer's list."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+
+from jtrain.checkpoint.retention import BestMetric
+from jtrain.config.durations import Duration
+from jtrain.core.loop import Hook, LoopResult
+from jtrain.core.state import TrainState
+from jtrain.core.types import Batch
+from jtrain.data import ReadAhead
+from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.multihost import barrier
+from jtrain.io.disk_errors import disk_advice
+from jtrain.io.log import LOG, RunLog
+from jtrain.io.regular_files import open_regular
+from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.bad_steps import BadStepLog, BadSteps, StepRows
+from jtrain.train.hooks.early_stop import EarlyStop
+from jtrain.train.hooks.evaluation import EvaluateEvery, Results, add_listeners
+from jtrain.train.hooks.log import read_results
+from jtrain.train.hooks.progress import ProgressBar
+from jtrain.train.hooks.samples import Pictures
+from jtrain.train.hooks.signals import GracePeriod, Signals
+from jtrain.train.hooks.speed import Speed, measure_memory
+from jtrain.train.hooks.step_record import StepRecorder
+from jtrain.train.hooks.tracking import Tracking, build_tracking
+from jtrain.train.leaf_statistics import LeafLog
+from jtrain.train.program import Program
+from jtrain.train.rollback import ResumePoint
+from jtrain.train.run_dir import RunDir
+from jtrain.train.run_store import RunStore
+from jtrain.train.summary import measure_work
+
+RECORDED = 16  # short steps between two looks at the numbers of all steps
+SHORT = 1e-3  # seconds of a step, by the size of its state, whose numbers may wait for others
+Pause: TypeAlias = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A start or a resume of a run, up to its end or a rollback."""
+
+    program: Program
+    resume: ResumePoint
+    store: RunStore
+    signals: Signals
+    log: RunLog
+    closing: contextlib.ExitStack
+    """Closes the files of the hooks."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Config of the run, with a number of steps for each duration."""
+        return self.program.resolved.config
+
+    @property
+    def files(self) -> RunDir | None:
+        """Files of the run; None of one in memory."""
+        return self.store.run_dir
+
+    @property
+    def writes(self) -> RunDir | None:
+        """Files of the run, where this process writes them."""
+        return self.files if self.files and self.files.first else None
+
+    @property
+    def start(self) -> int:
+        """Step that it begins after."""
+        return self.resume.start or 0
+
+    @property
+    def log_every(self) -> int:
+        """Steps between two log lines; a short run logs its last step."""
+        return min(self.config.log.every, self.config.steps)
+
+    @property
+    def record_every(self) -> int:
+        """Steps between two looks at the numbers of all steps, the same in every run."""
+        schedule = self.resume.schedule
+        calls = RECORDED // schedule.most if schedule.update_seconds < SHORT else 1
+        return schedule.most * max(calls, 1)
+
+
+def make_evaluations(
+    run: Attempt, pause: Pause, write: Callable[[int, str, Mapping[str, Any]], None]
+) -> dict[str, EvaluateEvery]:
+    """Return the hook that evaluates each set, the main one first."""
+    config, sets = run.config, run.config.evaluate.sets
+
+    def make(name: str) -> EvaluateEvery:
+        every = sets[name].every if name in sets else config.evaluate.every
+
+        def measure(state: TrainState) -> dict[str, float]:
+            with pause("evaluating"):
+                reading = lambda batches: run.signals.through(batches, "eval")
+                return run.program.measure(state, name, reading)
+
+        return EvaluateEvery(
+            every=every or config.steps,
+            measure=measure,
+            log=lambda step, numbers: write(step, name, numbers),
+            name=name,
+            best=config.checkpoint.best.replace(f"{name}/", ""),
+            results=_earlier_results(run, name),
+        )
+
+    return {name: make(name) for name in run.program.resolved.sets}
+
+
+def _earlier_results(run: Attempt, name: str) -> dict[int, Mapping[str, float]]:
+    """Return the results of a set up to the step that a run resumes from, by step, in order.
+
+    Args:
+        name: of the set; empty for the numbers of the training.
+    """
+    if run.files is None or run.resume.start is None:
+        return {}
+    # Another process may not yet have cut off what came after the checkpoint.
+    results = read_results(run.files.metrics, name)
+    return {step: results[step] for step in sorted(results) if step <= run.start}
+
+
+def find_best(run: Attempt, evaluations: Mapping[str, EvaluateEvery]) -> EvaluateEvery | None:
+    """Return the evaluation whose best is retained; None if none is."""
+    goal = BestMetric.parse(run.config.checkpoint.best)
+    if goal is None or not evaluations:
+        return None
+    name, _, _ = goal.name.rpartition("/")
+    return evaluations.get(name) or next(iter(evaluations.values()))
+
+
+def main_results(evaluations: Mapping[str, EvaluateEvery]) -> Results:
+    """Return the results of the main set; empty if there is none."""
+    main = next(iter(evaluations.values()), None)
+    return main.results if main else {}
+
+
+def record_steps(run: Attempt) -> StepRecorder | None:
+    """Return the record of every step, where there is a directory."""
+    if run.files is None:
+        return None
+    path = run.files.steps if run.files.first else None
+    record = StepRecorder(path, resumed_at=run.resume.start)
+    run.closing.callback(record.close)
+    return record
+
+
+def judge_steps(run: Attempt, events: BadStepLog, state: TrainState) -> BadSteps:
+    """Return the recorder that judges each step."""
+    resume = run.resume
+    return BadSteps(
+        run.config,
+        events,
+        StepRows(resume.batches.train, run.program.resolved.experiment.train),
+        every=run.record_every,
+        start=run.start,
+        skipped=int(state.skipped),
+        earlier=resume.earlier,
+        minimum=getattr(state.scale, "minimum", 0.0),
+        known=resume.known,
+    )
+
+
+def read_ahead(run: Attempt, record: StepRecorder | None) -> ReadAhead[Batch]:
+    """Return the batches of the calls, on the devices; the record sees them first."""
+    workers, schedule = run.config.workers, run.resume.schedule
+    workers.check(run.program.resolved.experiment.train)
+    place = lambda batch: run.program.place(batch, schedule)
+    observe = record and record.observe
+    feed = run.resume.batches.read_ahead(workers, run.start, place, observe)
+    return run.closing.enter_context(feed)
+
+
+def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
+    """Return the hook that measures the speed, whose pauses are those of the others."""
+    config, resolved = run.config, run.program.resolved
+    own = [x for x in resolved.devices if x.process_index == jax.process_index()]
+    speed = Speed(
+        run.writes and run.writes.speed,
+        every=run.log_every,
+        stop=config.steps,
+        rows=config.batch,
+        tokens=config.batch * resolved.experiment.tokens or None,
+        work=measure_work(run.program) if run.writes else None,
+        waited=lambda: feed.waited,
+        memory=functools.partial(measure_memory, own),
+        began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
+        resumed_at=run.resume.start,
+    )
+    run.closing.callback(speed.close)
+    return speed
+
+
+def show_progress(
+    run: Attempt, speed: Speed, evaluations: Mapping[str, EvaluateEvery]
+) -> ProgressBar:
+    """Return the live display."""
+    losses = lambda results: {n: x["loss"] for n, x in results.items() if "loss" in x}
+    return ProgressBar(
+        start=run.start,
+        stop=run.config.steps,
+        speed=speed,
+        valid=lambda: losses(main_results(evaluations)),
+        earlier=lambda: losses(_earlier_results(run, "")),
+        steps_per_call=run.resume.schedule.most,
+        stream=run.log.stream,
+    )
+
+
+def track(run: Attempt, speed: Speed) -> Tracking | None:
+    """Return the hook that sends numbers to the trackers, if there are any."""
+    if run.writes is None or not run.config.trackers:
+        return None
+    tracking = build_tracking(
+        run.config,
+        run.writes.path,
+        speed,
+        run=run.writes.id,
+        log=LOG.warning,
+        resumed_at=run.resume.start,
+    )
+    run.closing.callback(tracking.close, "failed")  # unless closed with the run's status
+    return tracking
+
+
+def watch_grace_period(run: Attempt, speed: Speed) -> GracePeriod:
+    """Return the hook that compares the time of a step and a save with the grace period."""
+    cadence, schedule = run.config.checkpoint.every, run.resume.schedule
+    run.signals.budget.in_flight = schedule.in_flight
+    steps = f"{cadence or run.config.steps} steps"
+
+    def seconds_per_call() -> float | None:
+        pace = speed.pace
+        return None if pace is None else schedule.most * pace.seconds_per_step
+
+    return GracePeriod(
+        run.signals.budget,
+        every=run.log_every,
+        call=seconds_per_call,
+        cadence=str(cadence) if isinstance(cadence, Duration) else steps,
+    )
+
+
+def log_leaves(run: Attempt, pause: Pause) -> LeafLog | None:
+    """Return the hook that logs statistics of the leaves, if configured."""
+    if run.files is None or not run.config.log.leaves:
+        return None
+    path = run.files.leaves if run.files.first else None
+    log = LeafLog(run.program, path, pause, run.resume)
+    run.closing.callback(log.close)
+    return log
+
+
+def draw_pictures(run: Attempt, pause: Pause) -> Pictures | None:
+    """Return the hook that draws pictures, where the experiment has them."""
+    make, files = run.program.resolved.experiment.pictures, run.files
+    if files is None or make is None:
+        return None
+
+    def draw(state: TrainState) -> Mapping[str, Any]:
+        with pause("drawing"):
+            weights_and_key = run.program.gather_weights(state)
+            drawn = make(*weights_and_key) if files.first else {}
+            barrier()
+            return drawn
+
+    every = run.config.log.pictures or run.config.steps
+    return Pictures(files.pictures, every=every, draw=draw)
+
+
+def prepare_own_hooks(
+    run: Attempt, given: Sequence[Hook], evaluations: Mapping[str, EvaluateEvery]
+) -> list[Hook]:
+    """Return the caller's hooks, and the early stop that the config asks for."""
+    config, hooks = run.config, list(given)
+    if config.evaluate.patience:
+        hooks.append(EarlyStop(config.checkpoint.best, config.evaluate.patience))
+    for hook in hooks:
+        if isinstance(hook, EarlyStop):
+            hook.longer_from = [change.step for change in run.resume.extended]
+    add_listeners(evaluations, hooks)
+    return hooks
+
+
+def show_sample(
+    run: Attempt, pause: Pause, pictures: Pictures | None, ended: LoopResult[TrainState]
+) -> str:
+    """Write the sample and draw the pictures; return the sample, empty if there is none."""
+    make, files, text = run.program.resolved.experiment.sample, run.files, ""
+    if files is None:
+        return text
+    if make is not None:
+        with pause("sampling"), run.signals.interruptible():
+            weights_and_key = run.program.gather_weights(ended.state)
+            text = make(*weights_and_key) if files.first else ""
+            barrier()
+        if files.first:
+            _write_sample(files.samples, text)
+    if pictures is not None:
+        with run.signals.interruptible():
+            pictures.at(ended.step, ended.state)
+    return text
+
+
+def _write_sample(path: Path, text: str) -> None:
+    """Write the sample; a failure is logged, and the run is done all the same."""
+    try:
+        with open_regular(path, "wb") as file:
+            file.write(f"{text}\n".encode("utf-8", "replace"))
+    except OSError as error:
+        advice = disk_advice(error, path).words
+        LOG.warning(f"the sample could not be written to {path} ({error.strerror}). {advice}.")
