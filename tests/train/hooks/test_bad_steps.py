@@ -23,6 +23,14 @@ from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.rollback import RollbackDecision, read_decisions
 
 CONFIG = config("steps")
+OPEN: list[BadStepLog] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 class Rows:
@@ -42,6 +50,7 @@ class Rows:
 def judged(tmp_path, guard, *, every=10, steps=100, **options) -> BadSteps:
     config = dataclasses.replace(CONFIG, guard=guard, steps=steps, log=LogConfig(every=1000))
     events = BadStepLog(tmp_path / "events.jsonl")
+    OPEN.append(events)
     return BadSteps(config, events, options.pop("rows", Rows()), every=every, **options)
 
 
