@@ -149,7 +149,7 @@ def _setup() -> Program:
 
 @functools.cache
 def _fresh() -> TrainState:
-    return _setup().fresh()
+    return _setup().initial_state()
 
 
 @functools.cache

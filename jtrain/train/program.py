@@ -145,8 +145,9 @@ class Program:
         lower = self.resolved.strategy.lower
         return lower(*self._step(schedule), stacked=schedule.stacked, keeps=True)
 
-    def _step(self, schedule: CallSchedule) -> tuple[StepFn, TrainState, Batch]:
+    def _step(self, schedule: CallSchedule | None = None) -> tuple[StepFn, TrainState, Batch]:
         """Return the step function, and the shapes that it is compiled for."""
+        schedule = schedule or self.schedule
         config, x, strategy = (
             self.resolved.config,
             self.resolved.experiment,

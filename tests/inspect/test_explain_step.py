@@ -28,7 +28,7 @@ from jtrain.train.compile_step import (
     read_compiles,
     record_compile,
 )
-from jtrain.train.program import set_up
+from jtrain.train.program import Program, set_up
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/shakespeare.yaml"
@@ -209,9 +209,17 @@ def study(tmp_path, monkeypatch) -> Path:
     return write_study(tmp_path)
 
 
+def program_of(path: Path, *settings: str) -> Program:
+    return set_up(config_of(path, settings))
+
+
 def signature(path: Path, *settings: str) -> Signature:
-    program = set_up(config_of(path, settings))
+    program = program_of(path, *settings)
     return program_signature(program, program.schedule)
+
+
+def record(file: Path, program: Program) -> None:
+    record_compile(file, program, program.schedule, 4)
 
 
 def changes(path: Path, *settings: str) -> dict[str, str]:
@@ -243,9 +251,9 @@ def test_rows_values_and_layouts_are_reasons(study):
 @pytest.mark.thorough
 def test_the_advised_value_needs_the_old_program(study):
     """As the advice says, and as JAX's cache of programs sees it."""
-    old = setup_of(study).lower_step().as_text()
-    assert setup_of(study, "batch=32", "optimizer.lr=0.1").lower_step().as_text() != old
-    assert setup_of(study, "batch=16", "optimizer.lr=0.03").lower_step().as_text() == old
+    old = program_of(study).lower_step().as_text()
+    assert program_of(study, "batch=32", "optimizer.lr=0.1").lower_step().as_text() != old
+    assert program_of(study, "batch=16", "optimizer.lr=0.03").lower_step().as_text() == old
 
 
 @pytest.mark.thorough
@@ -258,8 +266,8 @@ def test_a_run_records_its_compiles_and_the_verb_compares(study, capsys):
     capsys.readouterr()
     assert main(["explain", str(study), "steps=4", "evaluate.every=0", "--why-recompile"]) == 0
     assert "nothing has changed" in capsys.readouterr().out
-    record_compile(run / "compiles.jsonl", setup_of(study, "steps=4"), 4)  # the same program
-    record_compile(run / "compiles.jsonl", setup_of(study, "steps=8", "batch=32"), 4)
+    record(run / "compiles.jsonl", program_of(study, "steps=4"))  # the same program
+    record(run / "compiles.jsonl", program_of(study, "steps=8", "batch=32"))
     assert '"signature"' not in (run / "compiles.jsonl").read_text().splitlines()[1]
     assert main(["explain", str(study), "steps=8", "batch=64", "--why-recompile"]) == 0
     shown = capsys.readouterr().out
@@ -269,4 +277,4 @@ def test_a_run_records_its_compiles_and_the_verb_compares(study, capsys):
     assert main(["explain", str(study), "--why-recompile", "quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {c["name"] for c in found["last"]} >= {"batch/x", "batch", "steps"}
-    assert compare_with_run(run, setup_of(study, "steps=8", "batch=32")).now == ()
+    assert compare_with_run(run, program_of(study, "steps=8", "batch=32")).now == ()

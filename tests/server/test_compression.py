@@ -153,12 +153,12 @@ def test_pushes_and_pulls_of_async_are_those_of_the_formula(study):
 
     plain = server_setup(study, "{kind: async}", SGD, "steps=3", workers=1)
     step, codec = jax.jit(plain._step()[0]), make_codec(Int4(block=16))
-    params, residual = host(plain.fresh().params), None
-    state = plain.fresh()
+    params, residual = host(plain.initial_state().params), None
+    state = plain.initial_state()
     for number in range(3):
         start = rounded(params)
         state = dataclasses.replace(state, params=start)
-        state, _ = step(state, plain.train[number])
+        state, _ = step(state, plain.batches().train[number])
         grads = jax.tree.map(
             lambda old, new: (old - new) / np.float32(0.3), start, host(state.params)
         )
@@ -226,10 +226,10 @@ def test_diloco_with_changes_is_its_formula(study):
 
     plain = server_setup(study, "{kind: sync}", SGD, "steps=8")  # for its step
     step = jax.jit(plain._step()[0])
-    params, tree = jax.tree.flatten(host(plain.fresh().params))
+    params, tree = jax.tree.flatten(host(plain.initial_state().params))
     published, velocity = params, [np.zeros_like(leaf) for leaf in params]
-    states = [plain.fresh(), plain.fresh()]
-    shards = [plain.experiment.train.shard(worker, 2) for worker in range(2)]
+    states = [plain.initial_state(), plain.initial_state()]
+    shards = [plain.resolved.experiment.train.shard(worker, 2) for worker in range(2)]
     for first in range(0, 8, 2):
         begin = [dataclasses.replace(s, params=tree.unflatten(published)) for s in states]
         states = []

@@ -57,9 +57,9 @@ def test_diloco_is_its_formula(study):
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=4")  # for its step
     step = jax.jit(plain._step()[0])
-    params, velocity = host(plain.fresh().params), None
-    states = [plain.fresh(), plain.fresh()]
-    shards = [plain.experiment.train.shard(worker, 2) for worker in range(2)]
+    params, velocity = host(plain.initial_state().params), None
+    states = [plain.initial_state(), plain.initial_state()]
+    shards = [plain.resolved.experiment.train.shard(worker, 2) for worker in range(2)]
     for first in (0, 2):
         for worker in range(2):
             for number in (first, first + 1):

@@ -61,12 +61,12 @@ def test_streaming_is_its_formula(study):
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=12")  # for its step
     step = jax.jit(plain._step()[0])
-    fragment = assign_fragments(plain.like.params, P)
+    fragment = assign_fragments(plain.resolved.like.params, P)
     assert set(fragment) == {0, 1}
-    outer, tree = jax.tree.flatten(host(plain.fresh().params))
+    outer, tree = jax.tree.flatten(host(plain.initial_state().params))
     velocity = [np.zeros_like(leaf) for leaf in outer]
-    states = [plain.fresh(), plain.fresh()]
-    shards = [plain.experiment.train.shard(worker, 2) for worker in range(2)]
+    states = [plain.initial_state(), plain.initial_state()]
+    shards = [plain.resolved.experiment.train.shard(worker, 2) for worker in range(2)]
     for t in range(1, 13):
         states = [step(states[w], shards[w][t - 1])[0] for w in range(2)]
         own = [jax.tree.leaves(host(state.params)) for state in states]

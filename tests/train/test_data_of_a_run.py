@@ -210,7 +210,7 @@ def test_a_reader_may_fill_one_buffer_again():
 
     def train(memory: np.ndarray | None) -> np.ndarray:
         batches.buffer = memory
-        with program.read_ahead(0) as feed:
+        with program.batches().read_ahead(Workers(), 0, program.place) as feed:
             return np.asarray(
                 train_loop(step, program.initial_state(), feed, start=0, stop=STEPS).state.params
             )
