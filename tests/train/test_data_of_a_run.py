@@ -18,6 +18,7 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.top import CheckpointConfig
 from jtrain.core.loop import train_loop
 from jtrain.data.batches.step_batches import aligned_copy
+from jtrain.data.batches.workers import Workers
 from jtrain.optim.adam import AdamW
 from jtrain.parallel import Single
 from jtrain.train.program import set_up

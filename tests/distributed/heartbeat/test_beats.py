@@ -150,12 +150,10 @@ def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd):
     from jtrain.train.program import Program
 
     compiled = Program.compile_step
-    slowly = lambda program, **options: time.sleep(1.0) or compiled(program, **options)
+    slowly = lambda *given, **options: time.sleep(1.0) or compiled(*given, **options)
     monkeypatch.setattr(Program, "compile_step", slowly)
     soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
-    monkeypatch.setattr(
-        importlib.import_module("jtrain.train.train_to_end"), "StartupProgress", soon
-    )
+    monkeypatch.setattr(importlib.import_module("jtrain.train.run"), "StartupProgress", soon)
     loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
     rows = {"x": np.arange(8, dtype=np.float32)}
     jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1)
