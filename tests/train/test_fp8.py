@@ -35,9 +35,9 @@ def setup(*words: str):
 def trained(*words: str):
     """Return the state after a step of SGD, its loss, and how far it moved the parameters."""
     made = setup(*words)
-    fresh = made.fresh()
+    fresh = made.initial_state()
     start = jax.device_get(fresh.params)  # the step takes the state away
-    state, metrics = made.compile_step()(fresh, made.place(made.calls[0]))
+    state, metrics = made.compile_step()(fresh, made.place(made.batches().read(0)))
     after = jax.device_get(state)
     moved = jax.tree.map(np.subtract, after.params, start)
     return after, float(metrics["loss"].value()), moved
@@ -76,7 +76,9 @@ def test_takes_the_steps_of_one_device(split):
 def test_the_products_of_linear_layers_are_fp8_and_the_head_is_not():
     made = setup(*ONE, *FP8_STEPS)
     terms = made._terms(made.first.repeated)
-    found = product_types(lambda p: sum(m.total for m in terms(p).terms.means), made.like.params)
+    found = product_types(
+        lambda p: sum(m.total for m in terms(p).terms.means), made.resolved.like.params
+    )
     layers = 4  # of qkv, out, up and down
     assert sum(kind.itemsize == 1 for kind in found) == layers
     assert len(found) > layers + 2  # two products of the attention, and the head
@@ -95,10 +97,10 @@ def replaced(params, leaf: str, value: float):
 @pytest.mark.thorough
 def test_a_step_that_is_not_finite_changes_nothing():
     made = setup(*ONE, *FP8_STEPS)
-    step, state = made.compile_step(), made.fresh()
+    step, state = made.compile_step(), made.initial_state()
     state = dataclasses.replace(state, params=replaced(state.params, "blocks/0/up/kernel", np.inf))
     before = jax.device_get((state.params, state.opt_state))
-    after, metrics = step(state, made.place(made.calls[0]))
+    after, metrics = step(state, made.place(made.batches().read(0)))
     assert not np.isfinite(float(metrics["loss"].value()))
     assert bitwise(jax.device_get((after.params, after.opt_state)), before)
 
