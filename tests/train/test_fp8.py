@@ -116,6 +116,13 @@ def test_scales_of_whole_arrays_refuse_what_they_would_change():
         setup(*SPLITS["shard_map"], *whole).compile_step()
 
 
+@pytest.mark.thorough
+def test_scales_of_whole_arrays_are_those_of_one_device():
+    whole = (*FP8_STEPS, "precision.scaling=tensor")
+    # As the splits above: each device rounds its part of a gradient to bfloat16.
+    assert distance(moved(*SPLITS["fsdp"], *whole), moved(*ONE, *whole)) < 2**-6
+
+
 def gpu(kind: str, capability: str):
     return types.SimpleNamespace(platform="gpu", device_kind=kind, compute_capability=capability)
 
