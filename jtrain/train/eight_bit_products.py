@@ -44,7 +44,7 @@ def _forward(x, w, dims, scaling):
     by_tensor = scaling == "tensor"
     left = quantize_fp8(x, E4M3, None if by_tensor else dims.x)
     right = quantize_fp8(w, E4M3, None if by_tensor else dims.w)
-    y = _scaled_product(left, right, dims).astype(jnp.result_type(x, w))
+    y = _scaled_product(left, right, dims, jnp.result_type(x, w))
     # Empty arrays carry the types of the factors, which are those of their gradients.
     types = jnp.zeros(0, x.dtype), jnp.zeros(0, w.dtype)
     return y, ((left, right, *types) if by_tensor else (x, w, *types))
@@ -59,9 +59,9 @@ def _backward(dims, scaling, saved, grad):
     of_x = tuple(range(len(free_x)))
     g = quantize_fp8(grad, E5M2, None if by_tensor else of_w)
     columns = w if by_tensor else quantize_fp8(w, E4M3, free_w)
-    dx = _scaled_product(g, columns, Contraction(of_w, free_w))
+    dx = _scaled_product(g, columns, Contraction(of_w, free_w), like_x.dtype)
     if by_tensor:
-        dw = _scaled_product(x, g, Contraction(free_x, of_x))
+        dw = _scaled_product(x, g, Contraction(free_x, of_x), like_w.dtype)
     else:
         dw = _product(x, grad, Contraction(free_x, of_x), grad.dtype)
     dx = jnp.transpose(dx, _places_of_x(free_x, dims))
@@ -90,19 +90,26 @@ class Quantized(NamedTuple):
     """An array of 8 bits and its scale: `values * scale` is near the original."""
 
     values: Shaped[Array, "..."]
-    scale: Float[Array, "..."]  # float32, with size 1 in the dims that share a scale
+    scale: Float[Array, "..."]  # float32: a scalar, or with size 1 in the dims that share a scale
 
 
-def _scaled_product(left: Quantized, right: Quantized, dims: Contraction) -> Array:
-    """Return the float32 product of two fp8 arrays.
+def _scaled_product(left: Quantized, right: Quantized, dims: Contraction, dtype: Any) -> Array:
+    """Return the product of two fp8 arrays in a type.
 
     The scales are applied to the sums: XLA then gives a product of two fp8 arrays to the tensor
     cores. `highest` asks cuBLASLt for sums in float32; by default those of fp8 are shorter.
     """
+    if left.scale.ndim == 0 == right.scale.ndim:
+        # One scalar after a product is an argument of cuBLASLt's, which then writes the narrow type
+        # itself. A power of two rounds nothing, before or after the sums are rounded. Scaled
+        # factors in place of the sums are a product in bfloat16 where XLA uses Triton.
+        wide = jnp.promote_types(dtype, jnp.bfloat16)  # float16 would not hold the sums
+        y = _product(left.values, right.values, dims, wide)
+        return (y * (left.scale * right.scale).astype(wide)).astype(dtype)
     y = _product(left.values, right.values, dims, jnp.float32)
     # By halves: one scale may be 2^120 where the other is 2^-120.
     (rows, more_rows), (columns, more_columns) = (halves(s) for s in _spread(left, right, dims))
-    return y * rows * columns * more_rows * more_columns
+    return (y * rows * columns * more_rows * more_columns).astype(dtype)
 
 
 def _product(left: Array, right: Array, dims: Contraction, dtype: Any) -> Array:
@@ -152,7 +159,7 @@ def quantize_fp8(x: Float[Array, "..."], dtype: Any, dims: tuple[int, ...] | Non
     scale 1. In a slice with NaN or infinity e4m3 makes NaN of both, and e5m2 keeps both.
 
     Args:
-        dims: that share one scale; None: all, one scale for the whole array.
+        dims: that share one scale; None: all, and the scale is a scalar.
 
     Source: the types of Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433, table 1.
     """
@@ -180,7 +187,7 @@ def halves(scale: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array
 
 
 def _largest(x: Float[Array, "..."], dims: tuple[int, ...] | None) -> Float[Array, "..."]:
-    return jnp.max(jnp.abs(x), axis=dims, keepdims=True)
+    return jnp.max(jnp.abs(x), axis=dims, keepdims=dims is not None)
 
 
 def _fitting_exponent(largest: Float[Array, "..."], dtype: Any) -> Shaped[Array, "..."]:

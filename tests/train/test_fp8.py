@@ -37,7 +37,7 @@ def trained(*words: str):
     made = setup(*words)
     fresh = made.initial_state()
     start = jax.device_get(fresh.params)  # the step takes the state away
-    state, metrics = made.compile_step()(fresh, made.place(made.batches().stacked[0]))
+    state, metrics = made.compile_step()(fresh, made.place(made.batches().read(0)))
     after = jax.device_get(state)
     moved = jax.tree.map(np.subtract, after.params, start)
     return after, float(metrics["loss"].value()), moved
@@ -100,7 +100,7 @@ def test_a_step_that_is_not_finite_changes_nothing():
     step, state = made.compile_step(), made.initial_state()
     state = dataclasses.replace(state, params=replaced(state.params, "blocks/0/up/kernel", np.inf))
     before = jax.device_get((state.params, state.opt_state))
-    after, metrics = step(state, made.place(made.batches().stacked[0]))
+    after, metrics = step(state, made.place(made.batches().read(0)))
     assert not np.isfinite(float(metrics["loss"].value()))
     assert bitwise(jax.device_get((after.params, after.opt_state)), before)
 
@@ -114,6 +114,13 @@ def test_scales_of_whole_arrays_refuse_what_they_would_change():
         setup(*ONE, *whole, "microbatches=2")
     with pytest.raises(LossError, match=r"parallel.impl=jit.*precision.scaling=rows"):
         setup(*SPLITS["shard_map"], *whole).compile_step()
+
+
+@pytest.mark.thorough
+def test_scales_of_whole_arrays_are_those_of_one_device():
+    whole = (*FP8_STEPS, "precision.scaling=tensor")
+    # As the splits above: each device rounds its part of a gradient to bfloat16.
+    assert distance(moved(*SPLITS["fsdp"], *whole), moved(*ONE, *whole)) < 2**-6
 
 
 def gpu(kind: str, capability: str):

@@ -3,13 +3,17 @@
 The tests need `pip install 'jtrain[plan-gpu]'`, and no GPU: `pytest -m compiler`.
 """
 
+import re
+
 import pytest
 from tpu_programs import (
     ACTIVATION,
     BF16,
     BLOCKS,
+    CONFIG,
     F32,
     ROWS,
+    SMALL,
     TABLES,
     TIME,
     near,
@@ -17,7 +21,10 @@ from tpu_programs import (
     sent,
 )
 
+from jtrain.config.resolve import resolve
 from jtrain.inspect.plan.plan import collective_table
+from jtrain.inspect.plan.topology import find_topology
+from jtrain.train.program import set_up
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("from_the_top")]
 
@@ -68,10 +75,27 @@ def test_one_gpu_sends_nothing_and_copies_no_state():
     assert near(plan.memory["aliased"], state, 0.01)
 
 
-def test_products_of_fp8_take_half_the_time_of_those_in_bfloat16():
-    narrow, wide = planned("h100:1", "precision.kind=fp8"), planned("h100:1")
+TENSOR = ("precision.kind=fp8", "precision.scaling=tensor")
+
+
+@pytest.mark.parametrize(("words", "products"), [(("precision.kind=fp8",), 2), (TENSOR, 3)])
+def test_products_of_fp8_take_half_the_time_of_those_in_bfloat16(words, products):
+    narrow, wide = planned("h100:1", *words), planned("h100:1")
     assert near(narrow.estimate.flops, wide.estimate.flops, 0.02)
-    # Two of three products of the linear layers; not the head, not attention.
-    linear = 2 * 2 * BLOCKS * ROWS * TIME  # two products, a multiplication and an addition
+    # Of the three products of the linear layers; not the head, not attention.
+    linear = products * 2 * BLOCKS * ROWS * TIME  # a multiplication and an addition
     saved = linear / 989e12 - linear / 1979e12
     assert near(wide.estimate.compute - narrow.estimate.compute, saved, 0.02)
+
+
+def test_with_a_scale_for_each_array_a_linear_layer_is_three_products_of_cublaslt_in_fp8():
+    words = [*SMALL, *TENSOR, "model.layers=2", "model.scan=false"]
+    program = set_up(resolve(CONFIG, words).config, among=find_topology("h100:1").devices)
+    # On a GPU XLA takes the faster of Triton and cuBLASLt; without one it takes Triton if it may.
+    # Products of the same factor are merged below a size: gate and up.
+    options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+    text = program.lower_step().compile(compiler_options=options).as_text() or ""
+    found = re.findall(r"= \((\w+)\[\S+ .* custom-call\(.*__cublas\$lt\$matmul\$f8", text)
+    linear = 5  # qkv, out, gate, up, down
+    # In bfloat16, as each has its scale as an argument: nothing is left to do in float32.
+    assert found == ["bf16"] * (2 * linear * 3)
