@@ -126,7 +126,7 @@ def run_range_test(config: RunConfig, rates: Rates = Rates(), steps: int = STEPS
         else:
             join_run(test, None)
             store = MemoryStore()
-            with RunLog(nowhere) as log, Signals() as signals:
+            with RunLog(nowhere, keeps=False) as log, Signals() as signals:
                 program, started, hooks = start_run(test, store, [hook])
                 train_to_end(program, started, store, signals, log, hooks)
     applied = [float(rate(step)) for step in range(len(hook.losses))]

@@ -63,14 +63,15 @@ class RunLog(logging.Handler):
     Args:
         screen: stream to print to; standard output by default, or None for a closed one.
         shows: whether this process prints.
+        keeps: whether lines are kept for a file; not for a run in memory, which opens none.
     """
 
-    def __init__(self, screen: TextIO | None = None, *, shows: bool = True):
+    def __init__(self, screen: TextIO | None = None, *, shows: bool = True, keeps: bool = True):
         super().__init__()
         self.addFilter(clean)
         self._screen, self._shows = screen, shows
         self._path: Path | None = None
-        self._kept: list[str] = []
+        self._kept: list[str] | None = [] if keeps else None
         self.display: Display | None = None
         """The live display, while there is one."""
 
@@ -91,8 +92,8 @@ class RunLog(logging.Handler):
 
     def open(self, path: Path) -> None:
         """Append all lines to a file, those that were logged before too."""
-        self._path, kept, self._kept = path, self._kept, []
-        for line in kept:
+        self._path, kept, self._kept = path, self._kept, None
+        for line in kept or ():
             self._write(line)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -100,7 +101,10 @@ class RunLog(logging.Handler):
         if _runs[-1] is not self:
             return
         line = record.getMessage()
-        self._kept.append(line) if self._path is None else self._write(line)
+        if self._path is not None:
+            self._write(line)
+        elif self._kept is not None:
+            self._kept.append(line)
         if not self._shows:
             return
         display = self.display

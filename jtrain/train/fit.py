@@ -206,7 +206,7 @@ def fit(
             found = _fit_in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
             cluster = join_run(config, None)
-            with RunLog(screen, shows=cluster.index == 0) as log:
+            with RunLog(screen, shows=cluster.index == 0, keeps=False) as log:
                 if cluster.warning:
                     LOG.warning(cluster.warning)
                 found = _fit_in_memory(config, hooks, log)
