@@ -169,7 +169,8 @@ def start_run(
     shown = store.run_dir is None or store.run_dir.first
     with pause_collection(), StartupProgress(LOG.info) if shown else contextlib.nullcontext():
         program = Program(resolve_with_step_time(config, store.pace))
-        started = store.start(program, program.schedule.ending_for(find_hook_ends(own)))
+        ends = find_hook_ends(own, program.resolved.config.steps)
+        started = store.start(program, program.schedule.ending_for(ends))
     return program, started, own
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jtrain.core.interpret import equations_in, executions
-from jtrain.core.loop import IN_FLIGHT, NEVER, Hook, overrides
+from jtrain.core.loop import IN_FLIGHT, Hook, overrides
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
 from jtrain.data import ReadAhead
@@ -47,23 +47,23 @@ class HookEnds:
     """Single steps."""
 
 
-def find_hook_ends(hooks: Sequence[Hook]) -> HookEnds:
+def find_hook_ends(hooks: Sequence[Hook], stop: int) -> HookEnds:
     """Return where hooks of any process take the state; all processes call this.
 
     A hook that one process alone has ends the calls of all: they run one program.
     """
     takes_state = [hook for hook in hooks if overrides(hook, "on_state")]
-    points = [point for hook in takes_state for point in _points(hook)]
+    points = [point for hook in takes_state for point in _points(hook, stop)]
     takes_state = [hook for hook in takes_state if not overrides(hook, "next_state")]
     found = all_gather([[(x.every, _function_name(x)) for x in takes_state], points])
     cadences, points = (itertools.chain(*each) for each in zip(*found, strict=True))
     return HookEnds(dict(cadences), frozenset(points))
 
 
-def _points(hook: Hook) -> Iterator[int]:
-    """Yield the steps at which a hook that has no cadence takes the state."""
+def _points(hook: Hook, stop: int) -> Iterator[int]:
+    """Yield the steps up to `stop` at which a hook that has no cadence takes the state."""
     step = 0
-    while overrides(hook, "next_state") and (step := hook.next_state(step)) < NEVER:
+    while overrides(hook, "next_state") and (step := hook.next_state(step)) <= stop:
         yield step
 
 
@@ -329,7 +329,7 @@ class CallBatches:
         def get(step: int) -> Batch:
             batch = read(step)
             if observe is not None:
-                observe(step, split_steps(batch, varies or most > 1))
+                observe(step, split_steps(batch, self.schedule.stacked))
             return place(batch)
 
         stop, after = self.schedule.stop, self.schedule.after

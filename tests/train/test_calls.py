@@ -27,6 +27,7 @@ from jtrain.train.supersteps import (
     LEAST,
     MOST,
     CallSchedule,
+    HookEnds,
     auto_schedule,
     find_hook_ends,
     fixed_schedule,
@@ -106,7 +107,7 @@ def test_a_hook_changes_no_bit():
     """Train with batch norm and rounding, where a program for one step has other bits."""
     program, states = set_up(numbers.config("run")), []
     for hooks in ([], [on_state(lambda step, state: None)]):
-        schedule = program.schedule.ending_for(find_hook_ends(hooks))
+        schedule = program.schedule.ending_for(find_hook_ends(hooks, 120))
         place = lambda batch, schedule=schedule: program.place(batch, schedule)
         with program.batches(schedule).read_ahead(Workers(), 0, place) as feed:
             how = {"start": 0, "stop": 12, "hooks": hooks}
@@ -141,22 +142,24 @@ class StateHook(jt.Hook):
         """Take the state of every step."""
 
 
+def ends_for(*hooks: jt.Hook) -> HookEnds:
+    return find_hook_ends(hooks, 120)
+
+
 def test_calls_are_as_long_as_the_cadence_of_a_hook():
     """Or each call would read batches that its padding hides."""
     schedule = CallSchedule(most=50, stop=120, varies=True, ends=(60,))
-    ending = schedule.ending_for(find_hook_ends([on_state(lambda step, state: None, every=7)]))
+    ending = schedule.ending_for(ends_for(on_state(lambda step, state: None, every=7)))
     assert ending.most == 7
     assert "With on_state(function, every=50) of jtrain.train.hooks it" in ending.why
-    assert (
-        "With every=50 for this hook it" in schedule.ending_for(find_hook_ends([StateHook()])).why
-    )
+    assert "With every=50 for this hook it" in schedule.ending_for(ends_for(StateHook())).why
     lasts = {last for _, last in tiles(ending)}
     assert lasts >= {*range(7, 120, 7), 50, 100, 60, 120}
-    one = schedule.ending_for(find_hook_ends([on_state(lambda step, state: None)]))
+    one = schedule.ending_for(ends_for(on_state(lambda step, state: None)))
     assert (one.most, one.steps(3)) == (LEAST, 1), "a program for one step has other bits"
-    assert schedule.ending_for(find_hook_ends([on_numbers(lambda step, numbers: None)])) == schedule
+    assert schedule.ending_for(ends_for(on_numbers(lambda step, numbers: None))) == schedule
     fixed = fixed_schedule(5, 20)
-    assert fixed.ending_for(find_hook_ends([on_state(lambda step, state: None)])) == fixed
+    assert fixed.ending_for(ends_for(on_state(lambda step, state: None))) == fixed
 
 
 def test_a_short_call_is_padded_and_marked():
