@@ -129,13 +129,11 @@ class Ours:
         signals = stack.enter_context(Signals())
         log = stack.enter_context(RunLog(io.StringIO()))
         log.open(directory.log)
-        schedule = program.schedule
-        batches = program.batches(schedule)
-        resume = ResumePoint(start=None, schedule=schedule, batches=batches)
+        resume = ResumePoint(start=None, batches=program.batches())
         self.step, self.state = program.compile_step(), program.initial_state()
         given = program, resume, self.state, store, signals, log
         self.trainer = stack.enter_context(Trainer(*given))
-        self.schedule, self.steps, self.done = schedule, steps, 0
+        self.steps, self.done = steps, 0
 
     def __call__(self) -> float:
         """Return the microseconds a step of this turn."""
@@ -146,12 +144,7 @@ class Ours:
             trainer.run.signals.through(trainer.feed),
             start=self.done,
             stop=self.done + self.steps,
-            hooks=trainer.hooks,
-            recorders=trainer.recorders,
-            between=trainer.between_calls,
-            steps_per_call=self.schedule.steps_per_call,
-            in_flight=self.schedule.in_flight,
-            record_every=trainer.run.record_every,
+            **trainer.loop_options(),
         )
         self.state, self.done = jax.block_until_ready(ended.state), ended.step
         return (time.perf_counter() - began) / self.steps * 1e6

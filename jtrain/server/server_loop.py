@@ -44,18 +44,18 @@ def server_loop(
     hooks: Sequence[Hook] = (),
     recorders: Sequence[Recorder] = (),
     between: Callable[[int], None] = lambda step: None,
-    **calls: Any,
+    **ignored: Any,
 ) -> LoopResult[TrainState]:
     """Take steps `start + 1 .. stop` in processes of their own.
 
     Args:
-        step, feed, calls: not used: workers compile their steps, and read their rows.
+        step, feed, ignored: not used: workers compile their steps, and read their rows.
         directory: of the run, whose config.yaml the processes read.
 
     Raises:
         ConfigError: if the run has no directory, or its values do not suit the mode.
     """
-    del step, feed, calls
+    del step, feed, ignored
     if directory is None:
         raise ConfigError(
             "parallel.kind=server starts processes, which read the config of a run's directory, "
@@ -127,37 +127,37 @@ def take_steps(
 
     Hooks get the state where all steps are done and no other is begun; the workers wait there.
     """
-    numbers = FinishedCalls(hooks, recorders, start, stacked=False, record_every=1)
+    calls = FinishedCalls(hooks, recorders, start, stacked=False, record_every=1)
     every = coordinator.plan.snapshot_every
 
     def next_gate(number: int) -> int:
         """Return the next step at which a hook takes the state, or a snapshot is due."""
-        return min(stop, number + every - number % every, numbers.next_state(number))
+        return min(stop, number + every - number % every, calls.next_state(number))
 
     number, gate = start, next_gate(start)
-    while number < gate or (number < stop and numbers.asked is None):
+    while number < gate or (number < stop and calls.asked is None):
         if number == gate:
             gate = next_gate(number)
         for result in coordinator.advance(gate):
             if result.step <= number:  # taken again, after a server was restored
                 continue
-            _look(between, number, numbers)
+            _look(between, number, calls)
             number = result.step
-            if numbers.add(range(number, number + 1), result.metrics) or numbers.asked:
-                due = number + 1 if numbers.asked else next_gate(number)
+            if calls.add(range(number, number + 1), result.metrics) or calls.asked:
+                due = number + 1 if calls.asked else next_gate(number)
                 if due < gate:  # a hook asks for an earlier state, or for the end
                     gate = min(gate, max(coordinator.close(), number))
         if number == gate:
             state = jax.tree.map(jnp.asarray, coordinator.fetch(number))
-            numbers.show(state, number)
-    numbers.deliver()
-    numbers.end(number, over=number >= stop)
-    return LoopResult(state, number, numbers.asked, numbers.last)
+            calls.show(state, number)
+    calls.deliver()
+    calls.end(number, over=number >= stop)
+    return LoopResult(state, number, calls.asked, calls.last)
 
 
-def _look(between: Callable[[int], None], number: int, numbers: FinishedCalls) -> None:
+def _look(between: Callable[[int], None], number: int, calls: FinishedCalls) -> None:
     """Call `between`; what it raises to end the run ends it at the next gate."""
     try:
         between(number)
     except StoppedError as error:
-        numbers.asked = numbers.asked or error.stop
+        calls.asked = calls.asked or error.stop

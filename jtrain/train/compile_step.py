@@ -29,7 +29,6 @@ from jtrain.train.supersteps import CallBatches, CallSchedule
 def compile_step(
     program: Program,
     make_state: Callable[[], TrainState],
-    schedule: CallSchedule,
     batches: CallBatches,
     start: int | None = None,
 ) -> tuple[StepFn, TrainState]:
@@ -51,7 +50,7 @@ def compile_step(
         one_by_one = start is None and program.resolved.devices[0].platform == "cpu"
         with HEARTBEAT.during("compile"):
             then = lambda: _wait_for(state) if one_by_one else None
-            step = program.compile_step(schedule, then=then)
+            step = program.compile_step(batches.schedule, then=then)
         made = _wait_for(state)
         checked.result()
         check_batches(program, first.result(), made)

@@ -9,18 +9,17 @@ dies between the two resumes at the same place.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.core.loop import Rollback
 from jtrain.data.batches.step_batches import Window, find_batch, merge_windows
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import CheckpointError, ConfigError
-from jtrain.io.jsonl import complete_rows
 from jtrain.io.log import LOG
 from jtrain.train.experiment import RunConfig
-from jtrain.train.hooks.bad_steps import BadStep, BadSteps, is_decision
+from jtrain.train.hooks.bad_step_log import BadStep, read_decisions
+from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.longer_run import LengthChange, find_length_changes
 from jtrain.train.program import Program
 from jtrain.train.run_dir import RunDir
@@ -33,8 +32,6 @@ class ResumePoint:
 
     start: int | None
     """Step of its checkpoint; None for a new run."""
-    schedule: CallSchedule
-    """Steps of each call."""
     batches: CallBatches
     """Batches of each call, without those to be skipped, restored to the step."""
     earlier: Sequence[int] = ()
@@ -43,6 +40,11 @@ class ResumePoint:
     """State of its guard at the checkpoint."""
     extended: Sequence[LengthChange] = ()
     """Changes of its length so far, the one at this step last."""
+
+    @property
+    def schedule(self) -> CallSchedule:
+        """Steps of each call."""
+        return self.batches.schedule
 
 
 def find_resume_point(
@@ -65,7 +67,6 @@ def find_resume_point(
     batches.stacked.restore(about.get("batches", {}))
     return ResumePoint(
         start=start,
-        schedule=schedule,
         batches=batches,
         earlier=found["steps"],
         known=about.get("guard", {}),
@@ -80,33 +81,6 @@ def decide_rollback(batches: CallBatches, bad_steps: BadSteps, why: Rollback) ->
     bad = bad_steps.bad or BadStep(why.step, why.why, math.nan, math.nan)
     bad_steps.record(bad, "rolled back", without=window)
     LOG.warning(f"{why.why} Rolling back; batches {first} to {window[1] - 1} are skipped.")
-
-
-class RollbackDecision(NamedTuple):
-    """Decision to skip some batches from now on, and roll back to before them."""
-
-    step: int  # the bad step
-    window: tuple[int, int]
-
-
-def read_decisions(path: Path) -> Sequence[RollbackDecision]:
-    """Return the rollback decisions of a run, in order.
-
-    Raises:
-        CheckpointError: if one cannot be read; without it the run would train on other batches.
-    """
-    return [_decision(path, row) for row in complete_rows(path) if is_decision(row)]
-
-
-def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
-    match row:
-        case {"step": int(step), "without": [int(first), int(stop)]}:
-            return RollbackDecision(step, (first, stop))
-    raise CheckpointError(
-        f"{path} has a row of step {row['step']} about a rollback that does not say which "
-        f'batches were skipped: its "without": [first, stop] is missing. Put the file back as it '
-        f"was, or start a new run (name=...)."
-    )
 
 
 def apply_decisions(config: RunConfig, directory: RunDir) -> RunConfig:

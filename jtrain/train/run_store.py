@@ -55,8 +55,8 @@ class MemoryStore:
             UserError: as `compile_step`.
         """
         check_rate(program.resolved.config)
-        resume = ResumePoint(start=None, schedule=schedule, batches=program.batches(schedule))
-        compiled = compile_step(program, program.initial_state, schedule, resume.batches)
+        resume = ResumePoint(start=None, batches=program.batches(schedule))
+        compiled = compile_step(program, program.initial_state, resume.batches)
         return StartedRun(resume, *compiled)
 
     def holder(
@@ -126,7 +126,7 @@ class DirectoryStore:
             check_steps(config, start or 0, self.run_dir.path, self._another)
             make_state = functools.partial(self._state, program, start)
             with contextlib.suppress(SetAsideError):  # damaged: resume from the one before it
-                compiled = compile_step(program, make_state, schedule, resume.batches, start)
+                compiled = compile_step(program, make_state, resume.batches, start)
                 return StartedRun(resume, *compiled)
 
     def begin(self, resume: ResumePoint) -> None:

@@ -21,7 +21,7 @@ from jtrain.io.environment import jtrain_version
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.parallel.custom_loop import gather
 from jtrain.train.fit_data import TREE, describe_tree
-from jtrain.train.hooks.bad_steps import BadStepLog, BadSteps
+from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.signals import GraceBudget
@@ -121,7 +121,7 @@ class CheckpointSaver:
         results: of the evaluations, by set, recorded there too.
         best: the evaluation whose best is retained.
         files: rows that are flushed to the disk before the checkpoint is written.
-        record: of the steps, flushed likewise.
+        record: of the steps, whose file is among `files`.
         recompute: check that must agree before anything is saved.
         pause: context manager for work beside training.
         budget: takes the seconds of a save.
@@ -138,9 +138,9 @@ class CheckpointSaver:
         bad_steps: BadSteps,
         results: Mapping[str, Results],
         best: EvaluateEvery | None,
-        files: Sequence[JsonlWriter | BadStepLog],
+        files: Sequence[JsonlWriter],
         record: StepRecorder | None,
-        recompute: RecomputeCheck | None,
+        recompute: RecomputeCheck,
         pause: Callable[[str], AbstractContextManager[None]],
         budget: GraceBudget,
         copy: Callable[[int], None] = lambda step: None,
@@ -164,8 +164,7 @@ class CheckpointSaver:
         self._bad_steps.settle()
         if self._bad_steps.bad:
             return
-        if self._recompute:
-            self._recompute.settle()
+        self._recompute.settle()
         self._began = time.monotonic()
         with self._pause("saving"):
             number = self._best.number(step) if self._best else None
@@ -175,8 +174,6 @@ class CheckpointSaver:
 
     def _before(self, step: int, state: TrainState, about: dict[str, Any]) -> None:
         """Flush all numbers up to a step to the disk, and compare the processes of the run."""
-        if self._record:
-            self._record.sync()
         for file in self._files:
             file.sync()
         if self._record:

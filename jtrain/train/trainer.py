@@ -22,15 +22,15 @@ from jtrain.core.loop import (
 )
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
-from jtrain.data.batches.scan import describe_nonfinite
 from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat import HEARTBEAT
-from jtrain.distributed.multihost import all_gather, barrier
+from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import LOG, RunLog
 from jtrain.train import run_hooks
 from jtrain.train.banner import log_banner
-from jtrain.train.hooks.bad_steps import BadStepLog, StepRows, advise
+from jtrain.train.failure import explain_failure
+from jtrain.train.hooks.bad_step_log import BadStepLog
 from jtrain.train.hooks.evaluation import (
     EvaluationResult,
     Results,
@@ -225,12 +225,7 @@ class Trainer:
                     self.run.signals.through(self.feed),
                     start=self.run.start,
                     stop=self.run.start if over else self.run.config.steps,
-                    hooks=self.hooks,
-                    recorders=self.recorders,
-                    between=self.between_calls,
-                    steps_per_call=resume.schedule.steps_per_call,
-                    in_flight=resume.schedule.in_flight,
-                    record_every=self.run.record_every,
+                    **self.loop_options(),
                 )
             except TypeError as error:
                 explained = explain_leaked_tracer(error, resolved.experiment.loss)
@@ -241,8 +236,20 @@ class Trainer:
         stop = ended.stop if ended.stop and ended.stop.kind != "finished" else bad or ended.stop
         stop = stop or over
         if stop is not None and stop.kind == "failed":
-            stop = self._explain_failure(stop, ended.step)
+            stop = explain_failure(self.run, self.bad_steps, stop, ended.step)
         return dataclasses.replace(ended, stop=stop)
+
+    def loop_options(self) -> dict[str, Any]:
+        """Return what `train_loop` calls, and how often, as its arguments."""
+        schedule = self.run.resume.schedule
+        return {
+            "hooks": self.hooks,
+            "recorders": self.recorders,
+            "between": self._between_calls,
+            "steps_per_call": schedule.steps_per_call,
+            "in_flight": schedule.in_flight,
+            "record_every": self.run.record_every,
+        }
 
     def finish(self, ended: LoopResult[TrainState]) -> TrainedRun:
         """Evaluate and save the last state, record the status, and write sample and pictures."""
@@ -293,7 +300,7 @@ class Trainer:
         with self.speed.pause(), self.progress.during(activity), HEARTBEAT.during(phase):
             yield
 
-    def between_calls(self, step: int) -> None:
+    def _between_calls(self, step: int) -> None:
         """Do what each call costs the host; raise StoppedError if a signal came to any process."""
         HEARTBEAT.at(step)
         self.run.signals.check_peers()
@@ -334,25 +341,6 @@ class Trainer:
         """Return why a resumed run is over already, if its earlier evaluations say so."""
         stops = (evaluation.verdict() for evaluation in self.evaluations.values())
         return next((stop for stop in stops if stop), None)
-
-    def _explain_failure(self, stop: Stop, last: int) -> Stop:
-        """Return the `Stop` of a failed run, with the data that explains it."""
-        bad, batches = self.bad_steps.bad, self.run.resume.batches.train
-        rows = StepRows(batches, self.run.program.resolved.experiment.train)
-        window = min(getattr(self.run.config.guard, "window", 0), self.run.config.steps)
-        first = max(1, last - window - 10 * self.run.record_every)
-        rows_of = lambda step: rows.report(step).get("rows", ())
-        blame = describe_nonfinite(batches, range(first, last + 1), rows_of)
-        if bad:  # in every process, each of which has read rows of its own
-            blame = next((each for each in all_gather(blame) if "every value" not in each), blame)
-            number = rows.report(bad.step)["batch"]
-            late = f"It was found at step {last}: numbers are read some calls late. "
-            late = late if last > bad.step else ""
-            blame = f"{late}{blame} {advise(self.run.config, bad, number)}"
-        why = f"{stop.why} {blame}"
-        if bad:
-            self.bad_steps.record(bad, "stopped", why=why)
-        return dataclasses.replace(stop, why=why)
 
     def _write_results(self, step: int, name: str, numbers: Mapping[str, Any]) -> None:
         """Write the metrics of an evaluation set to the metrics file and the trackers."""

@@ -206,10 +206,8 @@ def find_largest_batch(
         )
     program = set_up(config, among=topology.devices)
     step, plans = program.resolved.strategy.shares * program.resolved.config.microbatches, {}
-    if (
-        program.resolved.strategy.schedule
-    ):  # its microbatches enter in groups of as many as there are stages
-        step *= program.resolved.strategy.schedule.groups
+    if pipeline := program.resolved.strategy.schedule:
+        step *= pipeline.groups  # microbatches enter in groups of as many as there are stages
     low, high = 0, 0  # `low` steps fit, `high` do not; 0: not known
     count = max(config.batch // step, 1)
     while count and len(plans) < compiles:

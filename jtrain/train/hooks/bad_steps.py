@@ -4,35 +4,21 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.config.lookup import FIT
 from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Rollback, Stop
 from jtrain.data.batches.scan import find_nonfinite
-from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG
-from jtrain.optim.recipe import OptimizerConfig
 from jtrain.train.experiment import RunConfig
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done, StepRows
 
-Done = Literal["skipped", "rolled back", "stopped"]
 KEPT = "The parameters are those of the last finite step."
 FIND = "To find the operation, the leaf and the rows, add --find-nan to the same command."
 SHARE = 0.1  # of all steps, that may be skipped for values of the data that are not finite
 MIN_STEPS, MAX_NAMED = 5, 3  # such steps before the run may end; rows that are named
-
-
-class BadStep(NamedTuple):
-    """A step that was not finite, or a spike."""
-
-    step: int  # the first is 1
-    what: str  # `is not finite: loss nan, gradient norm inf`
-    loss: float
-    grad_norm: float
-    update_norm: float = 0.0  # nothing is added by a step that is skipped
 
 
 class StepNumbers(NamedTuple):
@@ -81,8 +67,8 @@ class BadSteps(Recorder):
     def __init__(
         self,
         config: RunConfig,
-        events: "BadStepLog",
-        batches: "StepRows",
+        events: BadStepLog,
+        batches: StepRows,
         *,
         every: int = 1,
         start: int = 0,
@@ -91,7 +77,7 @@ class BadSteps(Recorder):
         minimum: float = 0.0,
         known: Mapping[str, Any] = {},
     ):
-        self._events, self._batches = events, batches
+        self._events, self.batches = events, batches
         self._skipped, self._minimum = skipped, minimum
         self._every, self._judged = every, start
         self._waiting: list[FinishedSteps] = []
@@ -134,7 +120,9 @@ class BadSteps(Recorder):
                 self._waiting.append(finished)
                 end = last
             columns = [_column(finished, name) for name in StepNumbers._fields[1:]]
-            if not self._is_quiet(*columns) or self._response.reads_all:
+            *values, skipped, _ = columns
+            is_quiet = skipped[-1] == self._skipped and np.isfinite(values).all()
+            if not is_quiet or self._response.reads_all:
                 rows = zip(finished.steps, *columns, strict=True)
                 for numbers in map(StepNumbers._make, rows):
                     if first <= numbers.step <= end:
@@ -145,8 +133,9 @@ class BadSteps(Recorder):
 
     def _judge_step(self, numbers: StepNumbers) -> None:
         before, self._skipped = self._skipped, round(numbers.skipped)
+        # Above the minimum an overflow lowers the loss scale.
         adapts = numbers.overflows and numbers.loss_scale > self._minimum
-        if not (adapts or self._asked):  # of a loss scale
+        if not (adapts or self._asked):
             was_skipped = self._skipped > before
             self._asked = self._response.judge(numbers, was_skipped)
 
@@ -156,44 +145,16 @@ class BadSteps(Recorder):
 
     def describe_data(self, step: int) -> str:
         """Describe what is not finite in the data of a step, and where; "" if all is finite."""
-        found = find_nonfinite(self._batches.read(step))
+        found = find_nonfinite(self.batches.read(step))
         if found is None:
             return ""
-        rows = self._batches.report(step).get("rows")
+        rows = self.batches.report(step).get("rows")
         row = f"row {rows[found.row]}" if rows else f"row {found.row} of the batch of step {step}"
         return f"{row} of `{found.array}` has {found}"
 
     def record(self, bad: BadStep, done: Done, **more: Any) -> None:
         """Append a bad step to the log, with the data that it took."""
-        self._events.append(bad, done, **self._batches.report(bad.step), **more)
-
-    def _is_quiet(self, loss: Any, norm: Any, update: Any, skipped: Any, scale: Any) -> bool:
-        """Return whether no step was skipped, and all numbers are finite."""
-        del scale
-        return skipped[-1] == self._skipped and bool(np.isfinite([loss, norm, update]).all())
-
-
-class StepRows(NamedTuple):
-    """Batches by step, for reports of a step's data; the first step is 1."""
-
-    train: Any
-    """Batch of each step from 0, as this process reads it: a `SkipBatches`."""
-    source: Any
-    """The experiment's batches, which may number their rows."""
-
-    def read(self, step: int) -> Mapping[str, Any]:
-        """Return the batch that a step took."""
-        return self.train[step - 1]
-
-    def report(self, step: int) -> dict[str, Any]:
-        """Return the number of the batch that a step took, from 0, and its rows in the data set.
-
-        Rows are those of the whole batch, whichever process read them; they are left out where the
-        data set does not number them.
-        """
-        number = self.train.number(step - 1)
-        indices = getattr(self.source, "indices", None)
-        return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
+        self._events.append(bad, done, **self.batches.report(bad.step), **more)
 
 
 class _Skip:
@@ -411,84 +372,6 @@ class RunningMean:
         """Set the means to a saved state; an empty one restarts them."""
         self.steps = state.get("steps", 0)
         self.loss, self.grad_norm = state.get("loss", 0.0), state.get("grad_norm", 0.0)
-
-
-class BadStepLog:
-    """Writer of one line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
-
-    Events after the checkpoint that a run resumes from are cut off, since the run repeats those
-    steps. A rollback decision stays, because the resumed run depends on it.
-
-    Args:
-        path: the file, created at the first event; None to write none.
-        resumed_at: as `JsonlWriter` takes it.
-    """
-
-    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
-        self._path, self._resumed_at = path, resumed_at
-        self.rows: JsonlWriter | None = None
-        """The file; None before the first event."""
-        if path is not None and path.exists():
-            self._open(path)
-
-    def append(self, bad: BadStep, done: Done, **more: Any) -> None:
-        """Write an event and flush it to the disk."""
-        if self._path is not None:
-            rows = self.rows or self._open(self._path)
-            rows.append({**bad._asdict(), "done": done, **more})
-            rows.sync()
-
-    def sync(self) -> None:
-        """Flush the events to the disk, before a checkpoint."""
-        if self.rows is not None:
-            self.rows.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.rows is not None:
-            self.rows.close()
-
-    def _open(self, path: Path) -> JsonlWriter:
-        self.rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=is_decision)
-        return self.rows
-
-
-def is_decision(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of events.jsonl is a decision to roll back."""
-    return row.get("done") == "rolled back"
-
-
-def advise(config: RunConfig, bad: BadStep, batch: int) -> str:
-    """Return what to type after a bad step that ended a run.
-
-    Args:
-        batch: number of the batch that the step took.
-    """
-    run = f"runs/{config.name}/config.yaml"
-    if math.isfinite(bad.loss + bad.grad_norm) and not math.isfinite(bad.update_norm):
-        return (
-            f"It took batch {batch}, and loss and gradient of that are finite: the update alone "
-            f"is not, so the data is not the cause. {_smaller_updates(config, run)}"
-        )
-    how = f": jtrain run {run} guard.without='[[{batch}, {batch + 1}]]'"
-    if config.experiment == FIT:  # no config of it can be run
-        how = ', repeat the call with guard="skip"'
-    return f"It took batch {batch}. To go on without that batch{how}. {FIND}"
-
-
-def _smaller_updates(config: RunConfig, run: str) -> str:
-    """Return what to type for smaller updates."""
-    optimizer = config.optimizer
-    if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
-        return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
-    lr = f"{min(1e-3, optimizer.lr / 10):g}"
-    if config.experiment == FIT:
-        return f"Lower the learning rate: repeat the call with lr={lr}."
-    clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
-    return (
-        f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} name={config.name}-2 "
-        f"optimizer.lr={lr}"
-    )
 
 
 def _column(finished: FinishedSteps, name: str) -> Any:

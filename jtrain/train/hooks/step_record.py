@@ -70,11 +70,6 @@ class StepRecorder(Recorder):
             last = finished.steps[-1]
             self.rows.append({"step": last, "loss": losses, "grad_norm": norms, "batch": batches})
 
-    def sync(self) -> None:
-        """Flush the rows to the disk."""
-        if self.rows:
-            self.rows.sync()
-
     def close(self) -> None:
         """Close the file."""
         if self.rows:

@@ -18,9 +18,14 @@ from jtrain.config.top import LogConfig
 from jtrain.core.loop import FinishedSteps, Rollback
 from jtrain.core.mean import Mean
 from jtrain.errors import DeviceError
-from jtrain.train.hooks.bad_steps import BadStep, BadStepLog, BadSteps, RunningMean
+from jtrain.train.hooks.bad_step_log import (
+    BadStep,
+    BadStepLog,
+    RollbackDecision,
+    read_decisions,
+)
+from jtrain.train.hooks.bad_steps import BadSteps, RunningMean
 from jtrain.train.hooks.recompute_check import RecomputeCheck
-from jtrain.train.rollback import RollbackDecision, read_decisions
 
 CONFIG = config("steps")
 OPEN: list[BadStepLog] = []

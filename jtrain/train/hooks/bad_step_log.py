@@ -1,0 +1,110 @@
+"""File events.jsonl: the bad steps of a run, and its decisions to roll back."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jtrain.errors import CheckpointError
+from jtrain.io.jsonl import JsonlWriter, complete_rows
+
+Done = Literal["skipped", "rolled back", "stopped"]
+
+
+class BadStep(NamedTuple):
+    """A step that was not finite, or a spike."""
+
+    step: int  # the first is 1
+    what: str  # `is not finite: loss nan, gradient norm inf`
+    loss: float
+    grad_norm: float
+    update_norm: float = 0.0  # nothing is added by a step that is skipped
+
+
+class StepRows(NamedTuple):
+    """Batches by step, for reports of a step's data; the first step is 1."""
+
+    train: Any
+    """Batch of each step from 0, as this process reads it: a `SkipBatches`."""
+    source: Any
+    """The experiment's batches, which may number their rows."""
+
+    def read(self, step: int) -> Mapping[str, Any]:
+        """Return the batch that a step took."""
+        return self.train[step - 1]
+
+    def report(self, step: int) -> dict[str, Any]:
+        """Return the number of the batch that a step took, from 0, and its rows in the data set.
+
+        Rows are those of the whole batch, whichever process read them; they are left out where the
+        data set does not number them.
+        """
+        number = self.train.number(step - 1)
+        indices = getattr(self.source, "indices", None)
+        return {"batch": number, **({"rows": indices(number).tolist()} if indices else {})}
+
+
+class BadStepLog:
+    """Writer of one line for each event: `{"step": 12, "done": "rolled back", "batch": 11, ...}`.
+
+    Events after the checkpoint that a run resumes from are cut off, since the run repeats those
+    steps. A rollback decision stays, because the resumed run depends on it.
+
+    Args:
+        path: the file, created at the first event; None to write none.
+        resumed_at: as `JsonlWriter` takes it.
+    """
+
+    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
+        self._path, self._resumed_at = path, resumed_at
+        self.rows: JsonlWriter | None = None
+        """The file; None before the first event."""
+        if path is not None and path.exists():
+            self._open(path)
+
+    def append(self, bad: BadStep, done: Done, **more: Any) -> None:
+        """Write an event and flush it to the disk."""
+        if self._path is not None:
+            rows = self.rows or self._open(self._path)
+            rows.append({**bad._asdict(), "done": done, **more})
+            rows.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.rows is not None:
+            self.rows.close()
+
+    def _open(self, path: Path) -> JsonlWriter:
+        self.rows = JsonlWriter(path, resumed_at=self._resumed_at, retain=_is_decision)
+        return self.rows
+
+
+def _is_decision(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of events.jsonl is a decision to roll back."""
+    return row.get("done") == "rolled back"
+
+
+class RollbackDecision(NamedTuple):
+    """Decision to skip some batches from now on, and roll back to before them."""
+
+    step: int  # the bad step
+    window: tuple[int, int]
+
+
+def read_decisions(path: Path) -> Sequence[RollbackDecision]:
+    """Return the rollback decisions of a run, in order.
+
+    Raises:
+        CheckpointError: if one cannot be read; without it the run would train on other batches.
+    """
+    return [_decision(path, row) for row in complete_rows(path) if _is_decision(row)]
+
+
+def _decision(path: Path, row: Mapping[str, Any]) -> RollbackDecision:
+    match row:
+        case {"step": int(step), "without": [int(first), int(stop)]}:
+            return RollbackDecision(step, (first, stop))
+    raise CheckpointError(
+        f"{path} has a row of step {row['step']} about a rollback that does not say which "
+        f'batches were skipped: its "without": [first, stop] is missing. Put the file back as it '
+        f"was, or start a new run (name=...)."
+    )
