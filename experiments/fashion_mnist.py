@@ -57,7 +57,7 @@ class Config(jt.RunConfig):
 
     data: Clothes = Clothes()
     """The images."""
-    model: Annotated[CNN | ResNet | ViT | EfficientNetLite, Field(discriminator="kind")] = CNN()
+    model: Annotated[CNN | ResNet | ViT | EfficientNetLite, jt.Registry("models", jt.Kind)] = CNN()
     """The network; image and classes are those of the data."""
 
     def build(self, place: Placement) -> jt.Experiment:

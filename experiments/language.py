@@ -25,7 +25,7 @@ from jtrain.train.answers import make_complete
 class Config(jt.RunConfig):
     """A transformer and its tokens."""
 
-    data: Annotated[Tokens | Mixture | TextLines | UniformTokens, Field(discriminator="kind")]
+    data: Annotated[Tokens | Mixture | TextLines | UniformTokens, jt.Registry("data", jt.Kind)]
     """The tokens."""
     model: Transformer = Transformer(preset="gpt2", vocab=0)
     """The network; with vocab=0 it has the tokens of the data."""

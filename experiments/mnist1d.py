@@ -214,7 +214,7 @@ class Config(jt.RunConfig):
 
     data: MNIST1D = MNIST1D()
     """The curves."""
-    model: Annotated[Logistic | MLP | CNN | GRU, Field(discriminator="kind")] = CNN()
+    model: Annotated[Logistic | MLP | CNN | GRU, jt.Registry("models", jt.Kind)] = CNN()
     """The network."""
 
     def build(self, place: Placement) -> jt.Experiment:

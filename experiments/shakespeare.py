@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
-
 import jtrain as jt
 from jtrain.core.mean import Mean
 from jtrain.core.model import Model
@@ -35,7 +33,7 @@ class Config(jt.RunConfig):
     """A character transformer and its text."""
 
     data: Annotated[
-        Shakespeare | TinyShakespeare | Text | Tokens | Mixture, Field(discriminator="kind")
+        Shakespeare | TinyShakespeare | Text | Tokens | Mixture, jt.Registry("data", jt.Kind)
     ] = Shakespeare()
     """The text."""
     model: Transformer = Transformer()

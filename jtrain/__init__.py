@@ -32,6 +32,8 @@ if {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"} & set(os.environ):  # several CPU device
 if TYPE_CHECKING:
     __version__: str
     from jtrain.config.configclass import configclass as configclass
+    from jtrain.config.registry import Kind as Kind
+    from jtrain.config.registry import Registry as Registry
     from jtrain.core.evaluate import make_evaluate as make_evaluate
     from jtrain.core.loop import Hook as Hook
     from jtrain.core.loop import Rollback as Rollback
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "configclass": "config.configclass",
+    "Kind": "config.registry",
+    "Registry": "config.registry",
     "Mean": "core.mean",
     "Terms": "core.mean",
     "Model": "core.model",

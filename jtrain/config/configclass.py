@@ -8,7 +8,7 @@ services of a short list. A config made in Python is code of the user's, and wri
 import os
 import re
 import shlex
-from typing import Annotated, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, TypeGuard, TypeVar, cast, dataclass_transform
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
@@ -35,6 +35,11 @@ def configclass(cls: type[T]) -> type[T]:
         validate_by_alias=True,
     )
     return cast(type[T], dataclass(frozen=True, kw_only=True, config=config)(cls))
+
+
+def is_configclass(cls: Any) -> TypeGuard[type]:
+    """Return whether a class is a dataclass made by `@configclass`."""
+    return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
 
 
 WRITABLE = "JTRAIN_WRITABLE"

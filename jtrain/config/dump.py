@@ -38,7 +38,10 @@ def plain_values(config: Any) -> Plain:
         names = [field.name for field in dataclasses.fields(config)]
         names.sort(key=lambda name: name != "kind")  # it decides which other keys there are
         cls = type(config)
-        return {key_of(cls, name): plain_values(getattr(config, name)) for name in names}
+        values = {key_of(cls, name): plain_values(getattr(config, name)) for name in names}
+        if values.get("kind") == "":  # of a class that is in no registry by name
+            values["kind"] = f"{cls.__module__}:{cls.__qualname__}"
+        return values
     if isinstance(config, Mapping):
         return {str(key): plain_values(value) for key, value in config.items()}
     if isinstance(config, list | tuple):

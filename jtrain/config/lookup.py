@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from jtrain.config.schema import is_configclass
+from jtrain.config.configclass import is_configclass
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
@@ -75,6 +75,12 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
         ConfigError: if there is none, with a list of the experiments that exist.
     """
     directory, skipped = _directories(config)
+    if directory and str(directory.parent) not in sys.path:
+        sys.path.append(str(directory.parent))  # for the kinds that a config names by their module
+    if ":" in name:
+        from importlib.metadata import EntryPoint
+
+        return FoundExperiment(name, EntryPoint(name, name, GROUP))
     for beside in (directory, shipped_folder(PACKAGE)):
         if name in (own := _local(beside)):
             return FoundExperiment(name, own[name])

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import TypeAdapter
 from pydantic_core import ErrorDetails
 
+from jtrain.config.configclass import is_configclass
 from jtrain.config.dump import plain_values
 from jtrain.config.node import (
     DEFAULTS,
@@ -24,15 +25,15 @@ from jtrain.config.node import (
     nearest_node,
     without_origins,
 )
+from jtrain.config.registry import OTHER
 from jtrain.config.schema import (
     REQUIRED,
     FieldSchema,
     describe_allowed,
     describe_found,
     field_schemas,
-    format_choices,
+    format_kinds,
     format_value,
-    is_configclass,
     literal_choices,
 )
 from jtrain.errors import ConfigError
@@ -124,6 +125,9 @@ def _walk(schema: type, loc: tuple[int | str, ...], root: Node) -> _Spot:
         if part == "[key]":
             break
         written = without_origins(nearest_node(root, keys))
+        if part == OTHER:
+            want = FieldSchema(want.pick(written))
+            continue
         if len(want.members()) > 1:
             pending = want.kinds()
             named = {cls.__name__: cls for cls in want.classes()} | pending
@@ -151,20 +155,26 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
         case "unexpected_keyword_argument" | "extra_forbidden":
             allowed = field_schemas(spot.around) if spot.around else {}
             return keys, describe_unknown_key(keys, allowed, root, spot.others)
+        case "registry":
+            return (*keys, "kind"), one["msg"]
         case "value_error" | "assertion_error":
             return keys, str(one.get("ctx", {}).get("error"))
         case "union_tag_not_found":
             kinds = list(want.kinds())
             kind = next(iter(sorted(kinds, key=_preference(want))))
             how = f"{dotted(keys)}.kind={kind}" if typed else f"`kind: {kind}` in it"
-            return keys, f"has no kind, {format_choices(kinds)}; write {how}"
+            return keys, f"has no kind, {format_kinds(want)}; write {how}"
         case "union_tag_invalid":
-            keys, want = (*keys, "kind"), FieldSchema(Literal[tuple(want.kinds())])
+            allowed = format_kinds(want)
+            names = (*want.kinds(), *(want.registry.installed() if want.registry else ()))
+            keys, want = (*keys, "kind"), FieldSchema(Literal[names])
+        case _:
+            allowed = describe_allowed(want)
     node = nearest_node(root, keys)
     value = without_origins(node)
     return (
         keys,
-        f"must be {describe_allowed(want)}, found "
+        f"must be {allowed}, found "
         f"{describe_found(value)}"
         f"{_advise_text(keys, want, node, root) or _hint(keys, want, value, typed, node.text)}",
     )

@@ -38,7 +38,7 @@ from jtrain.config.node import (
 )
 from jtrain.config.read import merge_layers
 from jtrain.config.schema import FieldSchema, field_schemas, format_value
-from jtrain.config.top import BaseConfig
+from jtrain.config.top import EXPERIMENT, BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import nearest_key
 
@@ -132,7 +132,7 @@ def _experiment(root: Node, path: Path) -> tuple[FoundExperiment | None, list[In
     if node is None:
         words = f"is missing; write `experiment: NAME`, {describe_available(path)}"
         return None, [invalid_key_at(root, keys, words)]
-    if not isinstance(node.value, str) or not node.value.isidentifier():
+    if not isinstance(node.value, str) or not EXPERIMENT.fullmatch(node.value):
         return None, []  # reported with the other keys of BaseConfig
     try:
         return find_experiment(node.value, path), []
@@ -243,7 +243,7 @@ def _leave_out(
     kind = children.get("kind")
     former, below = set(), kind.under if kind else None
     while below:
-        cls = want.kinds().get(below.value) if isinstance(below.value, str) else None
+        cls = want.class_of(below.value) if isinstance(below.value, str) else None
         former |= set(field_schemas(cls)) if cls else set()
         below = below.under
     replaced = former - set(field_schemas(chosen))

@@ -12,9 +12,12 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from jtrain.config.configclass import is_configclass
 from jtrain.config.node import Plain
+from jtrain.config.registry import IMPORTED, Registry
+from jtrain.errors import ConfigError
 
 REQUIRED: Any = ...  # the default of a key that has none
 LIMITS = {
@@ -38,6 +41,8 @@ class FieldSchema:
     default: Any = REQUIRED
     field: tuple[type, str] | None = None
     """The dataclass that has it, and its name there."""
+    registry: Registry | None = None
+    """The registry that has further kinds."""
 
     @property
     def doc(self) -> str:
@@ -72,20 +77,26 @@ class FieldSchema:
         if len(classes) == 1:
             return classes[0]
         kind = value.get("kind") if isinstance(value, dict) else None
-        return self.kinds().get(kind) if isinstance(kind, str) else None
+        return self.class_of(kind) if isinstance(kind, str) else None
+
+    def class_of(self, kind: str) -> type | None:
+        """Return the dataclass of a kind, which another package may have; None if there is none."""
+        known = self.kinds().get(kind)
+        if known or not self.registry:
+            return known
+        try:
+            return self.registry.find(kind)
+        except ConfigError:  # the check of the values says why
+            return None
 
     def element(self) -> "FieldSchema":
         """Return the schema of the values in a list or in a mapping with free keys."""
         for member in self.members():
             arguments = [a for a in get_args(member.annotation) if a is not Ellipsis]
             if get_origin(member.annotation) in {list, tuple, dict} and arguments:
-                return FieldSchema(arguments[-1])
+                inner = arguments[-1]
+                return FieldSchema(inner, registry=_registry(get_args(inner)))
         return FieldSchema(Any)
-
-
-def is_configclass(cls: Any) -> TypeGuard[type]:
-    """Return whether a class is a dataclass made by `@configclass`."""
-    return isinstance(cls, type) and "__pydantic_fields__" in cls.__dict__
 
 
 def field_schemas(cls: type) -> dict[str, FieldSchema]:
@@ -104,7 +115,12 @@ def key_of(cls: type, name: str) -> str:
 def _want(cls: type, name: str) -> FieldSchema:
     info = cls.__pydantic_fields__[name]
     default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
-    return FieldSchema(info.annotation, _limits(info.metadata), default, (cls, name))
+    registry = _registry(info.metadata)
+    return FieldSchema(info.annotation, _limits(info.metadata), default, (cls, name), registry)
+
+
+def _registry(metadata: Sequence[Any]) -> Registry | None:
+    return next((mark for mark in metadata if isinstance(mark, Registry)), None)
 
 
 @functools.cache
@@ -203,8 +219,16 @@ def describe_allowed(want: FieldSchema) -> str:
     kinds = list(want.kinds())
     wordings = [_one(m) for m in members if not (len(kinds) > 1 and is_configclass(m.annotation))]
     if len(kinds) > 1:
-        wordings.insert(0, f"a mapping with a kind, one of {', '.join(kinds)}")
+        wordings.insert(0, f"a mapping with a kind, {format_kinds(want)}")
     return " or ".join(dict.fromkeys(wordings))
+
+
+def format_kinds(want: FieldSchema) -> str:
+    """Return `one of sgd, adamw or package.module:Name`."""
+    if not want.registry:
+        return format_choices(list(want.kinds()))
+    names = ", ".join([*want.kinds(), *want.registry.installed()])
+    return f"one of {names} or {IMPORTED}"
 
 
 def _one(want: FieldSchema) -> str:

@@ -2,12 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
 from jtrain.config.configclass import configclass
+from jtrain.config.registry import Kind, Registry
 
 
 def _some(window: tuple[int, int]) -> tuple[int, int]:
@@ -44,16 +45,24 @@ class Spike:
 
 
 @configclass
-class _Guard:
-    """Fields of every policy."""
+class GuardPolicy(Kind):
+    """Fields of every policy. A policy of another package defines `make_judge`."""
 
     without: tuple[Window, ...] = ()
     """Batches to leave out, as windows [first, stop): [[120, 130]] is ten batches. Batches are
     numbered from 0: while none is left out, step 121 takes batch 120."""
 
+    def make_judge(self, known: Mapping[str, Any]) -> Any:
+        """Return what judges each step of a run, in order, by the numbers of the whole batch.
+
+        Its `judge(numbers: StepNumbers, was_skipped: bool)` returns None, a `jt.Stop` or a
+        `jt.Rollback`; its `state()` returns JSON for a checkpoint, and `known` is what was saved.
+        """
+        raise NotImplementedError
+
 
 @configclass
-class SkipPolicy(_Guard):
+class SkipPolicy(GuardPolicy):
     """Policy that skips steps that are not finite."""
 
     kind: Literal["skip"] = "skip"
@@ -69,7 +78,7 @@ class SkipPolicy(_Guard):
 
 
 @configclass
-class RollbackPolicy(_Guard):
+class RollbackPolicy(GuardPolicy):
     """Policy that resumes from a checkpoint without the batches around the bad step."""
 
     kind: Literal["rollback"] = "rollback"
@@ -94,7 +103,7 @@ class RollbackPolicy(_Guard):
 
 
 @configclass
-class StopPolicy(_Guard):
+class StopPolicy(GuardPolicy):
     """Policy that ends the run with a report of the bad step."""
 
     kind: Literal["stop"] = "stop"
@@ -103,7 +112,9 @@ class StopPolicy(_Guard):
     """Finite steps that are bad too."""
 
 
-Guard: TypeAlias = Annotated[SkipPolicy | RollbackPolicy | StopPolicy, Field(discriminator="kind")]
+Guard: TypeAlias = Annotated[
+    SkipPolicy | RollbackPolicy | StopPolicy, Registry("guards", GuardPolicy)
+]
 
 
 def _as_many_stars(pair: tuple[str, str]) -> tuple[str, str]:

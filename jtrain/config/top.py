@@ -13,9 +13,11 @@ from jtrain.config.sections import Guard, InitFrom, SkipPolicy, XlaConfig, misfi
 from jtrain.io import environment
 from jtrain.io.object_store import is_address
 
+EXPERIMENT = re.compile(r"[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+
 
 def _plain_name(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+    if EXPERIMENT.fullmatch(name):
         return name
     plain = re.sub(r"\W", "_", name.rpartition("/")[2].removesuffix(".py"), flags=re.ASCII)
     plain = f"study_{plain}" if plain[:1].isdigit() else plain
@@ -139,7 +141,7 @@ class BaseConfig:
 
     experiment: PlainName
     """What is trained: NAME of experiments/NAME.py in a directory above the config, or of an
-    installed package's entry point in the group jtrain.experiments."""
+    installed package's entry point in the group jtrain.experiments; or package.module:Config."""
     name: DirectoryName = ""
     """The run's directory, runs/NAME; empty: the config's file name without .yaml."""
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -2,8 +2,7 @@
 
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
-
+from jtrain.config.registry import Registry
 from jtrain.optim.adafactor import Adafactor as Adafactor
 from jtrain.optim.adam import Adam as Adam
 from jtrain.optim.adam import AdamW as AdamW
@@ -16,6 +15,7 @@ from jtrain.optim.join import Join as Join
 from jtrain.optim.join import SchedulePiece as SchedulePiece
 from jtrain.optim.lbfgs import LBFGS as LBFGS
 from jtrain.optim.muon import Muon as Muon
+from jtrain.optim.recipe import OptimizerConfig as OptimizerConfig
 from jtrain.optim.schedule_free import ScheduleFree as ScheduleFree
 from jtrain.optim.schedules import Constant as Constant
 from jtrain.optim.schedules import Cosine as Cosine
@@ -24,11 +24,12 @@ from jtrain.optim.schedules import InverseSquareRoot as InverseSquareRoot
 from jtrain.optim.schedules import LinearSchedule as LinearSchedule
 from jtrain.optim.schedules import OneCycle as OneCycle
 from jtrain.optim.schedules import Restarts as Restarts
+from jtrain.optim.schedules import ScheduleBase as ScheduleBase
 from jtrain.optim.schedules import WarmupStableDecay as WarmupStableDecay
 from jtrain.optim.sgd import SGD as SGD
 from jtrain.optim.sgd import Lion as Lion
 
 Optimizer: TypeAlias = Annotated[
     SGD | Adam | AdamW | NAdamW | Lamb | Adafactor | Lion | Muon | ScheduleFree | LBFGS,
-    Field(discriminator="kind"),
+    Registry("optimizers", OptimizerConfig),
 ]

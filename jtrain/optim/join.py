@@ -8,6 +8,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.config.durations import DurationField
+from jtrain.config.registry import Registry
 from jtrain.errors import ConfigError
 from jtrain.optim.schedules import (
     Constant,
@@ -26,7 +27,7 @@ from jtrain.optim.schedules import (
 _Simple: TypeAlias = (
     Constant | LinearSchedule | Cosine | WarmupStableDecay | InverseSquareRoot | OneCycle | Restarts
 )
-SimpleSchedule: TypeAlias = Annotated[_Simple, Field(discriminator="kind")]
+SimpleSchedule: TypeAlias = Annotated[_Simple, Registry("schedules", ScheduleBase)]
 
 
 @configclass
@@ -100,4 +101,4 @@ class Join(ScheduleBase):
         return [length or left for length in lengths]
 
 
-Schedule: TypeAlias = Annotated[_Simple | Join | Exponential, Field(discriminator="kind")]
+Schedule: TypeAlias = Annotated[_Simple | Join | Exponential, Registry("schedules", ScheduleBase)]

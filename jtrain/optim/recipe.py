@@ -13,6 +13,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.config.durations import Duration
+from jtrain.config.registry import Kind
 from jtrain.core import pytree
 from jtrain.core.types import Dims, Leaf, Params, Tree
 from jtrain.errors import ConfigError
@@ -27,7 +28,7 @@ NO_NAMES: NamedDims = MappingProxyType({})
 
 
 @configclass
-class OptimizerConfig(abc.ABC):
+class OptimizerConfig(Kind, abc.ABC):
     """An optimizer without its rule, which a subclass defines by `rule`.
 
     The gradients are summed over devices and microbatches. In order: gradients of frozen leaves are

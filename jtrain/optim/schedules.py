@@ -19,6 +19,7 @@ from pydantic import Field
 
 from jtrain.config.configclass import configclass
 from jtrain.config.durations import DurationField, OwnSteps
+from jtrain.config.registry import Kind
 from jtrain.errors import ConfigError
 
 # Step -> rate: a float by numpy for an int, for logs; an array for an array.
@@ -82,7 +83,7 @@ def check_warmup(warmup: int, steps: int) -> None:
 
 
 @configclass
-class ScheduleBase(OwnSteps, abc.ABC):
+class ScheduleBase(Kind, OwnSteps, abc.ABC):
     """A curve of the learning rate, which a subclass defines by `rate`."""
 
     steps: Annotated[int, DurationField(0, "%")] = 0

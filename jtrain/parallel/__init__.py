@@ -2,8 +2,7 @@
 
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
-
+from jtrain.config.registry import Registry
 from jtrain.parallel.devices import Device as Device
 from jtrain.parallel.leaf_sharding import LeafSharding as LeafSharding
 from jtrain.parallel.pipeline.schedule import PipelineSchedule as PipelineSchedule
@@ -14,10 +13,11 @@ from jtrain.parallel.strategies.server import Server as Server
 from jtrain.parallel.strategies.sharded import FSDP as FSDP
 from jtrain.parallel.strategies.sharded import Axes as Axes
 from jtrain.parallel.strategies.single import Single as Single
+from jtrain.parallel.strategies.strategy import BaseParallelConfig as BaseParallelConfig
 from jtrain.parallel.strategies.strategy import Strategy as Strategy
 from jtrain.parallel.strategies.strategy import check_divides as check_divides
 
 Layout: TypeAlias = Single | Mirrored | FSDP | Axes | Server
 """Configs that build a strategy: how a run is split over its devices."""
-Parallel: TypeAlias = Annotated[Layout | Auto, Field(discriminator="kind")]
+Parallel: TypeAlias = Annotated[Layout | Auto, Registry("strategies", BaseParallelConfig)]
 """A layout, or the automatic choice of one."""

@@ -1,5 +1,6 @@
 """Trackers: services that take a run's numbers; a tracker is a value with `open(about)`."""
 
+import abc
 import dataclasses
 import importlib
 import importlib.util
@@ -8,11 +9,10 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
-
-from pydantic import Field
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from jtrain.config.configclass import TrackingUri, WrittenPath, configclass
+from jtrain.config.registry import Kind, Registry
 from jtrain.errors import ConfigError
 
 End: TypeAlias = Literal["done", "stopped", "failed"]
@@ -45,36 +45,36 @@ class TrackerRun:
     """Reports how the run ended, and sends the remaining rows."""
 
 
-class TrackerBackend(Protocol):
+@configclass
+class TrackerConfig(Kind, abc.ABC):
     """Tracker. `open` imports its package, and may raise and take long."""
 
-    @property
-    def kind(self) -> str:
-        """Name in configs and in the log."""
-        ...
+    package: ClassVar[str] = ""
+    """The package to be installed, if there is one."""
 
+    @abc.abstractmethod
     def open(self, about: TrackedRun) -> TrackerRun:
         """Open a new run in the service, or the one with the id `about.id`."""
-        ...
 
 
-def check_installed(trackers: Sequence[TrackerBackend]) -> None:
+def check_installed(trackers: Sequence[TrackerConfig]) -> None:
     """Raise unless the packages of the trackers are installed; imports none.
 
     Raises:
         ConfigError: with the command that installs the missing package.
     """
     for tracker in trackers:
-        package = getattr(tracker, "package", None)
+        package = tracker.package
         if package and importlib.util.find_spec(package) is None:
+            extra = f"'jtrain[{tracker.kind}]'" if isinstance(tracker, _SHIPPED) else package
             raise ConfigError(
                 f"trackers: {tracker.kind} needs the package {package}, which is not installed. "
-                f"Type: pip install 'jtrain[{tracker.kind}]', or run without it: trackers=[]"
+                f"Type: pip install {extra}, or run without it: trackers=[]"
             )
 
 
 @configclass
-class TensorBoard:
+class TensorBoard(TrackerConfig):
     """Event files that `tensorboard --logdir runs` shows; `pip install 'jtrain[tensorboard]'`."""
 
     kind: Literal["tensorboard"] = "tensorboard"
@@ -110,7 +110,7 @@ class TensorBoard:
 
 
 @configclass
-class MLflow:
+class MLflow(TrackerConfig):
     """A run of MLflow; `pip install 'jtrain[mlflow]'`."""
 
     kind: Literal["mlflow"] = "mlflow"
@@ -155,7 +155,7 @@ def _allowed(name: str) -> str:
 
 
 @configclass
-class WandB:
+class WandB(TrackerConfig):
     """A run at wandb.ai, or at your own server; `pip install 'jtrain[wandb]'`."""
 
     kind: Literal["wandb"] = "wandb"
@@ -196,4 +196,5 @@ class WandB:
         return TrackerRun(run.id, write, lambda end: run.finish(exit_code=int(end == "failed")))
 
 
-Tracker: TypeAlias = Annotated[TensorBoard | WandB | MLflow, Field(discriminator="kind")]
+_SHIPPED = (TensorBoard, WandB, MLflow)
+Tracker: TypeAlias = Annotated[TensorBoard | WandB | MLflow, Registry("trackers", TrackerConfig)]

@@ -59,6 +59,7 @@ CASES = {
     "a tag of one's own": config(YAML + MODEL + "title: !Owned {}\n"),
     "a directive": config("%TAG ! tag:yaml.org,2002:python/\n---\n" + YAML + MODEL + "title: !name:os.system x\n"),
     "a variable": config(YAML + MODEL + "title: ${oc.env:JTRAIN_SECRET}\n"),
+    **{f"a kind {name}": config(YAML.replace("kind: adamw", f"kind: '{name}'")) for name in ("os:system", "subprocess:call", "builtins:exec", "/etc/passwd:x", "..owned:Owned")},
     "an expression": config(YAML + MODEL + "title: ${eval:'open(\"OWNED\", \"w\")'}\n"),
     "a template": config(YAML + MODEL + "title: '{{ self.__init__.__globals__ }}'\n"),
     "a format": config(YAML + MODEL + "title: '{0.__class__.__init__.__globals__}'\n"),
@@ -193,7 +194,7 @@ def keys_of_text() -> Iterator[tuple[str, str]]:
                 ):
                     for field in cls.body:
                         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                            kind = ast.unparse(field.annotation)
+                            kind = ast.unparse(field.annotation).replace("jt.Registry", "")
                             words = ("str", "Path", "Uri", "Address", "Any", "Name")
                             if any(word in kind for word in words) and kind.split("[")[0] not in (
                                 "ClassVar",

@@ -17,7 +17,7 @@ from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Dims
 from jtrain.errors import ConfigError, UserError
 from jtrain.parallel.chips import find_chip
-from jtrain.parallel.devices import Device, Devices, devices
+from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.leaf_sharding import StateSharding, Zero, leaf_dims
 from jtrain.parallel.mesh import count_slices
 from jtrain.parallel.rules import AXES, STATE, UNEVEN
@@ -170,9 +170,6 @@ class Auto(BaseParallelConfig):
     """
 
     kind: Literal["auto"] = "auto"
-    devices: Devices = 0
-    """Devices of each process: their number, 0 for all; their indices, [0, 2]; or cpu, gpu:1,
-    [gpu:0, gpu:1]. A CPU is split into the requested number."""
     memory: float = Field(default=0.0, ge=0)
     """Limit of the estimate on a device in GB; 0: 75 % of the device's memory."""
     min_size: int = Field(default=4096, ge=0)

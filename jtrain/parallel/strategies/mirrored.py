@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.parallel.devices import DATA, Device, Devices, devices
+from jtrain.parallel.devices import DATA, Device, devices
 from jtrain.parallel.leaf_sharding import Zero
 from jtrain.parallel.mesh import make_mesh
 from jtrain.parallel.offload import Offload
@@ -97,9 +97,6 @@ class Mirrored(BaseParallelConfig):
     kind: Literal["mirrored"] = "mirrored"
     impl: Literal["jit", "shard_map", "pmap"] = "jit"
     """Reduction of the gradients: by the compiler (jit), or explicit over replicas of the step."""
-    devices: Devices = 0
-    """Devices of each process: their number, 0 for all; their indices, [0, 2]; or cpu, gpu:1,
-    [gpu:0, gpu:1]. A CPU is split into the requested number."""
     zero: Zero = 0
     """State split over the devices: 1 the optimizer's state, 2 also gradients that are summed over
     microbatches, 3 also the parameters; 0 nothing."""

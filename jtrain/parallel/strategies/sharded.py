@@ -13,7 +13,7 @@ from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.placement import Placement
 from jtrain.core.types import Dims, Params
 from jtrain.parallel.attention.sequence_parallel import ContextBy
-from jtrain.parallel.devices import Device, Devices, devices
+from jtrain.parallel.devices import Device, devices
 from jtrain.parallel.leaf_sharding import LeafSharding, StateSharding, WholeMatrices, Zero
 from jtrain.parallel.mesh import ANY_NUMBER, count_slices, fill_sizes, make_mesh
 from jtrain.parallel.mesh_placement import AxisUsage, MeshPlacement, check_axes_used
@@ -131,9 +131,6 @@ class FSDP(BaseParallelConfig):
     """
 
     kind: Literal["fsdp"] = "fsdp"
-    devices: Devices = 0
-    """Devices of each process: their number, 0 for all; their indices, [0, 2]; or cpu, gpu:1,
-    [gpu:0, gpu:1]. A CPU is split into the requested number."""
     min_size: int = Field(default=4096, ge=0)
     """Smallest number of elements of a leaf that is sharded; smaller ones are replicated."""
     slices: Literal["auto", "replicate", "shard"] = "auto"
@@ -178,9 +175,6 @@ class Axes(BaseParallelConfig):
     """
 
     kind: Literal["sharded"] = "sharded"
-    devices: Devices = 0
-    """Devices of each process: their number, 0 for all; their indices, [0, 2]; or cpu, gpu:1,
-    [gpu:0, gpu:1]. A CPU is split into the requested number."""
     slice: int = Field(default=1, ge=0)
     """Slices of a TPU, or hosts: groups of devices with slow links between them."""
     stage: int = Field(default=1, ge=0)

@@ -14,11 +14,13 @@ from jax.stages import Lowered
 from pydantic import Field
 
 from jtrain.config.configclass import configclass
+from jtrain.config.registry import Kind
 from jtrain.core.gradient import NO_SHARDING, GradientSharding
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError, DataError, RetraceError
+from jtrain.parallel.devices import Devices
 from jtrain.parallel.leaf_sharding import LeafSharding
 from jtrain.parallel.pipeline.schedule import PipelineSchedule
 from jtrain.parallel.program_cache import load_or_compile
@@ -280,9 +282,12 @@ def _argument_name(name: str) -> str:
 
 
 @configclass
-class BaseParallelConfig:
-    """Fields of every kind of `parallel`."""
+class BaseParallelConfig(Kind):
+    """Fields of every kind of `parallel`. A layout defines `build(among) -> Strategy`."""
 
+    devices: Devices = 0
+    """Devices of each process: their number, 0 for all; their indices, [0, 2]; or cpu, gpu:1,
+    [gpu:0, gpu:1]. A CPU is split into the requested number."""
     start_timeout: float = Field(default=300.0, gt=0)
     """Seconds that the processes of a run wait for one another when they start."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
+from jtrain.config.sections import GuardPolicy, RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Rollback, Stop
 from jtrain.data.batches.scan import find_nonfinite
 from jtrain.io.log import LOG
@@ -85,11 +85,14 @@ class BadSteps(Recorder):
         self.bad: BadStep | None = None
         """Step that ends the run or rolls it back: no later state is worth saving."""
         policy = config.guard
-        self._response: _Skip | _End = (
-            _Skip(config, policy, self, start, known)
-            if isinstance(policy, SkipPolicy)
-            else _End(policy, self, earlier, known)
-        )
+        self._response: _Skip | _End | _Own
+        match policy:
+            case SkipPolicy():
+                self._response = _Skip(config, policy, self, start, known)
+            case RollbackPolicy() | StopPolicy():
+                self._response = _End(policy, self, earlier, known)
+            case _:
+                self._response = _Own(policy, self, known)
 
     def on_steps(self, finished: FinishedSteps) -> Stop | None:
         """Judge the steps up to a multiple of `every`; a bad one may end the loop there."""
@@ -333,6 +336,31 @@ class _End:
             mean = means.grad_norm
             return f"is a spike: gradient norm {grad_norm:.4g}, and the mean before it {mean:.4g}"
         return ""
+
+
+class _Own:
+    """Response of a policy of another package."""
+
+    reads_all = True
+
+    def __init__(self, policy: GuardPolicy, steps: BadSteps, known: Mapping[str, Any]):
+        self._steps, self._judge = steps, policy.make_judge(known)
+
+    def judge(self, numbers: StepNumbers, was_skipped: bool) -> Stop | None:
+        asked = self._judge.judge(numbers, was_skipped)
+        if asked:
+            step, loss, grad_norm, update_norm, _, _ = numbers
+            self._steps.bad = BadStep(step, asked.why, loss, grad_norm, update_norm)
+        return asked
+
+    def end_of(self, step: int) -> None:
+        """Nothing is owed at the end of a group of steps."""
+
+    def warn(self, step: int) -> None:
+        """The policy warns by itself."""
+
+    def state(self) -> dict[str, Any]:
+        return self._judge.state()
 
 
 @dataclasses.dataclass

@@ -14,7 +14,7 @@ from jtrain.io.regular_files import read_json
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import updates_before
 from jtrain.train.hooks.speed import Speed
-from jtrain.train.trackers import End, TrackedRun, TrackerBackend
+from jtrain.train.trackers import End, TrackedRun, TrackerConfig
 
 _Row = tuple[int, str, Mapping[str, float]]  # step, set (empty for training), numbers
 
@@ -33,7 +33,7 @@ class Tracking(Hook):
 
     def __init__(
         self,
-        trackers: Sequence[TrackerBackend],
+        trackers: Sequence[TrackerConfig],
         about: TrackedRun,
         *,
         every: int = 1,
@@ -140,7 +140,7 @@ class _TrackerThread:
 
     def __init__(
         self,
-        tracker: TrackerBackend,
+        tracker: TrackerConfig,
         about: TrackedRun,
         file: Path,
         progress: Mapping[str, Any],

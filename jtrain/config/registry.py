@@ -1,0 +1,129 @@
+"""Registries: kinds that other packages add to, by an entry point or as package.module:Name.
+
+A package names a class in the group `jtrain.optimizers` of its entry points, and a config takes it
+by that name; `kind: package.module:Name` takes one that nobody registered. The class is a
+`@configclass` over the base of its registry, from which it has the key `kind`.
+"""
+
+import importlib
+import json
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationInfo
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import (
+    dict_schema,
+    str_schema,
+    tagged_union_schema,
+    with_info_plain_validator_function,
+)
+
+from jtrain.config.configclass import configclass, is_configclass
+from jtrain.errors import ConfigError
+
+IMPORTED = "package.module:Name"
+OTHER = "other package"
+"""What pydantic's location of an error has in place of a kind that does not come with jtrain."""
+
+
+@configclass
+class Kind:
+    """Base of what other packages may add to a registry."""
+
+    kind: str = ""
+    """The name of the class in its registry; empty: package.module:Name."""
+
+
+def load_object(address: str) -> Any:
+    """Return what `package.module:Name` names.
+
+    Raises:
+        ConfigError: if the module cannot be imported or has no such name.
+    """
+    module, _, name = address.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module may raise anything
+        where = "install its package, or put the module beside experiments/"
+        absent = isinstance(error, ModuleNotFoundError) and module.startswith(f"{error.name}")
+        how = f"; {where}" if absent else ""
+        raise ConfigError(f"{address} cannot be imported: {error}{how}") from error
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Mark of an open union: `Annotated[SGD | Adam, Registry("optimizers", OptimizerConfig)]`."""
+
+    name: str
+    """The group of entry points is `jtrain.NAME`."""
+    base: type
+    """What each class is a subclass of."""
+
+    def installed(self) -> list[str]:
+        """Return the names that installed packages add; imports none of them."""
+        from importlib.metadata import entry_points  # 30 ms, and most kinds come with jtrain
+
+        return sorted(entry_points(group=f"jtrain.{self.name}").names)
+
+    def find(self, kind: str) -> type:
+        """Return the class of a kind that does not come with jtrain.
+
+        Raises:
+            ConfigError: if there is none, it cannot be imported, or is no class of this registry.
+        """
+        from importlib.metadata import entry_points
+
+        address = kind
+        if ":" not in kind:
+            found = entry_points(group=f"jtrain.{self.name}", name=kind)
+            if not found:
+                raise ConfigError(f"no package has {kind} among its {self.name}")
+            address = next(iter(found)).value
+        cls = load_object(address)
+        if not (is_configclass(cls) and issubclass(cls, self.base)):
+            base = f"{self.base.__module__}.{self.base.__name__}"
+            raise ConfigError(f"{address} is no @configclass over {base}, as {self.name} are")
+        named = get_args(cls.__pydantic_fields__["kind"].annotation)
+        if named and kind not in named:
+            raise ConfigError(f"{address} has a `kind` of its own: leave that field out")
+        return cls
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Choose by `kind` among the classes of the union, and others as they are found."""
+        own = {
+            kind: cls
+            for cls in get_args(source)
+            for kind in get_args(cls.__pydantic_fields__["kind"].annotation)
+        }
+
+        def choose(value: Any) -> str | None:
+            kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+            if isinstance(value, self.base) and type(value) not in own.values():
+                return OTHER
+            if kind in own or not isinstance(kind, str):
+                return kind
+            return OTHER if ":" in kind or kind in self.installed() else kind
+
+        def validate_other(value: Any, info: ValidationInfo) -> Any:
+            if isinstance(value, self.base):
+                return value
+            try:
+                cls = self.find(value["kind"])
+            except ConfigError as error:
+                raise PydanticCustomError("registry", "{why}", {"why": f"{error}"}) from error
+            adapter = TypeAdapter(cls)
+            if info.mode == "python":
+                return adapter.validate_python(value, context=info.context)
+            # Strict means of JSON: a list for a tuple, and no text for a number.
+            return adapter.validate_json(
+                json.dumps(value), strict=True, context=info.context, by_alias=True, by_name=False
+            )
+
+        other = with_info_plain_validator_function(
+            validate_other, json_schema_input_schema=dict_schema(str_schema())
+        )
+        choices = {kind: handler.generate_schema(cls) for kind, cls in own.items()}
+        return tagged_union_schema({**choices, OTHER: other}, choose)
