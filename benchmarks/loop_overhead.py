@@ -141,7 +141,7 @@ class Ours:
         ended = jt.train_loop(
             self.step,
             self.state,
-            trainer.run.signals.through(trainer.feed),
+            trainer.attempt.signals.through(trainer.feed),
             start=self.done,
             stop=self.done + self.steps,
             **trainer.loop_options(),

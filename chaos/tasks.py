@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import random
 import sys
@@ -21,6 +22,7 @@ from jtrain.checkpoint.disk_space import state_bytes
 from jtrain.checkpoint.save_errors import SaveError
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError, UserError
+from jtrain.io.log import LOG
 from jtrain.train.hooks.function_hooks import Observer
 
 RUN = Path("runs") / "hurt"
@@ -162,10 +164,12 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
     """
     file, reports = Shim(), []
     began = time.monotonic()
-    report = lambda line: reports.append([time.monotonic() - began, line])
+    handler = logging.Handler()
+    handler.emit = lambda record: reports.append([time.monotonic() - began, record.getMessage()])
+    LOG.addHandler(handler)
     with CheckpointManager(SAVED, keep=2) as checkpoints:
         checkpoints.prepare()
-        retries = SaveRetries(checkpoints, report)
+        retries = SaveRetries(checkpoints)
         file.fail(SAVED, error, point, point)
         _insist(retries, step)
         once, ended = len(reports), ""
@@ -177,14 +181,14 @@ def save_failing(step: int, error: int, point: int) -> dict[str, Any]:
             ended = str(last)
         seconds = time.monotonic() - began
         file.rest()
-        _insist(SaveRetries(checkpoints, report), step + 2)
+        _insist(SaveRetries(checkpoints), step + 2)
     return {"told": reports, "once": once, "ended": ended, "seconds": seconds, **check_steps()}
 
 
 def _insist(retries: SaveRetries, step: int) -> None:
     """Save as a run does at its end."""
     retries.save(step, state_of(step), {"s": step})
-    while retries.settle():
+    while retries.last_failed():
         retries.save(step, state_of(step), {"s": step})
 
 

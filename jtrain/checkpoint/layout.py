@@ -22,7 +22,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from jtrain.checkpoint.directory_entries import DAMAGED, is_step, list_entries
 from jtrain.checkpoint.ownership import RunIdentity, check_record
 from jtrain.errors import CheckpointError, DamagedError, UserError
 from jtrain.io.disk_errors import disk_advice, patiently
+from jtrain.io.log import LOG
 from jtrain.io.regular_files import FACTS, LinkError, check_no_link, read_json
 
 STATE, ABOUT = "state", "about.json"
@@ -140,26 +141,25 @@ def restore_replaced(directory: Path) -> None:
             path.rename(original)
 
 
-def clear_leftovers(directory: Path, log: Callable[[str], object] = lambda line: None) -> None:
-    """Remove what killed saves and deletions left, except a checkpoint that is restored.
+_STAYED: set[Path] = set()  # entries that could not be removed, each of which is logged once
 
-    Args:
-        log: takes a line for each entry that cannot be removed.
-    """
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove what killed saves and deletions left, except a checkpoint that is restored."""
     restore_replaced(directory)
     for path in list_leftovers(directory):
-        try_remove(path, log)
+        try_remove(path)
 
 
-def clear_deleted(directory: Path, log: Callable[[str], object]) -> None:
+def clear_deleted(directory: Path) -> None:
     """Remove what deletions left, as far as possible; what a save left may be in use."""
     for path in list_leftovers(directory):
         if path.suffix != _SAVING:
-            try_remove(path, log)
+            try_remove(path)
 
 
-def try_remove(path: Path, log: Callable[[str], object] = lambda line: None) -> None:
-    """Remove a folder with its contents, a file or a link, if it exists; log a failure."""
+def try_remove(path: Path) -> None:
+    """Remove a folder with its contents, a file or a link, if it exists; log a failure once."""
     try:
         remove(path)
     except FileNotFoundError:
@@ -167,7 +167,9 @@ def try_remove(path: Path, log: Callable[[str], object] = lambda line: None) -> 
     except OSError as error:
         where = Path(error.filename or path)
         words = disk_advice(error, where.parent).words
-        log(f"{path} cannot be removed ({error.strerror}: {where}). {words}.")
+        if path not in _STAYED:
+            _STAYED.add(path)
+            LOG.warning(f"{path} cannot be removed ({error.strerror}: {where}). {words}.")
 
 
 def saving_path(directory: Path, step: int) -> Path:

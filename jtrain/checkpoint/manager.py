@@ -1,6 +1,5 @@
 """Checkpoint manager: saves the states of a run beside training, finds and restores them."""
 
-import collections
 import contextlib
 import errno
 import os
@@ -35,32 +34,6 @@ from jtrain.io.disk_errors import attempt
 
 class SetAsideError(DamagedError):
     """A requested checkpoint is damaged and was set aside: resume from another."""
-
-
-class MessageBacklog:
-    """Queue of log lines, filled on any thread and sent in order once a log is set."""
-
-    def __init__(self):
-        self._waiting: collections.deque[str] = collections.deque()
-        self._log: Callable[[str], object] | None = None
-
-    def __call__(self, line: str) -> None:
-        """Log a line, or queue it until `send_to` sets the log."""
-        self._waiting.append(line)
-        self._send_all()
-
-    def send_to(self, log: Callable[[str], object]) -> None:
-        """Send all lines to `log` from now on, the queued ones first."""
-        self._log = log
-        self._send_all()
-
-    def _send_all(self) -> None:
-        while self._log is not None:
-            try:
-                line = self._waiting.popleft()
-            except IndexError:  # also where another thread has taken the last one
-                return
-            self._log(line)
 
 
 class CheckpointManager(contextlib.AbstractContextManager):
@@ -100,14 +73,11 @@ class CheckpointManager(contextlib.AbstractContextManager):
         self.directory = Path(directory).absolute()
         self._keep, self._metric, self._first = keep, retention.BestMetric.parse(best), first
         self._owner = owner
-        self.messages = MessageBacklog()
-        """Log messages about the directory while it is written."""
         self.notices: list[str] = []
         """Lines about checkpoints that were set aside as damaged."""
         self._writer = CheckpointWriter(
             self.directory,
             self._steps_to_delete,
-            self.messages,
             run=owner.run if owner else "",
         )
         self._lock: WriteLock | None = None
@@ -336,7 +306,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         if self._is_first() and os.path.exists(self.directory / NAME):
             with contextlib.suppress(CheckpointError):
                 self.acquire()
-                layout.clear_leftovers(self.directory, self.messages)
+                layout.clear_leftovers(self.directory)
             self.close()
 
     def make_room(self) -> list[int]:

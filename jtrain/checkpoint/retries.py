@@ -21,11 +21,8 @@ class SaveRetries:
     have to agree: the launcher restarts them.
     """
 
-    def __init__(self, checkpoints: CheckpointManager, log: Callable[[str], None]):
-        """Log a line by `log` for each save that fails."""
-        self._checkpoints, self._log = checkpoints, log
-        self._failures, self._due = 0, False
-        checkpoints.messages.send_to(log)
+    def __init__(self, checkpoints: CheckpointManager):
+        self._checkpoints, self._failures, self._due = checkpoints, 0, False
 
     def save(
         self,
@@ -46,7 +43,7 @@ class SaveRetries:
         Raises:
             SaveError: at the third failure in a row.
         """
-        self.settle()
+        self.last_failed()
         self._due = False
 
         def attempt() -> None:
@@ -69,7 +66,7 @@ class SaveRetries:
         self._try(self._checkpoints.check)
         return self._due
 
-    def settle(self) -> bool:
+    def last_failed(self) -> bool:
         """Wait for the last save; return whether it has failed and another is due."""
         if self._try(self._checkpoints.wait) and not self._due:
             self._failures = 0
@@ -84,9 +81,9 @@ class SaveRetries:
             if self._failures == TRIES or jax.process_count() > 1:
                 raise
             self._due = True
-            self._log(f"{error.what}. Training continues: the next state is saved in its place.")
+            LOG.warning(f"{error.what}. Training continues: the next state is saved in its place.")
             if self._failures == TRIES - 1 and error.room:
                 deleted = ", ".join(map(str, self._checkpoints.make_room()))
                 if deleted:
-                    self._log(f"checkpoint {deleted} was deleted to make room for a newer one.")
+                    LOG.warning(f"checkpoint {deleted} was deleted to make room for a newer one.")
             return False

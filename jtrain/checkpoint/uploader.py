@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jtrain.checkpoint import object_store_layout, retention, seal
 from jtrain.checkpoint.save_errors import SaveError, TakenError
+from jtrain.io.log import LOG
 from jtrain.io.object_store import ObjectStore, ObjectStoreError
 from jtrain.io.regular_files import NEW, LinkError, check_no_link, parse_json
 
@@ -28,7 +29,6 @@ class CheckpointUploader:
         *,
         keep: int,
         best: Callable[[], int | None],
-        log: Callable[[str], None] = lambda line: None,
     ):
         """Configure the uploader.
 
@@ -37,10 +37,9 @@ class CheckpointUploader:
             path: the directory of the run.
             keep: number of newest copies to retain.
             best: returns the best step, which is retained too.
-            log: takes a line for each copy that fails.
         """
         self._objects, self._path, self._keep, self._best = objects, path, keep, best
-        self._log, self._name, self._missing = log, str(uuid.uuid4()), None
+        self._name, self._missing = str(uuid.uuid4()), None
 
     def begin(self) -> None:
         """Announce that this process copies from now on.
@@ -67,7 +66,7 @@ class CheckpointUploader:
             self._missing = None
         except (ObjectStoreError, OSError) as error:
             self._missing = step
-            self._log(
+            LOG.warning(
                 f"checkpoint {step} is on this disk and was not copied: {str(error).rstrip('.')}. "
                 f"Training continues, and the next checkpoint is copied."
             )
@@ -154,7 +153,7 @@ class CheckpointUploader:
         except ObjectStoreError:
             return  # the upload that follows raises it
         except ValueError:
-            self._log(
+            LOG.warning(
                 f"{self._objects.address}/{object_store_layout.WRITER} is unreadable: another "
                 f"process that copies this run would not be noticed"
             )

@@ -14,6 +14,7 @@ from jtrain.checkpoint import exit_barrier, fingerprint, layout, replica_check, 
 from jtrain.checkpoint.save_errors import TakenError, announce_error, unsealed_error, write_error
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DeviceError, UnreachableError
+from jtrain.io.log import LOG
 
 
 class CheckpointWriter:
@@ -23,7 +24,6 @@ class CheckpointWriter:
         self,
         directory: Path,
         steps_to_delete: Callable[[], list[int]],
-        log: Callable[[str], object],
         *,
         run: str = "",
     ):
@@ -32,10 +32,9 @@ class CheckpointWriter:
         Args:
             directory: of the checkpoints.
             steps_to_delete: returns the steps that may be deleted after a save.
-            log: takes a line.
             run: the id that is sealed into each checkpoint.
         """
-        self._directory, self._steps_to_delete, self._log = directory, steps_to_delete, log
+        self._directory, self._steps_to_delete = directory, steps_to_delete
         self._run = run
         self._logged: set[str] = set()
         self._writer: storage.ArrayWriter | None = None
@@ -47,7 +46,7 @@ class CheckpointWriter:
         with self._open_lock:
             if self._writer is None:
                 if jax.process_index() == 0:
-                    layout.clear_leftovers(self._directory, self._log_once)
+                    layout.clear_leftovers(self._directory)
                 self._writer = storage.ArrayWriter()
             return self._writer
 
@@ -178,12 +177,12 @@ class CheckpointWriter:
             except CheckpointError as error:
                 if step in layout.list_named_steps(self._directory):  # else it is a leftover now
                     self._log_once(f"an older checkpoint stays: {error}")
-        layout.clear_deleted(self._directory, self._log_once)
+        layout.clear_deleted(self._directory)
 
     def _log_once(self, line: str) -> None:
         if line not in self._logged:
             self._logged.add(line)
-            self._log(line)
+            LOG.warning(line)
 
 
 def make_room(directory: Path, best: int | None) -> list[int]:

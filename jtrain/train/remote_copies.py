@@ -1,6 +1,5 @@
 """Copies of a run in an object store: fetched before a start, and uploaded beside training."""
 
-from collections.abc import Callable
 from typing import Any
 
 from jtrain.checkpoint import CheckpointManager, object_store_layout
@@ -9,6 +8,7 @@ from jtrain.checkpoint.uploader import CheckpointUploader
 from jtrain.config.top import CheckpointConfig
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError
+from jtrain.io.log import LOG
 from jtrain.io.object_store import ObjectStore
 from jtrain.io.regular_files import parse_json
 from jtrain.train.run_dir import RunDir
@@ -27,18 +27,18 @@ class RemoteRun:
         self._run_dir, self._name, self._checkpoint = run_dir, name, checkpoint
         self._store = ObjectStore(f"{checkpoint.store.rstrip('/')}/{name}")
 
-    def fetch_for_all(self, processes: int) -> list[str]:
-        """Fetch the newest copy in the first process, while the others wait; return notices.
+    def fetch_for_all(self, processes: int) -> None:
+        """Fetch the newest copy in the first process, while the others wait.
 
         Raises:
             ConfigError: if the store holds another run of this name.
             ObjectStoreError: if the store cannot be read.
             CheckpointError: if another process writes in the run's directory.
         """
-        if processes == 1:  # which does not start the devices for it
-            return self._fetch()["notices"]
-        notices = broadcast_from_first(self._fetch)["notices"]
-        return notices if self._run_dir.first else []
+        # Broadcasting starts the devices, and a single process has nothing to wait for.
+        found = self._fetch() if processes == 1 else broadcast_from_first(self._fetch)
+        for line in found["notices"]:
+            LOG.info(line)
 
     def _fetch(self) -> dict[str, Any]:
         """Fetch the newest copy, if it is newer than the local checkpoints; return notices."""
@@ -65,16 +65,14 @@ class RemoteRun:
             )
         return {"notices": notices}
 
-    def start_uploader(
-        self, checkpoints: CheckpointManager, log: Callable[[str], None] = lambda line: None
-    ) -> CheckpointUploader:
+    def start_uploader(self, checkpoints: CheckpointManager) -> CheckpointUploader:
         """Start and return the uploader of the run's checkpoints; only for the first process.
 
         Raises:
             ObjectStoreError: if the store is not writable.
         """
         keep, best, path = self._checkpoint.keep, checkpoints.best, self._run_dir.path
-        uploader = CheckpointUploader(self._store, path, keep=keep, best=best, log=log)
+        uploader = CheckpointUploader(self._store, path, keep=keep, best=best)
         uploader.begin()
         return uploader
 

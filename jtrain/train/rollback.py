@@ -74,7 +74,7 @@ def find_resume_point(
     )
 
 
-def decide_rollback(batches: CallBatches, bad_steps: BadSteps, why: Rollback) -> None:
+def record_rollback(batches: CallBatches, bad_steps: BadSteps, why: Rollback) -> None:
     """Record the batches that are skipped from now on."""
     first = max(0, batches.train.number(why.step - 1) - why.back)
     window = [first, first + why.skip]

@@ -27,8 +27,8 @@ from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.early_stop import EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery, Results, add_listeners
 from jtrain.train.hooks.log import read_results
+from jtrain.train.hooks.pictures import Pictures
 from jtrain.train.hooks.progress import ProgressBar
-from jtrain.train.hooks.samples import Pictures
 from jtrain.train.hooks.signals import GracePeriod, Signals
 from jtrain.train.hooks.speed import Speed, measure_memory
 from jtrain.train.hooks.step_record import StepRecorder
@@ -68,7 +68,7 @@ class Attempt:
         return self.store.run_dir
 
     @property
-    def writes(self) -> RunDir | None:
+    def written_files(self) -> RunDir | None:
         """Files of the run, where this process writes them."""
         return self.files if self.files and self.files.first else None
 
@@ -144,7 +144,7 @@ def main_results(evaluations: Mapping[str, EvaluateEvery]) -> Results:
     return main.results if main else {}
 
 
-def record_steps(run: Attempt) -> StepRecorder | None:
+def make_step_record(run: Attempt) -> StepRecorder | None:
     """Return the record of every step, where there is a directory."""
     if run.files is None:
         return None
@@ -154,7 +154,7 @@ def record_steps(run: Attempt) -> StepRecorder | None:
     return record
 
 
-def judge_steps(run: Attempt, events: BadStepLog, state: TrainState) -> BadSteps:
+def make_bad_steps(run: Attempt, events: BadStepLog, state: TrainState) -> BadSteps:
     """Return the recorder that judges each step."""
     resume = run.resume
     return BadSteps(
@@ -185,12 +185,12 @@ def measure_speed(run: Attempt, feed: ReadAhead[Batch]) -> Speed:
     config, resolved = run.config, run.program.resolved
     own = [x for x in resolved.devices if x.process_index == jax.process_index()]
     speed = Speed(
-        run.writes and run.writes.speed,
+        run.written_files and run.written_files.speed,
         every=run.log_every,
         stop=config.steps,
         rows=config.batch,
         tokens=config.batch * resolved.experiment.tokens or None,
-        work=measure_work(run.program) if run.writes else None,
+        work=measure_work(run.program) if run.written_files else None,
         waited=lambda: feed.waited,
         memory=functools.partial(measure_memory, own),
         began=lambda: {"compile": HEARTBEAT.seconds()["compile"]},
@@ -218,14 +218,13 @@ def show_progress(
 
 def track(run: Attempt, speed: Speed) -> Tracking | None:
     """Return the hook that sends numbers to the trackers, if there are any."""
-    if run.writes is None or not run.config.trackers:
+    if run.written_files is None or not run.config.trackers:
         return None
     tracking = build_tracking(
         run.config,
-        run.writes.path,
+        run.written_files.path,
         speed,
-        run=run.writes.id,
-        log=LOG.warning,
+        run=run.written_files.id,
         resumed_at=run.resume.start,
     )
     run.closing.callback(tracking.close, "failed")  # unless closed with the run's status

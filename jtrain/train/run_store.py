@@ -141,7 +141,7 @@ class DirectoryStore:
         self.run_dir.begin(self._config)
         check_shared_directory(self.run_dir)
         if self._remote is not None and self.run_dir.first:
-            self._uploader = self._remote.start_uploader(self.checkpoints, LOG.warning)
+            self._uploader = self._remote.start_uploader(self.checkpoints)
 
     def restart(self, program: Program, schedule: CallSchedule) -> tuple[ResumePoint, TrainState]:
         """Return where a run resumes after a rollback, and its state."""

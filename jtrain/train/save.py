@@ -42,7 +42,7 @@ class SaveHook(Hook, Recorder):
         every: steps, or a time, after which the state is saved.
         save: takes a step and its state, and returns when the state may be donated.
         best: the evaluation whose best is saved.
-        owed: returns whether the last save failed; never waits, and raises after too many failures.
+        retry_due: whether the last save failed; never waits, and raises after too many failures.
         prepare: loads what a save needs in the background, once a step is done.
         clock: gives seconds.
     """
@@ -53,13 +53,13 @@ class SaveHook(Hook, Recorder):
         every: int | Duration,
         save: Callable[[int, TrainState], None],
         best: EvaluateEvery | None = None,
-        owed: Callable[[], bool] = lambda: False,
+        retry_due: Callable[[], bool] = lambda: False,
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._seconds = every.seconds if isinstance(every, Duration) else 0.0
         self.every = every if isinstance(every, int) else NEVER
-        self._save, self._best, self._owed, self._prepare = save, best, owed, prepare
+        self._save, self._best, self._retry_due, self._prepare = save, best, retry_due, prepare
         self._clock, self._last_save = clock, clock()
         self._began: tuple[int, float] | None = None  # the first step that was seen, and when
         self._fails = False
@@ -71,7 +71,7 @@ class SaveHook(Hook, Recorder):
         if self._began is None:
             self._prepare()
             self._began = finished.steps[0] - 1, self._clock()
-        self._fails = self._owed()
+        self._fails = self._retry_due()
 
     def next_state(self, step: int) -> int:
         """Return the next step at which a save may be due."""
@@ -161,10 +161,10 @@ class CheckpointSaver:
             DeviceError: if a device computes wrongly, as far as is known.
             PeerError: if the processes of the run differ.
         """
-        self._bad_steps.settle()
+        self._bad_steps.judge_all()
         if self._bad_steps.bad:
             return
-        self._recompute.settle()
+        self._recompute.compare_all()
         self._began = time.monotonic()
         with self._pause("saving"):
             number = self._best.number(step) if self._best else None

@@ -26,7 +26,7 @@ from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
-from jtrain.io.log import LOG, RunLog
+from jtrain.io.log import RunLog
 from jtrain.train import run_hooks
 from jtrain.train.banner import log_banner
 from jtrain.train.failure import explain_failure
@@ -42,7 +42,7 @@ from jtrain.train.hooks.recompute_check import RecomputeCheck
 from jtrain.train.hooks.signals import Signals
 from jtrain.train.hooks.speed import TimeRows
 from jtrain.train.program import Program
-from jtrain.train.rollback import ResumePoint, decide_rollback
+from jtrain.train.rollback import ResumePoint, record_rollback
 from jtrain.train.run_hooks import Attempt
 from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
@@ -87,14 +87,15 @@ def train_to_end(
     Args:
         hooks: of the caller.
     """
-    resume, step, state = started
+    resume, step_fn, state = started
     while True:
         with Trainer(program, resume, state, store, signals, log, hooks) as trainer:
-            ended = trainer.train(step, state)
+            ended = trainer.train(step_fn, state)
+            # Without a directory there is no checkpoint, and the run fails.
             if not isinstance(ended.stop, Rollback) or isinstance(store, MemoryStore):
                 return trainer.finish(ended)
             trainer.end_tracking("stopped")
-            decide_rollback(resume.batches, trainer.bad_steps, ended.stop)
+            record_rollback(resume.batches, trainer.bad_steps, ended.stop)
         del state, ended  # frees memory for the next state
         resume, state = store.restart(program, resume.schedule)
 
@@ -103,7 +104,7 @@ class HooksPhase(Recorder):
     """Recorder that reports the phase of the hooks, so that one that hangs is noticed."""
 
     def on_steps(self, finished: FinishedSteps) -> None:
-        """Report the phase; the next call ends it."""
+        """Report the phase, which ends when the loop waits for the next batch."""
         HEARTBEAT.phase("hooks")
 
 
@@ -117,7 +118,7 @@ class Trainer:
         own_hooks: of the caller.
 
     Raises:
-        ConfigError: if a hook of the caller waits for a set that does not exist.
+        ConfigError: if a hook of the caller needs the results of a set that does not exist.
     """
 
     def __init__(
@@ -131,24 +132,30 @@ class Trainer:
         own_hooks: Sequence[Hook] = (),
     ):
         with contextlib.ExitStack() as closing:  # closes the files, if the next cannot be opened
-            self.run = Attempt(program, resume, store, signals, log, closing)
+            self.attempt = Attempt(program, resume, store, signals, log, closing)
             self._make_hooks(state, own_hooks)
             self._closing = closing.pop_all()
 
     def _make_hooks(self, state: TrainState, own_hooks: Sequence[Hook]) -> None:
-        """Make the recorders and the hooks; they are called in the order of the two lists."""
-        run, config = self.run, self.run.config
-        at, every, files = run.resume.start, run.log_every, run.writes
+        """Make the recorders and the hooks.
+
+        At a step for which a hook is due, the loop waits for the calls in flight. The numbers of
+        all steps up to it go to the recorders, then to the hooks that are due; then the state goes
+        to the hooks that take it. Each time the order is that of the list. A recorder or a hook
+        that returns a `Stop` ends the loop there, after those below it were called.
+        """
+        run, config = self.attempt, self.attempt.config
+        at, every, files = run.resume.start, run.log_every, run.written_files
         self.evaluations = run_hooks.make_evaluations(run, self.pause, self._write_results)
         self.best = run_hooks.find_best(run, self.evaluations)
-        self.record = run_hooks.record_steps(run)
+        self.step_record = run_hooks.make_step_record(run)
         self.events = BadStepLog(files and files.events, resumed_at=at)
         run.closing.callback(self.events.close)
-        self.bad_steps = run_hooks.judge_steps(run, self.events, state)
+        self.bad_steps = run_hooks.make_bad_steps(run, self.events, state)
         self.recompute = RecomputeCheck(
             every=config.checks.recompute, after=run.resume.schedule.after, start=run.start
         )
-        self.feed = run_hooks.read_ahead(run, self.record)
+        self.feed = run_hooks.read_ahead(run, self.step_record)
         self.speed = run_hooks.measure_speed(run, self.feed)
         self.history = MetricHistory(every=every)
         self.metrics: MetricsFile | MetricHistory = self.history
@@ -165,15 +172,15 @@ class Trainer:
         self.save, self.retries = self._make_save()
         self.own_hooks = run_hooks.prepare_own_hooks(run, own_hooks, self.evaluations)
         newest = lambda: latest_number(run_hooks.main_results(self.evaluations))
-        recorders = [
+        recorders = [  # of every step
             HooksPhase(),
             self.speed,
-            self.record,
+            self.step_record,
             self.bad_steps,
-            self.save,
+            self.save,  # which looks whether the last save has failed
         ]
         hooks = [
-            # Observers of the numbers.
+            # What takes numbers, at the steps that are logged.
             self.speed,
             LogHook(
                 every=every,
@@ -186,7 +193,8 @@ class Trainer:
             self.metrics,
             self.tracking,
             run_hooks.watch_grace_period(run, self.speed) if run.files else None,
-            # What takes the state: evaluations, the caller's hooks, and the save.
+            # What takes the state. The save is last: it stores the results of the evaluations, and
+            # writes nothing after a bad step.
             self.leaves,
             *self.evaluations.values(),
             *self.own_hooks,
@@ -197,34 +205,35 @@ class Trainer:
         self.hooks: list[Hook] = [hook for hook in hooks if hook]
 
     def __enter__(self) -> "Trainer":
-        self.run.log.display = self.progress
-        self._closing.callback(lambda: setattr(self.run.log, "display", None))
+        self.attempt.log.display = self.progress
+        self._closing.callback(lambda: setattr(self.attempt.log, "display", None))
         self._closing.enter_context(self.progress)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._closing.__exit__(*error)
 
-    def train(self, step: StepFn, state: TrainState) -> LoopResult[TrainState]:
+    def train(self, step_fn: StepFn, state: TrainState) -> LoopResult[TrainState]:
         """Train from `state` on; return the last state, and why it stopped early if it did."""
-        resume, resolved = self.run.resume, self.run.program.resolved
+        resume, resolved = self.attempt.resume, self.attempt.program.resolved
+        config = self.attempt.config
         with self._watch_deadlocks():
-            log_banner(self.run.program, resume)
+            log_banner(self.attempt.program, resume)
             try:
                 self._catch_up(state)
             except StoppedError as asked:
-                return LoopResult(state, self.run.start, asked.stop)
-            over = self._verdict() if self.run.start else None
+                return LoopResult(state, self.attempt.start, asked.stop)
+            already_over = self._earlier_stop() if self.attempt.start else None
             for hook in self.own_hooks:
                 if isinstance(hook, ProfileWindow):
-                    step = hook.wrap(step, resume.schedule.after, self.run.start)
+                    step_fn = hook.wrap(step_fn, resume.schedule.after, self.attempt.start)
             try:
                 ended = self._loop()(
-                    self.recompute.wrap(step) if self.run.config.checks.recompute else step,
+                    self.recompute.wrap(step_fn) if config.checks.recompute else step_fn,
                     state,
-                    self.run.signals.through(self.feed),
-                    start=self.run.start,
-                    stop=self.run.start if over else self.run.config.steps,
+                    self.attempt.signals.through(self.feed),
+                    start=self.attempt.start,
+                    stop=self.attempt.start if already_over else config.steps,
                     **self.loop_options(),
                 )
             except TypeError as error:
@@ -233,46 +242,47 @@ class Trainer:
                     raise
                 raise explained from error
         bad = self.bad_steps.ended(ended.step)
-        stop = ended.stop if ended.stop and ended.stop.kind != "finished" else bad or ended.stop
-        stop = stop or over
+        # An interruption or a failure comes before a bad step, and that before an end as intended.
+        interrupted = ended.stop if ended.stop and ended.stop.kind != "finished" else None
+        stop = interrupted or bad or ended.stop or already_over
         if stop is not None and stop.kind == "failed":
-            stop = explain_failure(self.run, self.bad_steps, stop, ended.step)
+            stop = explain_failure(self.attempt, self.bad_steps, stop, ended.step)
         return dataclasses.replace(ended, stop=stop)
 
     def loop_options(self) -> dict[str, Any]:
         """Return what `train_loop` calls, and how often, as its arguments."""
-        schedule = self.run.resume.schedule
+        schedule = self.attempt.resume.schedule
         return {
             "hooks": self.hooks,
             "recorders": self.recorders,
             "between": self._between_calls,
             "steps_per_call": schedule.steps_per_call,
             "in_flight": schedule.in_flight,
-            "record_every": self.run.record_every,
+            "record_every": self.attempt.record_every,
         }
 
     def finish(self, ended: LoopResult[TrainState]) -> TrainedRun:
         """Evaluate and save the last state, record the status, and write sample and pictures."""
-        stop, sample, store = ended.stop or Stop("", "finished"), "", self.run.store
+        stop, sample, store = ended.stop or Stop("", "finished"), "", self.attempt.store
         try:
             if stop.kind == "finished":
                 for evaluation in self.evaluations.values():
                     evaluation.at(ended.step, ended.state)
             self.save.at(ended.step, ended.state)
             if stop.kind == "finished":
-                sample = run_hooks.show_sample(self.run, self.pause, self.pictures, ended)
-        except StoppedError as asked:  # all steps are taken; the rest follows when it resumes
+                sample = run_hooks.show_sample(self.attempt, self.pause, self.pictures, ended)
+        except StoppedError as asked:  # a signal while it evaluates: the rest when it resumes
             stop = asked.stop
-            self.save.at(ended.step, ended.state)
-        with HEARTBEAT.during("save"):  # whatever was announced is on the disk
-            while self.retries is not None and self.retries.settle():
+            self.save.at(ended.step, ended.state)  # nothing, where it is saved
+        with HEARTBEAT.during("save"):  # until the last save is on the disk
+            while self.retries is not None and self.retries.last_failed():
                 self.save.again(ended.step, ended.state)
         status, why, checkpoint = STATUS[stop.kind], stop.why, None
         if isinstance(store, DirectoryStore):
             store.run_dir.write_status(status, step=ended.step, why=why)
         self.end_tracking(status)
-        # One process that exits may end all, and the first has more to do. A missing one is
-        # ignored.
+        # The exit of one process may end the others, and the first has more to do. A process that
+        # is gone is not waited for.
         with HEARTBEAT.during("end"), contextlib.suppress(RuntimeError, ValueError):
             barrier()
         if isinstance(store, DirectoryStore):
@@ -301,23 +311,26 @@ class Trainer:
             yield
 
     def _between_calls(self, step: int) -> None:
-        """Do what each call costs the host; raise StoppedError if a signal came to any process."""
+        """Report the step, take the time, and raise StoppedError if a signal came to a process."""
         HEARTBEAT.at(step)
-        self.run.signals.check_peers()
+        self.attempt.signals.check_peers()
         if self.times:
             self.times.tick(step)
 
     def _loop(self) -> Callable[..., LoopResult[TrainState]]:
-        """Return the loop of the strategy, by its address: it may need what is built on a run."""
-        loop = pkgutil.resolve_name(self.run.program.resolved.strategy.loop)
+        """Return the loop of the strategy, which names it: that of servers is built on a run."""
+        loop = pkgutil.resolve_name(self.attempt.program.resolved.strategy.loop)
         if loop is train_loop:
             return train_loop
-        directory = self.run.files and self.run.files.path
-        return functools.partial(loop, program=self.run.program, directory=directory)
+        directory = self.attempt.files and self.attempt.files.path
+        return functools.partial(loop, program=self.attempt.program, directory=directory)
 
     def _watch_deadlocks(self) -> contextlib.AbstractContextManager[None]:
-        """Return a watch over several CPU devices of one process; others wait for peers."""
-        devices = count_cpu_devices(self.run.program.resolved.devices)
+        """Return a watch over several CPU devices of one process.
+
+        Several processes may wait for one another, which is no deadlock.
+        """
+        devices = count_cpu_devices(self.attempt.program.resolved.devices)
         alone = jax.process_count() == 1 and devices > 1
         return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
@@ -326,8 +339,8 @@ class Trainer:
 
         Not at the last step, which is evaluated in any case.
         """
-        step = self.run.start
-        if not step or step == self.run.config.steps:
+        step = self.attempt.start
+        if not step or step == self.attempt.config.steps:
             return
         evaluations = self.evaluations.values()
         due = [x for x in evaluations if step % x.every == 0 and step not in x.results]
@@ -337,8 +350,8 @@ class Trainer:
         if best is not None and best in due and best.best and best.best.step == step:
             self.save.at(step, state)
 
-    def _verdict(self) -> Stop | None:
-        """Return why a resumed run is over already, if its earlier evaluations say so."""
+    def _earlier_stop(self) -> Stop | None:
+        """Return why a resumed run is over already, if its earlier evaluations ended it."""
         stops = (evaluation.verdict() for evaluation in self.evaluations.values())
         return next((stop for stop in stops if stop), None)
 
@@ -350,33 +363,33 @@ class Trainer:
 
     def _make_save(self) -> tuple[SaveHook, SaveRetries | None]:
         """Return the hook that saves the state; in memory it keeps that of the best evaluation."""
-        store, config = self.run.store, self.run.config
+        store, config = self.attempt.store, self.attempt.config
         if isinstance(store, MemoryStore):
-            hold = store.holder(self.run.program, self.best)
+            hold = store.holder(self.attempt.program, self.best)
             return SaveHook(every=config.steps, save=hold, best=self.best), None
-        # Files whose rows are on the disk before a checkpoint is; not the timings.
-        written = [self.metrics, self.record, self.leaves]
-        retries = SaveRetries(store.checkpoints, LOG.warning)
+        # Their rows are flushed to the disk before a checkpoint is; not those of the timings.
+        flushed = [self.metrics, self.step_record, self.leaves]
+        retries = SaveRetries(store.checkpoints)
         saver = CheckpointSaver(
-            self.run.program.resolved,
+            self.attempt.program.resolved,
             store.run_dir,
             retries,
-            resume=self.run.resume,
+            resume=self.attempt.resume,
             bad_steps=self.bad_steps,
             results={name: each.results for name, each in self.evaluations.items()},
             best=self.best,
-            files=[rows for each in written if (rows := getattr(each, "rows", None))],
-            record=self.record,
+            files=[rows for each in flushed if (rows := getattr(each, "rows", None))],
+            record=self.step_record,
             recompute=self.recompute,
             pause=self.pause,
-            budget=self.run.signals.budget,
+            budget=self.attempt.signals.budget,
             copy=store.copy,
         )
         save = SaveHook(
             every=config.checkpoint.every or config.steps,
             save=saver,
             best=self.best,
-            owed=retries.is_due,
-            prepare=store.checkpoints.prepare,
+            retry_due=retries.is_due,
+            prepare=store.checkpoints.prepare,  # after the first step
         )
         return save, retries

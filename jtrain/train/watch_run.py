@@ -97,7 +97,7 @@ def watch_run(
     with contextlib.ExitStack() as stack:
         watched = None
         if run_dir.first:
-            tracking = track_evaluations(config, run_dir.path, run=run_dir.id, log=log)
+            tracking = track_evaluations(config, run_dir.path, run=run_dir.id)
             stack.callback(tracking.close, "stopped")  # unless it was closed with the run's end
             watched = _WatchedCheckpoints(run_dir, policy, timeout, log, tracking)
             stack.callback(watched.close)

@@ -142,16 +142,15 @@ def test_a_kill_before_any_change_leaves_a_valid_copy(
 
 
 def test_a_refused_copy_is_reported_and_copied_later(
-    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ):
-    told: list[str] = []
-    uploader = start_uploader(objects, saved, log=told.append)
+    uploader = start_uploader(objects, saved)
     uploader.copy(1)
     with monkeypatch.context() as patch:
         cut_off(objects, patch, 4, PermissionError("Access Denied"))
         uploader.copy(2)
         assert object_store_layout.list_copies(objects) == [1]
-        (line,) = told
+        (line,) = caplog.messages
         assert "checkpoint 2 is on this disk and was not copied" in line
         assert "AWS_ACCESS_KEY_ID" in line
         with pytest.raises(SaveError, match=r"checkpoint 2 is valid in .* and is not in") as raised:

@@ -1,10 +1,12 @@
 """Trackers get each row once, whatever fails; a failing one costs a line in the log."""
 
+import contextlib
 import dataclasses
 import importlib
+import logging
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from quick_study import config_of
 
 from jtrain.errors import ConfigError
+from jtrain.io.log import LOG
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.trackers import MLflow, TensorBoard, TrackedRun
 
@@ -58,16 +61,27 @@ def about(tmp_path: Path) -> TrackedRun:
     return TrackedRun(name="try", directory=tmp_path, config={"steps": 30})
 
 
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Yield the lines that are logged in the block, by any thread."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    LOG.addHandler(handler)
+    yield lines
+    LOG.removeHandler(handler)
+
+
 def tracked(tracker, about, *, steps=range(1, 31), end="done", **options) -> list[str]:
     """Return the logged lines."""
-    told: list[str] = []
-    tracking = Tracking([tracker], about, log=told.append, **options)
-    for step in steps:
-        tracking.on_numbers(step, {"loss": 1.0 / step, "confusion": [[1.0]]})
-        if step % 10 == 0:
-            tracking.row(step, "valid", {"loss": 2.0 / step, "rows": 7})
-    tracking.close(end)
-    return told
+    with logged() as lines:
+        tracking = Tracking([tracker], about, **options)
+        for step in steps:
+            tracking.on_numbers(step, {"loss": 1.0 / step, "confusion": [[1.0]]})
+            if step % 10 == 0:
+                tracking.row(step, "valid", {"loss": 2.0 / step, "rows": 7})
+        tracking.close(end)
+    return lines
 
 
 def test_each_row_comes_once_and_in_order_with_its_set(about: TrackedRun):
@@ -161,14 +175,14 @@ def quietly(module: str) -> Any:
 def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, list[str]]:
     """Track a run of 20 steps, killed at step 12 with a checkpoint of step 5; return the log."""
     about = TrackedRun(name="try", directory=directory, config={"optimizer.lr": 0.1, "name": "try"})
-    told: list[str] = []
-    for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
-        tracking = Tracking([tracker], about, log=told.append, resumed_at=resumed_at, patience=60.0)
-        for step in steps:
-            tracking.on_numbers(step, {"loss": LOSSES[step]})
-            if step % 10 == 0:
-                tracking.row(step, "valid", {"loss": 2 * LOSSES[step]})
-        tracking.close(end)
+    with logged() as told:
+        for steps, resumed_at, end in ((range(1, 13), None, "stopped"), (range(6, 21), 5, "done")):
+            tracking = Tracking([tracker], about, resumed_at=resumed_at, patience=60.0)
+            for step in steps:
+                tracking.on_numbers(step, {"loss": LOSSES[step]})
+                if step % 10 == 0:
+                    tracking.row(step, "valid", {"loss": 2 * LOSSES[step]})
+            tracking.close(end)
     return about, told
 
 

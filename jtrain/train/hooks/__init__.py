@@ -25,7 +25,6 @@ from jtrain.train.hooks.log import LogHook as LogHook
 from jtrain.train.hooks.log import MetricHistory as MetricHistory
 from jtrain.train.hooks.log import MetricsFile as MetricsFile
 from jtrain.train.hooks.progress import ProgressBar as ProgressBar
-from jtrain.train.hooks.samples import Samples as Samples
 from jtrain.train.hooks.signals import Signals as Signals
 from jtrain.train.hooks.speed import Speed as Speed
 from jtrain.train.hooks.speed import SpeedReading as SpeedReading

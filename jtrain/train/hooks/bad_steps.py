@@ -103,14 +103,14 @@ class BadSteps(Recorder):
         self._judge(last - last % self._every)
         return self._asked
 
-    def settle(self) -> Stop | None:
+    def judge_all(self) -> Stop | None:
         """Judge all steps, before a state is saved and at the end; return whether it ends there."""
         self._judge(None)
         return self._asked
 
     def ended(self, step: int) -> Stop | None:
         """Judge the remaining steps, and warn of those that were skipped up to the last."""
-        stop = self.settle() or self._response.end_of(step)
+        stop = self.judge_all() or self._response.end_of(step)
         self._response.warn(step)
         return stop
 

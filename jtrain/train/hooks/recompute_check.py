@@ -64,7 +64,7 @@ class RecomputeCheck:
 
         return checked_step
 
-    def settle(self) -> None:
+    def compare_all(self) -> None:
         """Compare all pending steps.
 
         Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jtrain.config.dump import flatten, to_plain
 from jtrain.core.loop import Hook
+from jtrain.io.log import LOG
 from jtrain.io.regular_files import read_json
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import updates_before
@@ -24,7 +25,6 @@ class Tracking(Hook):
 
     Args:
         trackers: values with `open`; see `jtrain.train.trackers`.
-        log: takes a line about an error.
         resumed_at: step that the run resumes from; None for a new run.
         more: gives further numbers after a number of updates: the learning rate, the speed.
         capacity: rows that may wait for a tracker; further rows are lost.
@@ -37,27 +37,24 @@ class Tracking(Hook):
         about: TrackedRun,
         *,
         every: int = 1,
-        log: Callable[[str], None],
         resumed_at: int | None = None,
         more: Callable[[int], Mapping[str, float]] = lambda updates: {},
         capacity: int = 1000,
         patience: float = 10.0,
     ):
-        self.every, self._log, self._more, self._patience = every, log, more, patience
-        self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.every, self._more, self._patience = every, more, patience
         self._threads: list[_TrackerThread] = []
         kinds = [tracker.kind for tracker in trackers]
         for i, tracker in enumerate(trackers):
             number = f"-{kinds[:i].count(tracker.kind) + 1}" if tracker.kind in kinds[:i] else ""
             file = about.directory / "trackers" / f"{tracker.kind}{number}.json"
             progress = _read_progress(file, about.run) if resumed_at is not None else {}
-            thread = _TrackerThread(tracker, about, file, progress, capacity, self._errors.put)
+            thread = _TrackerThread(tracker, about, file, progress, capacity)
             self._threads.append(thread)
 
     def on_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the numbers of a step."""
         self.row(step, "", {**numbers, **self._more(updates_before(step, numbers))})
-        self._log_errors()
 
     def row(self, step: int, set: str, numbers: Mapping[str, Any]) -> None:
         """Send the numbers of an evaluation set, without arrays."""
@@ -69,13 +66,8 @@ class Tracking(Hook):
         """End the trackers' runs, and log the rows that they lost."""
         lost = [thread.close(end, self._patience) for thread in self._threads]
         self._threads = []
-        self._log_errors()
         for line in filter(None, lost):
-            self._log(line)
-
-    def _log_errors(self) -> None:
-        while not self._errors.empty():
-            self._log(self._errors.get())
+            LOG.warning(line)
 
 
 def build_tracking(
@@ -84,7 +76,6 @@ def build_tracking(
     speed: Speed,
     *,
     run: str,
-    log: Callable[[str], None],
     resumed_at: int | None,
 ) -> Tracking:
     """Return the hook that sends metrics, learning rate and speed to the trackers of `config`.
@@ -105,12 +96,10 @@ def build_tracking(
 
     about = TrackedRun(config.name, path, flatten(to_plain(config)), run=run)
     every = min(config.log.every, config.steps)
-    return Tracking(config.trackers, about, every=every, log=log, resumed_at=resumed_at, more=more)
+    return Tracking(config.trackers, about, every=every, resumed_at=resumed_at, more=more)
 
 
-def track_evaluations(
-    config: RunConfig, path: Path, *, run: str, log: Callable[[str], None]
-) -> Tracking:
+def track_evaluations(config: RunConfig, path: Path, *, run: str) -> Tracking:
     """Return what sends the evaluations beside a run to the trackers of `config`.
 
     They are a run of their own in each service, `NAME-evaluation`: a service takes the rows of a
@@ -122,7 +111,7 @@ def track_evaluations(
     """
     plain = flatten(to_plain(config))
     about = TrackedRun(f"{config.name}-evaluation", path / "evaluation", plain, run=run)
-    return Tracking(config.trackers, about, resumed_at=0, log=log)
+    return Tracking(config.trackers, about, resumed_at=0)
 
 
 class _TrackerThread:
@@ -135,7 +124,6 @@ class _TrackerThread:
         file: of the progress.
         progress: id of the service's run, and the last step by set; empty for a new run.
         capacity: rows that may wait.
-        log: takes a line about the first error; called in the thread.
     """
 
     def __init__(
@@ -145,9 +133,8 @@ class _TrackerThread:
         file: Path,
         progress: Mapping[str, Any],
         capacity: int,
-        log: Callable[[str], None],
     ):
-        self._tracker, self._file, self._capacity, self._log = tracker, file, capacity, log
+        self._tracker, self._file, self._capacity = tracker, file, capacity
         self._about = dataclasses.replace(about, id=progress.get("id", ""))
         self._last: dict[str, int] = dict(progress.get("last", {}))
         self._rows: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
@@ -200,7 +187,7 @@ class _TrackerThread:
         if not self._error:
             self._error = f"{type(error).__name__}: {error}"
             kind = self._tracker.kind
-            self._log(f"tracker {kind} {what}, and the run goes on without it: {self._error}")
+            LOG.warning(f"tracker {kind} {what}, and the run goes on without it: {self._error}")
 
     def _write_progress(self, id: str, set: str, step: int) -> None:
         self._last[set] = step

@@ -103,7 +103,7 @@ def test_a_run_ends_where_it_does_however_it_is_cut_and_logged(tmp_path, broken,
     never = walk(judged(tmp_path, guard), 1, 60, at=range(4, 60))
     first = judged(tmp_path, guard)
     assert walk(first, 1, broken, at=range(4, 60), each=each) is None
-    first.settle()
+    first.judge_all()
     skipped = max(0, broken - 3)
     again = judged(tmp_path, guard, start=broken, skipped=skipped, known=first.state())
     found = walk(again, broken + 1, 60, at=range(4, 60), skipped=skipped, each=each)
@@ -246,7 +246,7 @@ def computed_twice(step, *, every: int, steps: int) -> RecomputeCheck:
     state = jax.device_put({"w": np.arange(8, dtype=np.float32), "b": np.float32(1)}, COPIED)
     for number in range(1, steps + 1):
         state, _ = taken(state, jax.device_put(np.float32(number), COPIED))
-    twice.settle()
+    twice.compare_all()
     return twice
 
 

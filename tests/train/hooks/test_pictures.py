@@ -13,7 +13,7 @@ from jtrain.cli.run_summary import smooth
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
 from jtrain.train.charts import text_chart
-from jtrain.train.hooks.samples import Pictures, write_pictures
+from jtrain.train.hooks.pictures import Pictures, write_pictures
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 
