@@ -54,7 +54,7 @@ def open_profile(window: str, config: RunConfig) -> RunProfile:
     if isinstance(config.steps, int):
         steps.check_steps(config.steps)
     place = detect(os.environ)
-    folder = RUNS / (config.name or config.experiment) / FOLDER
+    folder = RUNS / config.run_name / FOLDER
     several = folder.with_name(f"{FOLDER}-{place.index}") if place.index else folder
     hook = ProfileWindow(steps, several, steps_per_call=config.steps_divisor)
     return RunProfile(config, hook)

@@ -44,6 +44,11 @@ class FieldSchema:
     registry: Registry | None = None
     """The registry that has further kinds."""
 
+    @classmethod
+    def of(cls, annotation: Any) -> "FieldSchema":
+        """Return the schema of a type, such as `Optimizer`, that is no field's."""
+        return cls(annotation, registry=_registry(get_args(annotation)))
+
     @property
     def doc(self) -> str:
         """Help of the key: the docstring below its field, on one line."""
@@ -94,8 +99,7 @@ class FieldSchema:
         for member in self.members():
             arguments = [a for a in get_args(member.annotation) if a is not Ellipsis]
             if get_origin(member.annotation) in {list, tuple, dict} and arguments:
-                inner = arguments[-1]
-                return FieldSchema(inner, registry=_registry(get_args(inner)))
+                return FieldSchema.of(arguments[-1])
         return FieldSchema(Any)
 
 

@@ -172,6 +172,11 @@ class BaseConfig:
     """Flags of the compiler."""
 
     @property
+    def run_name(self) -> str:
+        """Name of the run: that of the experiment, where it has none."""
+        return self.name or self.experiment.partition(":")[0]
+
+    @property
     def steps_divisor(self) -> int:
         """Number of steps that divides every cadence: 1 where calls may be shorter."""
         return 1 if self.steps_per_call == "auto" else self.steps_per_call

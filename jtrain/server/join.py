@@ -97,7 +97,7 @@ def take_part(
     task = find_task(server, cluster)
     if task.role == "run":
         return None
-    directory, wait = RUNS / (config.name or config.experiment), server.start_timeout
+    directory, wait = RUNS / config.run_name, server.start_timeout
     enable_compilation_cache()
     if task.role == "shard":
         # The run needs it for its last checkpoint, and ends it.

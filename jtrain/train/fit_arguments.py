@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -294,11 +294,10 @@ def build_guard(given: str | Guard, *, has_checkpoints: bool) -> Guard:
 
 def _named(what: str, name: Any, union: Any) -> Any:
     """Return the class of a kind."""
-    members = get_args(get_args(union)[0])
-    kinds = {cls.__pydantic_fields__["kind"].default: cls for cls in members}
-    if name in kinds:
-        return kinds[cast(str, name)]
-    near = did_you_mean(str(name), kinds)
+    want = FieldSchema.of(union)
+    if found := want.class_of(str(name)):
+        return found
+    near = did_you_mean(str(name), want.kinds())
     if what == "optimizer" and callable(getattr(optax, str(name), None)):
         near += f"; for optax's own write optimizer=optax.{name}(1e-3)"
-    raise ConfigError(f'{what}="{name}" is none of {", ".join(kinds)}{near}')
+    raise ConfigError(f'{what}="{name}" is none of {", ".join(want.kinds())}{near}')

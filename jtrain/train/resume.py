@@ -19,6 +19,7 @@ from jtrain.config.top import BaseConfig
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.errors import ConfigError
 from jtrain.io.disk_errors import may_pass
+from jtrain.io.log import LOG
 from jtrain.io.regular_files import check_no_links
 from jtrain.train.code_digest import digest_code, find_edited
 from jtrain.train.longer_run import get_lengths, get_stored_lengths, keep_lengths
@@ -168,17 +169,6 @@ def resume_advice(run_dir: RunDir, name: str, another: str, again: str, settings
     return f"Start a new run: {another}\nor resume that one: {command}"
 
 
-def describe_copy(run_dir: RunDir, identity: Mapping[str, Any]) -> list[str]:
-    """Return a line if the run's directory is a copy of another run's, or was moved."""
-    known = run_dir.facts()
-    if known.get("id", identity["id"]) == identity["id"]:
-        return []
-    return [
-        f"{run_dir.path} was copied or moved from {known.get('place', 'another place')}: it is a "
-        f"separate run from now on"
-    ]
-
-
 def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
     """Return a line if the code of a run, its `root`, was edited since its last start."""
     edited = find_edited(run_dir.facts().get("code"), digest_code(root))
@@ -189,16 +179,21 @@ def describe_code(run_dir: RunDir, root: Any, another: str) -> list[str]:
     return [line] if edited else []
 
 
-def describe_flags(run_dir: RunDir, environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable of the compiler that differs from the run's last start."""
+def log_changes(run_dir: RunDir, identity: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Log that a directory is a copy, and what variables of the compiler changed since."""
     facts = run_dir.facts()
+    if facts.get("id", identity["id"]) != identity["id"]:
+        LOG.info(
+            f"{run_dir.path} was copied or moved from {facts.get('place', 'another place')}: it is "
+            f"a separate run from now on"
+        )
     known = facts.get("flags", environ)  # of a new run
-    return [
-        f"{name} was {known.get(name) or 'not set'}, and is {environ.get(name) or 'not set'}: the "
-        f"last bits of results may differ"
-        for name in VARIABLES
-        if known.get(name, "") != environ.get(name, "")
-    ]
+    for name in VARIABLES:
+        if known.get(name, "") != environ.get(name, ""):
+            LOG.info(
+                f"{name} was {known.get(name) or 'not set'}, and is "
+                f"{environ.get(name) or 'not set'}: the last bits of results may differ"
+            )
 
 
 def describe_missing_checkpoint(

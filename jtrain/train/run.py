@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.config.top import RUNS
 from jtrain.core.loop import Hook
 from jtrain.distributed.cluster.cluster import program as command
@@ -28,12 +29,10 @@ from jtrain.train.longer_run import describe_length_change
 from jtrain.train.processes import join_run
 from jtrain.train.program import Program
 from jtrain.train.remote_copies import RemoteRun
-from jtrain.train.resolve import Resolved
 from jtrain.train.resume import (
     describe_code,
-    describe_copy,
-    describe_flags,
     describe_missing_checkpoint,
+    log_changes,
     match_config,
     resume_advice,
 )
@@ -75,74 +74,51 @@ def run(
         UserError: for what is wrong with config, data or disk, before anything is trained.
         PeerError: if another process of the run does not come.
     """
+    config = config if config.name else dataclasses.replace(config, name=config.run_name)
+    path = directory or RUNS / config.name
+    again = again or ("the same call of jt.run again" if directory else "")
+    another = f"name={config.name}-2"
+    another = another if again else f"{command()} run {source or 'CONFIG'} ... {another}"
     reuse_memory()
     enable_compilation_cache()
     flags = apply_flags(config.xla.preset, config.xla.flags, config.xla.tpu_flags)
-    config = config if config.name else dataclasses.replace(config, name=config.experiment)
-    path = directory or RUNS / config.name
-    again = again or ("the same call of jt.run again" if directory else "")
     HEARTBEAT.begin_run(path, config.checkpoint.grace)
     cluster = join_run(config, path)
     run_dir = RunDir(path, again, cluster.index)
-    another = f"name={config.name}-2"
-    another = another if again else f"{command()} run {source or 'CONFIG'} ... {another}"
     with RunLog(screen, shows=run_dir.first) as log:
-        remote = (
-            RemoteRun(run_dir, config.name, config.checkpoint) if config.checkpoint.store else None
-        )
-        fetched = remote.fetch_for_all(cluster.processes) if remote else []
+        remote = None
+        if config.checkpoint.store:
+            remote = RemoteRun(run_dir, config.name, config.checkpoint)
+            remote.fetch_for_all(cluster.processes)
         advice = functools.partial(resume_advice, run_dir, config.name, another, again)
         matched = match_config(run_dir, config, advice)
         config = matched.config
         edited = describe_code(run_dir, config.code_root(), another)
         finished = find_finished(run_dir, matched, cluster.processes)
         if finished is not None:
-            if remote is not None:
-                remote.copy_finished(finished.step)
-            finished = dataclasses.replace(finished, why="; ".join([finished.why, *edited]))
-            LOG.info(f"{path}: {finished.why}")
-            return finished
-        # A single process does not start the devices for it.
+            return _end_finished(finished, remote, edited)
+        # Broadcasting starts the devices, and a single process has nothing to wait for.
         several = cluster.processes > 1
         identity = broadcast_from_first(run_dir.identify) if several else run_dir.identify()
-        for line in (
-            *(*cluster.describe(), *flags, *fetched, *matched.changed, *edited),
-            *describe_copy(run_dir, identity),
-            *describe_flags(run_dir, os.environ),
-        ):
+        for line in (*cluster.describe(), *flags, *matched.changed, *edited):
             LOG.info(line)
+        log_changes(run_dir, identity, os.environ)
         owner = run_dir.adopt(identity, config)
         check_installed(config.trackers)
         with (
             Watchdog(path, cluster.index),
             Signals(budget=GraceBudget(config.checkpoint.grace)) as signals,
-            CheckpointManager(
-                run_dir.checkpoints,
-                keep=config.checkpoint.keep,
-                best=config.checkpoint.best,
-                first=run_dir.first,
-                fall_back=config.checkpoint.on_damage == "fall_back",
-                owner=owner,
-            ) as checkpoints,
+            _open_checkpoints(run_dir, config, owner) as checkpoints,
         ):
             checkpoints.acquire()  # an error if another process writes there, before data is read
             store = DirectoryStore(config, run_dir, checkpoints, remote, another)
-            program, started, own = start_run(config, store, hooks)
-            start = started.resume.start
-            missing = describe_missing_checkpoint(run_dir, checkpoints, start)
+            program, started, own_hooks = start_run(config, store, hooks)
             store.begin(started.resume)
             log.open(run_dir.log)
-            for line in (*missing, *checkpoints.notices):
-                LOG.warning(line)
-            _log_start(program, started.resume)
+            _log_start(store, program, started.resume)
             with _record_crash(store):
-                if run_dir.first:
-                    with contextlib.suppress(UserError, OSError):  # the run does not need the file
-                        record_compile(
-                            run_dir.compiles, program, started.resume.schedule, start or 0
-                        )
-                store.write_running(start or 0, _run_facts(program.resolved))
-                trained = train_to_end(program, started, store, signals, log, own)
+                _record_start(store, program, started.resume)
+                trained = train_to_end(program, started, store, signals, log, own_hooks)
     return RunResult(
         run_dir,
         trained.status,
@@ -174,8 +150,34 @@ def start_run(
     return program, started, own
 
 
-def _log_start(program: Program, resume: ResumePoint) -> None:
-    """Log the weights that a run starts from, and its changed lengths."""
+def _open_checkpoints(run_dir: RunDir, config: RunConfig, owner: RunIdentity) -> CheckpointManager:
+    return CheckpointManager(
+        run_dir.checkpoints,
+        keep=config.checkpoint.keep,
+        best=config.checkpoint.best,
+        first=run_dir.first,
+        fall_back=config.checkpoint.on_damage == "fall_back",
+        owner=owner,
+    )
+
+
+def _end_finished(
+    finished: RunResult, remote: RemoteRun | None, edited: Sequence[str]
+) -> RunResult:
+    """Log that nothing is left to train, after the last checkpoint is copied."""
+    if remote is not None:
+        remote.copy_finished(finished.step)
+    finished = dataclasses.replace(finished, why="; ".join([finished.why, *edited]))
+    LOG.info(f"{finished.directory.path}: {finished.why}")
+    return finished
+
+
+def _log_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> None:
+    """Log what is missing, the weights that a run starts from, and its changed lengths."""
+    checkpoints = store.checkpoints
+    missing = describe_missing_checkpoint(store.run_dir, checkpoints, resume.start)
+    for line in (*missing, *checkpoints.notices):
+        LOG.warning(line)
     # A resumed run has all in its checkpoint, wherever its first parameters came from.
     stored = program.stored_weights if resume.start is None else None
     for line in stored.lines() if stored else ():
@@ -186,8 +188,12 @@ def _log_start(program: Program, resume: ResumePoint) -> None:
                 LOG.info(line)
 
 
-def _run_facts(resolved: Resolved) -> dict:
-    """Return the facts about a run that run.json has beside its status."""
+def _record_start(store: DirectoryStore, program: Program, resume: ResumePoint) -> None:
+    """Write what was compiled, and to run.json that the run trains, with facts about it."""
+    start, resolved = resume.start or 0, program.resolved
+    if store.run_dir.first:
+        with contextlib.suppress(UserError, OSError):  # the run does not need the file
+            record_compile(store.run_dir.compiles, program, resume.schedule, start)
     config = resolved.config
     facts = {"sets": list(resolved.sets), "data": resolved.data}
     facts |= get_environment(resolved.devices)
@@ -197,7 +203,7 @@ def _run_facts(resolved: Resolved) -> dict:
         facts["tokenizer"] = resolved.experiment.tokenizer
     if resolved.lengths.seconds:
         facts["seconds_per_step"] = resolved.lengths.seconds
-    return facts
+    store.write_running(start, facts)
 
 
 @contextlib.contextmanager

@@ -268,7 +268,7 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
     enable_compilation_cache()
     to_single_device(config)  # raises in several processes
     config = dataclasses.replace(config, steps_per_call=1)
-    run_dir = RunDir(RUNS / (config.name or config.experiment))
+    run_dir = RunDir(RUNS / config.run_name)
     advice = f"To debug the existing run: jtrain run {run_dir.config} --find-nan"
     advice += f"\nto debug a new one: name={config.name}-2"
     config = apply_decisions(match_config(run_dir, config, advice).config, run_dir)
