@@ -8,7 +8,7 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.mean import Mean
-from jtrain.core.rows import row_keys, threefry, with_rows
+from jtrain.core.rows import row_keys, with_rows
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import LossError
@@ -68,16 +68,3 @@ def test_a_step_that_draws_is_the_same_however_it_is_split():
             step = jax.jit(make_step(loss, optax.sgd(0.1), microbatches=microbatches))
             ends.append(step(state, {"x": np.zeros(8, np.float32)})[0].params)
     assert_close(*ends, 1e-6)
-
-
-@pytest.mark.thorough
-def test_keys_of_rows_of_another_generator_become_threefry_each():
-    keys = jax.random.split(jax.random.key(1, impl="rbg"), 4)
-    one = [threefry(key) for key in keys]
-    data = jax.random.key_data(threefry(keys))
-    np.testing.assert_array_equal(data, [jax.random.key_data(key) for key in one])
-    assert threefry(one[0]) is one[0]
-    with jax.default_prng_impl("rbg"):
-        legacy = row_keys(jax.random.PRNGKey(0), {"row": jnp.arange(2)})
-        typed = row_keys(jax.random.key(0), {"row": jnp.arange(2)})
-    assert jnp.array_equal(jax.random.key_data(legacy), jax.random.key_data(typed))
