@@ -1,6 +1,5 @@
 """The mistakes of a first day, in scripts and commands: the line, one sentence, one thing to type."""
 
-import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -271,19 +270,6 @@ def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, 
     told = capfd.readouterr().err
     assert "write jtrain run shakespeare; these come with jtrain: additions, chat" in told
     assert main(("show", "shakespeare")) == 0, "the advice works"
-
-
-@pytest.mark.thorough
-def test_an_argument_of_fit_is_named_as_it_was_typed():
-    for arguments, words in [
-        ({"hooks": print}, "hooks= takes a list, and one hook was given"),
-        ({"valid_every": -1}, "valid_every=-1: must be a whole number at least 0"),
-        ({"best": "loss"}, "has none: there is no `valid`; give a set `valid`"),
-    ]:
-        loss = lambda params, batch, rng: jt.Mean.of(batch["x"] @ params, batch["mask"])
-        data = np.ones((8, 2), np.float32)
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            jt.fit(loss, np.zeros(2), data, steps=1, parallel="single", quiet=True, **arguments)
 
 
 def test_an_argument_of_another_library_has_its_name_here():
