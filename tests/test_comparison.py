@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison import assert_close, assert_leaves_close, distance
+from comparison import assert_close
 
 TESTS = Path(__file__).parent
 # numpy's own comparisons take an element's own size, or a number of digits.
@@ -15,27 +15,11 @@ REFUSED = {
 }
 
 
-def test_what_is_left_of_a_sum_may_be_off_by_the_rounding_of_its_terms():
-    terms = np.float32([1e4, 1.0, -1e4])
-    left = np.float32(1e4) + np.float32(1e-3) - np.float32(1e4)  # 9.8e-4: 2 % off
-    assert_close(left, 1e-3, 1e-7, terms=terms)
-    with pytest.raises(AssertionError):
-        assert_close(left, 1e-3, 1e-7)
-
-
 def test_one_element_that_is_wrong_is_seen():
     want = np.linspace(-1, 1, 1000)
     assert_close(want + 1e-7, want, 1e-6)
     with pytest.raises(AssertionError, match="Mismatched elements: 1 / 1000"):
         assert_close(want + 1e-5 * (np.arange(1000) == 3), want, 1e-6)
-
-
-def test_each_leaf_is_judged_by_its_own_largest_element():
-    want = {"large": np.ones(3), "small": np.full(2, 1e-6)}
-    got = {"large": np.ones(3), "small": np.full(2, 1.1e-6)}
-    assert distance(got, want) < 1e-6
-    with pytest.raises(AssertionError, match="small"):
-        assert_leaves_close(got, want, 1e-3)
 
 
 def test_no_test_compares_by_the_size_of_an_element():

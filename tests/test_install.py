@@ -15,13 +15,6 @@ import jtrain as jt
 ROOT = Path(__file__).parent.parent
 
 
-def python(code: str, cwd: Path) -> str:
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_tab_completion_shows_what_a_user_may_name():
     shown = {name for name in dir(jt) if not name.startswith("_")}
     assert {"fit", "evaluate", "predict", "Mean", "run", "optim", "testing"} <= shown

@@ -74,9 +74,6 @@ CASES = [
     file("more steps than can be counted", swap("steps: 10", "steps: 3000000000"),
          "toy.yaml:2: steps: 3000000000 is more than can be counted; at most 2147483647",
          mend=("3000000000", "2147483600")),
-    file("steps of 4,000 digits", swap("steps: 10", f"steps: {'9' * 4000}"),
-         "toy.yaml:2: steps: has too many digits: a whole number is at most 9223372036854775807; write less",
-         mend=("9" * 4000, "10")),
     file("a negative seed", YAML + "seed: -1\n",
          "toy.yaml:9: seed: must be a whole number at least 0 and below 4294967296, found -1", mend=("-1", "1")),
     file("true for a number", swap("batch: 4", "batch: true"),
@@ -84,12 +81,8 @@ CASES = [
     file("a value for a mapping", swap("checkpoint:\n  every: 5", "checkpoint: 5"),
          "toy.yaml:4: checkpoint: must be a mapping with every, grace, keep, best, store, on_damage, found 5",
          mend=("checkpoint: 5", "checkpoint: {every: 5}")),
-    file("a list for a number", swap("steps: 10", "steps: [10]"),
-         "toy.yaml:2: steps: must be a whole number above 0, found a list", mend=("[10]", "10")),
     file("a text in a list of numbers", YAML + MORE + "layers:\n  - 3\n  - wide\n",
          "toy.yaml:12: model.layers.1: must be a whole number, found the text \"wide\"", mend=("wide", "4")),
-    file("no for false", YAML + MORE + "bias: no\n",
-         'toy.yaml:10: model.bias: must be true or false, found the text "no"; write false', mend=("no", "false")),
     file("one of several types, and none of them", YAML + MORE + "size: atuo\n",
          'toy.yaml:10: model.size: must be a whole number or auto, found the text "atuo"', "did you mean auto?",
          mend=("atuo", "auto")),
@@ -98,8 +91,6 @@ CASES = [
          mend=("gleu", "gelu")),
     file("a number out of bounds", swap("0.8", "1.0"),
          "toy.yaml:8: optimizer.b1: must be a number at least 0 and below 1, found 1.0", mend=("1.0", "0.9")),
-    file("infinity", swap("b1: 0.8", "lr: .inf"),
-         "toy.yaml:8: optimizer.lr: must be a number above 0, found .inf", mend=(".inf", "1e-3")),
     file("values that do not fit an experiment's own rule", YAML + MORE + "width: 30\n",
          "toy.yaml:9: model: width 30 is no multiple of heads, 4; nearest 28", mend=("30", "28")),
     # Kinds
@@ -109,9 +100,6 @@ CASES = [
     file("no kind", swap("kind: adamw", "lr: 1"),
          "toy.yaml:6: optimizer: has no kind, one of sgd, adamw; write `kind: adamw` in it",
          mend=("  lr: 1", "  kind: adamw\n  lr: 1")),
-    file("a kind for the mapping that has it", swap("\n  kind: adamw\n  b1: 0.8", " adamw"),
-         "toy.yaml:6: optimizer: must be a mapping with a kind, one of sgd, adamw, found the text \"adamw\"",
-         "write optimizer: {kind: adamw}", mend=("optimizer: adamw", "optimizer: {kind: adamw}")),
     # Names
     file("an unknown experiment", swap("toy", "tpy"),
          "toy.yaml:1: experiment: no experiment 'tpy'", "there is toy; did you mean toy?", mend=("tpy", "toy")),
@@ -128,30 +116,14 @@ CASES = [
          "toy.yaml:2: a key without a `:`; write `key: value`", mend=("steps 10", "steps: 10")),
     file("a list that is never closed", YAML + MORE + "layers: [1, 2\nseed: 3\n",
          "toy.yaml:10: a `[` is opened here and never closed", mend=("[1, 2", "[1, 2]")),
-    file("a quote that is never closed", YAML + MORE + "title: 'a\n",
-         "toy.yaml:10: a quote is opened here and never closed", mend=("'a", "'a'")),
     file("a line that is indented too little", swap("  b1", " b1"),
          "toy.yaml:8:", "the same indentation", mend=(" b1", "  b1")),
     file("a text that begins with a sign", YAML + MORE + "title: @x\n",
          "toy.yaml:10: no value begins with this sign: put it in quotes", mend=("@x", "'@x'")),
-    file("a text that begins with a star", YAML + MORE + "title: *x\n",
-         "toy.yaml:10: no anchor has this name; quote a text that begins with `*`", mend=("*x", "'*x'")),
-    file("an anchor within itself", YAML + MORE + "layers: &a [*a]\n",
-         "toy.yaml:10: model: values lie more than 50 deep in one another", mend=("&a [*a]", "[1]")),
-    file("code", YAML + MORE + "title: !!python/object/apply:os.getcwd []\n",
-         "toy.yaml:10: model.title: must be text, found a list",
-         mend=("!!python/object/apply:os.getcwd []", "here")),
-    file("two documents", YAML + "---\nsteps: 3\n",
-         "toy.yaml:9: a second document begins here", "delete the `---`", mend=("---\nsteps: 3\n", "")),
-    file("half of a character", YAML + MORE + 'title: "\\ud800"\n',
-         "toy.yaml:10: model.title: cannot be stored", mend=("\\ud800", "x")),
     file("a bell", YAML.encode() + b"# \x07\n",
          "toy.yaml:9: not text that YAML may hold", "delete that character", mend=(b"\x07", b"")),
     file("not UTF-8", swap("toy", "toy  # caf\xe9").encode("latin-1"),
          "toy.yaml:1: byte 0xe9 is not UTF-8; save the file as UTF-8", mend=(b"\xe9", "\xe9".encode())),
-    file("UTF-16", YAML.encode("utf-16"),
-         "toy.yaml:1: byte 0xff is not UTF-8; save the file as UTF-8",
-         mend=(YAML.encode("utf-16"), YAML.encode())),
     file("an empty file", "", "toy.yaml: is empty; a config has at least experiment, steps and batch",
          mend=("", YAML)),
     file("a list at the top", "- steps: 10\n",
@@ -161,8 +133,6 @@ CASES = [
          "toy.yaml:1: base:", "no such file; did you mean", "other.yaml?", mend=("othr", "other")),
     file("a base that is itself", "base: toy.yaml\nsteps: 3\n",
          "toy.yaml:1: base: inherits from itself: toy.yaml -> toy.yaml", mend=("toy.yaml", "other.yaml")),
-    file("a base with a mistake", "base: wrong.yaml\n",
-         "wrong.yaml:2: stpes: is no key", "did you mean steps?", mend=("wrong", "other")),
     # What must fit together
     file("a batch that does not divide", YAML + "microbatches: 3\n",
          "toy.yaml:3: batch: 4 rows do not divide into 3 microbatches; nearest is 3 or 6 (batch=3)",
@@ -176,8 +146,6 @@ CASES = [
          mend=("steps_per_call: 3", "steps_per_call: 3\ncheckpoint: {every: 99}")),
     # The command line
     typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),
-    typed("optimizer.lrr=3", "is no key of optimizer; it has kind, lr", "did you mean optimizer.lr?", mend="optimizer.lr=3"),
-    typed("steps=ten", 'must be a whole number above 0, found the text "ten"', mend="steps=20"),
     typed("steps=", "has no value; write steps=VALUE, a whole number above 0", mend="steps=20"),
     typed("guard.back=3", "is no key of guard; it has kind, without, window, most, within; kind rollback has back; "
           "write guard.kind=rollback beside it", mend="guard={kind: rollback, back: 3, skip: 4}"),
@@ -187,8 +155,6 @@ CASES = [
     typed("optimizer=momentum", "write optimizer={kind: sgd, lr: 1e-3}", mend="optimizer={kind: sgd, lr: 1e-3}"),
     typed("steps=1,000", "write 1000 without quotes", mend="steps=1000"),
     typed("name=3.10", "write name='\"3.10\"'", mend='name="3.10"'),
-    typed("optimizer=sgd", "must be a mapping with a kind, one of sgd, adamw", "write optimizer={kind: sgd, lr: 1e-3}",
-          mend="optimizer={kind: sgd, lr: 1e-3}"),
     typed("model.title=a: b: c", "or quote it: model.title='\"a: b: c\"'", mend='model.title="a: b: c"'),
     typed("model.bias=yes", 'must be true or false, found the text "yes"; write true', mend="model.bias=true"),
 ]  # fmt: skip
@@ -199,7 +165,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = write_study(tmp_path)
     path.with_name("other.yaml").write_text(YAML)
-    path.with_name("wrong.yaml").write_text(YAML.replace("steps", "stpes"))
     return path
 
 
@@ -230,14 +195,6 @@ def test_a_mistake_is_told_and_following_the_advice_works(part: int, path: Path,
         assert code == 0, (case.name, capsys.readouterr().err)
 
 
-def test_the_kind_of_an_outer_key_is_no_advice_for_an_inner_one(path: Path, capsys):
-    write(path, YAML)
-    assert main(["show", str(path), "guard.kind=rollback", "guard.spike.window=5"]) == 2
-    told = capsys.readouterr().err
-    assert "is no key of guard.spike; it has loss, grad_norm, memory" in told
-    assert "spike.kind" not in told
-
-
 def test_twelve_mistakes_are_told_together(path: Path, capsys):
     wrong = (
         "experiment: toy\nstpes: 10\nbatch: four\ncheckpoint:\n  evry: 5\n  keep: 0\noptimizer:\n"
@@ -255,10 +212,7 @@ def test_twelve_mistakes_are_told_together(path: Path, capsys):
 
 
 COMMANDS = [
-    (["show", "configs/toi.yaml"], "configs/toi.yaml: no such file; did you mean configs/toy.yaml?", ["show", "configs/toy.yaml"]),
     (["show", "configs"], "configs: is a directory, and a config is a file; it has other.yaml, toy.yaml", ["show", "configs/toy.yaml"]),
-    (["show"], "the first word is a config file, found nothing; write jtrain show configs/NAME.yaml", ["show", "configs/toy.yaml"]),
-    (["show", "configs/toy.yaml", "--seed=1"], "no option --seed=1; the options are -h, --help, --schema, --model, --sharding, --topology, --cluster, --ledger, --speed, --profile, --workers, --yaml, --json; a value is set by seed=1", ["show", "configs/toy.yaml", "seed=1"]),
     (["show", "configs/toy.yaml", "optimizer.lrr"], "lrr is no key of optimizer; it has kind, lr", ["show", "configs/toy.yaml", "optimizer.lr"]),
     (["shw", "configs/toy.yaml"], f"shw is not a verb; the verbs are {', '.join(VERBS)}; did you mean show?", ["show", "configs/toy.yaml"]),
 ]  # fmt: skip

@@ -18,7 +18,6 @@ from image_files import (
     alone_here,
     idx_bytes,
     write_fashion_mnist,
-    write_idx,
     write_records,
 )
 
@@ -36,7 +35,6 @@ from jtrain.data import (
     check_labels,
     read_example,
     read_idx,
-    read_labelled,
     read_text,
     read_tokens,
 )
@@ -64,12 +62,6 @@ EIGHT = np.arange(8) + 3
 
 def augmented(augment: Augment, classes: int = 10, **arrays: np.ndarray) -> Any:
     return augment.build(Shuffled(Arrays(**arrays), size=8), classes=classes)[0]
-
-
-def labelled(folder: Path, classes: int) -> Any:
-    images = write_idx(folder / "images", np.zeros((3, 4, 4), np.uint8))
-    labels = write_idx(folder / "labels", np.array([0, 9, 10], np.uint8))
-    return read_labelled(images, labels, classes=classes)
 
 
 class WithNumber:
@@ -157,9 +149,6 @@ CASES = [
     Case("a pattern without a match", lambda d: (write(d / "hamlet.txt", b"words"),
         read_text(str(d / "*.md"))), ("*.md: no such file", "holds hamlet.txt", "set path="),
         lambda d: (write(d / "hamlet.txt", b"words"), read_text(str(d / "*.txt")))),
-    Case("a file that is not UTF-8", lambda d: read_text(write(d / "a.txt", b"fine\ncaf\xe9\n")),
-        ("a.txt:2 is not UTF-8", "0xe9 at 8", "iconv -f latin1 -t utf-8"),
-        lambda d: read_text(write(d / "a.txt", b"fine\ncaf\xe9\n".decode("latin1").encode()))),
     Case("a character that training never saw", lambda _: Vocabulary("abc \n").encode("ab\nc z"),
         ("'z' at line 2, column 3", "5 of the vocabulary", "Vocabulary(train + validation)"),
         lambda _: Vocabulary("abc \n" + "ab\nc z").encode("ab\nc z")),

@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,11 +174,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def text_of(folder: Path) -> Path:
-    (folder / "b.txt").write_text(VERSE, encoding="utf-8")
-    return folder / "b.txt"
-
-
 def swapped(folder: Path) -> Path:
     out = written(folder)
     description = {"kind": "characters", "characters": "abc"}
@@ -195,14 +189,6 @@ def test_what_is_said_is_what_to_do(case: Case, tmp_path: Path):
     for part in case.says:
         assert part in str(refused.value), f"{part!r} is not in: {refused.value}"
     case.right(tmp_path)
-
-
-DEEP = "[" * 100_000 + "]" * 100_000
-
-
-def tensors(text: str) -> bytes:
-    """Return a file of tensors with this header."""
-    return struct.pack("<Q", len(text)) + text.encode()
 
 
 WANTED = {"x": np.zeros(2, np.float32)}
@@ -249,27 +235,6 @@ def test_what_is_no_file_is_told_and_not_waited_for(kind, tmp_path: Path):
         assert any(word in str(refusal.value) for word in words)
 
 
-STRANGE = [
-    ("a.safetensors", tensors('{"w": ' + DEEP + "}")),
-    ("a.safetensors", tensors("null")),
-    ("a.safetensors", struct.pack("<Q", 200_000_000) + bytes(10)),
-    ("a.safetensors.index.json", ('{"weight_map": ' + DEEP + "}").encode()),
-    ("a.safetensors.index.json", b'{"weight_map": {"w": ["b.safetensors"]}}'),
-    ("a.safetensors.index.json", b'{"weight_map": null}'),
-    ("tokenizer.json", ('{"kind": ' + DEEP + "}").encode()),
-    ("tokenizer.json", b'{"kind": "characters", "characters": 3}'),
-    ("tokenizer.json", b"null"),
-]
-
-
-def test_json_that_no_model_folder_holds_is_told(tmp_path: Path):
-    for name, content in STRANGE:
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(UserError):
-            read_tokenizer(path) if name == "tokenizer.json" else read_tensors(path)
-
-
 def test_a_packed_file_that_expands_to_gigabytes_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch
 ):
@@ -294,12 +259,3 @@ def test_a_header_of_other_types_is_told(tmp_path: Path):
         (out / "header.json").write_text(json.dumps({**head, key: value}))
         with pytest.raises(DataError, match=f"its {key} is .* Write it: jtrain data prep"):
             TokenFiles(out)
-
-
-def test_a_damaged_note_of_the_progress_of_token_files_is_told(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("Exeunt.")
-    (tmp_path / "out").mkdir()
-    for note in ("", "null", '{"asked": {}, "place": [0, 0]}'):
-        (tmp_path / "out" / "progress.json").write_text(note)
-        with pytest.raises(DataError, match=r"holds the progress .* Start again: rm -r "):
-            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())

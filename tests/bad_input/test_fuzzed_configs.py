@@ -141,20 +141,3 @@ def test_no_mutated_config_is_a_fault(path: Path):
     assert seen["told"] > COUNT / 10
     assert seen["fine"] > COUNT / 50, "mutations that change nothing of the meaning are there too"
     print(f"{COUNT} configs: {seen}, the slowest took {slowest:.2f} s")
-
-
-@pytest.mark.thorough
-@settings(
-    max_examples=150,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.text(max_size=30) | SIGNS)
-def test_any_text_in_quotes_is_kept_as_it_is(path: Path, text: str):
-    path.write_text(YAML)
-    config = resolve(path).config
-    titled = type(config)(**{**vars(config), "model": type(config.model)(title=text)})
-    path.write_text(dump(titled))
-    assert resolve(path).config.model.title == text

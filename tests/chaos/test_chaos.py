@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos import __main__ as driver
-from chaos import board, launched
+from chaos import launched
 from chaos.laid import AGAIN, RUN, SEEN, STEPS
 from chaos.layouts import (
     ALONE,
@@ -115,25 +115,6 @@ def test_a_full_run_resumes_where_it_was_stopped(tmp_path: Path, rows: dict[str,
     MADE.clear()
     assert run(tmp_path, "--failed") == 70
     assert MADE == [("other", 3)]
-
-
-def test_the_page_has_all_results_including_failures(tmp_path: Path, rows: dict[str, Row]):
-    page = tmp_path / "page.md"
-    page.write_text(f"# Words\n\n{board.BEGIN}\nWHAT WAS\n{board.END}\n\nMore words.\n")
-    run(tmp_path, "--full", "--trials", 3, "--board", page)
-    text = page.read_text()
-    assert "| one holds (`one`) | 30 of 30 so far (of 40) | never | 0.2 | 1-3 |" in text
-    assert "| other holds (`other`) | 2 of 3 | - | 0.2 | 1-3 |" in text
-    assert "- `other` seed 3, " in text
-    assert "not mended: found \\| so" in text
-    assert "WHAT WAS" not in text
-    assert text.startswith("# Words")
-    assert text.endswith("More words.\n")
-    results = Results(tmp_path / "results.jsonl")
-    results.append(Trial("other", 3, True, 0.5, ""))
-    board.write(page, rows, results, tmp_path)
-    assert "| 3 of 3 | -" in page.read_text()
-    assert "mended since: found" in page.read_text()
 
 
 def write_rows(folder: Path, *parts: dict[int, dict[int, int]]) -> Path:

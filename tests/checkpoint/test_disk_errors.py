@@ -1,7 +1,6 @@
 """A full, unwritable or failing disk is found before training, or at the next call, with advice."""
 
 import gc
-import logging
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,13 +14,10 @@ from full_disk import files_of_at_most
 from permissions import permissions_hold
 
 from jtrain.checkpoint import CheckpointManager, check_writable, lock
-from jtrain.checkpoint.orbax_logging import hide_failures
 from jtrain.checkpoint.retention import count_saves
 from jtrain.checkpoint.save_errors import SaveError
-from jtrain.cli import main
 from jtrain.errors import CheckpointError
 from jtrain.io.disk_errors import disk_advice
-from jtrain.io.safetensors import write_safetensors
 
 # Failed tasks of the storage library sometimes log when they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -69,15 +65,6 @@ def test_only_checkpoints_that_will_be_saved_need_space(tmp_path: Path):
         assert count_saves(first, last, every) == len(saved), (first, last, every)
 
 
-def test_an_uncreatable_directory_is_found_before_training(tmp_path: Path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        CheckpointError, match=r"\(Not a directory\)\. A file is where a directory is"
-    ):
-        check_writable(tmp_path / "file" / "checkpoints", 1)
-    check_writable(tmp_path / "another" / "checkpoints", 1)
-
-
 def test_an_unwritable_disk_is_found_before_training(tmp_path: Path):
     refused = pytest.raises(CheckpointError, match=r"cannot be written \(File too large\)")
     with files_of_at_most(0), refused:
@@ -111,18 +98,6 @@ def test_a_failed_write_is_raised_by_the_next_call(tmp_path: Path):
         checkpoints.save(2, {"step": jnp.int32(2)}, {})
         checkpoints.wait()
         assert checkpoints.steps() == [2]
-
-
-@pytest.mark.thorough
-def test_the_same_manager_saves_again_after_space_is_freed(tmp_path: Path):
-    with CheckpointManager(tmp_path) as checkpoints:
-        with files_of_at_most(100_000), pytest.raises(CheckpointError, match="raise the limit"):
-            save_and_wait(checkpoints, 1)
-        for step in (2, 3):
-            checkpoints.save(step, STATE, {})
-        checkpoints.wait()
-        assert checkpoints.steps() == [2, 3]
-        assert same_bits(checkpoints.restore(3, like(STATE)), STATE)
 
 
 @pytest.mark.parametrize(
@@ -179,22 +154,6 @@ def test_a_failed_second_save_leaves_the_first(tmp_path: Path):
         assert same_bits(checkpoints.restore(1, like(STATE)), STATE)
 
 
-def test_ckpt_rm_names_the_system_error(tmp_path: Path, capfd):
-    with CheckpointManager(tmp_path / "checkpoints") as checkpoints:
-        save_and_wait(checkpoints, 1)
-        save_and_wait(checkpoints, 2)
-    state = tmp_path / "checkpoints" / "1" / "state"
-    state.chmod(0o555)
-    with permissions_hold():
-        assert main(["ckpt", "rm", str(tmp_path), "--step", "1"]) == 2
-    err = capfd.readouterr().err
-    assert "(Permission denied: " in err
-    assert "Write permission is missing: check the owner" in err
-    for path in tmp_path.rglob("state"):
-        path.chmod(0o755)
-    assert main(["ckpt", "rm", str(tmp_path), "--step", "2", "--force"]) == 0
-
-
 @pytest.mark.parametrize(
     ("error", "words", "room"),
     [
@@ -211,30 +170,3 @@ def test_each_error_has_its_own_advice(error, words, room):
     found = disk_advice(error, Path("/x"))
     assert words in found.words
     assert found.room == room
-
-
-def test_a_refused_export_names_the_cause(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(CheckpointError, match="A file is where a directory is needed"):
-        write_safetensors(tmp_path / "file" / "a.safetensors", {}, {})
-    with pytest.raises(
-        CheckpointError, match="A file is needed and something else is in its place"
-    ):
-        write_safetensors(tmp_path / "folder.safetensors", {}, {})
-    assert [path.name for path in tmp_path.glob(".*")] == []
-
-
-def test_only_messages_of_orbax_are_hidden(caplog: pytest.LogCaptureFixture):
-    hide_failures()
-    log = logging.getLogger("asyncio")
-    text = (
-        'OUT_OF_RANGE: Error writing "w/0.0" in OCDBT database at local file "kept": File too large'
-    )
-    for error in (ValueError(text), ValueError("mine"), OSError("Error writing mine")):
-        log.error("Future exception was never retrieved", exc_info=(type(error), error, None))
-    lost = "Task was destroyed but it is pending! task: <Task coro=<f() at /site/{}/x.py:9>>"
-    for whose in ("orbax/checkpoint", "mine"):
-        log.error(lost.format(whose))
-    told = [f"{record.exc_info[1] if record.exc_info else record.msg}" for record in caplog.records]
-    assert told == ["mine", "Error writing mine", lost.format("mine")]

@@ -44,19 +44,6 @@ def test_is_the_same_on_a_device_and_on_the_host_for_every_type(dtype: str):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["float64", "uint64"])
-def test_of_64_bits_is_the_same_where_jax_would_truncate(dtype: str):
-    """Compute in a new thread, which does not inherit the `enable_x64` of its creator."""
-    numbers = (np.random.default_rng(0).normal(size=(3, 4)) * 2**40).astype(dtype)
-    with jax.enable_x64(True):
-        leaf = jnp.asarray(numbers)
-        known = of(leaf)
-    assert leaf.dtype == dtype
-    jax.clear_caches()
-    assert of(leaf) == known == of(numbers)
-
-
-@pytest.mark.thorough
 def test_a_state_of_64_bits_is_restored(tmp_path: Path):
     with jax.enable_x64(True), CheckpointManager(tmp_path) as checkpoints:
         state = {"x": jnp.arange(5.0) / 3, "n": jnp.arange(5) << 40}

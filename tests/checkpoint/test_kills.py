@@ -115,14 +115,8 @@ def interrupted(function, moment: int, kept: list[KeyboardInterrupt]) -> bool:
 
 # An interrupt in a callback of the garbage collector is printed and not raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    "stride",
-    [
-        pytest.param(3, marks=pytest.mark.thorough),  # about a hundred moments, of 290
-        pytest.param(1, marks=pytest.mark.slow),
-    ],
-)
-def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Path, stride: int):
+@pytest.mark.thorough
+def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Path):
     def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:
         checkpoints.prepare()
         save_state(checkpoints, step)
@@ -139,7 +133,7 @@ def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Pa
                 found = checkpoints.restore(each, like(SMALL))
                 assert same_bits(found, SMALL | {"step": jnp.int32(each)})
             step += 2
-            moment += stride
+            moment += 3  # about a hundred moments, of 290
     assert len(kept) >= 80, "too few to prove anything"
     # Files that an interrupt left open are closed here, not in the next test.
     kept.clear()

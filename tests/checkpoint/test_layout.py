@@ -1,14 +1,12 @@
 """A checkpoint is committed and deleted atomically, wherever the process stops."""
 
-import errno
 import json
 import shutil
 from pathlib import Path
 
-import jax.numpy as jnp
 import pytest
 
-from jtrain.checkpoint import CheckpointManager, layout, seal
+from jtrain.checkpoint import layout, seal
 from jtrain.errors import CheckpointError
 
 
@@ -174,37 +172,3 @@ def test_any_entry_with_the_name_of_a_leftover_is_removed(tmp_path: Path, suffix
     layout.clear_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "outside"]
     assert (outside / "kept").read_text() == "theirs"
-
-
-def test_a_leftover_that_cannot_be_removed_is_reported_and_retried(
-    tmp_path: Path, monkeypatch, caplog
-):
-
-    def refuses(path, **_):
-        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
-
-    state = {"x": jnp.int32(1)}
-    with CheckpointManager(tmp_path, keep=1) as checkpoints:
-        checkpoints.prepare()
-        checkpoints.save(1, state, {})
-        checkpoints.wait()
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "rmtree", refuses)
-            for step in (2, 3, 4):
-                checkpoints.save(step, state, {})
-                checkpoints.wait()
-        assert [path.name for path in layout.list_leftovers(tmp_path)] == [
-            "1.deleting",
-            "2.deleting",
-            "3.deleting",
-        ]
-        told = caplog.messages
-        assert len(told) == 3, "each line once"
-        place = tmp_path / "1.deleting"
-        assert told[0].startswith(
-            f"{place} cannot be removed (Operation not permitted: {place}). Write permission"
-        )
-        checkpoints.save(5, state, {})
-        checkpoints.wait()
-        assert layout.list_leftovers(tmp_path) == []
-        assert checkpoints.steps() == [5]

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_states import State, like, make_state, same_bits
+from one_of_two import value
+from two_processes import in_two_processes
 
 from jtrain.checkpoint import CheckpointManager, lock
-from jtrain.checkpoint.retention import BestMetric, best_step
 from jtrain.errors import CheckpointError
 
 
@@ -130,8 +131,8 @@ def test_a_best_by_another_metric_does_not_count(tmp_path: Path):
 
 
 def test_a_second_save_of_a_step_replaces_the_first(checkpoints: CheckpointManager):
-    for value in (1, 2):
-        checkpoints.save(7, {"x": jnp.int32(value)}, {"value": value})
+    for saved in (1, 2):
+        checkpoints.save(7, {"x": jnp.int32(saved)}, {"value": saved})
     back = checkpoints.restore(7, like({"x": jnp.int32(0)}))
     assert (int(back["x"]), checkpoints.about(7), checkpoints.steps()) == (2, {"value": 2}, [7])
     assert names(checkpoints.directory) == ["7"]
@@ -167,15 +168,6 @@ def test_reading_a_directory_changes_nothing(tmp_path: Path):
     looking.close()
 
 
-def test_prepares_beside_the_first_compilation(tmp_path: Path):
-    (tmp_path / "3.saving" / "state").mkdir(parents=True)
-    with CheckpointManager(tmp_path) as checkpoints:
-        checkpoints.prepare()
-        checkpoints.save(1, {"x": jnp.int32(1)}, {})
-        checkpoints.wait()
-        assert names(tmp_path) == ["1"]
-
-
 @pytest.mark.parametrize(
     ("state", "about", "advice"),
     [
@@ -194,31 +186,23 @@ def test_a_state_that_cannot_be_stored_is_refused(
     assert checkpoints.steps() == []
 
 
-@pytest.mark.thorough
-def test_each_bad_leaf_of_a_large_state_is_found_before_anything_is_read(
-    checkpoints: CheckpointManager,
-):
-    checkpoints.save(1, make_state(), {})
-    checkpoints.wait()
-    shrunk = make_state(width=8)
-    for path in (checkpoints.directory / "1" / "state").rglob("*"):
-        if path.is_file():
-            path.unlink()
-    with pytest.raises(CheckpointError, match="holds another state"):
-        checkpoints.restore(1, like(shrunk))
+SCRIPT = Path(__file__).with_name("one_of_two.py")
 
 
-@pytest.mark.parametrize(
-    ("text", "best"),
-    [
-        ("loss", 1),
-        ("highest loss", 2),
-        ("accuracy", 2),
-        ("lowest accuracy", 1),
-    ],
-)
-def test_more_is_better_of_accuracy_and_of_what_is_called_highest(text, best):
-    goal = BestMetric.parse(text)
-    assert goal is not None
-    assert goal.name == text.split()[-1]
-    assert best_step({1: 0.1, 2: 0.9}, goal) == best
+@pytest.mark.thorough  # tests/train/test_launched_runs.py saves in two processes by default
+def test_two_processes_save_what_one_restores(tmp_path: Path):
+    words = lambda port, index: (tmp_path / "c", port, str(index))
+    in_two_processes(SCRIPT, words, patience=300)
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    checkpoints = CheckpointManager(tmp_path / "c")
+    assert checkpoints.steps() == [2, 4]
+    assert (tmp_path / "c" / "5.damaged").is_dir(), "both resumed from 4"
+    like = {
+        "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=one),
+        "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=one),
+        "rng": jax.eval_shape(lambda: jax.random.key(0)).update(sharding=one),
+    }
+    back = checkpoints.restore(4, like)
+    np.testing.assert_array_equal(back["w"], value(4))
+    assert int(back["step"]) == 4
+    assert jax.random.key_data(back["rng"]).tolist() == [0, 5]

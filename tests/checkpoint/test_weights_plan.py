@@ -158,25 +158,15 @@ def test_all_leaves_that_do_not_fit_are_listed(file):
     assert "init_from.partial=true" in told
 
 
-@pytest.mark.parametrize(
-    ("head", "advised"),
-    [
-        ({"kernel": (8, 10), "bias": (10,)}, True),
-        ({"kernel": (8, 12), "bias": (12,), "scale": (8,)}, False),  # the source lacks one
-    ],
-)
-def test_a_new_head_is_advised_where_the_source_has_one_of_another_size(tmp_path, head, advised):
+def test_a_new_head_is_advised_where_the_source_has_one_of_another_size(tmp_path):
     found = {"head/kernel": np.ones((8, 12), np.float32), "head/bias": np.ones(12, np.float32)}
     path = tmp_path / "classes.safetensors"
     save_file({"tokens": PARAMS["tokens"], **found}, path)
-    params = {"tokens": PARAMS["tokens"], "head": tree(2, head)}
-    with pytest.raises(CheckpointError) as error:
+    params = {"tokens": PARAMS["tokens"], "head": tree(2, {"kernel": (8, 10), "bias": (10,)})}
+    with pytest.raises(CheckpointError, match=r"init_from\.exclude='\[head/\*\]'"):
         plan_weights(InitFrom(path=str(path)), params, ())
-    assert ("Data of other classes" in str(error.value)) == advised
-    if advised:
-        assert "init_from.exclude='[head/*]'. Or" in str(error.value)
-        mended = InitFrom(path=str(path), exclude=("head/*",))
-        assert set(plan_weights(mended, params, ()).loaded) == {"tokens"}
+    mended = InitFrom(path=str(path), exclude=("head/*",))
+    assert set(plan_weights(mended, params, ()).loaded) == {"tokens"}
 
 
 PATTERNS = {

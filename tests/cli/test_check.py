@@ -52,26 +52,6 @@ def test_a_fault_ends_with_70_and_a_sentence(tmp_path: Path, capfd):
     assert "comparisons FAIL." in out
 
 
-def changed(tmp_path: Path, old: str, new: str) -> str:
-    """Write a study with changed code; return its config."""
-    config = write_study(tmp_path)
-    study = next((tmp_path / "experiments").glob("*.py"))
-    assert old in study.read_text()
-    study.write_text(study.read_text().replace(old, new))
-    return str(config)
-
-
-@pytest.mark.thorough
-def test_a_loss_that_cannot_be_traced_ends_with_2_and_its_line(tmp_path: Path, capfd):
-    asks = "if float(params['bias'].sum()) >= 0 or rng is not None:"
-    config = changed(tmp_path, "if rng is not None:", asks)
-    assert main(["check", config]) == 2
-    err = capfd.readouterr().err
-    assert "takes a value that JAX has not computed yet for a Python number (float" in err
-    assert f"    {asks}" in err
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

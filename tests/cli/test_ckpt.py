@@ -176,16 +176,3 @@ def test_an_error_is_reported_with_a_command(capfd):
         (("rm", "a"), "Write --step N, or --damaged"),
     ):
         assert advice in output(capfd, *words, code=2)
-
-
-def test_a_run_without_a_checkpoint_is_reported_with_its_status(capfd):
-    Path("runs/young/checkpoints").mkdir(parents=True)
-    Path("runs/young/config.yaml").touch()
-    goes_on = "jtrain run runs/young/config.yaml resumes it"
-    text = output(capfd, "ls", "young", code=2)
-    assert text == f"runs/young has no checkpoint: {goes_on}\n"
-    Path("runs/young/run.json").write_text('{"status": "stopped", "step": 3}')
-    for run in ("young", "runs/young"):
-        text = output(capfd, "verify", run, code=2)
-        assert text == f"runs/young has no checkpoint (stopped at step 3): {goes_on}\n"
-    assert "In runs/ there is a; write" in output(capfd, "ls", "old", code=2)

@@ -1,22 +1,15 @@
 """`jtrain data` writes token files, and shows the rows that a run would train on."""
 
 import json
-import os
-import pty
 import struct
-import subprocess
 import sys
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from jtrain.cli import main
-from jtrain.cli.data_show import decode_rows
 from jtrain.data.text.token_files import TokenFiles
-from jtrain.data.text.token_rows import Packed
-from jtrain.data.text.tokenizers import ByteTokenizer
 
 STUDY = """
 from typing import Annotated, Literal
@@ -79,38 +72,13 @@ def test_text_is_prepared_and_reported(folder: Path, capsys):
     assert (found["tokens"], found["documents"], found["kind"]) == (55, 1, "bytes")
 
 
-@pytest.mark.thorough
-def test_a_terminal_sees_the_progress(folder: Path):
-    (folder / "a.txt").write_text("to be or not " * 100_000, encoding="utf-8")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "jtrain", "data", "prepare", "a.txt", "--out", "out"]
-    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL)
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(ours, 1 << 16)
-        except OSError:  # the terminal closes with the process
-            break
-    os.close(ours)
-    assert process.wait() == 0
-    text = seen.decode()
-    assert "tokenizing" in text
-    assert "1.3/1.3 MB" in text
-    assert "MB/s" in text
-    assert "0:00:0" in text
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["a.txt"], "write jtrain data prepare a.txt --out DIR"),
         (["--out", "x"], "write jtrain data prepare FILES --out x"),
-        (["a.txt", "--out", "x", "--field", "text"], "jtrain data prepare a.txt --out DIR"),
         (["a.txt", "--out", "x", "--tokenizer", "byte"], "did you mean bytes"),
-        (["a.txt", "--out", "x", "--tokenizer", "bpe", "--vocab", "many"], "--vocab 4096"),
         (["a.txt", "--out", "x", "--vocab", "300"], "--tokenizer bpe --vocab 300"),
-        (["a.txt", "--out", "x", "--by", "word"], "write --by line"),
         (["b.txt", "--out", "x"], "a.txt"),
     ],
 )
@@ -141,14 +109,6 @@ def test_rows_of_text_are_shown_with_their_ends(folder: Path, capsys):
     assert found["arrays"]["segments"] == {"dtype": "int32", "shape": [2, 41]}
     assert found["rows"][0] in lines
     assert found["tokenizer"] == "1b5ec18e7563"
-
-
-def test_documents_are_separated_and_padding_is_not_text():
-    tokens = ByteTokenizer().encode("onetwothree").astype(int)
-    rows = Packed(tokens, context=11, documents=np.array([0, 3, 6, 11]))[np.arange(1)]
-    rows |= {"mask": np.ones(1, bool)}
-    assert decode_rows(rows, ByteTokenizer()) == ["one⏐two⏐three·"]
-    assert decode_rows(rows | {"mask": np.zeros(1, bool)}, ByteTokenizer()) == ["·" * 12]
 
 
 def test_pictures_are_shown_and_written(folder: Path, capsys, monkeypatch: pytest.MonkeyPatch):

@@ -46,14 +46,6 @@ def test_a_run_is_found_by_its_name_and_by_its_directory(outcome: RunResult, cap
     assert found == {"run": "./runs/quick/", "step": 12, "valid": dict(outcome.results[12])}
 
 
-def test_the_text_output_is_one_line(capfd):
-    assert main(["eval", "quick"]) == 0
-    out = capfd.readouterr().out
-    assert out.startswith("quick at step 12:  loss 0.")
-    assert "accuracy 0." in out
-    assert "rows 50" in out
-
-
 @pytest.mark.thorough
 def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd):
     best = max(outcome.results, key=lambda step: outcome.results[step]["loss"])

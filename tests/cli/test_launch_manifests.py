@@ -65,9 +65,7 @@ def test_the_name_follows_from_the_run(capsys):
         (["--select", "a"], "--select a is not KEY=VALUE"),
         (["--engine", "skypilot", "--select", "a=b"], "nodes of Kubernetes; leave it out"),
         (["--engine", "trainjob", "--in-place", "a"], "--in-place is for --engine k8s"),
-        (["--engine", "skypilt"], "no engine skypilt; the engines are local.* mean skypilot"),
         (["--engine", "local"], "--topology is for a manifest, found --engine local. Leave it out"),
-        (["--topology", "h100:3"], "Write h100:2"),
         # The config has 480 rows in 30 microbatches.
         (["--topology", "v5e:4x8"], "v5e:4x8 has 32 devices. batch: 480 rows do not divide"),
         (["run", "configs/gpt2.yaml", "data.path=x", "parallel.kind=single"],
@@ -76,8 +74,6 @@ def test_the_name_follows_from_the_run(capsys):
          "h100:8 has 8 devices. parallel: tensor 3 = 3 shards"),
         (["run", "configs/gpt2.yaml", "data.path=x", "parallel.devices=4"],
          "uses 4 of them.* parallel.devices=0"),
-        (["run", "configs/gpt2.yaml", "stepps=3"], "stepps"),
-        (["run"], "config file is missing"),
         (["eval", "gpt2"], "a manifest is for the verb run, found eval"),
     ],
 )  # fmt: skip

@@ -29,18 +29,6 @@ def commands(out: str) -> list[list[str]]:
 
 
 @pytest.mark.thorough
-def test_the_summary_shows_the_curve_the_result_and_the_files(capfd):
-    assert main(["run", CONFIG]) == 0
-    out = capfd.readouterr().out
-    assert "training loss" in out
-    assert "validation at step 12:  loss 0." in out
-    for name in ("config.yaml", "metrics.jsonl", "speed.jsonl", "log.txt", "checkpoints"):
-        assert f"runs/quick/{name} " in out
-        assert (Path("runs/quick") / name).exists()
-    assert "samples.txt" not in out
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "schedule", ["{kind: constant}", pytest.param("{kind: linear}", marks=pytest.mark.slow)]
 )
@@ -51,38 +39,6 @@ def test_the_advice_of_the_summary_works(schedule: str, capfd):
     assert [main(words) for words in advised] == [0, 0, 0, 0]
     assert "step 24/24" in Path("runs/quick/log.txt").read_text()
     assert Path("runs/quick-2/metrics.jsonl").exists()
-
-
-@pytest.mark.thorough
-def test_an_update_that_is_not_finite_is_not_blamed_on_the_batch(capfd):
-    too_fast = ["guard.kind=stop", "optimizer.lr=1e30", "optimizer.clip=0"]
-    assert main(["run", CONFIG, *too_fast]) == 70
-    out = capfd.readouterr().out
-    assert "step 1 is not finite: loss " in out
-    assert "the update alone is not" in out
-    assert "guard.without" not in out
-    assert "of its gradient" not in out
-    assert out.rstrip().endswith("begins from the beginning: no checkpoint was saved")
-    advised = out.split("in a run of its own: jtrain ")[1].splitlines()[0]
-    assert "optimizer.clip=1.0" in out
-    assert main([*shlex.split(advised), "optimizer.clip=1.0"]) == 0
-
-
-@pytest.mark.thorough
-def test_a_finished_run_says_so_and_exits_with_0(capfd):
-    assert main(["run", CONFIG]) == 0
-    first = capfd.readouterr().out
-    assert "the run had already finished; nothing was trained" not in first
-    before = Path("runs/quick/run.json").read_bytes(), Path("runs/quick/log.txt").read_bytes()
-    assert main(["run", CONFIG]) == 0
-    again = capfd.readouterr().out
-    assert "done at step 12: the run had already finished; nothing was trained" in again
-    lines = again.splitlines()
-    assert all("nothing was trained" in line for line in (lines[0], lines[-1]))
-    assert "validation at step 12:  loss 0." in again
-    assert "step  1/12" not in again
-    after = Path("runs/quick/run.json").read_bytes(), Path("runs/quick/log.txt").read_bytes()
-    assert before == after
 
 
 @pytest.mark.thorough
@@ -129,21 +85,6 @@ def test_the_config_of_a_copied_run_is_refused(capfd):
     assert main(other) == 0
     assert Path("runs/quick-2/metrics.jsonl").exists()
     assert Path("runs/quick/run.json").read_bytes() == was
-
-
-@pytest.mark.thorough
-def test_a_run_of_another_directory_is_named_with_where_to_go(capfd, monkeypatch):
-    assert main(["run", CONFIG]) == 0
-    home = Path.cwd()
-    Path("elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    capfd.readouterr()
-    assert main(["run", "../runs/quick/config.yaml"]) == 2
-    err = capfd.readouterr().err
-    assert f"cd {home} && jtrain run runs/quick/config.yaml name=quick" in err
-    assert not Path("runs").exists()
-    assert main(advised(err, "To start another run with its values: ")) == 0
-    assert Path("runs/quick-2/metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from quick_study import YAML, at_home, config_of, trained, write_study
+from quick_study import at_home, config_of, trained, write_study
 
 from jtrain.config.durations import (
-    Duration,
     DurationUnits,
     convert_durations,
     find_durations,
@@ -29,20 +28,6 @@ CONFIG = "configs/quick.yaml"
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     write_study(tmp_path)
     at_home(tmp_path, monkeypatch, compiled)
-
-
-@pytest.mark.parametrize(
-    ("said", "unit", "amount"),
-    [
-        ("3 epochs", "epochs", 3),
-        ("500k rows", "rows", 500_000),
-        ("2.5M tokens", "tokens", 2_500_000),
-        ("1B tokens", "tokens", 10**9),
-        ("10%", "%", 10),
-    ],
-)
-def test_is_an_amount_and_a_unit(said, unit, amount):
-    assert (Duration(said).unit, Duration(said).amount) == (unit, amount)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +149,6 @@ def test_numbers_stay_numbers_and_nothing_else_changes():
 def test_says_what_it_cannot_be_and_where(setting, words):
     with pytest.raises(ConfigError, match=f"(?s)command line.*{words}"):
         config_of(CONFIG, [setting])
-
-
-def test_a_file_is_told_by_its_line():
-    Path(CONFIG).write_text(YAML.replace("steps: 12", "steps: 3 weeks"))
-    with pytest.raises(ConfigError, match=r"quick\.yaml:3.*steps.*found '3 weeks'"):
-        config_of(CONFIG)
 
 
 def test_says_what_is_not_known():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 from toy_study import write_study
 
 from jtrain.config.dump import ABSENT, diff_configs, dump, flatten
+from jtrain.config.messages import explain, json_schema
 from jtrain.config.resolve import resolve
+from jtrain.config.schema import field_schemas
+from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 
 
@@ -62,18 +66,6 @@ def test_a_key_of_the_kind_that_is_the_default_is_set_alone(path: Path, setting,
     assert resolved.config.guard.kind == "skip"
     assert getattr(resolved.config.guard, key) == value
     assert str(resolved.origins["guard.kind"]) == "default"
-
-
-def test_a_file_may_change_the_kind_of_its_base(path: Path):
-    child = beside(path, "child.yaml", "base: toy.yaml\noptimizer: {kind: sgd, lr: 1}\n")
-    resolved = resolve(child)
-    assert resolved.config.optimizer.kind == "sgd"
-    assert resolved.notes == (f"optimizer.b1 (base {path}:8) is left out: sgd has no such key",)
-
-
-def test_a_key_of_the_wrong_kind_that_is_typed_is_a_mistake(path: Path):
-    with pytest.raises(ConfigError, match=r"command line: optimizer\.b1=0\.5: .*kind adamw has b1"):
-        resolve(path, ["optimizer.kind=sgd", "optimizer.lr=1", "optimizer.b1=0.5"])
 
 
 def test_saying_one_value_of_a_default_keeps_the_others(path: Path):
@@ -143,17 +135,6 @@ def test_differences_are_told_by_key(path: Path):
     ]
 
 
-def test_mistakes_in_the_experiments_own_keys_are_told_beside_those_of_every_config(path: Path):
-    with pytest.raises(ConfigError) as caught:
-        resolve(path, ["steps=many", "optimizer.kind=adm", "model.widht=3", "widht=3", "extra=1"])
-    told = str(caught.value)
-    assert "steps=many: must be a whole number above 0" in told
-    assert "optimizer.kind=adm: must be one of sgd, adamw" in told
-    assert "did you mean model.width?" in told
-    assert "command line: widht=3: is no key; it has experiment, " in told
-    assert len(told.splitlines()) == 5
-
-
 @pytest.mark.parametrize(
     ("setting", "meant"),
     [
@@ -217,3 +198,43 @@ def test_show_starts_no_backend_and_imports_nothing_heavy(path: Path):
         JAX_PLATFORMS="none_that_could_start",
     )
     assert seen == [0, [], True]
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> type:
+    return resolve(write_study(tmp_path)).schema
+
+
+def test_a_key_of_several_kinds_is_explained_for_each(schema: type):
+    assert explain(schema, "optimizer.lr") == (
+        "optimizer.lr (sgd): a number above 0; required\n  Learning rate.\n"
+        "optimizer.lr (adamw): a number above 0; default 0.001\n  Learning rate."
+    )
+
+
+def test_an_unknown_key_names_the_nearest(schema: type):
+    with pytest.raises(ConfigError, match=r"it has kind, lr, .* did you mean lr\?"):
+        explain(schema, "optimizer.lrr")
+    with pytest.raises(ConfigError, match=r"steps\.x: x is no key of steps; it is a whole number"):
+        explain(schema, "steps.x")
+
+
+def test_every_key_that_all_configs_have_has_a_docstring(schema: type):
+    for name, want in field_schemas(BaseConfig).items():
+        assert want.doc, name
+        assert field_schemas(schema)[name].doc == want.doc
+        for cls in want.classes():
+            assert all(inner.doc for inner in field_schemas(cls).values()), cls
+
+
+def test_the_json_schema_has_the_help_and_lets_a_file_inherit(schema: type):
+    found = json.loads(json.dumps(json_schema(schema)))
+    assert found["properties"]["seed"]["description"].startswith("Seed of everything random")
+    number, duration = found["properties"]["steps"]["anyOf"]
+    assert (number["type"], number["exclusiveMinimum"]) == ("integer", 0)
+    assert all(re.search(duration["pattern"], said) for said in ("3 epochs", "2.5M tokens", "5%"))
+    assert found["$defs"]["Sgd"]["properties"]["lr"]["description"] == "Learning rate."
+    assert found["properties"]["base"]["type"] == "string"
+    assert "required" not in found
+    assert {"required": ["base"]} in found["anyOf"]
+    assert found["additionalProperties"] is False

@@ -142,13 +142,3 @@ def test_four_rows_and_two_weigh_a_sixth_each_in_training(name):
     assert metrics["loss"].value() == pytest.approx(np.square(error[:6]).mean(), rel=1e-6)
     replicas_first = by_row[:4].sum(0) / 8 + by_row[4:6].sum(0) / 4
     assert np.abs(replicas_first / sixth - 1).max() > 0.1, "the example tells the two apart"
-
-
-def test_four_rows_and_two_weigh_a_sixth_each_in_evaluation():
-    where, batch = strategy("mirrored jit", 2), four_and_two()
-    batch = where.place(batch)
-    program = where.compile(make_evaluate(squared, ragged=True), (line(), ()), batch)
-    got = evaluate(program, (line(), ()), [batch])
-    x, y = (four_and_two()[name][:6].astype(np.float64) for name in ("x", "y"))
-    want = np.square(x @ [0.5, -1.0, 2.0] + 0.25 - y).mean()
-    assert got == pytest.approx({"loss": want, "rows": 6}, rel=1e-6)

@@ -15,7 +15,6 @@ import jtrain as jt
 from jtrain.core.evaluate import evaluate, make_evaluate
 from jtrain.core.loss import combine, stateful
 from jtrain.core.mean import Mean
-from jtrain.core.precision.loss_scale import LossScale
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.data import Arrays, InOrder
@@ -70,18 +69,6 @@ def test_a_step_is_that_of_the_closed_form_however_it_is_split(place, microbatch
     assert distance(taken, gradient) < 1e-6
     assert metrics["weighed"].weight == -3
     assert int(state.skipped) == 0
-
-
-@pytest.mark.thorough
-def test_a_loss_scale_changes_nothing():
-    scale = LossScale.start(1024.0, growth=2000, minimum=1.0)
-    state = new_state(line(), SGD, jax.random.key(0), scale=scale)
-    state, metrics = jax.jit(make_step(loss, SGD))(state, batch())
-    value, gradient = closed_form()
-    assert metrics["loss"].value() == pytest.approx(value, rel=1e-6)
-    taken = jax.tree.map(lambda before, after: before - np.asarray(after), line(), state.params)
-    assert distance(taken, gradient) < 1e-6
-    assert float(state.scale.factor) == 1024
 
 
 @pytest.mark.thorough

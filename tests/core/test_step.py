@@ -10,7 +10,7 @@ import optax
 import pytest
 import tiny_language
 from comparison import assert_close, bitwise, distance
-from line import height, line, points, squared, start
+from line import line, points, squared, start
 
 from jtrain.core.accumulate import accumulate
 from jtrain.core.gradient import LossGradient, make_value_fn
@@ -18,8 +18,6 @@ from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step, scan_steps
 from jtrain.errors import ConfigError
-from jtrain.optim.transformations import differentiate_only, freeze_others
-from jtrain.parallel import Mirrored
 
 SGD = optax.sgd(0.1)
 
@@ -64,29 +62,6 @@ def test_gives_the_loss_a_key_of_its_own_each_step_and_none_to_evaluation():
         key = jax.random.fold_in(jax.random.key(3), number)
         assert draws[-1] == pytest.approx(float(jax.random.uniform(key)), rel=1e-6)
     assert draws[0] != draws[1]
-
-
-@pytest.mark.thorough
-def test_a_term_without_weight_adds_nothing():
-    def loss(params, batch, rng):
-        nothing = Mean.of(height(params, batch), jnp.zeros(len(batch["mask"]), bool))
-        return squared(params, batch, rng) + 1e3 * nothing
-
-    got, metrics = jax.jit(make_step(loss, SGD))(start(SGD), points())
-    want, alone = jax.jit(make_step(squared, SGD))(start(SGD), points())
-    assert distance(got.params, want.params) < 1e-6
-    assert metrics["loss"].value() == pytest.approx(alone["loss"].value(), rel=1e-6)
-
-
-@pytest.mark.thorough
-def test_a_mean_in_a_mean_takes_its_coefficients_along():
-    def loss(params, batch, rng):
-        one = squared(params, batch, rng)
-        return 2.0 * (one + 0.5 * one) + one
-
-    _, metrics = jax.jit(make_step(loss, SGD))(start(SGD), points())
-    _, alone = jax.jit(make_step(squared, SGD))(start(SGD), points())
-    assert metrics["loss"].value() == pytest.approx(4 * alone["loss"].value(), rel=1e-6)
 
 
 def spoilt(batch):
@@ -155,30 +130,6 @@ def test_the_loss_is_traced_once():
     assert int(state.step) == 10
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("where", "microbatches"),
-    [(Mirrored(devices=4), 1), (Mirrored(devices=2, impl="shard_map"), 2)],
-    ids=repr,
-)
-def test_line_search_takes_the_steps_of_one_device(where, microbatches):
-    """L-BFGS asks for the loss at other parameters; `value_fn` gives that of the whole batch."""
-    optimizer, batch = optax.lbfgs(), points(16, hidden=3)
-    strategy = where.build()
-    state, placed = start(optimizer, strategy), strategy.place(batch)
-    step = make_step(squared, optimizer, microbatches=microbatches, psum=strategy.psum)
-    step = strategy.compile(step, state, placed, keeps=True)
-    want, whole = start(optimizer), jax.jit(make_step(squared, optimizer))
-    for _ in range(12):
-        state, metrics = step(state, placed)
-        want, wanted = whole(want, batch)
-        assert metrics["loss"].value() == pytest.approx(wanted["loss"].value(), rel=1e-6)
-    assert distance(state.params, want.params) < 1e-5  # the search divides differences of losses
-    x = np.concatenate([batch["x"], np.ones((16, 1), np.float32)], 1)[:13].astype(np.float64)
-    best = np.linalg.lstsq(x, batch["y"][:13].astype(np.float64), rcond=None)[0]
-    assert_close(state.params["slope"], best[:3], 1e-2)
-
-
 def test_many_steps_in_one_call_are_the_same_steps():
     """To 1e-6: XLA may fuse the body of a loop otherwise than a step on its own."""
     optimizer = optax.adamw(0.1)
@@ -212,20 +163,6 @@ def test_sam_gets_the_gradient_elsewhere(opaque: bool):
         updates, memory = sam.update(grad(params), memory, params, **more)
         params = optax.apply_updates(params, updates)
     assert distance(state.params, params) < 1e-6
-
-
-@pytest.mark.thorough
-def test_sam_with_a_frozen_leaf_takes_the_steps_of_the_others():
-    sam = lambda: optax.contrib.sam(SGD, optax.contrib.normalize(), 2, opaque_mode=True)
-    trained = lambda params: {"slope": True, "offset": False}
-    frozen, loss = freeze_others(sam(), trained), differentiate_only(squared, trained)
-    batch, offset = points(8), line()["offset"]
-    alone = lambda params, *rest: squared({**params, "offset": offset}, *rest)
-    state = jax.jit(make_step(loss, frozen))(start(frozen), batch)[0]
-    slope = {"slope": line()["slope"]}
-    other = new_state(slope, sam(), jax.random.key(0))
-    want = jax.jit(make_step(alone, sam()))(other, batch)[0].params
-    assert distance(state.params, {**want, "offset": offset}) < 1e-6
 
 
 def update_of(**defaults):

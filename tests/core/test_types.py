@@ -1,15 +1,20 @@
-"""Means, Terms and trees: sums over rows that are divided only when read, and leaves by name."""
+"""Means, Terms, trees and rows: sums divided only when read, leaves by name, draws by place."""
 
 import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from comparison import assert_close
 
 from jtrain.core import pytree
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.model import Model
+from jtrain.core.rows import row_keys, with_rows
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
 from jtrain.errors import LossError
 
 
@@ -44,11 +49,6 @@ def test_what_the_mask_hides_may_be_anything():
     assert mean.value() == 1.0
 
 
-def test_weights_count_rows_more_often():
-    values, mask = jnp.array([1.0, 2.0, 3.0]), jnp.array([True, True, False])
-    assert Mean.of(values, mask, jnp.array([3.0, 1.0, 9.0])).value() == 5 / 4
-
-
 def test_a_mean_of_nothing_is_nan_and_warns_of_nothing():
     assert np.isnan(Mean.of(jnp.ones(2), jnp.zeros(2, bool)).value())
 
@@ -56,12 +56,6 @@ def test_a_mean_of_nothing_is_nan_and_warns_of_nothing():
 def test_means_by_step_are_read_by_step():
     mean = Mean(jnp.array([1.0, 0.0]), jnp.array([2.0, 0.0]))
     np.testing.assert_array_equal(mean.value(), [0.5, np.nan])
-
-
-@pytest.mark.thorough
-def test_sixteen_bits_are_summed_in_thirty_two():
-    many = Mean.of(jnp.ones(1000, jnp.bfloat16), jnp.ones(1000, bool))
-    assert (many.total.dtype, float(many.total)) == (jnp.float32, 1000)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +79,6 @@ def test_complex_values_have_no_mean():
     ):
         Mean.of(jnp.array([1 + 1j, 2]), jnp.array([True, True]))
     assert Mean.of(jnp.abs(jnp.array([1 + 1j, 2])) ** 2, jnp.array([True, True])).value() == 3
-
-
-@pytest.mark.thorough
-def test_each_advice_for_another_shape_works():
-    values, mask = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([True, False])
-    assert Mean.of(values[:, 0], mask).value() == 1
-    assert Mean.of(values.sum(-1), mask).value() == 3
-    each = jnp.broadcast_to(mask[:, None], values.shape)
-    assert Mean.of(values, each).value() == 1.5
 
 
 def test_terms_keep_each_mean_and_its_coefficient():
@@ -148,3 +133,59 @@ def test_only_short_floats_are_widened():
     wide = pytree.at_least_f32(TREE)
     assert (wide["low"].dtype, wide["n"].dtype) == (jnp.float32, TREE["n"].dtype)
     assert wide["blocks"][0]["kernel"] is TREE["blocks"][0]["kernel"]
+
+
+@pytest.mark.thorough
+def test_a_row_draws_by_its_place_in_the_whole_batch():
+    key, rows = jax.random.key(5), jnp.arange(8)
+    draw = lambda rows: jax.vmap(jax.random.uniform)(row_keys(key, {"row": rows}))
+    whole = draw(rows)
+    np.testing.assert_array_equal(draw(rows[3:5]), whole[3:5])
+    np.testing.assert_array_equal(draw(rows[::-1]), whole[::-1])
+    assert len(set(whole.tolist())) == 8
+
+
+def test_row_and_mask_are_those_of_a_full_batch_where_there_are_none():
+    got = with_rows({"x": jnp.ones((3, 2))})
+    assert (got["row"].tolist(), got["mask"].tolist()) == ([0, 1, 2], [True] * 3)
+    kept = with_rows({"x": jnp.ones(2), "mask": jnp.array([True, False])})
+    assert kept["mask"].tolist() == [True, False]
+
+
+def test_arrays_of_other_rows_are_named():
+    for other in (jnp.float32(0.5), jnp.ones(2)):
+        with pytest.raises(LossError, match=r"'alpha': \((2,)?\), 'x': \(3, 2\)"):
+            with_rows({"x": jnp.ones((3, 2)), "alpha": other})
+    assert len(with_rows({"x": jnp.ones((3, 2)), "alpha": jnp.full(3, 0.5)})["mask"]) == 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("impl", "partitionable", "x64"),
+    [("threefry2x32", False, False), ("rbg", True, True), ("unsafe_rbg", True, False)],
+)
+def test_a_row_draws_the_same_by_every_generator(impl, partitionable, x64):
+    with jax.enable_x64(x64), jax.threefry_partitionable(partitionable):
+        key, rows, some = jax.random.key(5, impl=impl), np.arange(8), np.array([2, 3] * 4)
+        normal = jax.vmap(lambda key: jax.random.normal(key, (3,)))
+        draw = jax.jit(lambda key, rows: normal(row_keys(key, {"row": rows})))
+        whole = np.asarray(draw(key, rows))
+        np.testing.assert_array_equal(draw(key, rows[::-1]), whole[::-1])
+        np.testing.assert_array_equal(draw(key, some), whole[some])
+        other = np.asarray(draw(jax.random.key(6, impl=impl), rows))
+        assert len(np.unique([whole, other])) == 48
+
+
+@pytest.mark.thorough
+def test_a_step_that_draws_is_the_same_however_it_is_split():
+    def loss(params, batch, rng):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(row_keys(rng, batch))
+        return Mean.of(jnp.square(noise @ params), batch["mask"])
+
+    ends = []
+    with jax.default_prng_impl("rbg"):
+        for microbatches in (1, 4):
+            state = new_state(jnp.arange(1.0, 4.0), optax.sgd(0.1), jax.random.key(0))
+            step = jax.jit(make_step(loss, optax.sgd(0.1), microbatches=microbatches))
+            ends.append(step(state, {"x": np.zeros(8, np.float32)})[0].params)
+    assert_close(*ends, 1e-6)

@@ -8,16 +8,14 @@ import pytest
 from quick_study import config_of, write_study
 
 from jtrain.distributed import accelerators
-from jtrain.distributed.accelerators import install_extra, unused_accelerators
+from jtrain.distributed.accelerators import unused_accelerators
 from jtrain.train.banner import banner_lines
 from jtrain.train.program import set_up
 
-VERSION = (
-    "NVRM version: NVIDIA UNIX {}Kernel Module{}  {}  Sun May 12 22:09:53 UTC 2024\n"
+NEW = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Sun May 12 2024\n"
     "GCC version:  gcc version 12.3.0\n"
 )
-OLD = VERSION.format("x86_64 ", "", "535.183.01")
-NEW = VERSION.format("Open ", " for x86_64", "580.65.06")
 
 
 def machine(root: Path, *files: str, **contents: str) -> Path:
@@ -47,34 +45,28 @@ def lines_for(root: Path, *platforms: str, chosen: str = "", packages: str = "",
 
 
 @pytest.mark.parametrize(
-    ("files", "contents", "environ", "said"),
+    ("files", "contents", "said"),
     [
-        (["dev/nvidia0", "dev/nvidiactl"], {}, {}, ["an NVIDIA GPU", "'jtrain[cuda12]'"]),
+        (["dev/nvidia0", "dev/nvidiactl"], {}, ["an NVIDIA GPU", "'jtrain[cuda12]'"]),
         (
             ["dev/nvidia0", "dev/nvidia1"],
             {"proc/driver/nvidia/version": NEW},
-            {},
             ["2 NVIDIA GPUs", "'jtrain[cuda13]'"],
         ),
-        (["dev/vfio/0"], pci("0x1ae0", "0x0063"), {}, ["a TPU v5e,", "'jtrain[tpu]'"]),
+        (["dev/vfio/0"], pci("0x1ae0", "0x0063"), ["a TPU v5e,", "'jtrain[tpu]'"]),
     ],
 )
-def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, contents, environ, said):
-    (line,) = lines_for(machine(tmp_path, *files, **contents), **environ)
+def test_an_unused_accelerator_is_reported_with_a_command(tmp_path, files, contents, said):
+    (line,) = lines_for(machine(tmp_path, *files, **contents))
     assert line.startswith("This machine has ")
     assert "and JAX computes on the CPU: pip install 'jtrain[" in line
     for words in said:
         assert words in line
 
 
-@pytest.mark.parametrize(
-    ("files", "contents"),
-    [
-        (["dev/null", "dev/nvidia-caps/nvidia-cap1", "dev/accel/accel0", "dev/vfio/vfio"], {}),
-    ],
-)
-def test_a_machine_without_one_gets_no_line(tmp_path, files, contents):
-    assert lines_for(machine(tmp_path, *files, **contents)) == []
+def test_a_machine_without_one_gets_no_line(tmp_path):
+    others = "dev/null", "dev/nvidia-caps/nvidia-cap1", "dev/accel/accel0", "dev/vfio/vfio"
+    assert lines_for(machine(tmp_path, *others)) == []
 
 
 def test_no_line_if_jax_uses_it_or_a_platform_was_chosen(tmp_path):
@@ -89,22 +81,6 @@ def test_an_installed_plugin_that_did_not_start_is_reported(tmp_path):
     gpu, tpu = lines_for(root, packages="libtpu jax-cuda12-plugin")
     assert "jax-cuda12-plugin is installed and did not start. See why: JAX_PLATFORMS=cuda" in gpu
     assert "libtpu is installed and did not start. See why: JAX_PLATFORMS=tpu python3 -c" in tpu
-
-
-@pytest.mark.parametrize(
-    ("files", "contents", "packages", "environ", "extra"),
-    [
-        ([], {}, "", {}, ""),
-        (["dev/accel0"], {}, "", {}, "tpu"),
-        (["dev/nvidia0"], {"proc/driver/nvidia/version": NEW}, "jax-cuda12-plugin", {}, "cuda12"),
-    ],
-)
-def test_the_extra_to_install_is_that_of_the_machine_and_its_plugin(
-    tmp_path, files, contents, packages, environ, extra
-):
-    root = machine(tmp_path, *files, **contents)
-    has_package = packages.split().__contains__
-    assert install_extra(root=root, environ=environ, has_package=has_package) == extra
 
 
 def test_a_run_logs_it_before_its_first_step_unless_a_platform_was_chosen(tmp_path, monkeypatch):

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
+from plain_environ import run_python
 from quick_study import write_study
 
 from jtrain.cli import main
@@ -65,15 +64,6 @@ def test_flags_of_libtpu_need_libtpu(monkeypatch):
     assert all(flag_name(each).startswith("xla_gpu_") for each in merged[FLAGS].split())
 
 
-@pytest.mark.thorough
-def test_an_unknown_flag_and_a_wrong_value_are_errors_of_the_config():
-    with pytest.raises(ConfigError) as refused:
-        check_known({FLAGS: "--xla_gpu_enable_latncy_hiding_scheduler=true"})
-    assert "refuses --xla_gpu_enable_latncy_hiding_scheduler" in str(refused.value)
-    with pytest.raises(ConfigError, match="--xla_backend_optimization_level=high"):
-        check_known({FLAGS: "--xla_backend_optimization_level=high"})
-
-
 def test_an_unknown_flag_of_the_environment_is_an_error_and_no_crash(monkeypatch, capsys):
     monkeypatch.setattr(compiler_flags, "has_devices", lambda: False)
     monkeypatch.setenv(FLAGS, "--xla_force_host_platform_device_count=8 --xla_gpu_nonsense=1")
@@ -96,26 +86,17 @@ def test_a_run_prints_and_records_its_flags_and_a_resume_says_what_changed(tmp_p
     write_study(tmp_path)
     usual = {key: x for key, x in os.environ.items() if key not in (FLAGS, LIBTPU_FLAGS)}
 
-    def run(*settings: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "jtrain", "run", "configs/quick.yaml", *settings]
-        return subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**usual, "PYTHONPATH": str(ROOT), **environ},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
+    def run(*settings: str) -> None:
+        env = {**usual, "PYTHONPATH": str(ROOT)}
+        run_python("-m", "jtrain", "run", "configs/quick.yaml", *settings, cwd=tmp_path, env=env)
 
     level = "--xla_backend_optimization_level=0"
-    first = run("xla.preset=fast_compile", "steps=4")
-    assert first.returncode == 0, first.stderr
+    run("xla.preset=fast_compile", "steps=4")
     log = tmp_path / "runs/quick/log.txt"
     assert f"xla: XLA_FLAGS={level}" in log.read_text()
     record = json.loads((tmp_path / "runs/quick/run.json").read_text())
     assert record["flags"] == {FLAGS: level}
-    second = run("xla.flags=[xla_cpu_enable_fast_math=false]", "steps=8")
-    assert second.returncode == 0, second.stderr
+    run("xla.flags=[xla_cpu_enable_fast_math=false]", "steps=8")
     said = log.read_text()
     assert "resumes from step 4 of 8" in said
     other = "--xla_cpu_enable_fast_math=false"

@@ -56,11 +56,6 @@ def test_pool_of_devices_that_run_is_not_changed(before_devices, monkeypatch):
     assert f"{POOL}=32" in describe_small_pool(8)[0]
 
 
-def test_tests_have_the_threads_of_a_user():
-    assert POOL not in os.environ
-    assert not describe_small_pool(8)
-
-
 def test_deadlocked_devices_end_the_process_with_a_sentence(capfd):
     codes, ended = [], threading.Event()
     watch = DeadlockWatch(

@@ -125,18 +125,8 @@ def test_trains_a_few_steps_over_all_devices(name: str):
         assert {len(array) for array in jax.tree.leaves(loaded.predict(rows))} == {5}
 
 
-# In each run of CI: rows that meet. `jtrain check` runs whole in tests/cli.
-PROVED = ("two_towers",)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.thorough if n in PROVED else pytest.mark.slow)
-        for n in CONFIGS
-    ],
-)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_gives_one_result_however_its_batches_are_split(name: str):
     settings = "parallel={kind: single}", "precision={kind: bf16}"
     of = build_loss_case(tiny(name, *settings).config, rows=8)

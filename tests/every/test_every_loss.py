@@ -68,110 +68,77 @@ class Row(NamedTuple):
 
 ROW_MASK = np.array([True, True, False, True, False, True])
 TOKEN_MASK = np.arange(5) < np.array([5, 3, 0, 1, 0, 4])[:, None]
-accuracy = lambda z, y: (z.argmax(-1) == y).astype(jnp.float32)
 normal = lambda *shape: DRAW.standard_normal(shape).astype(np.float32)
+labels = lambda *shape: DRAW.integers(0, 7, shape).astype(np.int32)
+CLASSES = 3 * normal(ROWS, 7), labels(ROWS), ROW_MASK
+TOKENS = 3 * normal(ROWS, 5, 7), labels(ROWS, 5), TOKEN_MASK
+NUMBERS = normal(ROWS, 3), normal(ROWS, 3), ROW_MASK
 HEAD = jnp.asarray(DRAW.integers(-2, 3, (7, 4)) / 2, jnp.float32)  # whole in bfloat16 too
+accuracy = lambda z, y: (z.argmax(-1) == y).astype(jnp.float32)
+same_class = lambda z, y: (z.argmax(-1) == y.argmax(-1)).astype(jnp.float32)
+distance = lambda z, y: abs(z - y).mean(-1)
+log_chances = lambda z: jnp.log(jnp.exp(z) / jnp.exp(z).sum(-1, keepdims=True))
+
+
+def alone(term: Callable, arrays: tuple, plain: Callable) -> Row:
+    """Return the row of a term of the logits alone, which is its own metric."""
+    plain_of = lambda z, _: plain(z)
+    return Row(lambda z, _, m: (term(z, m), {"x": term(z, m)}), *arrays, plain_of, plain_of)
+
+
 MEMBERS = {
-    "cross_entropy": Row(
-        cross_entropy,
-        3 * normal(ROWS, 7),
-        DRAW.integers(0, 7, ROWS).astype(np.int32),
-        ROW_MASK,
-        plain_nats,
-        accuracy,
-    ),
-    "next_token": Row(
-        next_token,
-        3 * normal(ROWS, 5, 7),
-        DRAW.integers(0, 7, (ROWS, 5)).astype(np.int32),
-        TOKEN_MASK,
-        plain_nats,
-        accuracy,
-    ),
-    "squared_error": Row(
-        squared_error,
-        normal(ROWS, 3),
-        normal(ROWS, 3),
-        ROW_MASK,
-        lambda z, y: ((z - y) ** 2).mean(-1),
-        lambda z, y: abs(z - y).mean(-1),
-    ),
+    "cross_entropy": Row(cross_entropy, *CLASSES, plain_nats, accuracy),
     "smoothed cross_entropy": Row(
         lambda z, y, m: cross_entropy(z, y, m, smoothing=0.3),
-        3 * normal(ROWS, 7),
-        DRAW.integers(0, 7, ROWS).astype(np.int32),
-        ROW_MASK,
-        lambda z, y: (
-            0.7 * plain_nats(z, y)
-            - 0.3 * jnp.log(jnp.exp(z) / jnp.exp(z).sum(-1, keepdims=True)).mean(-1)
-        ),
+        *CLASSES,
+        lambda z, y: 0.7 * plain_nats(z, y) - 0.3 * log_chances(z).mean(-1),
         accuracy,
     ),
     "soft_cross_entropy": Row(
         soft_cross_entropy,
-        3 * normal(ROWS, 7),
-        DRAW.dirichlet(np.ones(7), ROWS).astype(np.float32),
-        ROW_MASK,
-        lambda z, p: -(p * jnp.log(jnp.exp(z) / jnp.exp(z).sum(-1, keepdims=True))).sum(-1),
-        lambda z, p: (z.argmax(-1) == p.argmax(-1)).astype(jnp.float32),
-    ),
-    "z_loss": Row(
-        lambda z, _, m: (z_loss(z, m), {"z": z_loss(z, m)}),
-        3 * normal(ROWS, 5, 7),
-        normal(1),
-        TOKEN_MASK,
-        lambda z, _: jnp.log(jnp.exp(z).sum(-1)) ** 2,
-        lambda z, _: jnp.log(jnp.exp(z).sum(-1)) ** 2,
-    ),
-    "balance of experts": Row(
-        lambda z, _, m: (balance(z[:, None], m, top_k=2), {"b": balance(z[:, None], m, top_k=2)}),
-        3 * normal(ROWS, 5, 4),
-        normal(1),
-        np.repeat(ROW_MASK[:, None], 5, 1),
-        lambda z, _: plain_balance(z),
-        lambda z, _: plain_balance(z),
-    ),
-    "huber": Row(
-        lambda z, y, m: huber(z, y, m, delta=0.8),
-        normal(ROWS, 3),
-        normal(ROWS, 3),
-        ROW_MASK,
-        lambda z, y: jnp.where(abs(z - y) < 0.8, (z - y) ** 2 / 2, 0.8 * (abs(z - y) - 0.4)).mean(
-            -1
-        ),
-        lambda z, y: abs(z - y).mean(-1),
-    ),
-    "binary_cross_entropy": Row(
-        binary_cross_entropy,
-        3 * normal(ROWS, 3),
-        DRAW.uniform(size=(ROWS, 3)).astype(np.float32),
-        ROW_MASK,
-        lambda z, y: (y * jnp.log(1 + jnp.exp(-z)) + (1 - y) * jnp.log(1 + jnp.exp(z))).mean(-1),
-        lambda z, y: ((z > 0) == (y > 0.5)).mean(-1),
+        *(3 * normal(ROWS, 7), DRAW.dirichlet(np.ones(7), ROWS).astype(np.float32), ROW_MASK),
+        lambda z, p: -(p * log_chances(z)).sum(-1),
+        same_class,
     ),
     "distillation": Row(
         lambda z, y, m: distillation(z, y, m, temperature=2.0),
-        3 * normal(ROWS, 7),
-        3 * normal(ROWS, 7),
-        ROW_MASK,
+        *(3 * normal(ROWS, 7), 3 * normal(ROWS, 7), ROW_MASK),
         plain_divergence,
-        lambda z, y: (z.argmax(-1) == y.argmax(-1)).astype(jnp.float32),
+        same_class,
+    ),
+    "next_token": Row(next_token, *TOKENS, plain_nats, accuracy),
+    "chunked_next_token": Row(
+        lambda x, y, m: chunked_next_token(x, HEAD, y, m, chunk=2),
+        *(normal(ROWS, 5, 4), labels(ROWS, 5), TOKEN_MASK),
+        lambda x, y: plain_nats(x @ HEAD.T, y),
+        lambda x, y: accuracy(x @ HEAD.T, y),
+    ),
+    "z_loss": alone(z_loss, TOKENS, lambda z: jnp.log(jnp.exp(z).sum(-1)) ** 2),
+    "balance of experts": alone(
+        lambda z, m: balance(z[:, None], m, top_k=2),
+        (3 * normal(ROWS, 5, 4), normal(1), np.repeat(ROW_MASK[:, None], 5, 1)),
+        plain_balance,
+    ),
+    "squared_error": Row(squared_error, *NUMBERS, lambda z, y: ((z - y) ** 2).mean(-1), distance),
+    "huber": Row(
+        lambda z, y, m: huber(z, y, m, delta=0.8),
+        *NUMBERS,
+        lambda z, y: jnp.where(abs(z - y) < 0.8, (z - y) ** 2 / 2, 0.8 * (abs(z - y) - 0.4)).mean(
+            -1
+        ),
+        distance,
+    ),
+    "binary_cross_entropy": Row(
+        binary_cross_entropy,
+        *(3 * normal(ROWS, 3), DRAW.uniform(size=(ROWS, 3)).astype(np.float32), ROW_MASK),
+        lambda z, y: (y * jnp.log(1 + jnp.exp(-z)) + (1 - y) * jnp.log(1 + jnp.exp(z))).mean(-1),
+        lambda z, y: ((z > 0) == (y > 0.5)).mean(-1),
     ),
     "kl of elbo": Row(
         latent_loss,
-        normal(ROWS, 3),
-        normal(ROWS, 3),
-        ROW_MASK,
+        *NUMBERS,
         lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
         lambda m, v: ((m**2 + jnp.exp(v) - 1 - v) / 2).sum(-1),
-    ),
-    "chunked_next_token": Row(
-        lambda x, y, m: chunked_next_token(x, HEAD, y, m, chunk=2),
-        normal(ROWS, 5, 4),
-        DRAW.integers(0, 7, (ROWS, 5)).astype(np.int32),
-        TOKEN_MASK,
-        lambda x, y: plain_nats(x @ HEAD.T, y),
-        lambda x, y: accuracy(x @ HEAD.T, y),
     ),
 }
 

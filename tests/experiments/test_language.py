@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from comparison import assert_close, distance
+from comparison import assert_close
 from quick_study import config_of
 
 from jtrain.core.mean import Terms
@@ -13,8 +13,6 @@ from jtrain.core.placement import Unplaced
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 from jtrain.losses.next_token import inputs_and_targets, next_token
-from jtrain.models.layers.block_stack import unstack_layers
-from jtrain.train.program import set_up
 
 pytestmark = pytest.mark.thorough
 
@@ -70,22 +68,6 @@ def test_packed_rows_keep_their_documents_apart(tmp_path: Path):
     across = (jnp.diff(batch["segments"]) > 0).sum()
     assert other.weight - found.weight == across > 8, "no target is across two documents"
     assert abs(other.value() - found.value()) > 1e-3
-
-
-def test_layers_in_a_scan_train_as_layers_written_out():
-    """Check a stack of norms: its scales would decay if they counted as a matrix."""
-    layers = ("model.layers=2", "microbatches=1", "precision.kind=f32")
-    decay = ("steps_per_call=1", "optimizer.weight_decay=1.0", "optimizer.schedule.warmup=0")
-    losses, params = {}, {}
-    for scan in (False, True):
-        parts = set_up(config_of(CONFIG, [*TOY, *layers, *decay, f"model.scan={scan}"]))
-        state, step, losses[scan] = parts.initial_state(), parts.compile_step(), []
-        for batch in (parts.place(parts.resolved.experiment.train[i]) for i in range(5)):
-            state, metrics = step(state, batch)
-            losses[scan].append(metrics["loss"].value())
-        params[scan] = unstack_layers(state.params) if scan else state.params
-    assert_close(losses[True], losses[False], 1e-6)
-    assert distance(params[True], params[False]) < 1e-5
 
 
 def test_experts_are_judged_besides_and_a_batch_of_them_meets():

@@ -5,12 +5,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from comparison import assert_close
 from quick_study import config_of, trained
 
-import jtrain as jt
 from jtrain.core.placement import Unplaced
 from jtrain.train.hooks.log import read_results
 
@@ -95,19 +93,6 @@ def test_returns_are_discounted_sums():
     rewards = np.float32([[1, 1, 1, 0], [2, 0, 0, 4]])
     expected = [[1.75, 1.5, 1, 0], [2.5, 1, 2, 4]]
     assert_close(cart().to_go(jnp.asarray(rewards), 0.5), expected, 1e-6)
-
-
-@pytest.mark.slow
-def test_episodes_do_not_depend_on_how_they_are_split():
-    config = config_of(CART, ["data.horizon=30", "model.widths=[8]", "batch=8"])
-    x, sgd = config.build(Unplaced()), optax.sgd(1e-2)
-    state = jt.new_state(x.init(jax.random.key(0))[0], sgd, jax.random.key(1))
-    whole, parts = (
-        jax.jit(jt.make_step(x.loss, sgd, microbatches=count))(state, x.train[0])[1]
-        for count in (1, 4)
-    )
-    assert whole["return"].value() == parts["return"].value() > 8
-    assert_close(whole["grad_norm"].value(), parts["grad_norm"].value(), 1e-5)
 
 
 def test_the_pole_stays_up_for_150_actions_after_40_updates():

@@ -133,22 +133,6 @@ def step_under(layout, microbatches, x, params, extra, batch):
     return jax.device_get(state.opt_state[0])
 
 
-@pytest.mark.thorough
-def test_dropout_draws_by_row_and_only_in_training():
-    x, params, extra = started("lora={rank: 2, on: ['*kernel'], dropout: 0.5}")
-    batch = {name: jnp.asarray(array[:4]) for name, array in x.train[0].items()}
-    ratio = lambda mean: mean.total / mean.weight
-    loss = jax.jit(lambda batch, rng: ratio(x.loss.loss(params, extra, batch, rng)[0]))
-    key = jax.random.key(3)
-    assert loss(batch, key) != loss(batch, jax.random.key(4))
-    some = {name: array[2:3] for name, array in batch.items()}
-    rows = [loss({n: v[i : i + 1] for n, v in batch.items()}, key) for i in range(4)]
-    assert_close(np.mean(rows), loss(batch, key), 1e-6)  # rows of one length
-    merged = x.adapter.join(params, extra, merged=True)
-    plain = config("lora={}").build(Unplaced())
-    assert_close(loss(some, None), ratio(jax.jit(plain.loss)(merged, some, None)[0]), 1e-6)
-
-
 WIDE = (
     "model.width=64",
     "model.scan=true",

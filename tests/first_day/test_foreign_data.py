@@ -161,6 +161,7 @@ def test_a_dtype_that_jax_has_not_is_refused_by_name():
         assert found.dtype.kind in "fi"
 
 
+@pytest.mark.thorough
 def test_models_of_other_libraries_are_told_how():
     equinox = pytest.importorskip("equinox")
     import flax.linen as nn

@@ -1,6 +1,5 @@
 """The mistakes of a first day, in scripts and commands: the line, one sentence, one thing to type."""
 
-import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from quick_study import CODE, YAML, at_home, write_study
 
 import jtrain as jt
 from jtrain.cli import main
-from jtrain.errors import ConfigError, LossError, UserError
+from jtrain.errors import ConfigError, UserError
 from jtrain.models.adapters.nnx import from_nnx
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
@@ -223,8 +222,6 @@ class Command(NamedTuple):
 
 
 COMMANDS = [
-    Command("a misspelt synonym", "optimizer.lerning_rate=3: is no key", "did you mean optimizer.lr?",
-         ("run", CONFIG, "optimizer.lerning_rate=3")),
     Command("spaces around =", "steps = 100: a setting has no spaces around its `=`",
          f"write jtrain run {CONFIG} steps=100", ("run", CONFIG, "steps", "=", "100")),
     Command("a key as an option", "no option --steps", "a value is set by steps=100",
@@ -273,32 +270,6 @@ def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, 
     told = capfd.readouterr().err
     assert "write jtrain run shakespeare; these come with jtrain: additions, chat" in told
     assert main(("show", "shakespeare")) == 0, "the advice works"
-
-
-@pytest.mark.thorough
-def test_an_argument_of_fit_is_named_as_it_was_typed():
-    for arguments, words in [
-        ({"hooks": print}, "hooks= takes a list, and one hook was given"),
-        ({"valid_every": -1}, "valid_every=-1: must be a whole number at least 0"),
-        ({"best": "loss"}, "has none: there is no `valid`; give a set `valid`"),
-    ]:
-        loss = lambda params, batch, rng: jt.Mean.of(batch["x"] @ params, batch["mask"])
-        data = np.ones((8, 2), np.float32)
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            jt.fit(loss, np.zeros(2), data, steps=1, parallel="single", quiet=True, **arguments)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("y", "lr", "words"),
-    [(np.nan, 0.1, 'repeat the call with guard="skip".'), (1.0, 3e38, "the call with lr=0.001.")],
-)
-def test_a_bad_step_of_fit_advises_another_call(y, lr, words):
-    loss = lambda params, batch, rng: jt.Mean.of((batch["x"] @ params - y) ** 2, batch["mask"])
-    how = {"steps": 1, "parallel": "single", "quiet": True, "guard": "stop"}
-    with pytest.raises(LossError, match=re.escape(words)) as caught:
-        jt.fit(loss, np.zeros(2), np.ones((8, 2), np.float32), "sgd", lr=lr, **how)
-    assert "jtrain run" not in str(caught.value)
 
 
 def test_an_argument_of_another_library_has_its_name_here():

@@ -55,7 +55,7 @@ def _by_hand():
     return jt.fit(plain, params, (X, Y), "sgd", lr=0.1, **HOW)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["classifier", "own loss", "Model", "function"])
 def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
     net = Net(nnx.Rngs(0))

@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from comparison import assert_close
 
-import jtrain as jt
 from jtrain.core.mean import Mean, Terms
 from jtrain.losses.balance import balance, with_router
 
@@ -75,23 +73,3 @@ def test_both_are_terms_beside_the_loss():
     expected = np.mean([squares[:, i][REAL].mean() for i in range(LAYERS)])
     assert_close(metrics["router_z"].value(), expected, 1e-6)
     assert metrics["balance"].value() == terms.means[1].value()
-
-
-@pytest.mark.thorough
-def test_rows_may_be_cut_into_microbatches_and_a_batch_that_meets_is_refused():
-    real = lambda batch: batch["mask"][:, None] & jnp.ones((1, TIME), bool)
-    loss = lambda group: (
-        lambda params, batch, rng: balance(
-            params * batch["logits"], real(batch), top_k=2, group=group
-        )
-    )
-    batch = {"logits": LOGITS, "mask": REAL[:, 0], "row": np.arange(ROWS, dtype=np.int32)}
-    make = lambda: jt.new_state(jnp.float32(1), optax.sgd(1.0), jax.random.key(0))
-    step = lambda n: jt.make_step(loss("row"), optax.sgd(1.0), microbatches=n, ragged=True)
-    with jax.numpy_dtype_promotion("standard"):  # the step's own
-        whole, halves = (jax.jit(step(n))(make(), batch) for n in (1, 2))
-    assert_close(halves[1]["loss"].value(), whole[1]["loss"].value(), 1e-6)
-    assert_close(halves[0].params, whole[0].params, 1e-6)
-    assert abs(float(whole[0].params) - 1) > 1e-3
-    with pytest.raises(ValueError, match="microbatches=1"):
-        jt.make_step(loss("batch"), optax.sgd(1.0), microbatches=2, couples="batch")

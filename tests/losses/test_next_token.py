@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jtrain.errors import LossError
-from jtrain.losses.next_token import inputs_and_targets, next_token
+from jtrain.losses.next_token import inputs_and_targets
 
 TOKENS = jnp.arange(12).reshape(3, 4)
 
@@ -32,21 +32,3 @@ def test_lengths_and_the_mask_hide_targets():
     }
     _, _, real = inputs_and_targets(batch)
     np.testing.assert_array_equal(real, [[1, 1, 0], [1, 1, 1], [0, 0, 0]])
-
-
-@pytest.mark.thorough
-def test_of_equal_chances_a_token_costs_the_log_of_the_vocabulary():
-    real = jnp.ones((3, 3), bool)
-    value, metrics = next_token(jnp.zeros((3, 3, 12)), TOKENS[:, 1:], real)
-    assert value.value() == pytest.approx(np.log(12), rel=1e-6)
-    assert metrics["accuracy"].value() == 0
-
-
-@pytest.mark.thorough
-def test_large_logits_neither_overflow_nor_vanish():
-    logits = jnp.zeros((1, 1, 3)).at[0, 0, 0].set(1e4)
-    ones = jnp.ones((1, 1), bool)
-    sure, _ = next_token(logits, jnp.array([[0]]), ones)
-    wrong, _ = next_token(logits, jnp.array([[1]]), ones)
-    assert sure.value() == 0
-    assert wrong.value() == 1e4

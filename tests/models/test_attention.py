@@ -72,19 +72,6 @@ def test_half_precision_has_a_softmax_in_full():
     assert exponential.endswith("xf32>")
 
 
-@pytest.mark.thorough
-def test_the_gradient_is_the_slope():
-    qkv, options = draw(groups=2), {"window": 5, "soft_cap": 3.0, "segments": SEGMENTS}
-    way = [np.float64(x[:, ::-1]) for x in qkv]
-    grads = jax.jit(jax.grad(lambda *x: jnp.square(attention(*x, **options)).sum(), (0, 1, 2)))
-    along = np.concatenate([(g * w).ravel() for g, w in zip(grads(*qkv), way, strict=True)])
-    exact = lambda by: np.square(
-        in_numpy(*[np.float64(x) + by * w for x, w in zip(qkv, way, strict=True)], **options)
-    ).sum()
-    slope = (exact(1e-5) - exact(-1e-5)) / 2e-5
-    assert_close(along.sum(), slope, 1e-5, terms=np.abs(along).sum())
-
-
 SPLASH = {"window": 100, "segments": True}
 
 

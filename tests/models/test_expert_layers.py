@@ -118,19 +118,6 @@ def test_the_gradient_is_that_of_all_experts_at_once(name: str):
     assert_leaves_close(ours, theirs, 5e-6)
 
 
-def test_a_token_without_a_place_is_left_as_it_is():
-    how = Capacity(count=EXPERTS, factor=1.0)
-    params, apply = made("capacity")
-    alike = jnp.asarray(np.repeat(X[:, :1], TIME, 1))  # all choose the same two experts
-    out, _ = apply(params, alike)
-    places = how.places(TIME)
-    assert places == 6
-    assert np.abs(out[:, :places]).max() > 0.1
-    assert not np.asarray(out[:, places:]).any()
-    part, _ = apply(params, alike, False)
-    assert_close(part, np.repeat(out[:, :1], TIME, 1), 2e-6)
-
-
 @pytest.mark.parametrize("name", ["dropless", "capacity"])
 def test_no_row_knows_of_another_and_no_token_of_a_later_one(name: str):
     params, apply = made(name)

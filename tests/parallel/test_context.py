@@ -20,7 +20,6 @@ from jtrain.core.interpret import executions, operations
 from jtrain.core.placement import Placement
 from jtrain.core.rows import row_keys
 from jtrain.errors import ShardingError
-from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
 from jtrain.models.attention.blockwise import Causal
 from jtrain.models.transformer import Transformer
@@ -175,24 +174,6 @@ def test_every_device_computes_what_is_seen_and_no_more():
 
 
 @pytest.mark.thorough
-def test_keys_and_values_travel_to_the_other_devices_and_nothing_else_does():
-    devices, here = (
-        8,
-        2 * ROWS_ * (TIMES // 8) * GROUPS * HEAD * 4,
-    )  # bytes of the keys and values of a device
-    place = place_of(context=devices)
-    attend = jax.jit(lambda *qkv: place.attend(Causal(), *qkv))
-    text = attend.lower(*shapes()).compile().as_text()
-    assert text
-    crossed = {each.kind: each for each in read_collectives(text, {"context": devices}).collectives}
-    assert set(crossed) == {"collective-permute"}
-    assert (
-        sum(each.sent for each in read_collectives(text, {"context": devices}).collectives)
-        == (devices - 1) * here
-    )
-
-
-@pytest.mark.thorough
 def test_backward_they_travel_again_and_their_gradients_behind_them():
     place = place_of(context=8)
     arrays = 2  # keys and values, and of both the gradient
@@ -253,15 +234,6 @@ def test_a_kernel_is_refused_on_a_ring_and_taken_by_ulysses():
         jax.eval_shape(attend(place_of(context=2, data=4, **BY_ULYSSES)), *shapes())
 
 
-@pytest.mark.thorough
-def test_what_the_refusals_advise_is_taken():
-    for axes, t in (({"context": 2, "data": 4}, 20), ({"context": 4, "data": 2}, 24)):
-        jax.eval_shape(lambda *qkv, p=place_of(**axes): p.attend(Causal(), *qkv), *shapes(t))
-    place = place_of(context=2, data=4, **BY_ULYSSES)
-    jax.eval_shape(lambda *qkv: place.attend(Causal(), *qkv), *shapes())
-    assert place.order(18) is None
-
-
 B, T, H, G, K = 8, 6, 4, 2, 8
 SEGMENTS = np.repeat([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]], B // 2, axis=0).astype(np.int32)
 
@@ -301,15 +273,6 @@ def test_a_kernel_is_called_for_the_rows_and_heads_of_a_device():
     wanted = (*jax.vjp(plain, *qkv)[1](qkv[0]), plain(*qkv))
     for ours, theirs in zip(got, wanted, strict=True):
         assert_close(ours, theirs, 2e-6)
-
-
-@pytest.mark.thorough
-def test_what_is_no_kernel_is_left_to_the_compiler():
-    place = Axes(fsdp=4, tensor=2).build().placement
-    jaxpr = jax.make_jaxpr(lambda *x: place.attend(Causal(), *x))(*draw())
-    assert "shard_map" not in str(jaxpr)
-    jaxpr = jax.make_jaxpr(lambda *x: place.attend(Kernel(), *x))(*draw())
-    assert "shard_map" in str(jaxpr)
 
 
 def test_heads_that_do_not_divide_are_refused():

@@ -11,10 +11,8 @@ from jax.sharding import PartitionSpec as P
 from layouts import STRATEGIES, strategy
 from line import height, line, points, squared, start
 
-from jtrain.core.loss import stateful
-from jtrain.core.mean import Mean
 from jtrain.core.state import new_state
-from jtrain.core.step import make_step, scan_steps
+from jtrain.core.step import make_step
 from jtrain.errors import RetraceError
 from jtrain.parallel import Strategy
 from jtrain.parallel.strategies.mirrored import flat_psum
@@ -105,25 +103,6 @@ def test_a_bad_batch_changes_no_bit_on_any_device(where):
 
 
 @pytest.mark.thorough
-def test_many_steps_in_one_call_are_the_same_steps(where):
-    each = [points(16, seed=n) for n in range(3)]
-    stacked = where.place(
-        {name: np.stack([batch[name] for batch in each]) for name in each[0]}, stacked=True
-    )
-    step, want = make_step(squared, ADAMW, psum=where.psum), start(ADAMW, where)
-    one = where.compile(step, want, where.place(each[0]), keeps=True)
-    got = start(ADAMW, where)
-    all_in_one = where.compile(scan_steps(step), got, stacked, stacked=True, keeps=True)
-    got, metrics = all_in_one(got, stacked)
-    losses = []
-    for batch in each:
-        want, alone = one(want, where.place(batch))
-        losses.append(alone["loss"].value())
-    assert_close(metrics["loss"].value(), losses, 1e-6)
-    assert distance(got.params, want.params) < 1e-6
-
-
-@pytest.mark.thorough
 def test_a_plain_scalar_is_the_mean_over_the_rows(where):
     scalar = lambda params, batch, rng: jnp.square(height(params, batch) - batch["y"]).mean()
     step, state, batch = compiled(where, scalar, microbatches=2)
@@ -133,32 +112,6 @@ def test_a_plain_scalar_is_the_mean_over_the_rows(where):
         other, want = mean(other, batch)
         assert got["loss"].value() == pytest.approx(want["loss"].value(), rel=1e-6)
     assert distance(state.params, other.params) < 1e-6
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_carried_state_is_exact(where, microbatches):
-    """Return a running mean as a Mean, and an unchanged teacher."""
-
-    @stateful
-    def loss(params, extra, batch, rng):
-        del rng
-        to = height(extra["teacher"], batch)
-        error = Mean.of(jnp.square(height(params, batch) - to), batch["mask"])
-        running = 0.9 * extra["running"] + 0.1 * jnp.abs(batch["x"]).sum(-1)  # b
-        return error, {}, {"running": Mean.of(running, batch["mask"]), "teacher": extra["teacher"]}
-
-    teacher = jax.tree.map(lambda x: x + 1, line())
-    extra = {"running": jnp.float32(5), "teacher": teacher}
-    step, state, _ = compiled(where, loss, microbatches=microbatches, extra=extra, ragged=True)
-    want = 5.0
-    for seed in range(3):
-        batch = points(16, hidden=5, seed=seed)
-        state, metrics = step(state, where.place(batch))
-        want = 0.9 * want + 0.1 * np.abs(batch["x"][:11].astype(np.float64)).sum(-1).mean()
-    assert float(state.extra["running"]) == pytest.approx(want, rel=1e-6)
-    assert bitwise(jax.device_get(state.extra["teacher"]), jax.device_get(teacher))
-    assert np.isfinite(metrics["loss"].value())
 
 
 def test_sums_every_leaf_to_the_same_bits_in_one_message_a_dtype():

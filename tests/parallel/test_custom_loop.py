@@ -70,15 +70,6 @@ def test_a_function_sees_a_devices_rows_and_may_sum_over_all():
     np.testing.assert_array_equal(total, np.full((8, 3), 16))
 
 
-def test_a_replicated_argument_is_whole_on_every_device():
-    def fn(w, x):
-        assert (w.shape, x.shape) == ((3, 2), (2, 3))
-        return x @ w
-
-    got = run_per_device(fn, MESH, in_specs=(SAME, ROWS))(W, X)
-    assert_close(got, X @ W, 1e-5)
-
-
 def test_a_replicated_result_is_the_one_that_all_devices_came_to():
     def fn(params, batch):
         y = batch["x"] @ params["w"]

@@ -1,9 +1,8 @@
-"""Layers in stages take the same values as one after the other; what crosses; what is refused.
+"""Layers in stages take the same values as one after the other; what is refused.
 
 Models over stages and other axes: tests/every/test_every_axis.py.
 """
 
-import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -17,7 +16,6 @@ from comparison import assert_close, distance
 from jtrain.core.placement import Unplaced
 from jtrain.core.rows import row_keys
 from jtrain.errors import ConfigError, ShardingError
-from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
 
@@ -174,36 +172,6 @@ def test_dropout_and_segments_go_with_their_rows():
     (wanted, terms), slopes = jax.jit(plain)(alone)
     assert_close(got, wanted, 3e-7, terms=terms)
     assert distance(grads, slopes) < 1e-6
-
-
-def sent(repeats: int) -> tuple[dict[tuple[str, ...], dict[str, list[int]]], int]:
-    """Return the bytes of each large transfer, by axes and kind, and of the layers of a stage."""
-    where = axes(stage=4, data=2, repeats=repeats).build()
-    values = dataclasses.replace(MODEL, dropout=0, layers=8, positions={"kind": "none"})
-    model = values.build(where.placement)
-    tokens = jax.ShapeDtypeStruct((B, 8), jnp.int32)
-    total = lambda params, tokens: model.hidden(params, {}, tokens, train=True)[0].sum()
-    like = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
-    shardings = where.shardings(like, model.dims)
-    both = jax.jit(jax.grad(total), in_shardings=(shardings, None), out_shardings=shardings)
-    text = both.lower(like, tokens).compile().as_text()
-    found: dict = {}
-    for each in read_collectives(text, dict(where.mesh.shape)).collectives:
-        if each.sent > 400:
-            found.setdefault(each.axes, {}).setdefault(each.kind, []).append(each.sent)
-    return found, sum(leaf.size for leaf in jax.tree.leaves(like["blocks"])) * 4 // 4
-
-
-@pytest.mark.slow
-def test_what_crosses_are_boundaries_and_each_gradient_once():
-    found, layers = sent(1)
-    turns, batch = 4 + 3, B // 4 // 2 * 8 * 8 * 4  # bytes of a microbatch on a device
-    # On by a stage, and from and to where the rows are; both ways. The last comes home after all.
-    each = [turns * batch] * 4 + [batch] * 2
-    assert sorted(found[("stage",)]["collective-permute"], reverse=True) == each
-    assert found[("stage",)].keys() == {"collective-permute"}
-    assert sum(found[("data",)]["all-reduce"]) == pytest.approx(layers, rel=0.01)
-    assert found.keys() <= {("stage",), ("data",), ("stage", "data")}
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,27 @@
-"""Batches on devices, the devices themselves, and dims by name."""
+"""Batches on devices, what is split of a state and how, and axes that no dim can use."""
+
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec
 from layouts import strategy
 from line import points
+from quick_study import config_of, write_study
+from tiny_language import batches, init_params, loss_of
 
-from jtrain.errors import DataError
+from jtrain.core.pytree import named_leaves
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.errors import DataError, ShardingError
+from jtrain.parallel import FSDP, Axes
+from jtrain.parallel.leaf_sharding import StateSharding
 from jtrain.parallel.strategies.strategy import PlacedBatchCache
+from jtrain.train.program import set_up
 
 
 def test_a_device_gets_its_rows_and_no_others():
@@ -82,3 +94,111 @@ def test_a_batch_placed_in_the_middle_of_another_gives_each_its_own_mask():
     outside = place({"x": np.zeros(2), "mask": full})
     assert outside["mask"].tolist() == [1, 1]
     assert inside[0]["mask"].tolist() == [1, 0]
+
+
+ADAMW = optax.adamw(1e-2)
+
+
+def made(min_size: int):
+    where = FSDP(devices=8, min_size=min_size).build()
+    make = lambda: new_state(init_params(jax.random.key(0)), ADAMW, jax.random.key(1))
+    state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
+    return where, state
+
+
+def held(tree) -> dict[str, int]:
+    """Count the numbers of each leaf on the first device."""
+    return {n: leaf.addressable_shards[0].data.size for n, leaf in named_leaves(tree).items()}
+
+
+@pytest.mark.thorough
+def test_a_device_holds_an_eighth_of_parameters_and_of_adams_moments():
+    where, state = made(min_size=64)
+    batch = where.place(next(batches("full", 1)))
+    step = where.compile(make_step(loss_of("full", False), ADAMW), state, batch, keeps=True)
+    for _ in range(2):
+        state, _ = step(state, batch)
+    sizes = {name: leaf.size for name, leaf in named_leaves(state.params).items()}
+    want = {name: size // 8 if size >= 64 else size for name, size in sizes.items()}
+    assert want["up/bias"] == 32, "the bias is small and stays whole"
+    assert want["embed"] == 32 * 16 // 8
+    moments = state.opt_state[0]
+    assert held(state.params) == held(moments.mu) == held(moments.nu) == want
+    assert all(leaf.is_fully_replicated for leaf in (state.step, state.seed, moments.count))
+
+
+def test_small_leaves_stay_whole():
+    where, state = made(min_size=4096)
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(state))
+    assert where.shares == 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((16, 32), (None, "fsdp")),  # the largest
+        ((16, 30), ("fsdp",)),  # the largest that divides
+        ((16, 16), ("fsdp",)),  # the first of equals
+        ((3, 5), ()),
+        ((), ()),
+    ],
+)
+def test_splits_the_largest_dim_that_divides(shape, spec):
+    assert StateSharding({"fsdp": 8}).choose("w", shape, {}).spec == PartitionSpec(*spec)
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+LANGUAGE = [
+    "batch=16",
+    "data.context=32",
+    "model.context=32",
+    "model.layers=2",
+    "model.heads=4",
+    "model.width=64",
+]
+CASES = [
+    ("quick.yaml", "tensor", "no dim is named heads or kv_heads or hidden or vocab"),
+    ("quick.yaml", "context", "no dim is named time"),
+    *(
+        pytest.param("shakespeare.yaml", axis, why, marks=pytest.mark.thorough)
+        for axis, why in {
+            "stage": r"no dim is named layers.*model\.scan=true",
+            "expert": r"no dim is named experts.*model\.experts",
+        }.items()
+    ),
+]
+
+
+def told(file: str, home: Path, parallel: str):
+    """Make the config of a small language model, or of a study that names no dims."""
+    sharded = f"parallel={{kind: sharded, {parallel}}}"
+    if file == "quick.yaml":
+        return config_of(home / "configs/quick.yaml", [sharded])
+    return config_of(CONFIGS / file, [*LANGUAGE, sharded])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_study(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("file", "axis", "why"), CASES)
+def test_an_axis_without_a_dim_is_refused(home, file, axis, why):
+    parts = set_up(told(file, home, f"{axis}: 2"))
+    with pytest.raises(ShardingError, match=rf"parallel\.{axis}=2, and no dim.*{why}") as error:
+        parts.lower_step()
+    assert f"Take parallel.{axis}=1 " in str(error.value)
+    assert "parallel.fsdp=0" in str(error.value)
+    set_up(told(file, home, f"{axis}: 1, fsdp: 0")).lower_step()
+
+
+def test_dims_that_do_not_divide_are_named():
+    strategy = Axes(tensor=2).build()
+    strategy.placement.constrain(jnp.zeros((8, 5)), "batch", "hidden")
+    with pytest.raises(ShardingError, match=r"no dim can .*: hidden 5 is no multiple of tensor 2"):
+        strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})
+    strategy.placement.constrain(jnp.zeros((8, 6)), "batch", "hidden")
+    strategy.check_axes_used({"params": {"up": jnp.zeros((4, 5))}}, {"up": (None, "hidden")})

@@ -155,18 +155,6 @@ def is_expected(line: str) -> bool:
     return loads or line.startswith("os.mkdir('.'") or EXPORTED in line
 
 
-def test_a_tensor_file_is_read_by_numpy_alone(tmp_path: Path):
-    header = {"__metadata__": {"format": "owned.Owned"}, "w": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}  # fmt: skip
-    text = json.dumps(header).encode()
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + np.ones(16, np.float32).tobytes())
-    with watched(everywhere=True) as events:
-        found = open_source(str(path)).read({"w": LIKE["params"]["w"]})
-    np.testing.assert_array_equal(found["w"], np.ones((4, 4)))
-    assert not unwanted(events, tmp_path)
-    assert os.listdir(tmp_path) == ["model.safetensors"]
-
-
 CONFIG = "configs/quick.yaml"
 NAMES = ["..", ".", "../x", "a/../../x", "/x", "/tmp/x", "a/b/c", "~", "~/x", "a\\..\\x", "a\nb", "a\0b", ".hidden", "-rf", "x" * 300, "$HOME", "a;b", "a*", "runs/x"]  # fmt: skip
 LINKS = ["config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "log.txt", "samples.txt", "checkpoints", "pictures", "checkpoints/1", "checkpoints/.writer"]  # fmt: skip

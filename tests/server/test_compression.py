@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from comparison import assert_close, bitwise, distance
-from quick_study import write_study
 from server_runs import host, server_setup, train_on_servers
 
 from jtrain.parallel.strategies.server_modes import (
@@ -131,13 +130,7 @@ def test_what_is_sent_and_what_is_left_are_all_that_was_pushed(compress):
 
 SGD = "optimizer={kind: sgd, lr: 0.3}"
 CADENCE = ("evaluate.every=0", "checkpoint.every=0")
-DILOCO = "{kind: diloco, inner_steps: 2, lr: 0.5, momentum: 0.8}"
 INT4 = "parallel.compress={kind: int4, block: 16}"
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("study"))
 
 
 def rounded(tree):
@@ -170,18 +163,7 @@ def test_pushes_and_pulls_of_async_are_those_of_the_formula(study):
     assert distance(served.params, params) <= 1e-2, "a number on an edge may be rounded otherwise"
 
 
-@pytest.mark.thorough
-def test_all_of_the_numbers_are_what_is_pushed_uncompressed(study):
-    states = []
-    for compress in ("{kind: none}", "{kind: top_k, share: 1}"):
-        values = "steps=8", *CADENCE, f"parallel.compress={compress}"
-        states.append(train_on_servers(server_setup(study, DILOCO, SGD, *values, shards=2)).state)
-    assert bitwise(host(states[1].params), host(states[0].params))
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(states[1].opt_state.inner.residual))
-
-
 CODEC = make_codec(Int8())
-PULLS = "parallel.pulls=int8"
 
 
 def draw(seed):
@@ -215,36 +197,3 @@ def test_what_a_change_leaves_out_is_in_the_next_one():
         published = publisher.publish(params, published)
         apart.append(distance(published, params))
     assert apart[0] > 1e-3 > 1e-6 > apart[-1], apart
-
-
-@pytest.mark.thorough
-def test_diloco_with_changes_is_its_formula(study):
-    """Four rounds of two workers: Q += C(P - Q) after the outer step of P, work begins at Q."""
-    mode = "{kind: diloco, inner_steps: 2, lr: 0.5, momentum: 0.8}"
-    program = server_setup(study, mode, SGD, "steps=8", *CADENCE, PULLS, workers=2)
-    served = train_on_servers(program).state
-
-    plain = server_setup(study, "{kind: sync}", SGD, "steps=8")  # for its step
-    step = jax.jit(plain._step()[0])
-    params, tree = jax.tree.flatten(host(plain.initial_state().params))
-    published, velocity = params, [np.zeros_like(leaf) for leaf in params]
-    states = [plain.initial_state(), plain.initial_state()]
-    shards = [plain.resolved.experiment.train.shard(worker, 2) for worker in range(2)]
-    for first in range(0, 8, 2):
-        begin = [dataclasses.replace(s, params=tree.unflatten(published)) for s in states]
-        states = []
-        for state, shard in zip(begin, shards, strict=True):
-            for number in range(first, first + 2):
-                state, _ = step(state, shard[number])
-            states.append(state)
-        ends = [jax.tree.leaves(host(state.params)) for state in states]
-        change = [q - (a + b) / 2 for q, a, b in zip(published, *ends, strict=True)]
-        velocity = [np.float32(0.8) * v + c for v, c in zip(velocity, change, strict=True)]
-        outer = [np.float32(0.8) * v + c for v, c in zip(velocity, change, strict=True)]
-        params = [p - np.float32(0.5) * u for p, u in zip(params, outer, strict=True)]
-        rest = [p - q for p, q in zip(params, published, strict=True)]
-        read = CODEC.decode(CODEC.encode(rest), rest)
-        published = [q + r for q, r in zip(published, read, strict=True)]
-    # A change in the middle between two levels may be rounded otherwise; its rest comes later.
-    assert distance(served.params, tree.unflatten(params)) <= 1e-3
-    assert distance(served.opt_state.outer.published, tree.unflatten(published)) <= 1e-2

@@ -56,8 +56,8 @@ class Config(jt.RunConfig):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("study"), COUNTING)
+def counting(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("counting"), COUNTING)
 
 
 def counts(state) -> np.ndarray:
@@ -147,21 +147,16 @@ def train_with_a_crowd(program, seed, *, crash=0.0, hooks=(), log=print):
         "{kind: async_diloco, inner_steps: 4, lr: 1.0, momentum: 0.0}",
     ],
 )
-def test_every_row_of_an_epoch_is_trained_on_once(study, mode):
+def test_every_row_of_an_epoch_is_trained_on_once(counting, mode):
     local = "inner_steps" in mode
     steps, epochs = (48, 8) if local else (240, 40)
     most = f"parallel.max_workers={0 if local else 6}"
     values = f"steps={steps}", f"batch={BATCH}", most, "optimizer={kind: sgd, lr: 1.0}", *CADENCE
-    program = server_setup(study, mode, *values, workers=4, shards=2)
+    program = server_setup(counting, mode, *values, workers=4, shards=2)
     numbers = Losses()
     found = train_with_a_crowd(program, 1, crash=0.4, hooks=[numbers])
     assert [step for step, _ in numbers.numbers] == list(range(1, steps + 1))
     assert counts(found.state).tolist() == [epochs] * ROWS, "each row once in each epoch"
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("blobs"))
 
 
 DILOCO = "{kind: diloco, inner_steps: 4, lr: 0.5}"
@@ -175,9 +170,9 @@ HALVES = "steps=32", "parallel.snapshot_every=16", "evaluate.every=0", "checkpoi
         pytest.param("int4", marks=pytest.mark.slow),
     ],
 )
-def test_diloco_has_the_state_of_workers_that_stay_to_the_bit(blobs, compress):
+def test_diloco_has_the_state_of_workers_that_stay_to_the_bit(study, compress):
     more = f"parallel.compress.kind={compress}"
-    program = server_setup(blobs, DILOCO, *HALVES, more, workers=4, shards=2)
+    program = server_setup(study, DILOCO, *HALVES, more, workers=4, shards=2)
     calm, changing = Losses(), Losses()
     want = train_on_servers(program, hooks=[calm])
     got = train_with_a_crowd(program, 3, hooks=[changing])
@@ -207,9 +202,9 @@ STREAMING = "{kind: streaming_diloco, inner_steps: 4, fragments: 2, overlap: 1}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "compress"), [(DILOCO, "none"), (STREAMING, "e3m0")])
-def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
+def test_an_optimizer_state_that_died_is_computed_again(study, mode, compress):
     more = f"parallel.compress.kind={compress}"
-    program = server_setup(blobs, mode, *HALVES, more, workers=4, shards=2)
+    program = server_setup(study, mode, *HALVES, more, workers=4, shards=2)
     calm, drop, lines = Losses(), Drop(24), []
     want = train_on_servers(program, hooks=[calm])
     got = train_on_servers(program, hooks=[drop], meddle=drop.meddle, log=lines.append)
@@ -219,27 +214,8 @@ def test_an_optimizer_state_that_died_is_computed_again(blobs, mode, compress):
     assert any(said in line for line in lines)
 
 
-@pytest.mark.thorough
-def test_one_worker_takes_the_shares_of_those_that_left(blobs):
-    values = "steps=8", "parallel.snapshot_every=8", "evaluate.every=0", "checkpoint.every=0"
-    mode, rows = "{kind: local_sgd, inner_steps: 2}", []
-    program = server_setup(blobs, mode, *values, workers=4, shards=1)
-    want = train_on_servers(program)
-
-    def leave(coordinator, supervisor):
-        coordinator.members._record = rows.append
-        for worker in (1, 2, 3):
-            supervisor.processes["worker", worker].leaving.set()
-
-    got = train_on_servers(program, meddle=leave)
-    assert bitwise(host(got.state), host(want.state))
-    left = [row for row in rows if row["event"] == "left"]
-    assert sorted(row["worker"] for row in left) == [1, 2, 3]
-    assert {row["why"] for row in left} == {"was asked to"}
-
-
-def test_a_worker_with_other_packages_is_refused(blobs):
-    plan = Plan(server_setup(blobs, "{kind: async}", workers=2))
+def test_a_worker_with_other_packages_is_refused(study):
+    plan = Plan(server_setup(study, "{kind: async}", workers=2))
     coordinator = coordinator_of(plan)(plan, [])
     facts = code_facts(plan.program.resolved.config)
     assert coordinator.handle(Message("join", {"facts": facts})).name == "joined"
@@ -250,9 +226,9 @@ def test_a_worker_with_other_packages_is_refused(blobs):
         coordinator.handle(Message("join", {"facts": other}))
 
 
-def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more(blobs):
+def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more(study):
     """The reply was late; or the worker is killed before its first request for a lease."""
-    plan = Plan(server_setup(blobs, "{kind: async}", workers=2))
+    plan = Plan(server_setup(study, "{kind: async}", workers=2))
     coordinator = coordinator_of(plan)(plan, [])
     join = Message("join", {"process": None, "host": "spot7", "pid": 77, "key": "a1"})
     assert coordinator.handle(join) == coordinator.handle(join)

@@ -4,18 +4,12 @@ import threading
 
 import pytest
 from comparison import bitwise, distance
-from quick_study import write_study
 from server_runs import KillAt, Losses, host, server_setup, train_on_one_device, train_on_servers
 
 from jtrain.errors import PeerError
 
 pytestmark = pytest.mark.thorough
 SGD = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("study"))
 
 
 def test_a_lost_server_changes_nothing_in_sync(study):

@@ -5,27 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from comparison import distance
-from quick_study import config_of, write_study
+from plain_environ import until
+from quick_study import config_of
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.train.program import set_up
 
-pytestmark = pytest.mark.slow  # each starts five processes
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]  # each starts five processes
 SERVER = "parallel={kind: server, workers: 2, shards: 2, snapshot_every: 20, mode: %s}"
 LONG = ("steps=300", "evaluate.every=0", "checkpoint.every=100", "log.every=1")
-
-
-@pytest.fixture
-def study(tmp_path, monkeypatch):
-    write_study(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    return tmp_path
 
 
 def start(name: str, mode: str, *settings: str) -> subprocess.Popen:
@@ -43,11 +35,7 @@ def rows(name: str) -> list[dict]:
 
 
 def wait_for_step(name: str, step: int, run: subprocess.Popen) -> None:
-    end = time.monotonic() + 200
-    while not any(row["step"] >= step for row in rows(name)):
-        assert run.poll() is None, Path(f"{name}.txt").read_text()
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: any(row["step"] >= step for row in rows(name)), run)
 
 
 def processes(name: str, role: str) -> list[int]:
@@ -79,8 +67,7 @@ def check_complete(name: str, run: subprocess.Popen) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "shard"])
-def test_a_killed_process_of_sync_changes_nothing(study, role):
-    del study
+def test_a_killed_process_of_sync_changes_nothing(role):
     runs = {name: start(name, "{kind: sync}", *LONG) for name in ("calm", "killed")}
     wait_for_step("killed", 50, runs["killed"])
     os.kill(processes("killed", role)[-1], signal.SIGKILL)
@@ -90,8 +77,7 @@ def test_a_killed_process_of_sync_changes_nothing(study, role):
     assert distance(state_of("killed"), state_of("calm")) == 0
 
 
-def test_speed_has_the_clocks_and_the_bytes(study):
-    del study
+def test_speed_has_the_clocks_and_the_bytes():
     run = start("run", "{kind: ssp, bound: 1}", *LONG)
     wait_for_step("run", 50, run)
     for server in processes("run", "shard"):

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from comparison import bitwise, distance
-from quick_study import write_study
 from server_runs import KillAt, Losses, host, server_setup, train_on_servers
 
 from benchmarks.server_threads import thread_cluster
@@ -15,14 +14,8 @@ from jtrain.server.fragments import FragmentSchedule, assign_fragments
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
 
-SGD = "optimizer={kind: sgd, lr: 0.3}"
 MOMENTUM = "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}"
 CADENCE = ("evaluate.every=0", "checkpoint.every=0")
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("study"))
 
 
 def train(study, mode, *settings, **options):

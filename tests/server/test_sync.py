@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from comparison import distance
-from quick_study import write_study
 from server_runs import Losses, server_setup, train_on_one_device, train_on_servers
 
 from jtrain.core.loop import Hook, Stop
@@ -16,11 +15,6 @@ from jtrain.server.server_loop import take_steps
 
 SGD = "optimizer={kind: sgd, lr: 0.3, momentum: 0.9, clip: 0.5}"
 ADAM = "optimizer={kind: adamw, lr: 3e-2, schedule: {kind: cosine}}"
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from comparison import distance
-from quick_study import config_of, write_study
+from quick_study import config_of
 from test_server_processes import LONG, start, state_of, wait_for_step
 
 from jtrain.distributed.cluster import detect
@@ -26,11 +26,6 @@ PS = {"chief": ["a:1"], "ps": ["b:1", "c:1"], "worker": ["d:1", "e:1"]}
 def tf_config(kind: str, index: int, cluster=None) -> dict[str, str]:
     task = {"type": kind, "index": index}
     return {"TF_CONFIG": json.dumps({"cluster": cluster or PS, "task": task})}
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return write_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.mark.parametrize(
@@ -99,19 +94,9 @@ class Tasks:
             raise AssertionError(self.output.read_text()) from None
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    write_study(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # with more devices XLA adds in another order
-    return tmp_path
-
-
 @pytest.mark.slow
-def test_tasks_take_the_steps_of_processes_that_the_run_starts(home):
-    del home
+@pytest.mark.usefixtures("home")
+def test_tasks_take_the_steps_of_processes_that_the_run_starts():
     own = start("own", "{kind: sync}", *LONG)
     assert own.wait(timeout=250) == 0, Path("own.txt").read_text()
     tasks = Tasks("tasks", "{kind: sync}", *LONG)
@@ -120,8 +105,8 @@ def test_tasks_take_the_steps_of_processes_that_the_run_starts(home):
 
 
 @pytest.mark.slow
-def test_tasks_that_are_all_asked_to_end_save_and_end(home):
-    del home
+@pytest.mark.usefixtures("home")
+def test_tasks_that_are_all_asked_to_end_save_and_end():
     values = "steps=100000", "evaluate.every=0", "checkpoint.every=0", "log.every=1"
     tasks = Tasks("run", "{kind: async}", *values)
     wait_for_step("run", 50, tasks.processes["chief", 0])

@@ -5,26 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from comparison import distance
-from quick_study import write_study
+from plain_environ import until
 from test_server_processes import processes, rows, start, state_of, wait_for_step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
+SLOW = "0.03,0.03"  # seconds of a step, so that the run lasts until others have started
 DILOCO = "{kind: diloco, inner_steps: 10}"
-
-
-@pytest.fixture
-def study(tmp_path, monkeypatch):
-    write_study(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    # Seconds of a step, so that the run lasts until others have started.
-    monkeypatch.setenv("JTRAIN_SERVER_SLOW", "0.03,0.03")
-    return tmp_path
 
 
 def work(run: str, *options: str) -> subprocess.Popen:
@@ -39,14 +29,6 @@ def events(run: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def wait_for(condition, run: subprocess.Popen) -> None:
-    end = time.monotonic() + 150
-    while not condition():
-        assert run.poll() is None, "the run has ended"
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def joined(run: str, pid: int) -> bool:
     return any(row["event"] == "joined" and row["pid"] == pid for row in events(run))
 
@@ -55,21 +37,21 @@ def left(run: str, pid: int) -> dict | None:
     return next((r for r in events(run) if r["event"] == "left" and r["pid"] == pid), None)
 
 
-def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(study):
-    del study
+def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(monkeypatch):
+    monkeypatch.setenv("JTRAIN_SERVER_SLOW", SLOW)
     slow = ("steps=3000", "evaluate.every=0", "checkpoint.every=1000", "log.every=1")
     run = start("run", "{kind: async}", *slow, "parallel.max_workers=4")
     wait_for_step("run", 10, run)
     assert os.stat("runs/run/.server.json").st_mode & 0o077 == 0, "the token is the owner's"
     polite, killed = work("run"), work("runs/run")
-    wait_for(lambda: joined("run", polite.pid) and joined("run", killed.pid), run)
+    until(lambda: joined("run", polite.pid) and joined("run", killed.pid), run)
     at = rows("run")[-1]["step"]
     wait_for_step("run", at + 200, run)
     polite.send_signal(signal.SIGTERM)
     killed.kill()
     assert polite.wait(timeout=60) == 75
     killed.wait()
-    wait_for(lambda: left("run", polite.pid) and left("run", killed.pid), run)
+    until(lambda: left("run", polite.pid) and left("run", killed.pid), run)
     asked, broken = left("run", polite.pid), left("run", killed.pid)
     assert asked is not None
     assert asked["why"] == "was asked to"
@@ -84,21 +66,19 @@ def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(study):
     assert not Path("runs/run/.server.json").exists()
 
 
-def test_another_worker_takes_the_shares_of_one_that_leaves(study, monkeypatch):
+def test_another_worker_takes_the_shares_of_one_that_leaves(monkeypatch):
     """The state is that of an undisturbed run, to the bit."""
-    del study
     values = "steps=1500", "evaluate.every=0", "checkpoint.every=500", "log.every=1"
-    monkeypatch.setenv("JTRAIN_SERVER_SLOW", "")
     calm = start("calm", DILOCO, *values)
     assert calm.wait(timeout=250) == 0, Path("calm.txt").read_text()
-    monkeypatch.setenv("JTRAIN_SERVER_SLOW", "0.03,0.03")
+    monkeypatch.setenv("JTRAIN_SERVER_SLOW", SLOW)
     run = start("run", DILOCO, *values)
     wait_for_step("run", 20, run)
     guests = []
     for pid in processes("run", "worker"):
         os.kill(pid, signal.SIGTERM)
         guests.append(work("run"))
-        wait_for(lambda pid=guests[-1].pid: joined("run", pid), run)
+        until(lambda pid=guests[-1].pid: joined("run", pid), run)
     assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
     assert [guest.wait(timeout=200) for guest in guests] == [0, 0], Path("work.txt").read_text()
     assert distance(state_of("run"), state_of("calm")) == 0

@@ -202,14 +202,6 @@ def test_real_runs_side_by_side_have_the_bits_of_single_runs(tmp_path):
     assert alone == Path("runs/quick-sweep/lr=3e-2,seed=1/metrics.jsonl").read_bytes()
 
 
-def test_a_sweep_that_cannot_write_its_directory_is_an_error_with_advice(capfd):
-    Path("runs").write_text("not a directory")
-    assert main(["sweep", CONFIG, "seed=0..1"]) == 2
-    err = capfd.readouterr().err
-    assert "runs/quick-sweep/.lock marks a running sweep, and cannot be written (" in err
-    assert "A file is where a directory is needed" in err
-
-
 @pytest.mark.slow
 def test_the_search_of_the_page_runs_and_continues(monkeypatch):
     pytest.importorskip("optuna", reason="needs the extra `optuna`")

@@ -120,14 +120,3 @@ def test_the_scale_changes_no_result_that_float32_holds(microbatches):
     np.testing.assert_array_equal(plain.params["w"], scaled.params["w"])  # a power of two
     for name in ("loss", "grad_norm", "update_norm"):
         assert told[name].value() == also[name].value()
-
-
-@pytest.mark.slow
-def test_a_line_search_sees_the_loss_itself():
-    optimizer = optax.lbfgs()
-    step = jax.jit(make_step(line, optimizer))
-    plain, scaled = state_of(optimizer), state_of(optimizer, scale=scale())
-    for _ in range(3):
-        plain, _ = step(plain, batch())
-        scaled, _ = step(scaled, batch())
-    assert_close(plain.params["w"], scaled.params["w"], 1e-6)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from jtrain.distributed.cluster import detect, greetings, rendezvous
+from jtrain.distributed.cluster import greetings, rendezvous
 from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
 from jtrain.distributed.cluster.rendezvous import HELLO, TOKEN, bind_host, meet
 from jtrain.distributed.port import free_port
@@ -116,14 +116,9 @@ def test_a_port_in_use_is_refused_with_its_holder_and_another_port():
         assert f"(process {os.getpid()} (" in said
         assert f"listens at port {port}). Set JTRAIN_COORDINATOR=127.0.0.1:" in said
         assert said.endswith(f"for all processes, or stop it: kill {os.getpid()}")
-        # The advice, under a launcher that chose the port itself.
-        told = re.search(r"Set (\w+)=(\S+) for all", said)
+        told = re.search(r"JTRAIN_COORDINATOR=127.0.0.1:(\d+) for all", said)
         assert told is not None
-        names = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
-        slurm = dict(zip(names, ("1", "node1", "2", "0"), strict=True))
-        other = detect(slurm | {told[1]: told[2]}).coordinator
-        assert other is not None
-        assert ends([(member(i, 2, other.port), SAME) for i in range(2)]) == [None, None]
+        assert ends([(member(i, 2, int(told[1])), SAME) for i in range(2)]) == [None, None]
 
 
 def test_another_program_at_the_port_is_not_taken_for_process_0():
@@ -219,18 +214,6 @@ def test_a_stranger_neither_holds_up_a_start_nor_ends_it(monkeypatch):
         assert start_with(port, ready, connect, token="secret") == [None, None]
 
 
-def test_a_forged_greeting_does_not_take_the_place_of_a_process_without_a_token(monkeypatch):
-    with listening_port(monkeypatch) as (port, ready), contextlib.ExitStack() as stack:
-
-        def connect() -> None:
-            for change in ({"facts": {"config seed": "\x1b[2J"}}, {"processes": 7}, {"index": 9}):
-                peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                peer.sendall(hello(**change))
-                assert b"ConfigError" in peer.makefile("rb").readline()
-
-        assert start_with(port, ready, connect, token="") == [None, None]
-
-
 def test_a_process_with_another_token_is_told_what_to_set():
     port = free_port()
     both = [(member(index, 2, port), SAME) for index in range(2)]
@@ -241,23 +224,19 @@ def test_a_process_with_another_token_is_told_what_to_set():
 
 CROWD = """
 import resource, socket, sys
-port, count, line = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+port, count = int(sys.argv[1]), int(sys.argv[2])
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 peers = []
-for index in range(1, count + 1):
+for _ in range(count):
     peers.append(socket.create_connection(("127.0.0.1", port)))
-    peers[-1].sendall((line % index).encode() if line else b"")
 print("all", flush=True)
-if line:
-    print(sum(b'"error": ""' in peer.makefile("rb").readline() for peer in peers))
-else:
-    sys.stdin.read()
+sys.stdin.read()
 """
 
 
-def crowd(port: int, count: int, line: str = "") -> subprocess.Popen:
-    command, pipe = [sys.executable, "-c", CROWD, f"{port}", f"{count}", line], subprocess.PIPE
+def crowd(port: int, count: int) -> subprocess.Popen:
+    command, pipe = [sys.executable, "-c", CROWD, f"{port}", f"{count}"], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
 
@@ -287,19 +266,6 @@ def test_2000_connections_at_256_open_files(open_files, monkeypatch):
 
         assert start_with(port, ready, connect, token="secret") == [None, None]
         processes[0].communicate()
-
-
-@pytest.mark.thorough
-def test_1024_processes_meet_at_1024_open_files(open_files, monkeypatch):
-    open_files(1024)
-    with listening_port(monkeypatch) as (port, ready):
-        line = json.dumps({"index": "%d", "processes": 1024, "facts": SAME}) + "\n"
-        others = []
-        threading.Thread(
-            target=lambda: (ready.wait(60), others.append(crowd(port, 1023, line)))
-        ).start()
-        meet(member(0, 1024, port), SAME, timeout=100.0)
-        assert others[0].communicate()[0].split() == ["all", "1023"]
 
 
 ROOT = Path(__file__).parents[3]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cases import by_name
+from plain_environ import until
 
 from jtrain.cli import main
 from jtrain.distributed import port as ports
@@ -102,12 +103,6 @@ def test_the_same_mistake_of_all_is_shown_once(monkeypatch, capfd):
     assert err.endswith("failed (exit code 2), and all were ended\n")
 
 
-def test_a_signal_that_ended_one_is_named(capfd):
-    code = "me == 1 and os.kill(os.getpid(), 9); time.sleep(60)"
-    assert launch(of(code), processes=2) == 128 + 9
-    assert capfd.readouterr().err.endswith("process 1 failed (SIGKILL), and all were ended\n")
-
-
 def launched(code: str, *before: str, **options) -> subprocess.Popen:
     """Launch two processes; a signal within 0.5 s repeats the first one."""
     starts = (
@@ -121,10 +116,7 @@ def launched(code: str, *before: str, **options) -> subprocess.Popen:
 
 
 def when_written(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 200
-    while len(list(folder.iterdir())) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(list(folder.iterdir())) >= count)
 
 
 def ended(folder: Path) -> bool:
@@ -174,10 +166,7 @@ def test_the_workers_end_with_the_launcher_and_nothing_is_left(tmp_path: Path, n
     process.send_signal(signal.Signals[number])
     codes = {"SIGKILL": -9, "SIGQUIT": 128 + 3, "SIGHUP": 75}
     assert process.wait(timeout=200) == codes[number]
-    deadline = time.monotonic() + 200
-    while not ended(pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: ended(pids))
     assert list(temporary.iterdir()) == []
 
 

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import by_name
 from test_launch import gone, of, when_written
 
 from jtrain.distributed.launcher import launch, process_group
@@ -108,14 +107,13 @@ def test_a_run_that_makes_progress_is_restarted(here: Path):
 MEET = "open(f'{os.environ[\"HERE\"]}/met-{me}', 'w').close()\n"
 MEET += "while not os.path.exists(f'{os.environ[\"HERE\"]}/met-{1 - me}'): time.sleep(0.001)\n"
 HANGS = {
-    "sleeps before a sum": "HEARTBEAT.beat('hooks', 20); time.sleep(600)",
     "waits for data": "HEARTBEAT.beat('data', 20); open(os.environ['HERE'] + '/pipe').read()",
     "is stopped": "HEARTBEAT.beat('step', 20); os.kill(os.getpid(), 19)",
 }
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", by_name(list(HANGS), ["waits for data"], pytest.mark.thorough))
+@pytest.mark.parametrize("how", HANGS)
 def test_a_stuck_process_is_named_with_the_stacks_of_all(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd, how: str
 ):

@@ -91,16 +91,6 @@ def test_a_head_that_differs_from_the_tied_embedding_is_used(tmp_path):
 
 
 @pytest.mark.thorough
-def test_stacked_blocks_are_the_same(tmp_path):
-    folder = published.write_model(tmp_path, published.golden("llama31"))
-    _, params = read(folder)
-    _, stacked = read(folder, scan=True)
-    for name, leaf in named_leaves(stacked["blocks"]).items():
-        each = [named_leaves(params["blocks"][str(i)])[name] for i in range(2)]
-        np.testing.assert_array_equal(leaf, np.stack(each), err_msg=name)
-
-
-@pytest.mark.thorough
 def test_an_encoder_gives_the_vectors_of_transformers(tmp_path):
     golden = published.golden("bert")
     model, params = read(published.write_model(tmp_path, golden))
@@ -167,19 +157,6 @@ def test_a_model_of_no_family_is_refused_with_the_nearest():
     assert family_of(dataclasses.replace(odd, logit_cap=None)).name == "llama"
     with pytest.raises(CheckpointError, match="no published family has models of kind mlp"):
         family_of(MLP())
-
-
-def without(name: str, *keys: str, **changes: Any) -> dict[str, Any]:
-    """Return the values of our config for a golden's config.json without some entries."""
-    hf = {k: x for k, x in published.golden(name)["config"].items() if k not in keys} | changes
-    return dict(FAMILIES[hf["model_type"]].read(hf))
-
-
-def test_entries_that_are_left_out_have_the_values_of_transformers():
-    assert without("mistral", "sliding_window")["window"] == 4096
-    assert without("mistral", sliding_window=None)["window"] is None
-    mixtral = without("mixtral", "sliding_window", "rope_parameters")
-    assert (mixtral["window"], mixtral["positions"]["base"]) == (None, 1e6)
 
 
 MODELS = {

@@ -1,20 +1,19 @@
-"""The heartbeat of a process is read by another; a stuck process is late, and a slow one is not."""
+"""The heartbeat of a process, and the watchdogs that end a process that is stuck."""
 
-import functools
-import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from plain_environ import until
 
-import jtrain as jt
 from jtrain.distributed.heartbeat import CHANNEL, Beat, Channel, Heartbeat, read_beat
-from jtrain.distributed.watchdog import DOING, Patience, StartupProgress, WatchedProcess
+from jtrain.distributed.launcher import launch
+from jtrain.distributed.watchdog import Patience, Watchdog, WatchedProcess
 from jtrain.errors import UserError
 
 
@@ -65,15 +64,10 @@ def test_a_watched_process_writes_its_stacks_even_when_no_python_runs(channel: C
     )
     process = started(code, channel)
     try:
-        deadline = time.monotonic() + 200
-        while read_beat(channel.files.pulse).number == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: read_beat(channel.files.pulse).number)
         time.sleep(0.2)
         process.send_signal(signal.SIGUSR2)
-        while b"stuck_in_c" not in (text := channel.stacks()):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.01)
+        until(lambda: b"stuck_in_c" in channel.stacks())
     finally:
         process.kill()
         process.wait()
@@ -127,34 +121,89 @@ def test_an_invalid_patience_is_refused_with_advice(text: str):
         Patience.parse(text)
 
 
-def until(said: list[str], lines: int) -> None:
-    end = time.monotonic() + 200
-    while len(said) < lines:
-        assert time.monotonic() < end, said
-        time.sleep(0.01)
+def test_a_stuck_run_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, capfd):
+    codes, held = [], threading.Event()
+
+    def waits_for_ever():
+        held.wait()
+
+    thread = threading.Thread(target=waits_for_ever)
+    thread.start()
+    pulse = Heartbeat()
+    pulse.beat("data", 12)
+    patience = Patience.parse("0.2")
+    with Watchdog(tmp_path, 3, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
+        until(lambda: codes)
+    held.set()
+    thread.join()
+    assert codes == [124]
+    assert "waits_for_ever" in (tmp_path / "stacks-3.txt").read_text()
+    said = capfd.readouterr().err
+    assert "process 3 has been in the phase data, step 12, for 0 s (allowed 0 s): stuck" in said
+    assert "JTRAIN_PATIENCE=data=" in said
 
 
-def test_a_long_phase_is_reported_ever_less_often():
-    said, times, pulse = [], [], Heartbeat()
-    tell = lambda line: (said.append(line), times.append(time.monotonic()))
-    with StartupProgress(tell, pulse=pulse, first=0.1, tick=0.01):
-        began = time.monotonic()
-        pulse.phase("compile")
-        until(times, 3)
-    assert all(line.startswith(f"{DOING['compile']}: ") for line in said)
-    assert all(at - began >= least for at, least in zip(times[:3], (0.1, 0.2, 0.4), strict=True))
+def test_a_beating_run_is_not_stuck(tmp_path: Path):
+    codes, pulse = [], Heartbeat()
+    patience = Patience.parse("0.5")
+    with Watchdog(tmp_path, 0, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
+        for step in range(40):
+            pulse.beat("hooks", step)
+            time.sleep(0.03)
+    assert codes == []
+    assert not (tmp_path / "stacks-0.txt").exists()
 
 
 @pytest.mark.thorough
-def test_a_slow_start_of_fit_is_reported(monkeypatch, capfd):
-    from jtrain.train.program import Program
+def test_a_stopped_run_is_not_stuck(tmp_path: Path):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from jtrain.distributed.heartbeat import HEARTBEAT\n"
+        "from jtrain.distributed.watchdog import Patience, Watchdog\n"
+        "HEARTBEAT.beat('data', 1)\n"
+        "with Watchdog(Path(sys.argv[1]), 0, patience=Patience.parse('1.0'), tick=0.1):\n"
+        "    print('now', flush=True)\n"
+        "    time.sleep(0.3)\n"
+        "print('done')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=300)[0] == "done\n"
+    assert process.returncode == 0
 
-    compiled = Program.compile_step
-    slowly = lambda *given, **options: time.sleep(1.0) or compiled(*given, **options)
-    monkeypatch.setattr(Program, "compile_step", slowly)
-    soon = functools.partial(StartupProgress, first=0.3, tick=0.05)
-    monkeypatch.setattr(importlib.import_module("jtrain.train.run"), "StartupProgress", soon)
-    loss = lambda params, batch, rng: ((params - batch["x"]) ** 2).mean()
-    rows = {"x": np.arange(8, dtype=np.float32)}
-    jt.fit(loss, np.zeros((), np.float32), rows, steps=2, batch=8, lr=0.1)
-    assert "compiling the step: " in capfd.readouterr().out
+
+# Two processes join and wait in a collective, and the second fails.
+SCRIPT = """
+import os, sys
+from jax.experimental import multihost_utils
+from jtrain.distributed.cluster import detect, start
+from jtrain.errors import DataError
+
+start(detect(os.environ), {}, timeout=60.0)
+multihost_utils.sync_global_devices("both are here")
+if os.environ["JTRAIN_PROCESS"] == "1":
+    error = DataError if sys.argv[1] == "jtrain" else RuntimeError
+    raise error("nobody catches it")
+multihost_utils.sync_global_devices("only one is here")
+"""
+HOW = {
+    "python": (1, "RuntimeError: nobody catches it"),
+    "jtrain": (2, "jtrain.errors.DataError: nobody catches it"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", HOW)
+def test_an_error_in_one_ends_all(how: str, capfd: pytest.CaptureFixture[str]):
+    began, (code, words) = time.monotonic(), HOW[how]
+    assert launch([sys.executable, "-c", SCRIPT, how], processes=2, devices=1) == code
+    assert time.monotonic() - began < 250, "JAX waits 300 s for the others at the end of Python"
+    *said, last = capfd.readouterr().err.splitlines()
+    assert last == f"process 1 failed (exit code {code}), and all were ended"
+    assert words in said
