@@ -263,15 +263,10 @@ def _read_note(path: Path) -> dict[str, Any]:
     """
     try:
         note = read_json(path)
-        started = isinstance(note, dict) and isinstance(note.get("asked"), dict)
-        valid = "place" not in note or (
-            len(note["place"]) == 2
-            and all(type(part) is int and part >= 0 for part in note["place"])
-            and isinstance(note["open"], bool)
-            and is_file_list(note["tokens"])
-            and is_file_list(note["documents"])
-        )
-        if started and valid:
+        if isinstance(note["asked"], dict) and (
+            "place" not in note
+            or (all(map(is_file_list, (note["tokens"], note["documents"]))) and "open" in note)
+        ):
             return note
         words = "is not what was written"
     except OSError as error:

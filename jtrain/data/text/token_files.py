@@ -50,33 +50,17 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 def is_file_list(found: Any) -> bool:
     """Return whether a value of JSON lists files, each with its name, count and checksum."""
-    return isinstance(found, list) and all(map(_is_file, found))
+    try:
+        return all(isinstance(f["name"], str) and f["count"] >= 0 <= f["crc32"] for f in found)
+    except (KeyError, TypeError):
+        return False
 
 
-def _is_file(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and isinstance(found.get("name"), str)
-        and _is_count(found.get("count"))
-        and _is_count(found.get("crc32"))
-    )
-
-
-def _is_count(found: Any) -> bool:
-    return type(found) is int and 0 <= found < 2**63
-
-
-def _is_text(found: Any) -> bool:
-    return isinstance(found, str)
-
-
+_is_count = lambda found: type(found) is int and found >= 0
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
-    "tokens": _is_count,
-    "documents": _is_count,
+    **dict.fromkeys(("tokens", "documents", "vocab"), _is_count),
+    **dict.fromkeys(("tokenizer", "kind"), lambda found: isinstance(found, str)),
     "dtype": lambda found: found in ("uint16", "uint32"),
-    "tokenizer": _is_text,
-    "kind": _is_text,
-    "vocab": _is_count,
     "shards": is_file_list,
     "ends": lambda found: is_file_list(found) and len(found) == 1,
     "asked": lambda found: isinstance(found, dict),
