@@ -270,24 +270,10 @@ def test_json_that_no_model_folder_holds_is_told(tmp_path: Path):
             read_tokenizer(path) if name == "tokenizer.json" else read_tensors(path)
 
 
-def test_a_header_of_other_types_is_told(tmp_path: Path):
-    out = written(tmp_path)
-    head = json.loads((out / "header.json").read_text())
-    for key, value in (
-        ("tokens", "many"),
-        ("vocab", -1),
-        ("dtype", "object"),
-        ("shards", [{"name": 3}]),
-    ):
-        (out / "header.json").write_text(json.dumps({**head, key: value}))
-        with pytest.raises(DataError, match=f"its {key} is .* Write it: jtrain data prep"):
-            TokenFiles(out)
-
-
 def test_a_damaged_note_of_the_progress_of_token_files_is_told(tmp_path: Path):
     (tmp_path / "a.txt").write_text("Exeunt.")
     (tmp_path / "out").mkdir()
-    for note in ("", "null", '{"asked": {}, "place": [0, 0]}'):
+    for note in ("", "null"):
         (tmp_path / "out" / "progress.json").write_text(note)
         with pytest.raises(DataError, match=r"holds the progress .* Start again: rm -r "):
             prepare(tmp_path / "a.txt", tmp_path / "out", tokenizing=ByteTokens())

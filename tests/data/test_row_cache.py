@@ -126,6 +126,3 @@ def test_a_cache_of_a_killed_process_gives_the_same_rows(tmp_path: Path):
     expected = source[np.arange(200_000)]
     for name, array in rows[np.arange(200_000)].items():
         np.testing.assert_array_equal(array, expected[name])
-
-
-# Errors

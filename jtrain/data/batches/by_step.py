@@ -7,7 +7,6 @@ batch, so that they can stay on the device.
 
 import copy
 import operator
-import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -201,22 +200,6 @@ class RowShard:
         if key not in self._stacks:
             self._stacks[key] = _read_only(np.repeat(array[None], count, axis=0))
         return self._stacks[key]
-
-
-class ReadLock:
-    """A lock for one reader at a time; in another process a copy of its holder has its own."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type["ReadLock"], tuple[()]]:
-        return ReadLock, ()
 
 
 def add_places(

@@ -2,11 +2,12 @@
 
 import copy
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
+from jtrain.data.batches.by_step import RowShard, add_places
 from jtrain.errors import DataError
 from jtrain.errors.plain_numbers import plain_numbers
 
@@ -37,7 +38,7 @@ class LoaderBatches:
 
     @plain_numbers
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
-        self.size, self._open, self._lock = size, open_loader, ReadLock()
+        self.size, self._open, self._lock = size, open_loader, threading.Lock()
         self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
@@ -54,7 +55,7 @@ class LoaderBatches:
     def shard(self, index: int, count: int) -> "LoaderBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""
         own = copy.copy(self)
-        own._lock = ReadLock()
+        own._lock = threading.Lock()
         own._begin(RowShard(self.size, index, count))
         return own
 

@@ -72,11 +72,10 @@ def _integer_weights(weights: Sequence[float | int], names: Sequence[str]) -> li
     if not len(weights):
         raise DataError("A mixture of no sources was requested. Give at least one.")
     for name, weight in zip(names, weights, strict=True):
-        is_number = isinstance(weight, numbers.Real)
-        if not (is_number and math.isfinite(weight) and weight > 0):
+        if not (isinstance(weight, numbers.Real) and math.isfinite(weight) and weight > 0):
             raise DataError(
-                f"The weight of {name} is {weight if is_number else repr(weight)}, and a weight "
-                f"must be above 0. Set weight=1, or leave {name} out of the mixture."
+                f"The weight of {name} is {weight!s}, and a weight must be above 0. Set weight=1, "
+                f"or leave {name} out of the mixture."
             )
     exact = [Fraction(repr(float(weight))) for weight in weights]  # 0.1 is a tenth
     measure = math.lcm(*(weight.denominator for weight in exact))

@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
+from jtrain.data.batches.by_step import RowShard, add_places
 from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -100,7 +101,7 @@ class Streamed:
         self._places[self._next] = state["stream"]
 
     def _restart(self, part: RowShard) -> None:
-        self._shard, self._lock = part, ReadLock()
+        self._shard, self._lock = part, threading.Lock()
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._places = {0: self._stream.state()}

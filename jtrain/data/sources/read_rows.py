@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -275,8 +276,8 @@ def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
 
 def _rises(line: Sequence[str]) -> bool:
     """Return whether a line is whole numbers that rise, as years or 0, 1, 2 do."""
-    numbers = [_number(cell) for cell in line]
-    return all(isinstance(x, int) for x in numbers) and bool((np.diff(numbers) > 0).all())
+    whole = [x for x in map(_number, line) if isinstance(x, int)]
+    return len(whole) == len(line) and all(a < b for a, b in itertools.pairwise(whole))
 
 
 def _places(

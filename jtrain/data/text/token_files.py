@@ -1,7 +1,6 @@
 """Token files: a folder of them, or one without a header, mapped into memory and read on access."""
 
 import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +39,7 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{path} should be the header of {FORMAT!r} and has {found}. {AGAIN} {folder}-2"
         )
-    if wrong := [name for name, right in _TYPES.items() if not right(header.get(name))]:
-        raise DataError(
-            f"{path} should be the header of token files, and its {wrong[0]} is "
-            f"{header.get(wrong[0])!r:.60}: it was changed. {AGAIN} {folder}-2"
-        )
     return header
-
-
-def is_file_list(found: Any) -> bool:
-    """Return whether a value of JSON lists files, each with its name, count and checksum."""
-    try:
-        return all(isinstance(f["name"], str) and f["count"] >= 0 <= f["crc32"] for f in found)
-    except (KeyError, TypeError):
-        return False
-
-
-_is_count = lambda found: type(found) is int and found >= 0
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("tokens", "documents", "vocab"), _is_count),
-    **dict.fromkeys(("tokenizer", "kind"), lambda found: isinstance(found, str)),
-    "dtype": lambda found: found in ("uint16", "uint32"),
-    "shards": is_file_list,
-    "ends": lambda found: is_file_list(found) and len(found) == 1,
-    "asked": lambda found: isinstance(found, dict),
-}
 
 
 def _missing(folder: Path) -> str:
