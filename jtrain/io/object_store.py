@@ -20,6 +20,9 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _NO_BUCKET = "NoSuchBucket"
 RETRIES, RETRY_TIME = 8, timedelta(minutes=1)  # of a request
+# The whole of a request is 30 seconds by default, in which no large object is read.
+TIMEOUTS = {"timeout": timedelta(hours=6), "read_timeout": timedelta(minutes=1)}
+PARTS = 9000  # of an object; S3 takes 10,000
 
 
 class ObjectStoreError(UserError):
@@ -82,10 +85,9 @@ class ObjectStore:
                 return
             bucket, _, self._root = rest.partition("/")
             endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-            options: dict[str, Any] = {
-                "client_options": {"allow_http": endpoint.startswith("http://")},
-                "retry_config": {"max_retries": RETRIES, "retry_timeout": RETRY_TIME},
-            }
+            client = {"allow_http": endpoint.startswith("http://"), **TIMEOUTS}
+            retries = {"max_retries": RETRIES, "retry_timeout": RETRY_TIME}
+            options: dict[str, Any] = {"client_options": client, "retry_config": retries}
             if self._scheme in ("s3", "s3a"):
                 options |= _aws_profile()
             scheme = "gs" if self._scheme == "gcs" else self._scheme
@@ -133,7 +135,8 @@ class ObjectStore:
     def send(self, file: Path, name: str) -> None:
         """Upload a file, creating or replacing an object."""
         with self._errors(f"write {name}"):
-            self._store.put(self._path(name), file)
+            part = max(1 << 23, file.stat().st_size // PARTS)
+            self._store.put(self._path(name), file, chunk_size=part)
 
     def fetch(self, name: str, file: Path) -> None:
         """Download an object to a file, and create the folder of the file."""

@@ -95,11 +95,11 @@ def cut_off(
     count = [0]
 
     def counted(change: Callable) -> Callable:
-        def change_or_die(*args):
+        def change_or_die(*args, **options):
             count[0] += 1
             if count[0] > after:
                 raise error
-            return change(*args)
+            return change(*args, **options)
 
         return change_or_die
 

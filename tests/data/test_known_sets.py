@@ -1,6 +1,5 @@
 """Known sets: where they are searched, MNIST-1D and Shakespeare."""
 
-import hashlib
 import re
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import pytest
 from comparison import assert_close
 
 from experiments.mnist1d import MNIST1D
-from jtrain.data import known_sets
-from jtrain.data.known_sets import read_plays
 from jtrain.data.sources.files import DataPackage, cache_dir, debian_package, find_set
 from jtrain.errors import DataError
 
@@ -93,15 +90,3 @@ def test_the_curves_equal_those_of_the_package():
     last = [0.65987565, 0.87773435, 1.19315184]
     assert_close(test.arrays["curve"][-1, -3:], last, 1e-6)
     assert labels[:10].tolist() == [2, 6, 4, 5, 6, 6, 6, 0, 3, 1]
-
-
-HERE = Path(known_sets.__file__).with_name("plays")
-
-
-def test_is_what_its_provenance_says():
-    provenance = (HERE / "PROVENANCE.md").read_text(encoding="utf-8")
-    packed = (HERE / "plays.txt.xz").read_bytes()
-    assert hashlib.sha256(packed).hexdigest() in provenance
-    assert f"{len(packed):,} bytes" in provenance
-    assert f"{sum(map(len, read_plays().values())):,} characters" in provenance
-    assert len(packed) < 2_500_000

@@ -93,14 +93,6 @@ def test_the_order_of_a_mixture_is_pinned():
     assert found == 0x7B2BDAF2
 
 
-def test_processes_shard_a_batch():
-    whole, parts = mixed(), [mixed().shard(index, 4) for index in range(4)]
-    for step in (0, 11):
-        for name in ("of", "x", "row", "mask"):
-            together = np.concatenate([part[step][name] for part in parts])
-            np.testing.assert_array_equal(together, whole[step][name])
-
-
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

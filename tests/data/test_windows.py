@@ -7,7 +7,6 @@ import pytest
 
 from jtrain.data import InOrder, Shuffled, Windows
 from jtrain.data.text.prepare import prepare
-from jtrain.data.text.random_tokens import UniformTokens
 from jtrain.data.text.token_files import TokenFiles
 from jtrain.data.text.token_rows import Packed, pack_best_fit
 from jtrain.data.text.tokenizing import ByteTokens
@@ -122,13 +121,3 @@ def test_token_files_are_packed_by_their_documents(tmp_path: Path):
                 ids = set(segments.tolist()) - {0} if real else set()
                 found += [files.tokenizer.decode(tokens[segments == i]) for i in ids]
     assert sorted(found) == sorted(lines)
-
-
-def test_every_token_is_about_equally_frequent():
-    rows = UniformTokens(vocab=16, context=63, rows=512).build().train
-    tokens = rows[np.arange(512)]["tokens"]
-    assert tokens.shape == (512, 64)
-    count = np.bincount(tokens.ravel(), minlength=16)
-    spread = np.sqrt(512 * 64 / 16)
-    assert len(count) == 16
-    assert np.abs(count - 512 * 64 / 16).max() < 5 * spread

@@ -87,10 +87,7 @@ class Shuffled:
 
     def places(self, step: int) -> dict[str, np.ndarray]:
         """Return `row` and `mask` of a step's batch."""
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        return {"row": self._shard.row, "mask": self._shard.mask(self._real_rows(step))}
+        return self._shard.places(self._real_rows(check_step(step)))
 
     def read_stacked(self, step: int, count: int) -> dict[str, np.ndarray]:
         """Return the batches of `count` steps from `step` on, stacked, k b ...: one read."""
@@ -156,8 +153,8 @@ class InOrder:
             raise IndexError(f"Batch {step} was requested of {len(self)}, counted from 0.")
         first = step * self.size
         indices = np.minimum(first + self._shard.row.astype(np.int64), self.rows - 1)
-        mask = self._shard.mask(min(self.size, self.rows - first))
-        return add_places(read_rows(self.source, indices), {"row": self._shard.row, "mask": mask})
+        places = self._shard.places(min(self.size, self.rows - first))
+        return add_places(read_rows(self.source, indices), places)
 
     def shard(self, index: int, count: int) -> "InOrder":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -194,12 +191,28 @@ class RowShard:
             self._masks[real] = _read_only(self.row < real)
         return self._masks[real]
 
+    def places(self, real: int) -> dict[str, np.ndarray]:
+        """Return `row`, and the `mask` of `real` rows of the global batch."""
+        return {"row": self.row, "mask": self.mask(real)}
+
     def stack(self, array: np.ndarray, count: int) -> np.ndarray:
         """Return `array` (`row` or a mask) `count` times; the same object every time."""
         key = id(array), count
         if key not in self._stacks:
             self._stacks[key] = _read_only(np.repeat(array[None], count, axis=0))
         return self._stacks[key]
+
+
+def check_step(step: int) -> int:
+    """Return a step as an int.
+
+    Raises:
+        IndexError: if it is below 0.
+    """
+    step = operator.index(step)
+    if step < 0:
+        raise IndexError(f"Steps count from 0; batch {step} was requested.")
+    return step
 
 
 def add_places(

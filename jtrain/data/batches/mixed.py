@@ -3,13 +3,12 @@
 import copy
 import math
 import numbers
-import operator
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Blocks, RowShard, add_places, count_rows
+from jtrain.data.batches.by_step import Blocks, RowShard, add_places, check_step, count_rows
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.data.text.token_files import TokenRange
@@ -127,10 +126,7 @@ class MixedBatches:
         self._drawn = Blocks(self._shard.row, size, self._draw)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        source_of, rows = self._drawn[step]
+        source_of, rows = self._drawn[check_step(step)]
         batch: dict[str, np.ndarray] = {}
         for number, source in enumerate(self.sources.values()):
             chosen = np.flatnonzero(source_of == number)
@@ -140,8 +136,7 @@ class MixedBatches:
                 if name not in batch:
                     batch[name] = np.empty((len(source_of), *array.shape[1:]), array.dtype)
                 batch[name][chosen] = array
-        mask = self._shard.mask(self.size)
-        return add_places(batch, {"row": self._shard.row, "mask": mask})
+        return add_places(batch, self._shard.places(self.size))
 
     def shard(self, index: int, count: int) -> "MixedBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""

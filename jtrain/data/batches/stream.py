@@ -1,7 +1,6 @@
 """Batches by step from data that can only be streamed; a saved place replaces rereading."""
 
 import copy
-import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import RowShard, add_places
+from jtrain.data.batches.by_step import RowShard, add_places, check_step
 from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -67,12 +66,9 @@ class Streamed:
         self._restart(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         with self._lock:  # the run may look at a batch while a thread prefetches another
-            own = {name: array.copy() for name, array in self._read(step).items()}
-        return add_places(own, {"row": self._shard.row, "mask": self._shard.mask(self.size)})
+            own = {name: array.copy() for name, array in self._read(check_step(step)).items()}
+        return add_places(own, self._shard.places(self.size))
 
     def shard(self, index: int, count: int) -> "Streamed":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -253,7 +249,7 @@ class ShardedStream:
         self._begin(0, 1)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        return self._batches[step] | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
+        return self._batches[step] | self._shard.places(self.size)
 
     def shard(self, index: int, count: int) -> "ShardedStream":
         """Return the same batches, of which process `index` of `count` makes its rows.
