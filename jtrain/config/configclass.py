@@ -45,7 +45,7 @@ def is_configclass(cls: Any) -> TypeGuard[type]:
 WRITABLE = "JTRAIN_WRITABLE"
 READ = {"read": True}
 """Pydantic context of a config that was read."""
-STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 _STORE = re.compile(rf"({'|'.join(STORES)})://[^:]*")
 _SERVER = re.compile(r"https?://\S+|databricks(://[\w.-]+)?|")
 _LOCAL = re.compile(r"(?:(?:file|local)://(?=/)|file:(?!//)|sqlite:///)?([^:%?#]*)")

@@ -28,79 +28,71 @@ class DiskAdvice(NamedTuple):
 
 
 # Tried in this order: libraries report RESOURCE_EXHAUSTED for several causes.
-_CAUSES: tuple[tuple[set[int], tuple[str, ...], DiskAdvice], ...] = (
+_CAUSES: tuple[tuple[set[int], tuple[str, ...], str], ...] = (
     (
         {errno.EFBIG},
         ("File too large",),
-        DiskAdvice("Files may not grow so large here: raise the limit (ulimit -f)"),
+        "Files may not grow so large here: raise the limit (ulimit -f)",
     ),
     (
         {errno.EDQUOT},
         ("quota exceeded",),
-        DiskAdvice("The quota is used up: make room, or request a larger quota", room=True),
+        "The quota is used up: make room, or request a larger quota",
     ),
     (
         {errno.EACCES, errno.EPERM},
         ("Permission denied", "Operation not permitted", "PERMISSION_DENIED"),
-        DiskAdvice(
-            "Write permission is missing: check the owner (ls -ld {path}), add the permission "
-            "(chmod u+rwx), or choose another location"
-        ),
+        "Write permission is missing: check the owner (ls -ld {path}), add the permission "
+        "(chmod u+rwx), or choose another location",
     ),
     (
         {errno.EROFS},
         ("Read-only file system",),
-        DiskAdvice("The file system is mounted read-only: choose a location on another one"),
+        "The file system is mounted read-only: choose a location on another one",
     ),
     (
         {errno.ENOTDIR, errno.EEXIST},
         ("Not a directory", "File exists"),
-        DiskAdvice("A file is where a directory is needed: move the file away (see ls -l {path})"),
+        "A file is where a directory is needed: move the file away (see ls -l {path})",
     ),
     (
         {errno.EISDIR, errno.EINVAL, errno.ENXIO},
         ("Is a directory", "is a directory", "and should be a file"),
-        DiskAdvice(
-            "A file is needed and something else is in its place: move that away (see ls -l {path})"
-        ),
+        "A file is needed and something else is in its place: move that away (see ls -l {path})",
     ),
     (
         {errno.ENOENT},
         ("No such file or directory", "NOT_FOUND"),
-        DiskAdvice("A directory was moved or removed: put the directory back"),
+        "A directory was moved or removed: put the directory back",
     ),
     (
         {errno.EIO},
         ("Input/output error",),
-        DiskAdvice("The device fails: check its errors (dmesg), or use another device"),
+        "The device fails: check its errors (dmesg), or use another device",
     ),
-    (
-        {errno.EMFILE, errno.ENFILE},
-        ("Too many open files",),
-        DiskAdvice("Raise the limit (ulimit -n)"),
-    ),
-    ({errno.ENOMEM}, ("Cannot allocate memory",), DiskAdvice("Free some memory (free -h)")),
+    ({errno.EMFILE, errno.ENFILE}, ("Too many open files",), "Raise the limit (ulimit -n)"),
+    ({errno.ENOMEM}, ("Cannot allocate memory",), "Free some memory (free -h)"),
     (
         {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN},
         ("Stale file handle", "timed out", "endpoint"),
-        DiskAdvice("The file system does not answer: wait for it, or mount it again (df {path})"),
+        "The file system does not answer: wait for it, or mount it again (df {path})",
     ),
     (
         {errno.ENOSPC},
         ("No space left", "RESOURCE_EXHAUSTED"),
-        DiskAdvice("Make room or lower checkpoint.keep", room=True),
+        "Make room or lower checkpoint.keep",
     ),
 )
+_FULL = {errno.EDQUOT, errno.ENOSPC}
 
 
 def disk_advice(error: BaseException, path: Path | str) -> DiskAdvice:
     """Return advice for an error that the system or a library raised at `path`."""
     number, text = getattr(error, "errno", None), str(error)
-    found = [advice for numbers, _, advice in _CAUSES if number in numbers] or [
-        advice for _, spellings, advice in _CAUSES if any(each in text for each in spellings)
-    ]
-    if found:
-        return found[0]._replace(words=found[0].words.format(path=path))
+    by_number = [cause for cause in _CAUSES if number in cause[0]]
+    by_text = [cause for cause in _CAUSES if any(each in text for each in cause[1])]
+    for numbers, _, words in by_number or by_text:
+        return DiskAdvice(words.format(path=path), bool(numbers & _FULL))
     return DiskAdvice(f"Check the location (ls -ld {path}; df -h {path}) and fix it")
 
 

@@ -6,7 +6,7 @@ device has no end, and Python's JSON parser fails with a RecursionError. Here ea
 OSError or a ValueError, at once.
 
 A name may also be a link to a private file of the reader. With `inside`, no link below that
-directory is followed, even if somebody changes the directory meanwhile.
+directory is followed.
 """
 
 import contextlib
@@ -75,13 +75,15 @@ def open_regular(
     """
     # Without O_NONBLOCK, opening a named pipe waits until somebody opens its other end.
     flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if inside is not None:
+        below = inside
+        for name in path.relative_to(inside).parts:
+            below = below / name
+            check_no_link(below)
     # Opening a device may act on it (a tape rewinds), and a folder has no file to truncate.
-    if inside is None:
-        if os.path.exists(path):
-            check_regular(path)
-        descriptor = os.open(path, flags, 0o666)
-    else:
-        descriptor = _open_inside(path, inside, flags)
+    if os.path.exists(path):
+        check_regular(path)
+    descriptor = os.open(path, flags, 0o666)
     try:
         _check_mode(os.fstat(descriptor).st_mode, path)
         return os.fdopen(descriptor, mode, buffering)
@@ -155,50 +157,8 @@ def file_kind(mode: int) -> str:
 def check_no_link(path: Path) -> None:
     """Raise LinkError if `path` itself is a link; a missing file is none."""
     if os.path.islink(path):
-        raise _link_error(path)
-
-
-def _open_inside(path: Path, inside: Path, flags: int) -> int:
-    """Open a file below a directory, folder by folder, and follow no link.
-
-    Each folder is held open while the next is looked up in it, so that nobody can insert a link
-    between the check and the opening.
-    """
-    *folders, name = path.relative_to(inside).parts
-    enter = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-    descriptor, current = os.open(inside, enter), inside
-    try:
-        for folder in folders:
-            current = current / folder
-            _check_entry(folder, descriptor, current, file=False)
-            descriptor, parent = (
-                os.open(folder, enter | os.O_NOFOLLOW, dir_fd=descriptor),
-                descriptor,
-            )
-            os.close(parent)
-        _check_entry(name, descriptor, path, file=True)
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=descriptor)
-    except OSError as error:
-        error.filename = f"{path}"
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def _check_entry(name: str, descriptor: int, path: Path, *, file: bool) -> None:
-    try:
-        mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return  # opening reports or creates it
-    if stat.S_ISLNK(mode):
-        raise _link_error(path)
-    if file:
-        _check_mode(mode, path)
-
-
-def _link_error(path: Path) -> LinkError:
-    where = os.fsdecode(os.readlink(path))
-    return LinkError(errno.ELOOP, f"is a link to {where}, which is not followed", f"{path}")
+        where = os.fsdecode(os.readlink(path))
+        raise LinkError(errno.ELOOP, f"is a link to {where}, which is not followed", f"{path}")
 
 
 def _check_mode(mode: int, path: Path) -> None:

@@ -233,29 +233,3 @@ def test_what_is_no_file_is_told_and_not_waited_for(kind, tmp_path: Path):
             read(path)
         assert str(path) in str(refusal.value)
         assert any(word in str(refusal.value) for word in words)
-
-
-def test_a_packed_file_that_expands_to_gigabytes_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch
-):
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, x=np.zeros((2_000_000, 2), np.float32))
-    monkeypatch.setattr("jtrain.data.sources.read_rows.MOST_UNPACKED", 1 << 20)
-    with pytest.raises(DataError, match=r"would unpack to 16,000,128 bytes.*np\.savez"):
-        read_rows(path, WANTED)
-    np.savez(path, x=np.zeros((2_000_000, 2), np.float32))
-    assert len(read_rows(path, WANTED)["x"]) == 2_000_000
-
-
-def test_a_header_of_other_types_is_told(tmp_path: Path):
-    out = written(tmp_path)
-    head = json.loads((out / "header.json").read_text())
-    for key, value in (
-        ("tokens", "many"),
-        ("vocab", -1),
-        ("dtype", "object"),
-        ("shards", [{"name": 3}]),
-    ):
-        (out / "header.json").write_text(json.dumps({**head, key: value}))
-        with pytest.raises(DataError, match=f"its {key} is .* Write it: jtrain data prep"):
-            TokenFiles(out)

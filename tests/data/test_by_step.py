@@ -113,13 +113,6 @@ def test_in_order_covers_every_row_once_in_order(rows: int, count: int):
     assert joined == list(range(rows))
 
 
-def test_in_order_pads_with_a_row_that_is_valid():
-    last = InOrder(numbered(5), size=4)[1]
-    assert last["x"].tolist() == [4, 4, 4, 4]
-    assert last["mask"].tolist() == [True, False, False, False]
-    assert last["row"].tolist() == [0, 1, 2, 3]
-
-
 def test_each_batch_is_every_row_and_the_same_arrays():
     batches = FullBatches(Arrays(x=np.arange(6.0), label=np.arange(6)))
     first, later = batches[0], batches[700]
@@ -130,20 +123,3 @@ def test_each_batch_is_every_row_and_the_same_arrays():
     for name, array in first.items():
         assert later[name] is array
         assert not array.flags.writeable, "or a device could not keep it"
-
-
-def test_a_process_reads_its_rows_only():
-    asked = []
-
-    class Source:
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, indices):
-            asked.append(indices.tolist())
-            return {"x": np.arange(6)[indices]}
-
-    half = FullBatches(Source()).shard(1, 2)
-    assert half[3]["x"].tolist() == half[3]["row"].tolist() == [3, 4, 5]
-    assert asked == [[3, 4, 5]]
-    assert half.size == 6

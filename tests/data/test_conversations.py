@@ -129,12 +129,6 @@ def test_a_message_that_spells_out_a_mark_is_refused(tokenizer):
     assert (one.tokens > 255).sum() == 4
 
 
-def test_bytes_have_no_special_tokens():
-    text = "<|im_end|>"
-    one = encode(ByteTokenizer(), ChatTemplate(), [{**USER, "content": text}, ANSWER])
-    assert bytes(one.tokens.astype(np.uint8)).decode().count(text) == 3
-
-
 def test_a_prompt_has_the_tokens_of_training(tokenizer):
     prompt = encode_prompt(tokenizer, ChatTemplate(), USER["content"])
     one = encode(tokenizer, ChatTemplate(), [USER, ANSWER])

@@ -1,7 +1,6 @@
 """Sets of images: idx files, Fashion-MNIST, digits, and held-out shares."""
 
 import gzip
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -80,16 +79,6 @@ def test_gives_the_array_that_was_written(dtype: str, suffix: str, tmp_path: Pat
     got = read_idx(write_idx(tmp_path / f"array{suffix}", array))
     np.testing.assert_array_equal(got, array, strict=True)
     assert got.dtype.isnative
-
-
-def test_a_packed_file_is_held_in_memory_once(tmp_path: Path):
-    path = write_idx(tmp_path / "images.gz", np.zeros((5000, 40, 40), np.uint8))
-    tracemalloc.start()
-    got = read_idx(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert got.nbytes == 8_000_000
-    assert peak < 1.2 * got.nbytes, "the array and a few blocks of 256 KB"
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused_with_its_end(tmp_path: Path):

@@ -1,9 +1,6 @@
 """Known sets: where they are searched, MNIST-1D and Shakespeare."""
 
-import hashlib
 import re
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +8,6 @@ import pytest
 from comparison import assert_close
 
 from experiments.mnist1d import MNIST1D
-from jtrain.data import InOrder, known_sets
-from jtrain.data.known_sets import Shakespeare, read_plays
 from jtrain.data.sources.files import DataPackage, cache_dir, debian_package, find_set
 from jtrain.errors import DataError
 
@@ -95,38 +90,3 @@ def test_the_curves_equal_those_of_the_package():
     last = [0.65987565, 0.87773435, 1.19315184]
     assert_close(test.arrays["curve"][-1, -3:], last, 1e-6)
     assert labels[:10].tolist() == [2, 6, 4, 5, 6, 6, 6, 0, 3, 1]
-
-
-@pytest.mark.slow
-def test_every_number_is_the_packages(monkeypatch: pytest.MonkeyPatch):
-    for name in (
-        "requests",
-        "matplotlib",
-        "matplotlib.pyplot",
-    ):  # imported by the package, and not used here
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    published = pytest.importorskip("mnist1d.data")
-    wanted = published.make_dataset(published.get_dataset_args())
-    train, test = MNIST1D().build()
-    for part, suffix in ((train, ""), (test, "_test")):
-        assert (part.arrays["label"] == wanted["y" + suffix]).all()
-        assert_close(part.arrays["curve"], wanted["x" + suffix], 1e-6)
-
-
-HERE = Path(known_sets.__file__).with_name("plays")
-
-
-def test_is_what_its_provenance_says():
-    provenance = (HERE / "PROVENANCE.md").read_text(encoding="utf-8")
-    packed = (HERE / "plays.txt.xz").read_bytes()
-    assert hashlib.sha256(packed).hexdigest() in provenance
-    assert f"{len(packed):,} bytes" in provenance
-    assert f"{sum(map(len, read_plays().values())):,} characters" in provenance
-    assert len(packed) < 2_500_000
-
-
-def test_every_validation_character_is_a_target_once():
-    corpus = Shakespeare(context=64).build()
-    batches = InOrder(corpus.validation, size=64)
-    targets = sum(int(batch["length"][batch["mask"]].sum()) for batch in batches)
-    assert targets == len(corpus.validation.tokens) - 1

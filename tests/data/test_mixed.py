@@ -47,15 +47,6 @@ def assert_shares(weights: list[float]) -> None:
         assert before[source == number].tolist() == list(range(counts[-1]))
 
 
-def test_a_place_is_computed_without_earlier_places():
-    found, places = Proportions([5, 3, 1]), np.arange(1000)
-    source, before = found.at(places)
-    some = np.random.default_rng(0).permutation(1000)[:50]
-    assert found.at(some)[0].tolist() == source[some].tolist()
-    assert found.at(some)[1].tolist() == before[some].tolist()
-    assert found.at(np.array([9 * 10**12]))[1].tolist() == [5 * 10**12]
-
-
 PARTS = {"a": 10, "b": 7, "c": 3}  # rows
 
 
@@ -102,16 +93,8 @@ def test_the_order_of_a_mixture_is_pinned():
     assert found == 0x7B2BDAF2
 
 
-def test_processes_shard_a_batch():
-    whole, parts = mixed(), [mixed().shard(index, 4) for index in range(4)]
-    for step in (0, 11):
-        for name in ("of", "x", "row", "mask"):
-            together = np.concatenate([part[step][name] for part in parts])
-            np.testing.assert_array_equal(together, whole[step][name])
-
-
-@pytest.fixture(autouse=True)
-def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     texts = {"verse": "rose ", "prose": "and so it goes. "}
     for name, text in texts.items():
@@ -131,6 +114,7 @@ def of_verse(corpus: MixedCorpus, tokens: np.ndarray) -> bool:
     return text in "rose " * 3
 
 
+@pytest.mark.usefixtures("folders")
 def test_each_batch_has_the_configured_shares():
     step = 10**6
     corpus = mixture().build()

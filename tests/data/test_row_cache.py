@@ -55,14 +55,6 @@ def test_a_row_is_read_once(where: str):
     assert len(rows) == 20
 
 
-def test_changing_a_batch_does_not_change_the_cache(where: str):
-    rows = cache_rows(Counted(), where)
-    for _ in range(2):
-        for array in rows[EVERY].values():
-            array[...] = 0
-    assert_rows(rows[EVERY], EVERY)
-
-
 def test_later_runs_use_a_cache_on_disk(tmp_path: Path):
     DiskCache(Counted(), tmp_path)[np.arange(20)]
     source = Counted()
@@ -126,6 +118,3 @@ def test_a_cache_of_a_killed_process_gives_the_same_rows(tmp_path: Path):
     expected = source[np.arange(200_000)]
     for name, array in rows[np.arange(200_000)].items():
         np.testing.assert_array_equal(array, expected[name])
-
-
-# Errors

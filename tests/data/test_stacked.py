@@ -43,26 +43,6 @@ def test_arrays_shared_by_all_batches_stay_one_object():
         assert calls[0]["x"] is not calls[4]["x"]
 
 
-class OneBuffer:
-    """Batches that a reader makes in one buffer, which it hands out as it is or read-only."""
-
-    def __init__(self, *, read_only: bool):
-        self._buffer, self._read_only = np.zeros((2, 3), np.float32), read_only
-
-    def __getitem__(self, step):
-        self._buffer[...] = step
-        view = self._buffer.view()
-        view.setflags(write=not self._read_only)
-        return {"x": view}
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_batches_of_one_buffer_are_stacked_as_they_were_read(read_only):
-    calls = StackedBatches(OneBuffer(read_only=read_only), 4)
-    for first in (0, 4):
-        assert calls[first // 4]["x"][:, 0, 0].tolist() == [first + i for i in range(4)]
-
-
 class Doubled(Shuffled):
     def __getitem__(self, step, /):
         batch = super().__getitem__(step)

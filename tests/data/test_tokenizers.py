@@ -18,7 +18,6 @@ from jtrain.data.text.tokenizing import (
     CharacterTokens,
     PretrainedTokenizer,
 )
-from jtrain.errors import DataError
 
 VERSES = ["Shall I compare thee\nto a summer's day?", "Thou art more lovely", "été 🌹 rose\r\n\tO!"]
 TEXT = "".join(VERSES)
@@ -70,13 +69,6 @@ def test_a_file_of_the_package_is_read(tmp_path: Path):
     assert PretrainedTokenizer(path=str(tmp_path / "tokenizer.json")).build([]).end is None
 
 
-def test_a_file_of_jtrain_is_read(tmp_path: Path):
-    build = KINDS["bpe"]
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(build().description()), encoding="utf-8")
-    assert fingerprint(read_tokenizer(path)) == fingerprint(build())
-
-
 def test_the_vocabulary_reaches_up_to_the_largest_number():
     """A file may leave numbers out: an embedding of as many rows as tokens would be too short."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 2, "z": 65_536}, "unk_token": "a"}
@@ -99,17 +91,7 @@ def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
             )
 
 
-WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
 # Backtracks without end, so that the package's limit ends it.
-ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
-
-
-def test_a_file_that_fails_on_a_text_is_refused_in_words():
-    parsed = {"model": WORDS, "pre_tokenizer": {**ENDLESS, "invert": False}}
-    built = BPE({"version": "1.0", "added_tokens": [], **parsed}, end="a")
-    for encode in (built.encode, lambda text: built.encode(text, special=True)):
-        with pytest.raises(DataError, match=r"fails on a text .*Download that file again"):
-            encode("a" * 40 + "b")
 
 
 def test_numbers_are_places_in_the_order_of_the_characters():

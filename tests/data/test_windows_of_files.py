@@ -123,13 +123,6 @@ def whole(height: int, width: int) -> np.ndarray:
     return np.array([[0.0, 0.0, height, width]])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_the_full_window_is_the_image(dtype):
-    shape = (1, 7, 5)
-    image = np.random.default_rng(1).integers(0, 256, shape).astype(dtype)
-    np.testing.assert_array_equal(zoom(image, whole(*shape[1:3])), image, strict=True)
-
-
 def test_a_window_is_resized_as_by_pillow():
     box = (8, 4, 32, 24)  # left, top, right, bottom
     enlarged = Image.fromarray(SMOOTH).resize((48, 40), Image.Resampling.BILINEAR, box=box)

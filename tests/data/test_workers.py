@@ -66,7 +66,7 @@ def nothing_is_left():
     yield
     assert multiprocessing.active_children() == []
     names = {thread.name for thread in threading.enumerate()}
-    assert "receive-batches" not in names
+    assert "read-batches" not in names
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,14 +127,14 @@ if __name__ == "__main__":
     if sys.argv[1] == "dies":
         for how in "kill", "leave":
             batches = Failing(at=3, how=how)
-            report(ProcessWorkers(batches.__getitem__, start=0, stop=50, workers=2), range(50))
-        reader = ProcessWorkers(Failing(seconds=0.02).__getitem__, start=0, stop=None, workers=2)
+            report(ProcessWorkers(batches.__getitem__, 2, start=0, stop=50), range(50))
+        reader = ProcessWorkers(Failing(seconds=0.02).__getitem__, 2, start=0, stop=None)
         os.kill(int(reader(0)["process"][0]), signal.SIGKILL)
         report(reader, range(1, 5000))
         sys.exit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
-    reader = ProcessWorkers(Failing(seconds=0.05).__getitem__, start=0, stop=None, workers=2)
+    reader = ProcessWorkers(Failing(seconds=0.05).__getitem__, 2, start=0, stop=None)
     print("starts", flush=True)
     for step in range(31):
         reader(step)
@@ -216,7 +216,6 @@ def test_a_signal_to_all_ends_no_worker(script):
     run = script("reads")
     while line(run) != "starts":
         pass
-    time.sleep(0.3)  # the workers have started, and do not read yet
     os.killpg(run.pid, signal.SIGINT)
     while line(run) != "5":
         pass

@@ -20,7 +20,8 @@ from jtrain.data import (
     read_text,
     read_tokens,
 )
-from jtrain.data.batches.process_workers import ThreadWorkers, serialize
+from jtrain.data.batches.prefetch import ThreadWorkers
+from jtrain.data.batches.process_workers import serialize
 from jtrain.data.batches.row_cache import DiskCache, MemoryCache
 from jtrain.data.images.image_dataset import read_labelled
 from jtrain.data.images.image_folder import ImageFolder
@@ -186,7 +187,7 @@ def test_threads_and_another_process_read_the_same(build: Callable[[], Source]):
     source = build()
     sent = cloudpickle.loads(serialize(source.__getitem__, 1)).__self__
     batches = Shuffled(source, size=4, seed=1)
-    reader = ThreadWorkers(batches.__getitem__, start=2, stop=12, workers=3)
+    reader = ThreadWorkers([batches.__getitem__] * 3, start=2, stop=12)
     for step in range(2, 12):
         assert_same(reader(step), Shuffled(sent, size=4, seed=1)[step])
     reader.close()

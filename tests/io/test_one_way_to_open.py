@@ -97,16 +97,3 @@ def test_files_of_a_user_are_opened_in_one_way():
             found[name] = lines
     assert {n: lines for n, lines in found.items() if n not in EXEMPT} == {}
     assert EXEMPT.keys() - found.keys() - {"io/regular_files.py"} == set()
-
-
-def test_each_way_to_open_is_found(tmp_path: Path):
-    for code in (
-        "path.read_text()",
-        "Path('x').read_bytes()",
-        "path.open('rb')",
-        "np.load(path)",
-        "json.load(open(path))",
-        "os.open(path, os.O_RDONLY)",
-    ):
-        (tmp_path / "a.py").write_text(f"def f(path):\n    return {code}\n")
-        assert list(openings(tmp_path / "a.py")), code

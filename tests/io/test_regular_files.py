@@ -123,10 +123,3 @@ def test_a_user_without_a_home_has_it_in_the_folder(nobody: Path):
     assert Path(user_cache_dir()) == nobody / ".cache"
     assert cache_dir() == nobody / ".cache/jtrain/data"
     assert usual_directory() == nobody / ".cache/jtrain/compiled"
-
-
-def test_variables_name_it(nobody: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(os.environ, "HOME", "/home/me")
-    assert Path(user_cache_dir()) == Path("/home/me/.cache")
-    monkeypatch.setitem(os.environ, "XDG_CACHE_HOME", "/caches")
-    assert Path(user_cache_dir()) == Path("/caches")

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store() -> str:
-    pytest.importorskip("fsspec")
-    return f"memory://{uuid.uuid4()}/runs"
+    pytest.importorskip("obstore")
+    return f"file://{Path.cwd()}/bucket/runs"
 
 
 def parameters(run: Path, step: int) -> dict[str, str]:
@@ -169,7 +169,7 @@ SCRIPT = Path(__file__).with_name("stored_process.py")
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """Yield an empty bucket that this process and its children can reach."""
-    pytest.importorskip("s3fs", reason="pip install 'jtrain[s3]'")
+    pytest.importorskip("obstore", reason="pip install 'jtrain[s3]'")
     server = pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
     served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     served.start()
@@ -179,9 +179,8 @@ def bucket() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "test")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("jtrain-test")
+        address = f"http://127.0.0.1:{port}/jtrain-test"
+        urllib.request.urlopen(urllib.request.Request(address, method="PUT")).close()
         yield "s3://jtrain-test"
     served.stop()
 

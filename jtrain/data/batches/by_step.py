@@ -7,7 +7,6 @@ batch, so that they can stay on the device.
 
 import copy
 import operator
-import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -88,10 +87,7 @@ class Shuffled:
 
     def places(self, step: int) -> dict[str, np.ndarray]:
         """Return `row` and `mask` of a step's batch."""
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        return {"row": self._shard.row, "mask": self._shard.mask(self._real_rows(step))}
+        return self._shard.places(self._real_rows(check_step(step)))
 
     def read_stacked(self, step: int, count: int) -> dict[str, np.ndarray]:
         """Return the batches of `count` steps from `step` on, stacked, k b ...: one read."""
@@ -157,8 +153,8 @@ class InOrder:
             raise IndexError(f"Batch {step} was requested of {len(self)}, counted from 0.")
         first = step * self.size
         indices = np.minimum(first + self._shard.row.astype(np.int64), self.rows - 1)
-        mask = self._shard.mask(min(self.size, self.rows - first))
-        return add_places(read_rows(self.source, indices), {"row": self._shard.row, "mask": mask})
+        places = self._shard.places(min(self.size, self.rows - first))
+        return add_places(read_rows(self.source, indices), places)
 
     def shard(self, index: int, count: int) -> "InOrder":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -195,6 +191,10 @@ class RowShard:
             self._masks[real] = _read_only(self.row < real)
         return self._masks[real]
 
+    def places(self, real: int) -> dict[str, np.ndarray]:
+        """Return `row`, and the `mask` of `real` rows of the global batch."""
+        return {"row": self.row, "mask": self.mask(real)}
+
     def stack(self, array: np.ndarray, count: int) -> np.ndarray:
         """Return `array` (`row` or a mask) `count` times; the same object every time."""
         key = id(array), count
@@ -203,20 +203,16 @@ class RowShard:
         return self._stacks[key]
 
 
-class ReadLock:
-    """A lock for one reader at a time; in another process a copy of its holder has its own."""
+def check_step(step: int) -> int:
+    """Return a step as an int.
 
-    def __init__(self):
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type["ReadLock"], tuple[()]]:
-        return ReadLock, ()
+    Raises:
+        IndexError: if it is below 0.
+    """
+    step = operator.index(step)
+    if step < 0:
+        raise IndexError(f"Steps count from 0; batch {step} was requested.")
+    return step
 
 
 def add_places(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import xxhash
 
 from jtrain.io.regular_files import open_regular
 
@@ -51,7 +52,7 @@ def fingerprint(data: Any) -> str:
 
 def fingerprint_arrays(rows: int, arrays: Mapping[str, np.ndarray]) -> str:
     """Return `60000 rows 7c1e...`: the fingerprint of arrays by name, each n ... ."""
-    digest = _digest()
+    digest = xxhash.xxh3_64()
     for name in sorted(arrays):
         digest.update(name.encode())
         _add(digest, arrays[name])
@@ -65,7 +66,7 @@ def fingerprint_files(paths: Sequence[str | Path], *more: str) -> str:
         paths: in the order in which they are read.
         more: other text that the data depends on.
     """
-    digest, total = _digest(), 0
+    digest, total = xxhash.xxh3_64(), 0
     each = max(2, BLOCKS // max(len(paths), 1))
     for path in map(Path, paths):
         size = path.stat().st_size
@@ -124,16 +125,8 @@ def _places(total: int, length: int, count: int) -> Iterator[int]:
     yield from (int(k * _GOLDEN % 1 * last) for k in range(1, count - 1))
 
 
-def _digest() -> Any:
-    import xxhash
-
-    return xxhash.xxh3_64()
-
-
 def digest_batch(batch: Mapping[str, Any]) -> int:
     """Return the XXH3 digest of the names, types, shapes and bytes of a batch's arrays."""
-    import xxhash
-
     hasher = xxhash.xxh3_64()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])

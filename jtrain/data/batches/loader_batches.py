@@ -1,12 +1,12 @@
 """Batches by step from a loader that can only be streamed."""
 
 import copy
-import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
+from jtrain.data.batches.by_step import RowShard, add_places, check_step
 from jtrain.errors import DataError
 from jtrain.errors.plain_numbers import plain_numbers
 
@@ -37,24 +37,21 @@ class LoaderBatches:
 
     @plain_numbers
     def __init__(self, open_loader: Callable[[], Iterable[Mapping[str, np.ndarray]]], *, size: int):
-        self.size, self._open, self._lock = size, open_loader, ReadLock()
+        self.size, self._open, self._lock = size, open_loader, threading.Lock()
         self._begin(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        row = self._shard.row
+        step, row = check_step(step), self._shard.row
         with self._lock:  # the run may look at a batch while a thread prefetches another
             reader = self._first if step >= self._first.earliest else self._second
             batch = reader.read(step)
         own = {name: array[row[0] : row[-1] + 1] for name, array in batch.items()}
-        return add_places(own, {"row": row, "mask": self._shard.mask(self.size)})
+        return add_places(own, self._shard.places(self.size))
 
     def shard(self, index: int, count: int) -> "LoaderBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""
         own = copy.copy(self)
-        own._lock = ReadLock()
+        own._lock = threading.Lock()
         own._begin(RowShard(self.size, index, count))
         return own
 

@@ -3,13 +3,12 @@
 import copy
 import math
 import numbers
-import operator
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from jtrain.data.batches.by_step import Blocks, RowShard, add_places, count_rows
+from jtrain.data.batches.by_step import Blocks, RowShard, add_places, check_step, count_rows
 from jtrain.data.batches.shuffle import permute
 from jtrain.data.sources.source import Source
 from jtrain.data.text.token_files import TokenRange
@@ -72,11 +71,10 @@ def _integer_weights(weights: Sequence[float | int], names: Sequence[str]) -> li
     if not len(weights):
         raise DataError("A mixture of no sources was requested. Give at least one.")
     for name, weight in zip(names, weights, strict=True):
-        is_number = isinstance(weight, numbers.Real)
-        if not (is_number and math.isfinite(weight) and weight > 0):
+        if not (isinstance(weight, numbers.Real) and math.isfinite(weight) and weight > 0):
             raise DataError(
-                f"The weight of {name} is {weight if is_number else repr(weight)}, and a weight "
-                f"must be above 0. Set weight=1, or leave {name} out of the mixture."
+                f"The weight of {name} is {weight!s}, and a weight must be above 0. Set weight=1, "
+                f"or leave {name} out of the mixture."
             )
     exact = [Fraction(repr(float(weight))) for weight in weights]  # 0.1 is a tenth
     measure = math.lcm(*(weight.denominator for weight in exact))
@@ -128,10 +126,7 @@ class MixedBatches:
         self._drawn = Blocks(self._shard.row, size, self._draw)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
-        source_of, rows = self._drawn[step]
+        source_of, rows = self._drawn[check_step(step)]
         batch: dict[str, np.ndarray] = {}
         for number, source in enumerate(self.sources.values()):
             chosen = np.flatnonzero(source_of == number)
@@ -141,8 +136,7 @@ class MixedBatches:
                 if name not in batch:
                     batch[name] = np.empty((len(source_of), *array.shape[1:]), array.dtype)
                 batch[name][chosen] = array
-        mask = self._shard.mask(self.size)
-        return add_places(batch, {"row": self._shard.row, "mask": mask})
+        return add_places(batch, self._shard.places(self.size))
 
     def shard(self, index: int, count: int) -> "MixedBatches":
         """Return the same batches, with only the rows of process `index` of `count`."""

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -51,12 +51,7 @@ class ReadAhead(Generic[T]):
         self._get, self._step, self._stop, self._after = get, start, stop, after
         self._depth, self._pace = depth, _Pace(slow, TRIAL, TRIAL // 2 + 1)
         self._thread: ReaderThread[T] | None = None
-        self._close: Callable[[], None] | None = close
-
-    @property
-    def threaded(self) -> bool:
-        """True if a thread reads."""
-        return self._thread is not None
+        self._close = close
 
     def __iter__(self) -> "ReadAhead[T]":
         return self
@@ -87,9 +82,8 @@ class ReadAhead(Generic[T]):
             self._thread.close()
             self._thread = None
         self._stop = self._step
-        if self._close is not None:
-            close, self._close = self._close, None
-            close()
+        close, self._close = self._close, lambda: None
+        close()
 
     def __enter__(self) -> "ReadAhead[T]":
         return self
@@ -205,40 +199,30 @@ def _read_step(get: Callable[[int], T], step: int) -> T:
         ) from error
 
 
-def worker_steps(first: int, stop: int | None, every: int) -> Iterable[int]:
-    """Return the steps of a worker: `first`, `first + every`, ... below `stop`."""
-    return itertools.count(first, every) if stop is None else range(first, stop, every)
-
-
 class ThreadWorkers:
-    """A reader of `get(start)`, `get(start + 1)`, ... in order, by `workers` threads.
+    """A reader of `get(start)`, `get(start + 1)`, ... in order, by several threads.
 
-    Worker i reads the steps `start + i`, `start + i + workers`, ..., at most `ahead` of them in
-    advance. An error in `get` is raised here, at its step, with its traceback.
+    Of n threads, thread i reads the steps `start + i`, `start + i + n`, ..., at most `ahead` of
+    them in advance. An error in `get` is raised here, at its step, with its traceback.
+
+    Args:
+        gets: the function of each thread that reads the batch of a step.
+        stop: None: the steps never end.
     """
 
-    name = "read-batches"
-
     def __init__(
-        self,
-        get: Callable[[int], Any],
-        *,
-        start: int,
-        stop: int | None,
-        workers: int,
-        ahead: int = 2,
+        self, gets: Sequence[Callable[[int], Any]], *, start: int, stop: int | None, ahead: int = 2
     ):
-        self._start_threads([get] * workers, start, stop, ahead)
-
-    def _start_threads(
-        self, gets: Sequence[Callable[[int], Any]], start: int, stop: int | None, ahead: int
-    ) -> None:
         self._next, every = start, len(gets)
-        threads = [
-            ReaderThread(map(get, worker_steps(start + i, stop, every)), ahead, self.name)
-            for i, get in enumerate(gets)
+        steps = [
+            itertools.count(start + i, every) if stop is None else range(start + i, stop, every)
+            for i in range(every)
         ]
-        self._threads, self._turns = threads, itertools.cycle(threads)
+        self._threads = [
+            ReaderThread(map(get, of), ahead, "read-batches")
+            for get, of in zip(gets, steps, strict=True)
+        ]
+        self._turns = itertools.cycle(self._threads)
 
     def __call__(self, step: int, /) -> Any:
         """Return the batch of the next step."""

@@ -1,24 +1,24 @@
-"""Batches read by several processes, in order."""
+"""Batches read by several processes, in order; a worker imports this module, and no config."""
 
 import contextlib
 import io
+import itertools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from jtrain.data.batches.prefetch import ENDS, ThreadWorkers, worker_steps
+from jtrain.data.batches.prefetch import ENDS, ThreadWorkers
 from jtrain.errors import DataError, PeerError
 from jtrain.io.formatting import format_bytes, signal_name
 
@@ -40,26 +40,27 @@ class ProcessWorkers(ThreadWorkers):
         PeerError: if a worker died, at the step of the batch that it was reading.
     """
 
-    name = "receive-batches"
-
     def __init__(
         self,
         get: Callable[[int], Any],
+        workers: int,
         *,
         start: int,
         stop: int | None,
-        workers: int,
         ahead: int = 2,
     ):
         payload = serialize(get, workers)
         self._same: dict[tuple[str, bytes], np.ndarray] = {}
-        # Start the tracker now: a later start would unblock the signals that `_Worker` blocks.
+        # Start the tracker now: a later start would unblock the signals that are blocked here.
         resource_tracker.ensure_running()
-        self._workers = [
-            _Worker(payload, worker_steps(start + i, stop, workers), workers)
-            for i in range(workers)
-        ]
-        self._start_threads([worker.receive for worker in self._workers], start, stop, ahead)
+        # A worker inherits this thread's signal mask: Ctrl-C is for the run, not for workers.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PARENT_SIGNALS)
+        try:
+            self._workers = [_Worker(payload, start + i, stop, workers) for i in range(workers)]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        gets = [worker.receive for worker in self._workers]
+        super().__init__(gets, start=start, stop=stop, ahead=ahead)
 
     def __call__(self, step: int, /) -> Any:
         """Return the batch of the next step."""
@@ -68,10 +69,11 @@ class ProcessWorkers(ThreadWorkers):
     def close(self) -> None:
         """End the workers, whatever they do."""
         for worker in self._workers:
-            worker.kill()
+            worker.process.kill()
         super().close()
         for worker in self._workers:
-            worker.join()
+            worker.process.join(ENDS)
+            worker.pipe.close()
 
     def _intern(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return the array; for equal `row` and `mask` always the same read-only object."""
@@ -82,23 +84,25 @@ class ProcessWorkers(ThreadWorkers):
 
 
 class _Worker:
-    """A process, started by the thread that receives its first batch."""
+    """A process that reads every `workers`-th step from `first` on."""
 
-    def __init__(self, get: bytes, steps: Iterable[int], workers: int):
+    def __init__(self, get: bytes, first: int, stop: int | None, workers: int):
         spawned = multiprocessing.get_context("spawn")
-        self._source, self._sink = spawned.Pipe(duplex=False)
-        self._process: BaseProcess = spawned.Process(
-            target=run_worker, args=(self._sink, get, steps), daemon=True, name="reads-batches"
+        self.pipe, other = spawned.Pipe()
+        self._get, self._workers = get, workers
+        self.process = spawned.Process(
+            target=run_worker, args=(other, first, stop, workers), daemon=True, name="reads-batches"
         )
-        self._workers = workers
-        self._starting, self._killed = threading.Lock(), False
+        self.process.start()
+        other.close()  # the worker has the only one left: the pipe closes with it
 
     def receive(self, step: int) -> dict[str, np.ndarray]:
         """Return the next batch that the process sends, that of `step`."""
         try:
-            if self._process.pid is None:
-                self._start()
-            batch = _receive(self._source)
+            if self._get:  # sent by this thread, as the process may still import its modules
+                self.pipe.send_bytes(self._get)
+                self._get = b""
+            batch = _receive(self.pipe)
         except (EOFError, OSError):
             raise self._death_error(step) from None
         if isinstance(batch, WorkerFailure):
@@ -106,42 +110,17 @@ class _Worker:
             raise batch.error
         return batch
 
-    def kill(self) -> None:
-        """Kill the process; a start that is under way is waited for."""
-        waited = self._starting.acquire(timeout=ENDS)
-        self._killed = True
-        if self._process.pid is not None:
-            self._process.kill()
-        if waited:
-            self._starting.release()
-
-    def join(self) -> None:
-        """Wait until the process has ended, and close the pipe."""
-        if self._process.pid is not None:
-            self._process.join(ENDS)
-        self._source.close()
-        self._sink.close()
-
-    def _start(self) -> None:
-        # The process inherits this thread's signal mask: Ctrl-C is for the run, not for workers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, PARENT_SIGNALS)
-        with self._starting:
-            if not self._killed:
-                self._process.start()
-            self._sink.close()  # the worker has the only one left: the pipe closes with it
-        if self._killed and self._process.pid is not None:  # `kill` did not wait so long
-            self._process.kill()
-
     def _death_error(self, step: int) -> PeerError:
-        process = self._process
-        if process.pid is not None:
-            process.join(ENDS)
+        self.process.join(ENDS)
+        code = self.process.exitcode
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal_name(-code)})"
         return PeerError(
             f"workers.count={self._workers} processes read batches, and one of them, process "
-            f"{process.pid}, {_describe_exit(process.exitcode)} before it sent the "
-            f"batch of step {step}. If the system's log says that memory ran out, lower "
-            "workers.count, workers.ahead or batch; then give the same command again, which "
-            "resumes from the newest checkpoint."
+            f"{self.process.pid}, {how} before it sent the batch of step {step}. If the system's "
+            f"log says that memory ran out, lower workers.count, workers.ahead or batch; then give "
+            f"the same command again, which resumes from the newest checkpoint."
         )
 
 
@@ -167,28 +146,20 @@ def serialize(get: Callable[[int], Any], workers: int) -> bytes:
         DataError: if it cannot be sent, or is larger than `LARGEST`.
     """
     file = io.BytesIO()
+    sends = f"workers.kind=processes sends the data to each of {workers} workers, and it"
     try:
         _Pickler(file).dump(get)
     except Exception as error:
         raise DataError(
-            f"workers.kind=processes sends the data to each of {workers} workers, and it cannot be "
-            f"sent ({type(error).__name__}: {error}). Set workers.kind=threads, or give the source "
-            f"a method __reduce__ that reopens it."
+            f"{sends} cannot be sent ({type(error).__name__}: {error}). Set workers.kind=threads, "
+            f"or give the source a method __reduce__ that reopens it."
         ) from error
-    size = file.getbuffer().nbytes
-    if size > LARGEST:
+    if (size := file.getbuffer().nbytes) > LARGEST:
         raise DataError(
-            f"workers.kind=processes sends the data to each of {workers} workers, and it takes "
-            f"{format_bytes(size)} in memory; at most {format_bytes(LARGEST)} are sent. Set "
-            f"workers.kind=threads, which share it, or read it from files."
+            f"{sends} takes {format_bytes(size)} in memory; at most {format_bytes(LARGEST)} are "
+            f"sent. Set workers.kind=threads, which share it, or read it from files."
         )
     return file.getvalue()
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by signal {-code} ({signal_name(-code)})"
-    return f"ended with exit code {code}"
 
 
 @dataclass(frozen=True)
@@ -200,46 +171,49 @@ class WorkerFailure:
     """The traceback in the worker."""
 
 
-def run_worker(sink: Connection, get: bytes, steps: Iterable[int]) -> None:
+def run_worker(pipe: Connection, first: int, stop: int | None, every: int) -> None:
     """Send the batches of some steps, then wait for the end; the body of a worker process.
 
     A batch is sent as the names, types and shapes of its arrays, and then the bytes of each array.
 
     Args:
-        sink: the sending end of a pipe. Sending waits until the pipe has room.
-        get: the pickled function that reads the batch of a step.
+        pipe: gives the pickled function that reads a batch; sending waits until it has room.
+        first: the first step, after which every `every`-th below `stop` is read.
     """
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    read = None
-    with contextlib.suppress(BrokenPipeError):  # the parent has closed the pipe
+    steps = itertools.count(first, every) if stop is None else range(first, stop, every)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed the pipe
+        payload, read = pipe.recv_bytes(), None
         for step in steps:
             try:
-                read = read or pickle.loads(get)
+                read = read or pickle.loads(payload)
                 batch = {name: np.asarray(array) for name, array in read(step).items()}
             except BaseException as error:  # also SystemExit, which the parent raises at its step
-                sink.send(WorkerFailure(_sendable(error), traceback.format_exc()))
+                pipe.send(WorkerFailure(_sendable(error), traceback.format_exc()))
             else:
-                sink.send([(name, array.dtype, array.shape) for name, array in batch.items()])
-                for array in batch.values():
-                    if array.nbytes:
-                        sink.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        threading.Event().wait()  # only the parent ends a worker: an exit counts as a death
+                pipe.send([(name, array.dtype, array.shape) for name, array in batch.items()])
+                for data in map(_bytes, batch.values()):
+                    pipe.send_bytes(data)
+    threading.Event().wait()  # only the parent ends a worker: an exit counts as a death
 
 
-def _receive(source: Connection) -> Any:
+def _receive(pipe: Connection) -> Any:
     """Receive a batch from `run_worker`: arrays by name, or `WorkerFailure`.
 
     Raises:
         EOFError: if the worker ended.
     """
-    shapes = source.recv()
+    shapes = pipe.recv()
     if isinstance(shapes, WorkerFailure):
         return shapes
     batch = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
     for array in batch.values():
-        if array.nbytes:
-            source.recv_bytes_into(array.reshape(-1).view(np.uint8).data)
+        pipe.recv_bytes_into(_bytes(array))
     return batch
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _end_with_parent() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import xxhash
 
 from jtrain.data.batches.fingerprint import fingerprint
 from jtrain.data.sources.source import Source
@@ -72,8 +74,6 @@ class MemoryCache(CachedRows):
 
     def __init__(self, source: Source):
         example = source[np.zeros(1, np.int64)]
-        import psutil
-
         needed, free = _bytes(source, example), psutil.virtual_memory().available
         if needed > free:
             raise DataError(
@@ -112,7 +112,7 @@ class DiskCache(CachedRows):
         layout = ", ".join(
             f"{name} {x.dtype.str} {x.shape[1:]}" for name, x in sorted(example.items())
         )
-        self.path = self.folder / _short(f"{version}; {layout}")
+        self.path = self.folder / xxhash.xxh3_64(f"{version}; {layout}".encode()).hexdigest()
         try:
             self._create(_bytes(source, example), len(source), example, version)
             rows = {
@@ -173,8 +173,6 @@ def _allocate(path: Path, size: int) -> None:
 
 def _digests(rows: Mapping[str, np.ndarray]) -> np.ndarray:  # uint64, b; never 0
     """Return the digest of each row, over all its arrays."""
-    import xxhash
-
     arrays = [np.ascontiguousarray(rows[name]) for name in sorted(rows)]
     found = np.empty(len(arrays[0]), DIGEST)
     for row in range(len(found)):
@@ -187,9 +185,3 @@ def _digests(rows: Mapping[str, np.ndarray]) -> np.ndarray:  # uint64, b; never 
 
 def _bytes(source: Source, example: Mapping[str, np.ndarray]) -> int:
     return len(source) * (DIGEST.itemsize + sum(array[0].nbytes for array in example.values()))
-
-
-def _short(text: str) -> str:
-    import xxhash
-
-    return xxhash.xxh3_64(text.encode()).hexdigest()

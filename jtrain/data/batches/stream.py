@@ -1,16 +1,15 @@
 """Batches by step from data that can only be streamed; a saved place replaces rereading."""
 
 import copy
-import operator
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jtrain.data.batches.by_step import ReadLock, RowShard, add_places
+from jtrain.data.batches.by_step import RowShard, add_places, check_step
 from jtrain.data.batches.fingerprint import Fingerprinted, fingerprint_files
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.plain_numbers import plain_numbers
@@ -67,12 +66,9 @@ class Streamed:
         self._restart(RowShard(size, 0, 1))
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        step = operator.index(step)
-        if step < 0:
-            raise IndexError(f"Steps count from 0; batch {step} was requested.")
         with self._lock:  # the run may look at a batch while a thread prefetches another
-            own = {name: array.copy() for name, array in self._read(step).items()}
-        return add_places(own, {"row": self._shard.row, "mask": self._shard.mask(self.size)})
+            own = {name: array.copy() for name, array in self._read(check_step(step)).items()}
+        return add_places(own, self._shard.places(self.size))
 
     def shard(self, index: int, count: int) -> "Streamed":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -101,7 +97,7 @@ class Streamed:
         self._places[self._next] = state["stream"]
 
     def _restart(self, part: RowShard) -> None:
-        self._shard, self._lock = part, ReadLock()
+        self._shard, self._lock = part, threading.Lock()
         self._stream, self._next = self._open(), 0
         self._recent: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
         self._places = {0: self._stream.state()}
@@ -137,24 +133,14 @@ class Streamed:
         return items
 
 
-T = TypeVar("T")
-
-
 class FileShard(NamedTuple):
-    """The part that one process reads: its files, and every `every`-th of their records."""
+    """The part that one process reads."""
 
     files: list[Path]
-    first: int
-    """The first record, from 0, that this process reads."""
-    every: int
     own: bool
     """True if the records differ between processes, and so depend on the number of processes."""
     summary: str
     """The policy in effect and the reason for it: a line for the log."""
-
-    def select(self, records: Iterable[T]) -> Iterator[T]:
-        """Return this process's records among those of `files`, one file after the other."""
-        return islice(records, self.first, None, self.every)
 
 
 def shard_files(
@@ -187,17 +173,15 @@ def shard_files(
         )
     files = list(files)
     sizes = f"{len(files)} file{'s' * (len(files) != 1)}, {count} process{'es' * (count != 1)}"
+    chosen, why = policy, f"sharing={policy}"
     if policy == "auto":
-        even = len(files) >= count and len(files) % count == 0
-        chosen = "file" if even else "data"
+        chosen = "file" if files and len(files) % count == 0 else "data"
         why = f"sharing=auto took {chosen}"
-    else:
-        chosen, why = policy, f"sharing={policy}"
     if chosen == "off":
-        return FileShard(files, 0, 1, True, f"{sizes}: each reads all of them ({why})")
+        return FileShard(files, True, f"{sizes}: each reads all of them ({why})")
     if chosen == "data":
         summary = f"{sizes}: each reads all of them and keeps one record in {count} ({why})"
-        return FileShard(files, index, count, False, summary)
+        return FileShard(files, False, summary)
     if len(files) < count:
         raise DataError(
             f"sharing=file was requested with {sizes}: {count - len(files)} would read nothing. "
@@ -206,7 +190,7 @@ def shard_files(
     own = files[index::count]
     order = ", the order of rows depends on the number of processes" if count > 1 else ""
     summary = f"{sizes}: this one reads {len(own)} of its own ({why}){order}"
-    return FileShard(own, 0, 1, True, summary)
+    return FileShard(own, True, summary)
 
 
 def add_readers(status: Mapping[str, Any], step: int, count: int) -> list[list[int]]:
@@ -265,7 +249,7 @@ class ShardedStream:
         self._begin(0, 1)
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
-        return self._batches[step] | {"row": self._shard.row, "mask": self._shard.mask(self.size)}
+        return self._batches[step] | self._shard.places(self.size)
 
     def shard(self, index: int, count: int) -> "ShardedStream":
         """Return the same batches, of which process `index` of `count` makes its rows.
@@ -307,19 +291,16 @@ class ShardedStream:
             )
         self._batches.restore(state["shares"][f"{self._index}"] if saved else state)
 
-    def _open_stream(self, files: Sequence[Path], size: int) -> Streamed:
-        return Streamed(lambda: self._open_files(files), self._row, size=size, every=self._every)
-
     def _begin(self, index: int, count: int) -> None:
         self._shard, self._index, self._count = RowShard(self.size, index, count), index, count
         files = shard_files(self._files, index=index, count=count, policy=self._policy)
         self.summary = f"data: {files.summary}"
         """The policy in effect and the reason for it: a line for the log."""
         self._own = files.own
-        if self._own:
-            self._batches = self._open_stream(files.files, self.size // count)
-        else:
-            self._batches = self._open_stream(self._files, self.size).shard(index, count)
+        size = self.size // count if self._own else self.size
+        open_ = lambda: self._open_files(files.files)
+        batches = Streamed(open_, self._row, size=size, every=self._every)
+        self._batches = batches if self._own else batches.shard(index, count)
 
 
 def _streams(count: int) -> str:

@@ -51,9 +51,9 @@ class Workers:
         Raises:
             DataError: if `kind` is processes and `get` cannot be sent to another process.
         """
-        if not self.count or self.kind == "threads":
-            return self.build_threads(get, start=start, stop=stop)
-        return ProcessWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
+        if self.count and self.kind == "processes":
+            return ProcessWorkers(get, self.count, start=start, stop=stop, ahead=self.ahead)
+        return self.build_threads(get, start=start, stop=stop)
 
     def build_threads(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
         """Return a reader by threads if `kind` is threads, else by the caller.
@@ -62,7 +62,7 @@ class Workers:
         """
         if not self.count or self.kind != "threads":
             return InlineReader(get)
-        return ThreadWorkers(get, start=start, stop=stop, workers=self.count, ahead=self.ahead)
+        return ThreadWorkers([get] * self.count, start=start, stop=stop, ahead=self.ahead)
 
     def check(self, batches: Any) -> None:
         """Raise DataError if several workers cannot read these batches."""

@@ -74,19 +74,10 @@ class Augmented:
             than the image. Every batch is checked, by its shapes and labels.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        changes: Augment,
-        *,
-        classes: int = 0,
-        image: str = "image",
-        label: str = "label",
-    ):
+    def __init__(self, batches: Any, changes: Augment, *, classes: int = 0):
         self.size, self.ragged = batches.size, batches.ragged
         self.rows, self.end = batches.rows, batches.end
         self.changes, self._batches, self._classes = changes, batches, classes
-        self._image, self._label = image, label
 
     def __getitem__(self, step: int, /) -> dict[str, np.ndarray]:
         places = self._batches.places(step)
@@ -96,11 +87,10 @@ class Augmented:
             return batch
         place = integers(self._batches.seed, step, row, PARTNER, self.rows)
         partner = self._read(place, step, row, PARTNER_LANE)
-        image, share = self._mix(batch[self._image], partner[self._image], step, row)
-        chances = self._chances(batch[self._label], share) + self._chances(
-            partner[self._label], 1 - share
-        )
-        return batch | {self._image: image, "chances": chances}
+        image, share = self._mix(batch["image"], partner["image"], step, row)
+        chances = self._chances(batch["label"], share)
+        chances += self._chances(partner["label"], 1 - share)
+        return batch | {"image": image, "chances": chances}
 
     def shard(self, index: int, count: int) -> "Augmented":
         """Return the same batches, with only the rows of process `index` of `count`."""
@@ -124,15 +114,11 @@ class Augmented:
         if changes.zoom:
             draws = [uniform(seed, step, row, lane + each) for each in (AREA, SHAPE, TOP, LEFT)]
             windows = WindowDraws(changes.zoom, np.stack(draws))
-            rows = read_windows(source, indices, windows, self._image)
+            rows = read_windows(source, indices, windows)
         else:
             rows = source[indices]
         self._check(rows)
-        return rows | {self._image: self._transform(rows[self._image], step, row, lane)}
-
-    def _transform(self, image: np.ndarray, step: int, row: np.ndarray, lane: int) -> np.ndarray:
-        """Crop and flip each image by its draws."""
-        seed, changes = self._batches.seed, self.changes
+        image = rows["image"]
         if changes.crop:
             down, right = (
                 integers(seed, step, row, lane + side, 2 * changes.crop + 1)
@@ -141,7 +127,7 @@ class Augmented:
             image = shift(image, down, right, changes.crop)
         if changes.flip:
             image = mirror(image, uniform(seed, step, row, lane + FLIP) < changes.flip)
-        return image
+        return rows | {"image": image}
 
     def _mix(
         self, image: np.ndarray, partner_image: np.ndarray, step: int, row: np.ndarray
@@ -189,8 +175,8 @@ class Augmented:
 
     def _check(self, rows: dict[str, np.ndarray]) -> None:
         """Raise DataError if rows lack images that can be augmented, or labels to mix."""
-        check_images(rows, self._image)
-        image, changes = rows[self._image], self.changes
+        check_images(rows)
+        image, changes = rows["image"], self.changes
         if changes.crop >= min(image.shape[1:3]):
             raise DataError(
                 f"augment.crop={changes.crop} pads with more pixels than images of "
@@ -202,16 +188,16 @@ class Augmented:
 
     def _check_labels(self, rows: dict[str, np.ndarray]) -> None:
         """Raise DataError unless the labels are classes."""
-        if self._label not in rows:
+        if "label" not in rows:
             raise DataError(
-                f"Mixing needs a class for each row as `{self._label}`, and a row has "
-                f"{', '.join(sorted(rows))}. Name the classes {self._label!r}, or set "
-                f"augment.mixup=0 and augment.cutmix=0."
+                f"Mixing needs a class for each row as `label`, and a row has "
+                f"{', '.join(sorted(rows))}. Name the classes 'label', or set augment.mixup=0 and "
+                f"augment.cutmix=0."
             )
-        label = rows[self._label]
+        label = rows["label"]
         if label.ndim != 1 or label.dtype.kind not in "iu":
             raise DataError(
-                f"Mixing needs a class for each row; `{self._label}` holds {label.dtype} of shape "
+                f"Mixing needs a class for each row; `label` holds {label.dtype} of shape "
                 f"{label.shape}. Give whole numbers (b), or set augment.mixup=0 and "
                 f"augment.cutmix=0."
             )

@@ -4,9 +4,10 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
+import xxhash
 from pydantic import Field
 
 from jtrain.config.configclass import WrittenPath, configclass
@@ -61,39 +62,35 @@ class ImageFolder:
         """List the images, decoded on access, and number their classes by the order of their names.
 
         Raises:
-            DataError: a folder without classes, a class without images, a link that leads out, or
-                a cache for which there is no room.
+            DataError: a folder without classes, a class without images, or a cache for which there
+                is no room.
         """
         root = Path(self.folder)
-        folders = {part: root / part for part in ("train", *VALIDATION, *TEST)}
-        existing = {part: folder for part, folder in folders.items() if folder.is_dir()}
-        if "train" not in existing:
+        if not (root / "train").is_dir():
             rows, classes = self._rows(root, (), self.validation)
             train, held_out = hold_out(rows, self.validation)
             return self._dataset(train, held_out, held_out, classes)
-        train, classes = self._rows(existing["train"], ())
-        evaluation = [
-            next((existing[p] for p in names if p in existing), None)
+        train, classes = self._rows(root / "train", ())
+        parts = [
+            next((root / name for name in names if (root / name).is_dir()), None)
             for names in (VALIDATION, TEST)
         ]
-        if evaluation == [None, None]:
+        read = {folder: self._rows(folder, classes)[0] for folder in parts if folder}
+        if not read:
             raise DataError(
                 f"{root} has a folder train and none to validate on. Add {root / 'val'} with "
                 f"images by class, or set data.folder={root / 'train'}, of which data.validation "
                 f"is held out."
             )
-        read = {folder: self._rows(folder, classes)[0] for folder in evaluation if folder}
-        held_out, test = (read[folder] if folder else None for folder in evaluation)
-        held_out, test = held_out or test, test or held_out
-        assert held_out is not None, "one of the two folders exists"
-        assert test is not None, "one of the two folders exists"
+        chosen = (folder or other for folder, other in (parts, parts[::-1]))
+        held_out, test = (read[folder] for folder in chosen if folder)
         return self._dataset(train, held_out, test, classes)
 
     def _rows(
         self, root: Path, classes: tuple[str, ...], validation: float = 0.0
     ) -> tuple[Source, tuple[str, ...]]:
         """Return the images of a folder, of which a share is then held out, and the classes."""
-        found = find_images(root, classes)
+        paths, label, classes = find_images(root, classes)
         size = ImageSize(
             height=self.height,
             width=self.width,
@@ -101,12 +98,11 @@ class ImageFolder:
             fit=self.fit,
             pixels=self.pixels,
         )
-        held_out = np.zeros(len(found.paths), bool)
+        held_out = np.zeros(len(paths), bool)
         if validation:
-            held_out[hold_out(Arrays(label=found.label), validation)[1].indices] = True
-        how = {"size": size, "damaged": self.damaged, "held_out": held_out}
-        files = ImageFiles(root, found.paths, found.label, **how)
-        return cache_rows(files, self.cache), found.classes
+            held_out[hold_out(Arrays(label=label), validation)[1].indices] = True
+        files = ImageFiles(root, paths, label, size=size, damaged=self.damaged, held_out=held_out)
+        return cache_rows(files, self.cache), classes
 
     def _dataset(
         self, train: Source, validation: Source, test: Source, classes: tuple[str, ...]
@@ -185,16 +181,18 @@ class ImageFiles:
         image = np.empty((len(indices), size.height, size.width, size.channels), np.uint8)
         label = np.empty(len(indices), np.int32)
         for place, index in enumerate(indices.tolist()):
-            row, image[place] = self._read(index, lambda path, place=place: decode(path, place))
+            row, image[place] = self._read(index, place, decode)
             label[place] = self.label[row]
         return {"image": image, "label": label}
 
-    def _read(self, index: int, decode: Callable[[Path], np.ndarray]) -> tuple[int, np.ndarray]:
+    def _read(
+        self, index: int, place: int, decode: Callable[[Path, int], np.ndarray]
+    ) -> tuple[int, np.ndarray]:
         """Return the first row from `index` on that can be decoded, and its image."""
         for row in (*range(index, len(self)), *range(index)):
             if row not in self.skipped and self._held_out[row] == self._held_out[index]:
                 try:
-                    return row, decode(self.root / self.paths[row])
+                    return row, decode(self.root / self.paths[row], place)
                 except DataError as error:
                     if self.damaged == "stop" or may_pass(error):
                         raise
@@ -206,8 +204,6 @@ class ImageFiles:
         )
 
     def _digest(self, *, dates: bool) -> str:
-        import xxhash
-
         digest, total = xxhash.xxh3_64(), 0
         digest.update(f"{self.size} {self.damaged}".encode())
         digest.update(self.label.tobytes())
@@ -226,37 +222,27 @@ class ImageFiles:
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-class ImageListing(NamedTuple):
-    """The files of a folder, in the order of their names."""
-
-    paths: list[str]
-    """Relative to the folder."""
-    label: np.ndarray
-    """The index of each file's class, int32, n."""
-    classes: tuple[str, ...]
-    """Names of the folders, sorted."""
-
-
-def find_images(root: Path, classes: tuple[str, ...] = ()) -> ImageListing:
+def find_images(
+    root: Path, classes: tuple[str, ...] = ()
+) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
     """List the images of `root`/CLASS/, at any depth; files of other suffixes are skipped.
+
+    Return their paths below `root` in the order of their names, the index of each one's class
+    (int32, n), and the classes.
 
     Args:
         classes: the allowed classes; empty: all.
 
     Raises:
-        DataError: no such folder, no class, a class without an image or not among `classes`, a
-            folder that cannot be read, or a link that leads out of `root`.
+        DataError: no such folder, no class, a class without an image or not among `classes`, or a
+            folder that cannot be read.
     """
     if not root.is_dir():
         raise DataError(
             f"There is no folder {root} (working folder: {Path.cwd()}). Set data.folder= to one "
             "that has a folder for each class, with its images."
         )
-    inside, folders = root.resolve(), [entry for entry in _entries(root) if entry.is_dir()]
-    for entry in folders:
-        if entry.is_symlink():
-            _check_link(Path(entry.path), inside)
-    names = [entry.name for entry in folders]
+    names = [entry.name for entry in _entries(root) if entry.is_dir()]
     if not names:
         contents = ", ".join(entry.name for entry in _entries(root)[:5]) or "nothing"
         raise DataError(
@@ -272,7 +258,7 @@ def find_images(root: Path, classes: tuple[str, ...] = ()) -> ImageListing:
     known = classes or tuple(names)
     paths, label = list[str](), list[int]()
     for name in names:
-        files = list(_images(root / name, name, inside))
+        files = list(_images(root / name, name))
         if not files:
             raise DataError(
                 f"{root / name} should hold images of the class {name} and holds none that ends in "
@@ -280,17 +266,15 @@ def find_images(root: Path, classes: tuple[str, ...] = ()) -> ImageListing:
             )
         paths += files
         label += [known.index(name)] * len(files)
-    return ImageListing(paths, np.array(label, np.int32), known)
+    return paths, np.array(label, np.int32), known
 
 
-def _images(folder: Path, name: str, inside: Path) -> Iterator[str]:
+def _images(folder: Path, name: str) -> Iterator[str]:
     """Yield the images below a folder, by their paths below the folder of all classes."""
     for entry in _entries(folder):
-        if entry.is_symlink():
-            _check_link(Path(entry.path), inside)
         below = f"{name}/{entry.name}"
         if entry.is_dir():
-            yield from _images(folder / entry.name, below, inside)
+            yield from _images(folder / entry.name, below)
         elif entry.name.lower().endswith(SUFFIXES):
             yield below
 
@@ -305,21 +289,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             f"{folder} cannot be listed ({error.strerror}). Make it readable (chmod u+rx)."
         ) from error
     return sorted(visible, key=lambda entry: entry.name)
-
-
-def _check_link(link: Path, inside: Path) -> None:
-    """Raise DataError if a link leads out of the folder, nowhere, or round in a circle."""
-    try:
-        target = link.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"{link} is a link to {os.readlink(link)}, which does not exist. Remove the link."
-        ) from error
-    if not target.is_relative_to(inside) or link.parent.resolve().is_relative_to(target):
-        raise DataError(
-            f"{link} should stay within {inside} and is a link to {target}. Copy its target (cp "
-            "-rL), or remove the link."
-        )
 
 
 def _few(names: tuple[str, ...] | list[str]) -> str:

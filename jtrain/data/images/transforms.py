@@ -60,25 +60,25 @@ def paste(image: np.ndarray, other: np.ndarray, box: np.ndarray) -> np.ndarray:
     return result
 
 
-def check_images(rows: Mapping[str, np.ndarray], name: str) -> None:
-    """Raise DataError unless `name` is images of bytes or floats, b h w or b h w c."""
-    if name not in rows:
+def check_images(rows: Mapping[str, np.ndarray]) -> None:
+    """Raise DataError unless `image` is images of bytes or floats, b h w or b h w c."""
+    if "image" not in rows:
         raise DataError(
-            f"Augmentation of `{name}` was configured, and a row has {', '.join(sorted(rows))}. "
-            f"Name the images: image={min(rows)!r}."
+            f"Augmentation was configured, and a row has {', '.join(sorted(rows))}. Name the "
+            f"images `image`."
         )
-    image = rows[name]
+    image = rows["image"]
     if image.ndim not in (3, 4):
         raise DataError(
-            f"Augmentation takes images b h w or b h w c; `{name}` has the "
+            f"Augmentation takes images b h w or b h w c; `image` has the "
             f"shape {image.shape}, a batch of {len(image)} first. Reshape its rows to height, "
             f"width and channels before, or set augment.flip=0, augment.crop=0, augment.zoom=0, "
             f"augment.mixup=0 and augment.cutmix=0."
         )
     if image.dtype != np.uint8 and image.dtype.kind != "f":
         raise DataError(
-            f"Augmentation takes bytes or floats; `{name}` holds {image.dtype}. "
-            f"Convert it: {name}.astype('float32')."
+            f"Augmentation takes bytes or floats; `image` holds {image.dtype}. "
+            f"Convert it: image.astype('float32')."
         )
 
 
@@ -125,10 +125,8 @@ class WindowSource(Protocol):
         ...
 
 
-def read_windows(
-    source: Source, indices: np.ndarray, draws: WindowDraws, image: str
-) -> dict[str, np.ndarray]:
-    """Return the rows at `indices` (int64, b), of each `image` a window, resized to one size.
+def read_windows(source: Source, indices: np.ndarray, draws: WindowDraws) -> dict[str, np.ndarray]:
+    """Return the rows at `indices` (int64, b), of each image a window, resized to one size.
 
     A source of files cuts the window from the file's pixels; the images of any other are resized
     to themselves.
@@ -141,9 +139,9 @@ def read_windows(
     if isinstance(source, WindowSource):
         return source.read_windows(indices, draws)
     rows = source[indices]
-    check_images(rows, image)
-    height, width = rows[image].shape[1:3]
-    return rows | {image: zoom(rows[image], draws.windows(height, width, width / height))}
+    check_images(rows)
+    height, width = rows["image"].shape[1:3]
+    return rows | {"image": zoom(rows["image"], draws.windows(height, width, width / height))}
 
 
 def zoom(image: np.ndarray, window: np.ndarray) -> np.ndarray:

@@ -131,10 +131,10 @@ def hold_out(source: Source, share: float) -> tuple[Subset, Subset]:
     rows = len(source)
     held_out = round(rows * share)
     if not 0 < held_out < rows:
+        advice = f"Set validation={0.1 if rows >= 10 else 0.5}." if rows > 1 else "Give 2 or more."
         raise DataError(
             f"validation={share} of {rows} rows would hold out "
-            f"{'none' if held_out < 1 else 'all'} of them. "
-            + (f"Set validation={_valid_share(rows)}." if rows > 1 else "Give at least 2 rows.")
+            f"{'none' if held_out < 1 else 'all'} of them. {advice}"
         )
     places = permute(np.arange(rows, dtype=np.int64), rows, seed=SPLIT, epoch=0)
     return Subset(source, np.sort(places[:-held_out])), Subset(source, np.sort(places[-held_out:]))
@@ -161,11 +161,6 @@ def hold_out_last(
         )
     first = len(rows) - min(len(rows) - 1, max(1, round(len(rows) * share)))
     return rows[:first], rows[first:]
-
-
-def _valid_share(rows: int) -> str:
-    """Return a share that leaves rows on both sides."""
-    return "0.1" if rows >= 10 else "0.5"
 
 
 class Interleaved:

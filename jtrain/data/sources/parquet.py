@@ -1,5 +1,6 @@
 """Rows of Parquet files by index (`jtrain[parquet]`), and of JSON lines and Parquet in order."""
 
+import functools
 import itertools
 import json
 import threading
@@ -27,9 +28,7 @@ class ParquetRows:
     for rows to decode (`GrainRows(grain.MapDataset.source(rows).map(decode))`).
 
     Only complete row groups can be read. The most recently used row groups are cached, up to `keep`
-    bytes: rows in random order need all of them in memory, so write a larger set as ArrayRecord. A
-    row group of more than `group_bytes` unpacked bytes is rejected: a file of 1 kB can expand to
-    gigabytes.
+    bytes: rows in random order need all of them in memory, so write a larger set as ArrayRecord.
 
     Args:
         columns: the columns to read; empty: all.
@@ -45,9 +44,8 @@ class ParquetRows:
         *,
         columns: Sequence[str] = (),
         keep: int = 1 << 30,
-        group_bytes: int = 1 << 30,
     ):
-        self.paths, self._keep, self._largest = find_files(paths), keep, group_bytes
+        self.paths, self._keep = find_files(paths), keep
         self._files = [_open_file(path) for path in self.paths]
         self.columns = _columns(self.paths, self._files, columns)
         groups = [
@@ -102,70 +100,28 @@ class ParquetRows:
         return fingerprint_files(self.paths, *self.columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.paths, self.columns, self._keep, self._largest)
+        return functools.partial(ParquetRows, columns=self.columns, keep=self._keep), (self.paths,)
 
     def _group(self, group: int) -> Any:
         """Return a row group's table, read or cached; one thread at a time."""
         with self._lock:
-            return self._load_group(group)
-
-    def _load_group(self, group: int) -> Any:
-        if group not in self._cache:
-            file, number = self._groups[group]
-            try:
-                table = self._read(file, number)
-            except (OSError, ValueError) as error:  # pyarrow's errors for a damaged page
-                raise DataError(
-                    f"{self.paths[file]}: row group {number} cannot be read "
-                    f"({' '.join(str(error).split())}). The file is damaged: get it again."
-                ) from error
-            self._cache[group] = table
-            while sum(t.nbytes for t in self._cache.values()) > self._keep and len(self._cache) > 1:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(group)
-        return self._cache[group]
+            if group not in self._cache:
+                self._cache[group] = self._read(*self._groups[group])
+                sizes = [table.nbytes for table in self._cache.values()]
+                while sum(sizes) > self._keep and len(sizes) > 1:
+                    self._cache.popitem(last=False)
+                    del sizes[0]
+            self._cache.move_to_end(group)
+            return self._cache[group]
 
     def _read(self, file: int, number: int) -> Any:
-        """Read a row group's table of at most `group_bytes`.
-
-        The memory of numbers follows from their count. A text may occur once in the file and in
-        every row, so rows of texts are read a few at a time, until they exceed the limit.
-        """
-        opened, arrow = self._files[file], import_optional("pyarrow", "parquet", "A Parquet file")
-        group, named = opened.metadata.row_group(number), set(self.columns)
-        chunks = [group.column(i) for i in range(group.num_columns)]
-        chunks = [each for each in chunks if each.path_in_schema.split(".")[0] in named]
-        fixed = [_WIDTHS.get(each.physical_type) for each in chunks]
-        fixed_bytes = sum(
-            each.num_values * (width or 4) for each, width in zip(chunks, fixed, strict=True)
-        )
-        unpacked = sum(each.total_uncompressed_size for each in chunks)
-        texts = [each for each, width in zip(chunks, fixed, strict=True) if width is None]
-        self._check_size(max(fixed_bytes, unpacked), file, number)
-        longest = sum(each.total_uncompressed_size for each in texts)  # of the texts of one row
-        if fixed_bytes + longest * group.num_rows <= self._largest:
-            return opened.read_row_group(number, columns=self.columns)
-        packed = min(self.paths[file].stat().st_size, sum(x.total_compressed_size for x in texts))
-        dense = longest > _DENSE * packed  # few bytes of the file may be the text of each row
-        tables, size = [], 0
-        batch_rows = max(1, self._largest // longest) if dense else 1024
-        for batch in opened.iter_batches(
-            min(batch_rows, 1024), row_groups=[number], columns=self.columns
-        ):
-            size += batch.nbytes
-            self._check_size(size, file, number)
-            tables.append(batch)
-        return arrow.Table.from_batches(tables, schema=tables[0].schema)
-
-    def _check_size(self, size: int, file: int, number: int) -> None:
-        if size > self._largest:
-            path = self.paths[file]
+        try:
+            return self._files[file].read_row_group(number, columns=self.columns)
+        except (OSError, ValueError) as error:  # pyarrow's errors for a damaged page
             raise DataError(
-                f"{path}: row group {number} takes {size:,} bytes or more in memory, and the file "
-                f"has {path.stat().st_size:,}; group_bytes={self._largest:,} is the limit. If the "
-                f"size is right, raise the limit (group_bytes={1 << size.bit_length()}), or "
-                f"write smaller row groups (row_group_size= of pyarrow.parquet.write_table)."
-            )
+                f"{self.paths[file]}: row group {number} cannot be read "
+                f"({' '.join(str(error).split())}). The file is damaged: get it again."
+            ) from error
 
     def _numbers(self, name: str, array: Any, group: int) -> np.ndarray:  # b ...
         """Return a column of numbers, or of lists of one length of numbers."""
@@ -201,20 +157,10 @@ class ParquetRows:
         return f"row group {number} of {self.paths[file]}"
 
 
-# Bytes of a number in memory by its physical type; other types are texts of any length.
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-
-_DENSE = 20  # texts are compressed to a third, rarely to a tenth
-
 BY_ROW = (
     "Or make arrays of each row: GrainRows(grain.MapDataset.source(rows).map(decode)), where "
     "decode takes row[{name!r}] and returns a dict of arrays of one shape."
 )
-
-
-def _reopen(paths: list[Path], columns: list[str], keep: int, group_bytes: int) -> ParquetRows:
-    """Reopen the rows in another process."""
-    return ParquetRows(paths, columns=columns, keep=keep, group_bytes=group_bytes)
 
 
 def _open_file(path: Path) -> Any:

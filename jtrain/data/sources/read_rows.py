@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -91,10 +92,9 @@ def _cast(name: str, array: np.ndarray, dtype: Any, who: str) -> np.ndarray:
 
 
 _log = logging.getLogger(__name__)
-CLEAR = 8  # columns of numbers that are a header beyond doubt, rows that show a range
+CLEAR = 8  # columns of numbers that are a header beyond doubt
 SUFFIXES = (".npz", ".npy", ".csv", ".jsonl")
 _BROKEN = (ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError, MemoryError)
-MOST_UNPACKED = 1 << 33  # bytes of a packed .npz in memory
 
 
 def read_rows(
@@ -144,7 +144,6 @@ def read_rows(
 def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            _check_unpacked(path, arrays.zip)
             return {name: arrays[name] for name in arrays.files}
     except _BROKEN as error:
         raise _read_error(path, error, "np.savez(file, name=array)") from None
@@ -156,16 +155,6 @@ def _npy(path: Path) -> np.ndarray:
             return np.lib.format.read_array(file, allow_pickle=False)
     except _BROKEN as error:
         raise _read_error(path, error, "np.save(file, array)") from None
-
-
-def _check_unpacked(path: Path, archive: zipfile.ZipFile) -> None:
-    """Raise DataError if an archive says that it unpacks to more than `MOST_UNPACKED` bytes."""
-    size = sum(entry.file_size for entry in archive.infolist())
-    if size > max(MOST_UNPACKED, path.stat().st_size):
-        raise DataError(
-            f"{path} would unpack to {size:,} bytes, and at most {MOST_UNPACKED:,} are read from a "
-            f"packed file. Write it by np.savez, which packs nothing, or split it."
-        )
 
 
 def _read_error(path: Path, error: Exception, writer: str) -> DataError:
@@ -274,11 +263,7 @@ def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
         )
     if texts or len(set(cells)) < max(len(cells), 2) or len(lines) == 1:
         return bool(texts)
-    shares = np.mean([_traits(line) for line in lines[1:]], 0)
-    columns = zip(*([_number(cell) or 0 for cell in line] for line in lines), strict=False)
-    outside = (not min(others) <= first <= max(others) for first, *others in columns)
-    differs = [trait and share < 0.5 for trait, share in zip(_traits(cells), shares, strict=True)]
-    if not (any(differs) or (len(lines) > CLEAR and all(outside))):
+    if not _rises(lines[0]) or np.mean([_rises(line) for line in lines[1:]]) >= 0.5:
         return False
     found = f"{path}:1: {', '.join(cells[:2])} ... {cells[-1]}"
     if len(cells) < CLEAR:
@@ -289,14 +274,10 @@ def _is_header(path: Path, lines: Sequence[Sequence[str]]) -> bool:
     return True
 
 
-def _traits(line: Sequence[str]) -> tuple[bool, ...]:
-    """Return whether numbers count from 0, rise or fall, do so evenly, are whole."""
-    numbers = [_number(cell) or 0 for cell in line]
-    steps = np.diff(numbers)
-    rising = len(line) > 2 and bool((steps > 0).all() or (steps < 0).all())
-    even = rising and np.allclose(steps, steps[0])
-    counts = numbers == [*range(len(line))] and len(line) > 1
-    return counts, rising and len(line) > 3, even, all(isinstance(x, int) for x in numbers)
+def _rises(line: Sequence[str]) -> bool:
+    """Return whether a line is whole numbers that rise, as years or 0, 1, 2 do."""
+    whole = [x for x in map(_number, line) if isinstance(x, int)]
+    return len(whole) == len(line) and all(a < b for a, b in itertools.pairwise(whole))
 
 
 def _places(

@@ -1,17 +1,18 @@
-"""Records of TFRecord and ArrayRecord files by index, and the features of tf.train.Example."""
+"""Records of TFRecord (`jtrain[tfrecord]`) and ArrayRecord files, and tf.train.Example."""
 
 import abc
 import functools
 import logging
 import mmap
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from jtrain.data.sources.files import find_files
+from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 from jtrain.io.regular_files import open_regular
 
@@ -120,61 +121,6 @@ def _open_file(path: Path) -> Any:
         ) from error
 
 
-_POLYNOMIAL = 0x82F63B78  # bits reversed
-_BLOCK = 512  # bytes, which need half a MiB of tables
-_AT_ONCE = 64 * _BLOCK
-_PLACES = np.arange(_BLOCK - 1, -1, -1, dtype=np.intp) * 256
-
-
-def crc32c(data: bytes) -> int:
-    """Return the checksum of RFC 3720, appendix B.4, that TFRecord and others use.
-
-    The checksum is the exclusive or of one term for each byte and place. So the terms of all blocks
-    are looked up at once, and the blocks are then combined one after the other.
-    """
-    tables, numbers, crc = _tables(), np.frombuffer(data, np.uint8), 0xFFFFFFFF
-    short = len(numbers) % _BLOCK
-    for byte in data[: short % 4]:
-        crc = (crc >> 8) ^ int(tables[0, (crc ^ byte) & 0xFF])
-    if short >= 4:
-        crc = _combine(tables, crc, numbers[short % 4 : short].reshape(1, -1))
-    for begin in range(short, len(numbers), _AT_ONCE):
-        crc = _combine(tables, crc, numbers[begin : begin + _AT_ONCE].reshape(-1, _BLOCK))
-    return crc ^ 0xFFFFFFFF
-
-
-def _combine(tables: np.ndarray, crc: int, blocks: np.ndarray) -> int:  # blocks: n size
-    """Return the checksum `crc` continued over the blocks."""
-    size = blocks.shape[1]
-    places = _PLACES[-size:]
-    separate = np.bitwise_xor.reduce(tables.ravel().take(blocks + places[None]), axis=1)
-    a, b, c, d = (tables[size - 1 - i] for i in range(4))
-    for own in separate.tolist():  # the previous checksum enters the first four bytes
-        previous = a[crc & 0xFF] ^ b[crc >> 8 & 0xFF] ^ c[crc >> 16 & 0xFF] ^ d[crc >> 24]
-        crc = own ^ int(previous)
-    return crc
-
-
-@functools.cache
-def byte_table() -> np.ndarray:  # uint32, 256
-    """Return the CRC-32C of each single byte."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), table >> 1)
-    return table.astype(np.uint32)
-
-
-@functools.cache
-def _tables() -> np.ndarray:  # uint32, block 256
-    """Return the term of each byte, by the number of bytes that follow in its block."""
-    tables = np.empty((_BLOCK, 256), np.uint32)
-    tables[0] = byte_table()
-    for place in range(1, _BLOCK):
-        before = tables[place - 1]
-        tables[place] = (before >> np.uint32(8)) ^ tables[0][before & 0xFF]
-    return tables
-
-
 HEAD, TAIL = 12, 4  # a length and its checksum; the checksum of the data
 _MASK = 0xA282EAD8  # added by TFRecord to each checksum
 
@@ -193,24 +139,28 @@ class TFRecords(Records):
 
     The checksum of every length is verified when a file is opened, so that a file that is cut off
     or of another format is noticed at once; the checksum of the data is verified when a record is
-    read (5 us a kB). Files packed by gzip cannot be read by index.
+    read (50 ns a kB). Files packed by gzip cannot be read by index.
 
     Args:
         paths: files, a pattern, or a list of them.
         damaged: handling of a record whose data was changed; see `Records`.
 
     Raises:
-        DataError: a file that is cut off, of another format or packed, by its name and byte; or no
-            record. On access, a record that is damaged.
+        DataError: a file that is cut off, of another format or packed, by its name and byte; no
+            record; or google-crc32c is not installed. On access, a record that is damaged.
 
     Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
     """
 
     def __init__(self, paths: str | Path | Sequence[str | Path], *, damaged: Damaged = "stop"):
         self.paths = find_files(paths)
+        checksum = masked_checksum()
         self._files = [_mapped(path) for path in self.paths]
         # For each file, n 2: the start of each record's data, and its length.
-        self._places = [_index_records(*file) for file in zip(self.paths, self._files, strict=True)]
+        self._places = [
+            _index_records(path, data, checksum)
+            for path, data in zip(self.paths, self._files, strict=True)
+        ]
         super().__init__(paths, map(len, self._places), damaged)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,7 +175,7 @@ class TFRecords(Records):
         begin, length = self._places[file][within].tolist()
         end = begin + length
         data, checksum = self._files[file][begin:end], self._files[file][end : end + TAIL]
-        if _mask(crc32c(data)) != int.from_bytes(checksum, "little"):
+        if masked_checksum()(data) != int.from_bytes(checksum, "little"):
             raise DataError(
                 f"{self.paths[file]}: record {within}, at byte {begin - HEAD}, has data with "
                 f"another checksum: it is damaged. Get the file again, or skip such records: "
@@ -240,57 +190,53 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
-def _index_records(path: Path, data: mmap.mmap | bytes) -> np.ndarray:  # int64, n 2
+def _index_records(
+    path: Path, data: mmap.mmap | bytes, checksum: Callable[[bytes], int]
+) -> np.ndarray:  # int64, n 2
     """Return the start of each record's data, and its length."""
     if data[:2] == b"\x1f\x8b":
         raise DataError(
             f"{path} is packed by gzip, at byte 0, and records are read in place. "
             f"Unpack it: gunzip -k {path}"
         )
-    places, sums, at, end = list[tuple[int, int]](), list[int](), 0, len(data)
+    places, at, end = list[tuple[int, int]](), 0, len(data)
     unpack = struct.Struct("<QI").unpack_from
     while at + HEAD <= end:
-        length, checksum = unpack(data, at)
-        places.append((at + HEAD, length))
-        sums.append(checksum)
-        at += HEAD + length + TAIL
-        if at > end:
+        length, found = unpack(data, at)
+        if found != checksum(data[at : at + 8]):
+            raise DataError(
+                f"{path} should be a TFRecord file; record {len(places)}, at byte {at}, begins "
+                f"with a length with another checksum. It is damaged or another file: get it again."
+            )
+        if at + HEAD + length + TAIL > end:
             break
-    found_at = np.array(places, np.uint64).reshape(-1, 2)
-    wrong = np.flatnonzero(_masked_crc(found_at[:, 1]) != np.array(sums, np.uint32))
-    if len(wrong):
-        record = int(wrong[0])
-        raise DataError(
-            f"{path} should be a TFRecord file; record {record}, at byte "
-            f"{places[record][0] - HEAD}, begins with a length with another checksum. "
-            f"It is damaged or another file: get it again."
-        )
+        places.append((at + HEAD, length))
+        at += HEAD + length + TAIL
     if at != end:
         raise DataError(
-            f"{path} should end with a complete record; record {len(places) - (at > end)}, the "
-            f"last, is cut off at byte {end}. Get it again, or cut it: truncate -s "
-            f"{places[-1][0] - HEAD if at > end else at} {path}"
+            f"{path} should end with a complete record; record {len(places)}, the last, is cut "
+            f"off at byte {end}. Get it again, or cut it: truncate -s {at} {path}"
         )
-    return found_at.astype(np.int64)
+    return np.array(places, np.int64).reshape(-1, 2)
 
 
-def _masked_crc(lengths: np.ndarray) -> np.ndarray:  # uint64, n -> uint32, n
-    """Return the checksum that TFRecord writes of each length: CRC-32C, rotated and masked."""
-    crc = np.full(len(lengths), 0xFFFFFFFF, np.uint32)
-    for column in np.ascontiguousarray(lengths.astype("<u8")).view(np.uint8).reshape(-1, 8).T:
-        crc = byte_table()[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
-    crc = ~crc
-    rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
-    return rotated + np.uint32(_MASK)
+@functools.cache
+def masked_checksum() -> Callable[[bytes], int]:
+    """Return the function for the checksum that TFRecord writes: CRC-32C, rotated and masked.
 
+    Raises:
+        DataError: if google-crc32c is not installed.
+    """
+    crc32c = import_optional("google_crc32c", "tfrecord", "A TFRecord file").value
 
-def _mask(crc: int) -> int:
-    """Return TFRecord's mask of a checksum."""
-    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+    def checksum(data: bytes) -> int:
+        crc = crc32c(data)
+        return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+    return checksum
 
 
 Feature: TypeAlias = np.ndarray | list[bytes]
-VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # wire types
 
 
 def read_example(record: bytes) -> dict[str, Feature]:
@@ -298,88 +244,64 @@ def read_example(record: bytes) -> dict[str, Feature]:
 
     Raises:
         DataError: bytes that are not an Example.
-
-    Source: https://protobuf.dev/programming-guides/encoding/, and example.proto and feature.proto
-    of https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core/example.
     """
+    from google.protobuf.message import DecodeError
+
     try:
-        return {
-            name: feature
-            for _, features in _fields(memoryview(record), {1})
-            for _, entry in _fields(features, {1})
-            for name, feature in [_parse_entry(entry)]
-        }
-    except _ForeignError as error:
+        example = _example_type().FromString(record)
+        size = example.ByteSize()
+        example.DiscardUnknownFields()
+        if example.ByteSize() != size:
+            raise DecodeError("it has fields that an Example does not have")
+    except DecodeError as error:
         raise DataError(
             f"A record of {len(record)} bytes should be a tf.train.Example and is not ({error}); "
             f"it begins with {record[:8].hex(' ') or 'nothing'}. In place of read_example, map it "
             f"by its own format: lambda record: {{'x': np.frombuffer(record, 'uint8')}}."
         ) from error
+    features = example.features.feature
+    return {each.key.decode("utf-8", "replace"): _values(each.value) for each in features}
 
 
-class _ForeignError(Exception):
-    """An encoding that an Example does not have."""
+def _values(feature: Any) -> Feature:
+    if feature.HasField("float_list"):
+        return np.array(feature.float_list.value, np.float32)
+    if feature.HasField("int64_list"):
+        return np.array(feature.int64_list.value, np.int64)
+    return list(feature.bytes_list.value)
 
 
-def _parse_entry(entry: memoryview) -> tuple[str, Feature]:
-    """Return a feature's name and its values."""
-    parts = dict(_fields(entry, {1, 2}))
-    name = bytes(parts.get(1, b"")).decode("utf-8", "replace")
-    feature: Feature = []
-    for kind, values in _fields(parts.get(2, memoryview(b"")), {1, 2, 3}):
-        if kind == 1:
-            feature = [bytes(value) for _, value in _fields(values, {1})]
-        else:
-            packed = b"".join(value for _, value in _fields(values, {1}))
-            feature = _floats(packed) if kind == 2 else _integers(packed)
-    return name, feature
+@functools.cache
+def _example_type() -> Any:
+    """Return the class of tf.train.Example.
 
+    Source: example.proto and feature.proto of
+    https://github.com/tensorflow/tensorflow/tree/master/tensorflow/core/example. The entries of the
+    map of features are a list of messages here, which are the same bytes.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-def _fields(message: memoryview, allowed: set[int]) -> Iterator[tuple[int, memoryview]]:
-    """Yield each field of a message: its number, and the bytes of its value."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if number not in allowed:
-            raise _ForeignError(f"field {number}, where an Example has {sorted(allowed)}")
-        if kind == COUNTED:
-            length, at = _varint(message, at)
-        elif kind == VARINT:
-            length = _varint(message, at)[1] - at
-        else:
-            length = {FOUR_BYTES: 4, EIGHT_BYTES: 8}.get(kind, len(message))
-        if at + length > len(message):
-            raise _ForeignError(f"a field of {length} bytes, where {len(message) - at} are left")
-        yield number, message[at : at + length]
-        at += length
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return an integer of 7 bits a byte, and the place behind it."""
-    value = 0
-    for place, byte in enumerate(message[at : at + 10]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, at + place + 1
-    raise _ForeignError("a whole number without an end")
-
-
-def _floats(packed: bytes) -> np.ndarray:  # float32, n
-    if len(packed) % 4:
-        raise _ForeignError(f"{len(packed)} bytes of floats of 4")
-    return np.frombuffer(packed, "<f4").astype(np.float32)
-
-
-def _integers(packed: bytes) -> np.ndarray:  # int64, n
-    """Return integers of 7 bits a byte, the last byte of each below 128."""
-    data = np.frombuffer(packed, np.uint8)
-    ends = np.flatnonzero(data < 0x80)
-    if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
-        raise _ForeignError("a whole number without an end")
-    if not len(data):
-        return np.empty(0, np.int64)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    places = np.arange(len(data)) - np.repeat(starts, np.diff(starts, append=len(data)))
-    bits = (data & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
-    return np.bitwise_or.reduceat(bits, starts).view(np.int64)
+    field = descriptor_pb2.FieldDescriptorProto
+    many, one = field.LABEL_REPEATED, field.LABEL_OPTIONAL
+    bytes_, message = field.TYPE_BYTES, field.TYPE_MESSAGE
+    messages = {
+        "BytesList": [("value", bytes_, None, many)],
+        "FloatList": [("value", field.TYPE_FLOAT, None, many)],
+        "Int64List": [("value", field.TYPE_INT64, None, many)],
+        "Feature": [
+            ("bytes_list", message, ".jt.BytesList", one),
+            ("float_list", message, ".jt.FloatList", one),
+            ("int64_list", message, ".jt.Int64List", one),
+        ],
+        "Entry": [("key", bytes_, None, one), ("value", message, ".jt.Feature", one)],
+        "Features": [("feature", message, ".jt.Entry", many)],
+        "Example": [("features", message, ".jt.Features", one)],
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="jt", syntax="proto3")
+    for title, fields in messages.items():
+        added = file.message_type.add(name=title)
+        for number, (name, kind, of, label) in enumerate(fields, 1):
+            added.field.add(name=name, number=number, type=kind, type_name=of, label=label)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("jt.Example"))

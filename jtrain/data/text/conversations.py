@@ -355,21 +355,21 @@ class Chat:
         if not long or (self.truncate == "cut" and not unanswered):
             return cut
         longest = max(long, key=lambda one: len(one.tokens))
-        every = sum(int(one.answers.sum()) for one in found)
-        lost = every - sum(int(one.answers.sum()) for one in cut)
         enough = f"data.context={len(longest.tokens) - 1}"
-        facts = (
-            f"{len(long)} of {len(found)} conversations are longer than data.context="
-            f"{self.context}, the longest {len(longest.tokens)} tokens ({longest.where})"
-        )
         if unanswered:
-            raise DataError(
-                f"{facts}; of {len(unanswered)} no answer is left, such as {unanswered[0].where}. "
-                f"Set {enough}, or leave them out of the file."
+            advice = (
+                f"; of {len(unanswered)} no answer is left, such as {unanswered[0].where}. Set "
+                f"{enough}, or leave them out of the file"
+            )
+        else:
+            every, rest = (sum(int(one.answers.sum()) for one in of) for of in (found, cut))
+            advice = (
+                f". Set {enough}, or data.truncate=cut, which leaves out {every - rest:,} of "
+                f"{every:,} tokens of answers"
             )
         raise DataError(
-            f"{facts}. Set {enough}, or data.truncate=cut, which leaves out {lost:,} of {every:,} "
-            f"tokens of answers."
+            f"{len(long)} of {len(found)} conversations are longer than data.context="
+            f"{self.context}, the longest {len(longest.tokens)} tokens ({longest.where}){advice}."
         )
 
 

@@ -101,21 +101,16 @@ class Tokens:
 
     def build(self) -> Corpus:
         """Open the tokens and split them in two."""
-        files = TokenFiles(self.path, tokenizer=self.tokenizer)
+        files, context = TokenFiles(self.path, tokenizer=self.tokenizer), self.context
         train, validation = files.split(self.validation)
         if self.pack:
-            return Corpus(
-                Packed(train, context=self.context),
-                Packed(validation, context=self.context),
-                files.tokenizer,
-            )
+            packed = [Packed(part, context=context) for part in (train, validation)]
+            return Corpus(packed[0], packed[1], files.tokenizer)
         for part in (train, validation):
             self._check_length(part)
-        return Corpus(
-            Windows(train, context=self.context),
-            Windows(validation, context=self.context, stride=self.context),
-            files.tokenizer,
-        )
+        windows = Windows(train, context=context)
+        each_once = Windows(validation, context=context, stride=context)
+        return Corpus(windows, each_once, files.tokenizer)
 
     def _check_length(self, part: TokenRange) -> None:
         longest = len(part) - 1
@@ -184,23 +179,14 @@ class Mixture:
         Raises:
             DataError: a folder that is incomplete, is too short or has another tokenizer.
         """
-        corpora = {name: self._tokens(part).build() for name, part in self.parts.items()}
-        tokenizers = [corpus.vocabulary for corpus in corpora.values()]
-        paths = [part.path for part in self.parts.values()]
-        check_same_tokenizer(dict(zip(paths, tokenizers, strict=True)))
+        same = {"context": self.context, "validation": self.validation}
+        same |= {"pack": self.pack, "tokenizer": self.tokenizer}
+        corpora = {n: Tokens(path=part.path, **same).build() for n, part in self.parts.items()}
+        check_same_tokenizer({self.parts[n].path: one.vocabulary for n, one in corpora.items()})
         return MixedCorpus(
             {name: (corpus.train, self.parts[name].weight) for name, corpus in corpora.items()},
             {name: corpus.validation for name, corpus in corpora.items()},
-            tokenizers[0],
-        )
-
-    def _tokens(self, part: MixturePart) -> Tokens:
-        return Tokens(
-            path=part.path,
-            context=self.context,
-            validation=self.validation,
-            pack=self.pack,
-            tokenizer=self.tokenizer,
+            next(iter(corpora.values())).vocabulary,
         )
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,7 @@ from jtrain.data.text.tokenizers import Tokenizer
 from jtrain.errors import DataError
 from jtrain.errors.plain_numbers import plain_numbers
 
-
-class _Line(NamedTuple):
-    start: DocumentCursor
-    text: str
+_Line: TypeAlias = tuple[DocumentCursor, str]  # where it begins, and its text
 
 
 class Lines:
@@ -54,16 +51,16 @@ class Lines:
         while len(self._pool) < self._buffer:
             self._pool.append(next(self._lines))
         chosen = int(self._random.integers(len(self._pool)))
-        line = self._pool[chosen]
+        _, text = self._pool[chosen]
         self._pool[chosen] = next(self._lines)
-        return line.text
+        return text
 
     def state(self) -> dict[str, Any]:
         """Return the position as JSON."""
         return {
             "files": self._sizes(),
             "place": self._place,
-            "held": [line.start for line in self._pool],
+            "held": [start for start, _ in self._pool],
             "random": self._random.bit_generator.state,
         }
 
@@ -87,7 +84,7 @@ class Lines:
         while True:
             start = self._place
             for piece in self._from(start):
-                line = _Line(self._place, piece.text)
+                line = self._place, piece.text
                 self._place = piece.next
                 yield line
             if start == DocumentCursor() == self._place:
@@ -101,7 +98,7 @@ class Lines:
         return read_pieces(self._files, by="line", field=self._field, start=place)
 
     def _line(self, start: DocumentCursor) -> _Line:
-        return _Line(start, next(iter(self._from(start))).text)
+        return start, next(iter(self._from(start))).text
 
     def _sizes(self) -> list[list[Any]]:
         return [[str(path), path.stat().st_size] for path in self._files]

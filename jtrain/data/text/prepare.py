@@ -23,14 +23,14 @@ import numpy as np
 
 from jtrain.data.sources.files import find_files
 from jtrain.data.text.documents import By, DocumentCursor, TextPiece, read_pieces
-from jtrain.data.text.token_files import FORMAT, is_file_list, read_header
+from jtrain.data.text.token_files import FORMAT, read_header
 from jtrain.data.text.tokenizer_file import read_tokenizer
 from jtrain.data.text.tokenizers import Tokenizer, fingerprint
 from jtrain.data.text.tokenizing import Tokenizing
 from jtrain.errors import DataError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.object_store import check_local_path
-from jtrain.io.regular_files import atomic_write, open_regular, read_json, resolve_inside
+from jtrain.io.regular_files import atomic_write, open_regular, read_json
 
 SHARD = 1 << 28  # tokens a file
 BATCH = 1 << 20  # characters tokenized at once
@@ -263,15 +263,7 @@ def _read_note(path: Path) -> dict[str, Any]:
     """
     try:
         note = read_json(path)
-        started = isinstance(note, dict) and isinstance(note.get("asked"), dict)
-        valid = "place" not in note or (
-            len(note["place"]) == 2
-            and all(type(part) is int and part >= 0 for part in note["place"])
-            and isinstance(note["open"], bool)
-            and is_file_list(note["tokens"])
-            and is_file_list(note["documents"])
-        )
-        if started and valid:
+        if isinstance(note["asked"], dict):
             return note
         words = "is not what was written"
     except OSError as error:
@@ -362,7 +354,7 @@ class AppendLog:
         if not self._files:
             return self._next_file()
         name, wanted = self._files[-1]["name"], self._bytes(self._files[-1])
-        path = resolve_inside(self._folder, name, DataError, self._folder / "progress.json")
+        path = self._folder / name
         found = path.stat().st_size if path.exists() else 0
         if found < wanted:
             raise DataError(

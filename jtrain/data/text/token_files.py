@@ -1,7 +1,6 @@
 """Token files: a folder of them, or one without a header, mapped into memory and read on access."""
 
 import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,47 +39,7 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{path} should be the header of {FORMAT!r} and has {found}. {AGAIN} {folder}-2"
         )
-    if wrong := [name for name, right in _TYPES.items() if not right(header.get(name))]:
-        raise DataError(
-            f"{path} should be the header of token files, and its {wrong[0]} is "
-            f"{header.get(wrong[0])!r:.60}: it was changed. {AGAIN} {folder}-2"
-        )
     return header
-
-
-def is_file_list(found: Any) -> bool:
-    """Return whether a value of JSON lists files, each with its name, count and checksum."""
-    return isinstance(found, list) and all(map(_is_file, found))
-
-
-def _is_file(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and isinstance(found.get("name"), str)
-        and _is_count(found.get("count"))
-        and _is_count(found.get("crc32"))
-    )
-
-
-def _is_count(found: Any) -> bool:
-    return type(found) is int and 0 <= found < 2**63
-
-
-def _is_text(found: Any) -> bool:
-    return isinstance(found, str)
-
-
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
-    "tokens": _is_count,
-    "documents": _is_count,
-    "dtype": lambda found: found in ("uint16", "uint32"),
-    "tokenizer": _is_text,
-    "kind": _is_text,
-    "vocab": _is_count,
-    "shards": is_file_list,
-    "ends": lambda found: is_file_list(found) and len(found) == 1,
-    "asked": lambda found: isinstance(found, dict),
-}
 
 
 def _missing(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Rows over a long row of tokens: windows, and documents packed with little padding."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -119,20 +119,15 @@ class Packed:
         _check_documents(documents, len(tokens))
         self.tokens, self.context = tokens, context
         self._starts, self._lengths = _pieces(np.asarray(documents, np.int64), context)
-        self._rows = pack_best_fit(self._lengths, context + 1)
+        self._order, self._begins = pack_best_fit(self._lengths, context + 1)
 
     def __len__(self) -> int:
-        return len(self._rows.begins) - 1
-
-    @property
-    def filled(self) -> float:
-        """Share of the places in the rows that hold a token; the rest is padding."""
-        return int(self._lengths.sum()) / (len(self) * (self.context + 1))
+        return len(self._begins) - 1
 
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        begins, ends = self._rows.begins[indices], self._rows.begins[indices + 1]
+        begins, ends = self._begins[indices], self._begins[indices + 1]
         counts = ends - begins  # pieces a row
-        pieces = self._rows.pieces[_ranges(begins, counts)]
+        pieces = self._order[_ranges(begins, counts)]
         starts, lengths = self._starts[pieces], self._lengths[pieces]
         filled = np.add.reduceat(lengths, np.cumsum(counts) - counts)  # tokens a row
         place = _ranges(np.arange(len(indices)) * (self.context + 1), filled)
@@ -182,15 +177,11 @@ def _check_documents(documents: np.ndarray, tokens: int) -> None:
         )
 
 
-class PackedRows(NamedTuple):
-    """Pieces by row: row i has `pieces[begins[i] : begins[i + 1]]`."""
+def pack_best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pack each of n lengths, in 1 .. capacity, into one row; deterministic, by length alone.
 
-    pieces: np.ndarray  # int64, n: the numbers of the lengths
-    begins: np.ndarray  # int64, rows + 1
-
-
-def pack_best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths: n, in 1 .. capacity
-    """Pack each length into one row of `capacity`; deterministic, by length alone.
+    Return the numbers of the lengths by row (int64, n), and where each row begins among them
+    (int64, rows + 1).
 
     The longest length goes first, each into the row where it leaves the least room, or else into a
     new row. Rows with equal room are filled at once: a million lengths take a fifth of a second.
@@ -199,9 +190,8 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths:
     fit decreasing needs at most 11/9 of the best number of rows and one more (Johnson 1973).
     """
     assert len(lengths) == 0 or (lengths.min() > 0 and lengths.max() <= capacity)
-    shortfall = (capacity - lengths).astype(
-        np.min_scalar_type(capacity)
-    )  # 16 bits sort 10 times faster
+    # 16 bits are sorted 10 times faster.
+    shortfall = (capacity - lengths).astype(np.min_scalar_type(capacity))
     longest_first = np.argsort(shortfall, kind="stable")
     by_length = np.bincount(lengths, minlength=1)
     distinct = np.flatnonzero(by_length)[::-1]
@@ -228,7 +218,7 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> PackedRows:  # lengths:
             _fill(waiting, new, each, capacity, length, row_of, room)
     pieces = np.argsort(row_of, kind="stable")
     begins = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
-    return PackedRows(pieces, begins)
+    return pieces, begins
 
 
 def _fill(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -209,9 +210,9 @@ class BPE:
         self._parsed, self._end = parsed, end
         try:
             self._tokenizer = self._build()
-        except BaseException as error:
-            if not _is_failure(error):
-                raise
+        except DataError:
+            raise
+        except Exception as error:
             keys = ", ".join(list(parsed)[:5]) or "nothing"
             raise DataError(
                 f"A tokenizer.json was expected; this file has the keys {keys} and cannot be read "
@@ -230,21 +231,20 @@ class BPE:
         """Return the numbers of the pieces of `text`; with `special`, special tokens are theirs."""
         if not special:
             return self.encode_all([text])[0]
-        with check_characters(text), _failures():
+        with check_characters(text):
             found = self._with_special.encode(text, add_special_tokens=False)
         return np.asarray(found.ids, self._smallest)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the numbers of each text, on all cores."""
-        with check_characters(*texts), _failures():
+        with check_characters(*texts):
             found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, self._smallest) for one in found]
 
     def decode(self, numbers: Sequence[int] | np.ndarray) -> str:
         """Return the text of these numbers without the ends of documents."""
         known = [number for number in np.asarray(numbers).tolist() if number != self.end]
-        with _failures():
-            return self._tokenizer.decode(known, skip_special_tokens=False)
+        return self._tokenizer.decode(known, skip_special_tokens=False)
 
     @functools.cached_property
     def _with_special(self) -> Any:
@@ -252,7 +252,7 @@ class BPE:
         return self._build()
 
     def _build(self) -> Any:
-        tokenizer = _import_tokenizers().Tokenizer.from_str(json.dumps(self._parsed))
+        tokenizer = _package().Tokenizer.from_str(json.dumps(self._parsed))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -275,7 +275,7 @@ def train_bpe(texts: Iterable[str], *, vocab: int, end: str) -> BPE:
             f"A BPE of {vocab} tokens was requested, and the bytes and the end of documents alone "
             f"are {SMALLEST}. Set vocab={SMALLEST} or more; 4096 suits a few megabytes."
         )
-    package = _import_tokenizers()
+    package = _package()
     pieces = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pieces, package.decoders.ByteLevel()
@@ -295,33 +295,5 @@ def train_bpe(texts: Iterable[str], *, vocab: int, end: str) -> BPE:
     return BPE(json.loads(tokenizer.to_str()), end=end)
 
 
-def _is_failure(error: BaseException) -> bool:
-    """Return whether the package failed: an `Exception` itself, or a panic, which is none."""
-    return type(error) is Exception or type(error).__name__ == "PanicException"
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """Raise DataError where a tokenizer that could be read fails on a text."""
-    try:
-        yield
-    except BaseException as error:
-        if not _is_failure(error):
-            raise
-        raise DataError(
-            f"The tokenizer fails on a text ({error}): a pattern or the vocabulary in its "
-            f"tokenizer.json is broken. Download that file again, or give another one."
-        ) from None
-
-
-def _import_tokenizers() -> Any:
-    """Import the `tokenizers` package where it is used."""
-    try:
-        import tokenizers
-        from tokenizers import decoders, models, pre_tokenizers, trainers  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            "A BPE tokenizer was requested, and the package `tokenizers` is not installed. "
-            "Install it: pip install 'jtrain[text]', or set tokenizer=bytes, which needs nothing."
-        ) from error
-    return tokenizers
+def _package() -> Any:
+    return import_optional("tokenizers", "text", "A BPE tokenizer")
