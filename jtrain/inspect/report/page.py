@@ -1,7 +1,6 @@
-"""The report page: one HTML file without other files or network, with all run data escaped."""
+"""The report page: one HTML file without scripts or other files, with all run data escaped."""
 
 import base64
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -12,14 +11,15 @@ from jtrain.config.dump import ABSENT
 from jtrain.config.schema import format_value
 from jtrain.inspect.report.read_run import RunStory
 from jtrain.inspect.report.series import (
+    Charts,
     leaf_charts,
     metric_charts,
     newest_matrices,
     speed_charts,
     summarize_run,
-    trained_seconds,
 )
 from jtrain.io.formatting import format_count, format_duration, format_number
+from jtrain.train.charts import svg_chart
 
 ENVIRONMENT = (
     *("started", "jtrain", "python", "packages", "devices"),
@@ -40,13 +40,6 @@ def render_page(
     """
     names = _names(stories)
     title = f"{title}: {len(names)} runs" if title else _joined(names)
-    data = {
-        "runs": names,
-        "clocks": trained_seconds(stories),
-        "charts": metric_charts(stories),
-        "speeds": speed_charts(stories),
-        "leaves": leaf_charts(stories),
-    }
     parts = [
         _troubles(stories, names),
         f'<section id="overview">{render_overview(stories, names)}</section>\n',
@@ -54,35 +47,24 @@ def render_page(
             "Ranking",
             f'<pre class="table">{escape(chr(10).join(ranking))}</pre>' if ranking else "",
         ),
-        _section("Curves", '<div id="charts" class="grid"></div>' if data["charts"] else ""),
+        _section("Curves", _charts(metric_charts(stories, names))),
         _section("What differs", _differences(stories, names)),
         _section("Pictures", _pictures(stories, names)),
         _section("Tables of numbers", _matrices(stories, names)),
         _section("Samples", _texts(stories, names, lambda story: story.samples)),
-        _section("Speed", '<div id="speeds" class="grid"></div>' if data["speeds"] else ""),
-        _section("Leaves", '<div id="leaves"></div>' if data["leaves"] else ""),
+        _section("Speed", _charts(speed_charts(stories, names))),
+        _section("Leaves", _charts(leaf_charts(stories, names))),
         _section("Environment", _environment(stories, names)),
         _section("Values", _values(stories, names)),
         _section("Logs", _texts(stories, names, _log_tail)),
     ]
-    script = (files("jtrain.inspect.report") / "charts.js").read_text("utf-8")
-    body = f"""\
-<noscript><p>The curves are drawn by a script, and scripts are disabled.</p></noscript>
-{"".join(parts)}
-<script type="application/json" id="data">{escape_script_json(data)}</script>
-<script>
-{script}</script>
-"""
-    policy = f"{STYLES}; script-src 'unsafe-inline'; img-src data:"
-    return render_document(title, body, policy=policy)
+    return render_document(title, "".join(parts), policy=f"{STYLES}; img-src data:")
 
 
-def escape_script_json(data: Any) -> str:
-    """Return JSON for a script element, in which no text can close the element."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
+def _charts(charts: Charts) -> str:
+    """Return the charts side by side."""
+    figures = "".join(svg_chart(title, lines) for title, lines in charts.items())
+    return f'<div class="charts">{figures}</div>' if figures else ""
 
 
 def _names(stories: Sequence[RunStory]) -> list[str]:
@@ -211,20 +193,12 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-COLOURS = 8  # colours in page.css
-
-
 def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table that scrolls sideways if it is too wide; cells are HTML."""
     heads = "".join(f"<th>{cell}</th>" for cell in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     scrolls = 'tabindex="0" role="region" aria-label="a table that scrolls sideways"'
     return f'<div class="wide" {scrolls}><table><tr>{heads}</tr>{lines}</table></div>'
-
-
-def colour(run: int) -> str:
-    """Return the CSS colour of a run by its index, the same as `colour` in charts.js."""
-    return f"var(--c{run})" if run < COLOURS else f"hsl({run * 137.5 % 360:g} 60% 48%)"
 
 
 METRICS = 8  # columns of evaluations
@@ -240,19 +214,12 @@ def render_overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     best = f"best {escape(next(iter(goals)))}" if len(goals) == 1 else "best"
     head = ["run", "status", "step", "loss", *map(escape, metrics), best]
     rows = []
-    for i, (name, story, summary) in enumerate(zip(names, stories, summaries, strict=True)):
+    for name, story, summary in zip(names, stories, summaries, strict=True):
         numbers = [_or_dash(summary["validation"].get(metric), format_number) for metric in metrics]
-        cells = [_button(i, name), _status(story), _step(story, summary["steps"])]
+        cells = [escape(name), _status(story), _step(story, summary["steps"])]
         cells += [_or_dash(summary["loss"], format_number), *numbers, _best(summary["best"], goals)]
         rows.append(cells + _speed(summary))
     return render_table([*head, "speed", "waiting", "trained"], rows)
-
-
-def _button(run: int, name: str) -> str:
-    return (
-        f'<button class="run" data-run="{run}" aria-pressed="true">'
-        f'<i class="swatch" style="background:{colour(run)}"></i>{escape(name)}</button>'
-    )
 
 
 def _status(story: RunStory) -> str:

@@ -69,61 +69,58 @@ def _has(row: Row, key: str) -> bool:
     return isinstance(row.get(key), int | float) and is_finite_number(row[key])
 
 
-Points: TypeAlias = list[list[float | int | None]]  # step, value; None if not finite
-MOST = 1200  # points per line
 RATES = ("tokens_per_second", "rows_per_second")
 LEAF_KINDS = ("grad_norm", "grad_max", "ratio")
+MOST = 1200  # points per line
+
+Points: TypeAlias = dict[int, float]  # finite values by step
+Charts: TypeAlias = dict[str, dict[str, Points]]  # lines by their names, by title
 
 
-def metric_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
-    """Return the charts of metrics for all runs: `loss` with `valid/loss` first."""
-    found: dict[str, dict[str, list[Points]]] = {}
-    for i, story in enumerate(stories):
+def metric_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
+    """Return the charts of metrics: `loss` with `valid/loss` first.
+
+    A chart of one run has all sets of a metric. Several runs share a chart for each set.
+    """
+    found: Charts = {}
+    for name, story in zip(names, stories, strict=True):
         for key, points in _curves(story).items():
-            name = key.rpartition("/")[2]
-            lines = found.setdefault(name, {}).setdefault(key, [[] for _ in stories])
-            lines[i] = thin(points)
-    found.pop("skipped", None) if not _has_nonzero(found.get("skipped", {})) else None
-    found.pop("rows", None)  # the number of evaluated rows, the same at every step
-    validated = lambda name: any("/" in key for key in found[name])
-    order = sorted(found, key=lambda name: (name != "loss", not validated(name), name))
-    return [{"title": name, "lines": _lines(found[name])} for name in order]
+            title, line = (key.rpartition("/")[2], key) if len(names) == 1 else (key, name)
+            found.setdefault(title, {})[line] = thin(points)
+    for name in [name for name in found if name.rpartition("/")[2] == "rows"]:
+        del found[name]  # the number of evaluated rows, the same at every step
+    if not any(any(points.values()) for points in found.get("skipped", {}).values()):
+        found.pop("skipped", None)
+    evaluated = lambda title: "/" in title or any("/" in line for line in found[title])
+    loss = lambda title: title.rpartition("/")[2] == "loss"
+    order = sorted(found, key=lambda title: (not loss(title), not evaluated(title), title))
+    return {title: found[title] for title in order if any(found[title].values())}
 
 
-def speed_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
+def speed_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
     """Return the charts of throughput and of the share of time spent waiting for data."""
     rate = next((r for r in RATES if any(r in row for s in stories for row in s.speed)), RATES[-1])
-    named = {rate.replace("_per_", " per "): rate, "share of time waiting for data": "waiting"}
-    return [
-        {
-            "title": title.replace("_", " "),
-            "lines": [{"name": key, "runs": [thin(_points(s.speed, key)) for s in stories]}],
-            "zero": True,
-        }
-        for title, key in named.items()
-        if any(_points(story.speed, key) for story in stories)
-    ]
+    titles = {rate: rate.replace("_", " "), "waiting": "share of time waiting for data"}
+    found: Charts = {}
+    for name, story in zip(names, stories, strict=True):
+        for key, points in _scalars(story.speed).items():
+            if key in titles:
+                found.setdefault(titles[key], {})[name] = thin(points)
+    return found
 
 
-def trained_seconds(stories: Sequence[RunStory]) -> list[Points]:
-    """Return the trained seconds by step for each run."""
-    return [thin(_points(story.speed, "trained")) for story in stories]
-
-
-def leaf_charts(stories: Sequence[RunStory]) -> list[dict[str, Any]]:
-    """Return small charts for each leaf: norm and maximum of its gradient, and its update ratio."""
-    found: dict[tuple[str, str], list[Points]] = {}
-    for i, story in enumerate(stories):
+def leaf_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
+    """Return a chart for each leaf: norm and maximum of its gradient, and its update ratio."""
+    found: Charts = {}
+    for name, story in zip(names, stories, strict=True):
         for row in story.leaves:
             for kind in LEAF_KINDS:
                 by_leaf = row.get(kind)
                 for leaf, value in by_leaf.items() if isinstance(by_leaf, dict) else ():
-                    lines = found.setdefault((kind, leaf), [[] for _ in stories])
-                    lines[i].append([row["step"], _finite(value)])
-    return [
-        {"kind": kind, "title": leaf, "runs": [thin(points) for points in runs]}
-        for (kind, leaf), runs in found.items()
-    ]
+                    if is_finite_number(value):
+                        lines = found.setdefault(f"{kind} of {leaf}", {})
+                        lines.setdefault(name, {})[row["step"]] = float(value)
+    return {title: {n: thin(x) for n, x in lines.items()} for title, lines in found.items()}
 
 
 def newest_matrices(story: RunStory) -> list[dict[str, Any]]:
@@ -141,7 +138,7 @@ def _curves(story: RunStory) -> dict[str, Points]:
     """Return the points of each metric, from steps.jsonl if that has more steps."""
     found = _scalars(story.metrics)
     for key, points in _scalars(story.steps).items():
-        if len(points) > len(found.get(key, [])):
+        if len(points) > len(found.get(key, {})):
             found[key] = points
     return found
 
@@ -150,48 +147,20 @@ def thin(points: Points, most: int = MOST) -> Points:
     """Thin points to about `most`: keep the lowest and highest of each interval, so peaks stay."""
     if len(points) <= most:
         return points
-    size = math.ceil(2 * len(points) / most)
-    thinned: Points = []
-    for start in range(0, len(points), size):
-        interval = points[start : start + size]
-        finite_points = [p for p in interval if p[1] is not None]
-        ends = (
-            {id(p): p for p in (min(finite_points, key=_value), max(finite_points, key=_value))}
-            if finite_points
-            else {}
-        )
-        thinned += sorted(ends.values(), key=lambda p: p[0] or 0) or interval[:1]
-    return thinned
-
-
-def _value(point: list[float | int | None]) -> float | int:
-    assert point[1] is not None, "only finite values are compared"
-    return point[1]
+    steps, size = list(points), math.ceil(2 * len(points) / most)
+    parts = [steps[start : start + size] for start in range(0, len(steps), size)]
+    value = lambda step: points[step]
+    kept = [step for part in parts for step in sorted({min(part, key=value), max(part, key=value)})]
+    return {step: points[step] for step in kept}
 
 
 def _scalars(rows: Iterable[Row]) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for row in rows:
         for key, value in row.items():
-            if key != "step" and to_number(value) is not None:
-                found.setdefault(key, []).append([row["step"], _finite(value)])
+            if key != "step" and is_finite_number(value):
+                found.setdefault(key, {})[row["step"]] = float(value)
     return found
-
-
-def _points(rows: Iterable[Row], key: str) -> Points:
-    return _scalars(rows).get(key, [])
-
-
-def _finite(value: Any) -> float | None:
-    return to_number(value) if is_finite_number(value) else None
-
-
-def _lines(lines: dict[str, list[Points]]) -> list[dict[str, Any]]:
-    return [{"name": key, "runs": lines[key]} for key in sorted(lines, key=lambda k: ("/" in k, k))]
-
-
-def _has_nonzero(lines: dict[str, list[Points]]) -> bool:
-    return any(point[1] for runs in lines.values() for points in runs for point in points)
 
 
 def _cells(value: Any) -> list[list[float | int | None]] | None:
@@ -204,4 +173,4 @@ def _cells(value: Any) -> list[list[float | int | None]] | None:
         return None
     if any(to_number(cell) is None for row in rows for cell in row):
         return None
-    return [[_finite(cell) for cell in row] for row in rows]
+    return [[to_number(x) if is_finite_number(x) else None for x in row] for row in rows]
