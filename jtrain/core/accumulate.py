@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jtrain.core.interpret import pruned
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.types import Batch, Tree
 from jtrain.errors import ConfigError
@@ -15,15 +16,16 @@ def accumulate(
     fn: Callable[[Batch], Tree],
     microbatches: int,
     *,
-    unroll: bool = False,
+    unroll: bool | int = False,
     place: Callable[[Tree], Tree] = lambda sums: sums,
 ) -> Callable[[Batch], Tree]:
     """Return `batch -> fn(batch)` for an `fn` that returns sums over rows, one slice at a time.
 
     Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
     communication. Sums are in at least float32. `unroll` writes the slices out one after
-    the other, for what XLA runs slowly in a loop (convolutions on CPU). `place` puts the sums so
-    far on their devices.
+    the other, for what XLA runs slowly in a loop (convolutions on CPU); a number does so where no
+    more operations are needed for the sums of all slices. `place` puts the sums so far on their
+    devices.
 
     Raises:
         ConfigError: if the rows do not divide into the microbatches.
@@ -38,10 +40,15 @@ def accumulate(
         _check_divides(batch, microbatches)
         slices: Any = jax.tree.map(split, batch)
         widened = lambda part: at_least_f32(fn(part))
-        shapes = jax.eval_shape(widened, jax.tree.map(lambda x: x[0], slices))
+        each = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], slices))
+        flat = unroll is True
+        if not isinstance(unroll, bool):
+            widened, operations = pruned(widened, each)
+            flat = microbatches * operations <= unroll
+        shapes = jax.eval_shape(widened, each)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         add = lambda total, part: (place(jax.tree.map(jnp.add, total, widened(part))), None)
-        return jax.lax.scan(add, place(zeros), slices, unroll=microbatches if unroll else 1)[0]
+        return jax.lax.scan(add, place(zeros), slices, unroll=microbatches if flat else 1)[0]
 
     return summed
 

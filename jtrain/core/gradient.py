@@ -47,6 +47,12 @@ class GradientSharding(NamedTuple):
     splits: bool = False  # whether a leaf is split over devices
 
 
+FEW = 4096
+"""Operations that sum the weights of all microbatches, up to which they are written out.
+
+A collective in a loop may run beside one that does not depend on the loop, and with jax before 0.12
+devices of a CPU that begin with different ones deadlock (docs/decisions.md).
+"""
 _same: Callable[[Params], Params] = lambda tree: tree
 NO_SHARDING = GradientSharding(params=_same, each=_same, summed=_same)
 
@@ -86,7 +92,8 @@ def make_gradient(
         batch = with_rows(batch, copies=psum is not None)
         rng = state.step_key()
 
-        def total(fn: Callable[..., Any], **options: Any) -> Any:  # over all rows, on all devices
+        def total(fn: Callable[..., Any], unroll: bool | int = unroll, **options: Any) -> Any:
+            """Sum over all rows, on all devices."""
             sums = accumulate(fn, microbatches, unroll=unroll, **options)(batch)
             return sums if psum is None else psum(at_least_f32(sums))
 
@@ -97,7 +104,7 @@ def make_gradient(
             check_weights(of_params, state.params)
             return [mean.weight for mean in of_params(state.params).terms.means]
 
-        weights = total(weights_of)
+        weights = total(weights_of, unroll=unroll or FEW)
 
         def contribution(params: Params, rows: Batch):  # of these rows to the loss: scaled, plain
             output = terms(params, state.extra, rows, rng)

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 from jax.core import eval_jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 
 V = TypeVar("V")
 Program: TypeAlias = Any  # a jaxpr, closed over its constants or not
@@ -350,6 +351,23 @@ def replace_equation(equation: Equation, fn: Callable[..., Any]) -> Equation:
     traced = jax.make_jaxpr(jax.jit(fn))(*(like(x.aval) for x in equation.invars))
     made = open_jaxpr(traced)[0].eqns[-1]
     return equation.replace(primitive=made.primitive, params=made.params, effects=made.effects)
+
+
+def pruned(fn: Callable[[Any], Any], example: Any) -> tuple[Callable[[Any], Any], int]:
+    """Return `fn` without the operations that no output needs, and the number of the others.
+
+    Args:
+        example: a value or the shapes of what `fn` takes.
+    """
+    program, shapes = jax.make_jaxpr(fn, return_shape=True)(example)
+    jaxpr, constants = open_jaxpr(program)
+    needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    structure = jax.tree.structure(shapes)
+
+    def evaluate(given: Any) -> Any:
+        return structure.unflatten(eval_jaxpr(needed, constants, *jax.tree.leaves(given)))
+
+    return evaluate, sum(1 for _ in equations_in(needed))
 
 
 def as_function(program: Program) -> Callable[..., list[Any]]:

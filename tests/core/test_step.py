@@ -111,6 +111,13 @@ def test_the_weights_cost_no_forward_pass():
     assert flops(step) < 3.3 * flops(alone) / microbatches
 
 
+def test_the_weights_of_all_microbatches_are_summed_without_a_loop():
+    """Devices of a CPU deadlock in a loop's sum over them and in one that depends on no loop."""
+    batch = points(8, hidden=3)
+    lowered = jax.jit(make_step(squared, SGD, microbatches=4)).lower(start(SGD), batch)
+    assert lowered.as_text().count("stablehlo.while") == 1, "that of the gradients"
+
+
 def flops(program) -> float:
     return program.cost_analysis()["flops"]
 
