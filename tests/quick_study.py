@@ -86,7 +86,20 @@ class Config(jt.RunConfig):
             optimizer=self.optimizer.build(self.steps),
         )
 '''
+# Each batch waits while there is a file `slow`.
+SLOW = "import os\nimport time\n" + CODE.replace("    return Arrays(", "    return Slow(").replace(
+    "\n\n@jt.configclass\nclass Data",
+    """
 
+class Slow(Arrays):
+    def __getitem__(self, indices):
+        time.sleep(0.04 if os.path.exists("slow") else 0)
+        return super().__getitem__(indices)
+
+
+@jt.configclass
+class Data""",
+)
 YAML = """\
 # Blobs: jtrain run configs/quick.yaml
 experiment: quick

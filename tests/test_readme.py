@@ -1,32 +1,19 @@
-"""The README: its example runs, its map and links name what exists; the page of commands."""
+"""The README: its example runs, its map and links name what exists, and an install is small."""
 
 import re
-import shlex
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from plain_environ import plain_environ
-
-from jtrain.cli import main
-from jtrain.config.resolve import resolve
+from plain_environ import run_python
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-COMMANDS_PAGE = (ROOT / "docs" / "commands.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(README)
-COMMANDS = [
-    shlex.split(line.partition("   ")[0])[1:]
-    for _, code in BLOCK.findall(COMMANDS_PAGE)
-    for line in code.splitlines()
-    if re.match(r"jtrain (run configs|show|eval)", line)
-]
 TEST = "python3 -m pip install -e '.[test]' && python3 -m pytest"
 
 
@@ -38,11 +25,7 @@ pytestmark = pytest.mark.usefixtures("from_the_top")
 
 def last_line(code: str) -> str:
     """Run an example as a user would and return the last line that it prints."""
-    env = plain_environ()
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return run_python("-W", "error", "-c", code).stdout.splitlines()[-1]
 
 
 def test_the_short_example_learns_as_printed():
@@ -56,35 +39,6 @@ def test_install_and_test_commands_are_those_that_ci_runs():
     assert lines[0] == "python3 -m pip install -e . && jtrain run configs/shakespeare.yaml"
     assert TEST in lines
     assert TEST in (ROOT / ".ci" / "run").read_text().splitlines()
-
-
-def commands(verb: str) -> list[list[str]]:
-    found = [words for words in COMMANDS if words[0] == verb]
-    assert found, f"docs/commands.md shows no jtrain {verb}"
-    return found
-
-
-def test_each_show_command_prints_something(capsys):
-    for words in commands("show"):
-        assert main(words) == 0
-        assert len(capsys.readouterr().out.splitlines()) > 1
-
-
-def test_each_run_command_has_a_valid_config():
-    for words in commands("run"):
-        _, config, *settings = words
-        named = dict(setting.split("=", 1) for setting in settings)
-        resolved = resolve(config, settings)
-        assert resolved.config.name == named.get("name", Path(config).stem)
-        assert {str(resolved.origins[key]) for key in named} <= {"command line"}
-
-
-def test_each_eval_command_lacks_only_its_run(tmp_path, monkeypatch, capsys):
-    for words in commands("eval"):
-        monkeypatch.chdir(tmp_path)
-        at_once = ["--timeout", "0.01"] if "--watch" in words else []  # it waits for a run to begin
-        assert main([*words, *at_once]) == 2
-        assert f"{words[1]} is no directory of a run" in capsys.readouterr().err
 
 
 def mapped() -> tuple[set[str], set[str]]:
@@ -118,12 +72,6 @@ def test_the_tests_it_names_exist():
     )
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()
-
-
-def test_its_links_point_to_files():
-    for page in ["README.md", "CONTRIBUTING.md", "AGENTS.md"]:
-        targets = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
-        assert {target for target in targets if not (ROOT / target).exists()} == set()
 
 
 def requirements(name: str, extras: frozenset[str]) -> list[Requirement]:

@@ -218,6 +218,7 @@ def test_says_what_is_wrong_and_what_to_type(case: Case, folder: Path):
     case.right(folder)  # raises if following the advice does not help
 
 
+@pytest.mark.thorough
 def test_a_path_of_a_config_is_named_by_its_key(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     there = write(tmp_path / "plays.txt", b"To be, or not to be\n" * 100)

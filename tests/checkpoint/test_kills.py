@@ -15,6 +15,8 @@ from writing_process import state_of
 
 from jtrain.checkpoint import CheckpointManager, layout
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).with_name("writing_process.py")
 
 
@@ -59,7 +61,6 @@ def check_all_steps(directory: Path, at_least: int) -> int:
     return steps[-1]
 
 
-@pytest.mark.thorough  # test_layout.py is killed before each change of a save by default
 def test_kill_9_during_a_save_leaves_older_checkpoints_valid(tmp_path: Path):
     start_and_kill(tmp_path, 3, "*")
     newest = check_all_steps(tmp_path, at_least=2)
@@ -115,7 +116,6 @@ def interrupted(function, moment: int, kept: list[KeyboardInterrupt]) -> bool:
 
 # An interrupt in a callback of the garbage collector is printed and not raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.thorough
 def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Path):
     def save_and_wait(checkpoints: CheckpointManager, step: int) -> None:
         checkpoints.prepare()
@@ -140,7 +140,6 @@ def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Pa
     gc.collect()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
@@ -158,7 +157,6 @@ def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, cod
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-@pytest.mark.thorough
 def test_a_program_whose_last_save_fails_exits_with_70(tmp_path: Path):
     command = [sys.executable, str(SCRIPT), str(tmp_path), "full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

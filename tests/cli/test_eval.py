@@ -15,6 +15,8 @@ from jtrain.cli import eval as eval_verb
 from jtrain.cli import main
 from jtrain.train.run_result import RunResult
 
+pytestmark = pytest.mark.thorough
+
 SETTINGS = ("checkpoint.every=4", "evaluate.every=4", "checkpoint.keep=1")
 
 
@@ -46,7 +48,6 @@ def test_a_run_is_found_by_its_name_and_by_its_directory(outcome: RunResult, cap
     assert found == {"run": "./runs/quick/", "step": 12, "valid": dict(outcome.results[12])}
 
 
-@pytest.mark.thorough
 def test_the_best_the_newest_and_a_number_name_a_step(outcome: RunResult, capfd):
     best = max(outcome.results, key=lambda step: outcome.results[step]["loss"])
     assert best < 12
@@ -72,14 +73,12 @@ def test_no_layout_and_no_batch_changes_a_number(settings, outcome: RunResult, c
     assert found["rows"] == 50
 
 
-@pytest.mark.thorough
 def test_it_changes_nothing_in_the_run(outcome: RunResult, capfd):
     files = {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()}
     evaluated(capfd, "quick", "parallel={kind: fsdp, devices: 2}")
     assert {p: p.read_bytes() for p in outcome.directory.path.rglob("*") if p.is_file()} == files
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "says", "mend"),
     [
@@ -99,7 +98,6 @@ def test_an_error_is_reported_and_the_advice_works(words, says, mend, capfd):
     assert main(["eval", *mend]) == 0
 
 
-@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_a_fault_and_not_a_user_error(place, tmp_path, monkeypatch, capfd):
     shutil.copytree(place, tmp_path / "home")
     monkeypatch.chdir(tmp_path / "home")

@@ -6,21 +6,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
-from quick_study import CODE, at_home, trained, write_study
+from plain_environ import until
+from quick_study import SLOW, at_home, trained, write_study
 
 from jtrain.checkpoint import layout
 from jtrain.checkpoint.lock import WriteLock
-from jtrain.cli import main, output
+from jtrain.cli import main
 from jtrain.train import watch_run
 from jtrain.train.evaluation import NAME
 from jtrain.train.run_result import RunResult
 from jtrain.train.trackers import TensorBoard, TrackedRun
 from jtrain.train.watch_run import PINS
+
+pytestmark = pytest.mark.thorough
 
 KEEP_ALL = ("checkpoint.every=4", "checkpoint.keep=9")
 
@@ -76,7 +77,6 @@ def add_tracker(run: Path) -> None:
     path.write_text(after)
 
 
-@pytest.mark.thorough
 def test_each_checkpoint_is_evaluated_once(run: Path, outcome: RunResult, capfd):
     code, printed, err = watch(capfd)
     assert code == 0
@@ -90,7 +90,6 @@ def test_each_checkpoint_is_evaluated_once(run: Path, outcome: RunResult, capfd)
     assert not (run / PINS).exists()
 
 
-@pytest.mark.thorough
 def test_trackers_get_each_evaluation_once(run: Path, outcome: RunResult, capfd, monkeypatch):
     rows, ends = [], []
 
@@ -121,7 +120,6 @@ def test_trackers_get_each_evaluation_once(run: Path, outcome: RunResult, capfd,
     assert ends == ["stopped", "done"]
 
 
-@pytest.mark.thorough
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_pinned(run: Path, capfd, monkeypatch):
     """Retention of the training process removes each checkpoint once it is chosen."""
     plain = watch_run._evaluate
@@ -145,7 +143,6 @@ def save_again(run: Path, step: int) -> None:
     layout.commit(written, {**later, "step": step, "fingerprints": {}}, id)
 
 
-@pytest.mark.thorough
 def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, capfd):
     assert watch(capfd)[0] == 0
     before = {row["step"]: row["valid/loss"] for row in rows(run)}
@@ -159,7 +156,6 @@ def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, capfd):
     assert watch(capfd)[:2] == (0, [])
 
 
-@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_skipped_and_a_damaged_last_one_is_a_fault(run: Path, capfd):
     for step in (8, 12):
         path = next(Path(f"runs/quick/checkpoints/{step}").rglob("d/*"))
@@ -170,7 +166,6 @@ def test_a_damaged_checkpoint_is_skipped_and_a_damaged_last_one_is_a_fault(run: 
     assert "its last checkpoint (12) cannot be evaluated" in err
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("status", "code", "says"),
     [
@@ -188,7 +183,6 @@ def test_a_run_that_ends_otherwise_ends_the_watch(run: Path, capfd, status, code
         assert "To go on: jtrain run runs/quick/config.yaml" in err
 
 
-@pytest.mark.thorough
 def test_two_watches_do_not_evaluate_the_same_run(run: Path, capfd):
     lock = WriteLock(run / PINS)
     code, _, err = watch(capfd)
@@ -198,39 +192,6 @@ def test_two_watches_do_not_evaluate_the_same_run(run: Path, capfd):
     assert watch(capfd)[0] == 0
 
 
-@pytest.mark.thorough
-def test_a_run_that_has_not_begun_is_waited_for(run: Path, capfd, monkeypatch):
-    run.rename("later")
-    plain = output.print_error
-
-    def begin(line: str) -> None:
-        plain(line)
-        if "waiting for" in line:
-            Path("later").rename(run)
-
-    monkeypatch.setattr("jtrain.cli.eval.print_error", begin)
-    code, printed, err = watch(capfd)
-    assert (code, len(printed)) == (0, 3)
-    assert "waiting for quick to begin" in err
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("words", "says", "mend"),
-    [
-        (["--watch", "--step", "4"], "--step 4 names one. Leave one", ["--watch"]),
-        (["--watch", "model.width=9"], "model.width: 8 there, 9 here", ["--watch"]),
-    ],
-)  # fmt: skip
-def test_an_error_is_reported_and_the_advice_works(run: Path, words, says, mend, capfd):
-    assert main(["eval", "quick", *words]) == 2
-    err = capfd.readouterr().err
-    assert says in err
-    assert "Traceback" not in err
-    assert main(["eval", "quick", *mend]) == 0
-
-
-@pytest.mark.thorough
 def test_the_evaluator_of_a_tensorflow_cluster_watches(run: Path, capfd, monkeypatch):
     """`jtrain run` refuses this task, and its advice is this command."""
     workers = {"worker": ["10.0.0.1:8476", "10.0.0.2:8476"]}
@@ -241,47 +202,12 @@ def test_the_evaluator_of_a_tensorflow_cluster_watches(run: Path, capfd, monkeyp
     assert watch(capfd)[0] == 0
 
 
-@pytest.mark.thorough
-def test_a_signal_ends_the_watch_between_two_checkpoints(run: Path, capfd):
-    set_status(run, "running")
-
-    def interrupt():
-        while len(rows(run)) < 3:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    code, printed, err = watch(capfd)
-    thread.join()
-    assert (code, len(printed)) == (75, 3)
-    assert "SIGTERM: the watch ends; the same command goes on with it" in err
-    set_status(run, "done")
-    assert watch(capfd)[:2] == (0, [])
-
-
 LONG = ("steps=600", "checkpoint.every=40", "evaluate.every=0", "log.every=40")
-
-
-# Each batch waits while there is a file of this name, so that the run does not end meanwhile.
-SLOW = CODE.replace("    return Arrays(", "    return Slow(").replace(
-    "\n\n@jt.configclass\nclass Data",
-    """
-
-class Slow(Arrays):
-    def __getitem__(self, indices):
-        time.sleep(0.04 if os.path.exists("slow") else 0)
-        return super().__getitem__(indices)
-
-
-@jt.configclass
-class Data""",
-)
 
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch) -> Path:
-    write_study(tmp_path, f"import os\nimport time\n{SLOW}")
+    write_study(tmp_path, SLOW)
     at_home(tmp_path, monkeypatch, tmp_path / "compiled")
     return tmp_path
 
@@ -297,18 +223,13 @@ def ends(process: subprocess.Popen, out: str, code: int = 0) -> None:
     assert process.wait(timeout=400) == code, Path(out).read_text()
 
 
-@pytest.mark.thorough
 def test_a_watch_beside_a_training_process(study: Path):
     """It starts first; retention removes checkpoints; both die once and are started again."""
     run, words = Path("runs/quick"), ("eval", "quick", "--watch", "--json")
     train = ("run", "configs/quick.yaml", *LONG, "checkpoint.keep=2")
     Path("slow").touch()
     watcher, trainer = start(*words, out="watch.txt"), start(*train, out="train.txt")
-    end = time.monotonic() + 400
-    while len(rows(run)) < 2:
-        assert trainer.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: len(rows(run)) >= 2, trainer)
     Path("slow").unlink()
     trainer.kill()
     trainer.wait()
@@ -325,7 +246,6 @@ def test_a_watch_beside_a_training_process(study: Path):
     assert [row["step"] for row in printed][-1] == 600
 
 
-@pytest.mark.thorough
 def test_several_processes_watch_and_sigterm_ends_them(study: Path):
     run = Path("runs/quick")
     trained("configs/quick.yaml", *KEEP_ALL)
@@ -333,9 +253,7 @@ def test_several_processes_watch_and_sigterm_ends_them(study: Path):
     words = ("launch", "--processes", "2", "--devices", "2", "eval", "quick", "--watch")
     layout_of_both = "parallel={kind: mirrored, devices: 2}"
     watcher = start(*words, layout_of_both, out="watch.txt")
-    end = time.monotonic() + 400
-    while len(rows(run)) < 3 and time.monotonic() < end and watcher.poll() is None:
-        time.sleep(0.05)
+    until(lambda: len(rows(run)) >= 3, watcher)
     watcher.send_signal(signal.SIGTERM)
     ends(watcher, "watch.txt", 75)
     assert [row["step"] for row in rows(run)] == [4, 8, 12]

@@ -2,11 +2,11 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from plain_environ import run_python
 
 from jtrain.cli import main
 from jtrain.config.resolve import resolve
@@ -23,17 +23,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def python(*words: str, cwd: str) -> str:
     """Run Python as in a terminal and return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env=env | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*words, cwd=cwd, env=env | {"PYTHONPATH": str(ROOT)}).stdout
 
 
 def test_the_config_is_valid_and_every_file_has_its_name(capsys):

@@ -76,10 +76,6 @@ def test_the_variables_of_certificates_are_those_of_jax():
     assert exported == {f"export {name}" for name in (CERTIFICATE, KEY, AUTHORITY)}
 
 
-def test_a_job_of_slurm_is_started_by_srun():
-    assert "\nsrun " in blocks("slurm", "bash")[0]
-
-
 def test_the_script_of_the_page_takes_its_words(tmp_path):
     """The command is typed with --dry-run, which needs no cloud."""
     lines = [line for block in blocks("tpu_vm", "bash") for line in block.splitlines()]

@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import ON_PROCESS, ROOT, Command, blocks, commands, lines, words_of
-from plain_environ import plain_environ
+from plain_environ import run_python
 from tiny_configs import TINY, write_sets
 
 import jtrain as jt
@@ -193,15 +192,7 @@ def typed(words: list[str], devices: int = ON_PROCESS) -> None:
         if os.environ.get("TEST_FLAGS") == "users"
         else f"{forced}--xla_backend_optimization_level=1"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "jtrain", *words],
-        env=os.environ | {"XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    run_python("-m", "jtrain", *words, env=os.environ | {"XLA_FLAGS": flags})
 
 
 LOOKS = {"--fast", "--overfit", "--eager", "--find-nan"}
@@ -286,16 +277,7 @@ def test_a_step_is_planned_or_explained(command: Command, used: Path, capsys, mo
 @pytest.mark.thorough
 @of("launch")
 def test_several_processes_train(command: Command, here: Path):
-    env = plain_environ()
-    done = subprocess.run(
-        [sys.executable, "-m", "jtrain", *small(command, "steps=4", "evaluate.every=0")],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_python("-m", "jtrain", *small(command, "steps=4", "evaluate.every=0"))
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 import importlib
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from plain_environ import plain_environ
+from plain_environ import run_python
 from quick_study import at_home
 
 import jtrain
@@ -51,18 +50,13 @@ DIVIDED = re.compile(r"devices=[1-9\[\"]")
     ids=lambda note: note.stem,
 )
 def test_code_that_names_devices_runs_where_no_variable_divides_the_cpu(note: Path, tmp_path):
-    plain = plain_environ()
-    code = "".join(blocks(note, "python"))
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=plain, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-W", "error", "-c", "".join(blocks(note, "python")), cwd=tmp_path)
 
 
 def test_links_point_to_files():
-    links = [(note, target) for note in NOTES for target in LINK.findall(note.read_text())]
-    lost = [
-        f"{note.name}: {target}" for note, target in links if not (note.parent / target).exists()
-    ]
+    pages = [*NOTES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md"))]
+    links = [(page, target) for page in pages for target in LINK.findall(page.read_text())]
+    lost = [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()]
     assert not lost
 
 
@@ -71,17 +65,6 @@ def test_the_index_has_every_page_once():
     pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in {".md", ".py"}}
     assert set(listed) >= pages - {"README.md"}
     assert len(listed) == len(set(listed))
-
-
-def test_each_decision_has_question_figure_and_decision_in_four_lines():
-    text = (ROOT / "docs" / "decisions.md").read_text()
-    head, *entries = re.split(r"^## ", text, flags=re.MULTILINE)
-    assert head.startswith("# Decisions")
-    assert 0 < len(entries) <= 40
-    for entry in entries:
-        parts = [line.partition(".")[0] for line in entry.splitlines()[1:] if line]
-        assert parts == ["- **Question", "- **Figure", "- **Decision"], entry[:60]
-        assert re.search(r"\d", entry.split("**Figure.**")[1]), f"no number: {entry[:60]}"
 
 
 REFERENCE = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
@@ -109,10 +92,6 @@ EXPERIMENT = ROOT / "docs" / "experiments.md"
 (RING,), (VALUES,) = blocks(EXPERIMENT, "python"), blocks(EXPERIMENT, "yaml")
 
 
-def test_an_experiment_takes_at_most_thirty_lines():
-    assert len(RING.splitlines()) <= 30
-
-
 @pytest.mark.thorough
 def test_it_trains_to_what_the_note_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
@@ -129,17 +108,7 @@ def test_it_trains_to_what_the_note_says(
 
 @pytest.mark.thorough
 def test_what_is_rebuilt_from_jax_alone_equals_jtrain():
-    env = plain_environ()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "docs/from_scratch.py"],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = run_python("-W", "error", "docs/from_scratch.py", cwd=ROOT).stdout.splitlines()
     far = {line.split()[0]: float(line.split()[-2]) for line in lines if line.endswith(" away")}
     assert far.keys() == {"microbatches", "shard_map", "fsdp"}
     assert max(far.values()) < 1e-6

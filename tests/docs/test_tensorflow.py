@@ -3,8 +3,6 @@
 import functools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import assert_close
-from plain_environ import plain_environ
+from plain_environ import plain_environ, run_python
 from tensorflow_rows import NUMBERS, PAGE, PROGRAMS, Row, plain, rows
 
 SHARED, *ROWS = rows()
@@ -59,17 +57,8 @@ def test_the_record_is_of_the_rows_that_tensorflow_runs():
 def test_tensorflow_gives_the_numbers_that_are_recorded(tmp_path: Path):
     pytest.importorskip("tensorflow", reason="needs the extra `tensorflow`")
     script = Path(__file__).parent / "tensorflow_rows.py"
-    env = plain_environ()
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "numbers.json")],
-        env=env | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    env = plain_environ() | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    run_python(script, tmp_path / "numbers.json", cwd=tmp_path, env=env)
     found = json.loads((tmp_path / "numbers.json").read_text())["results"]
     assert found.keys() == RECORDED["results"].keys()
     for name, result in found.items():

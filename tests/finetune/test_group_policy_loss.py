@@ -16,6 +16,8 @@ from jtrain.models.transformer import Transformer
 from jtrain.parallel import FSDP, Mirrored
 from jtrain.testing import assert_invariant, place_loss
 
+pytestmark = pytest.mark.thorough
+
 ROWS, GROUP, START, TOKENS, VOCAB, END = 8, 4, 3, 4, 6, 5
 KINDS = ["grpo", "dr_grpo", "dapo", "gspo"]
 NETWORK = Transformer(vocab=VOCAB, context=START + TOKENS, layers=1, heads=2, width=16)
@@ -99,7 +101,6 @@ def plain_loss(kind):
     return np.mean(groups)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_update_has_the_papers_loss_for_the_answers_of_the_first(kind):
     first, second, (third, metrics) = states(kind)
@@ -119,7 +120,6 @@ def test_a_second_update_has_the_papers_loss_for_the_answers_of_the_first(kind):
             np.testing.assert_array_equal(x, y, err_msg="the reference stays, bit for bit")
 
 
-@pytest.mark.thorough
 def test_an_evaluation_answers_with_the_likeliest_tokens():
     first, _, _ = states("dapo")
     value, metrics, extra = jax.jit(
@@ -141,7 +141,6 @@ def test_an_evaluation_answers_with_the_likeliest_tokens():
     assert jax.tree.structure(extra) == jax.tree.structure(first.extra)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [

@@ -180,8 +180,22 @@ CASES = [
 ]  # fmt: skip
 
 
+LONG = (
+    a_batch_norm_without_extra,
+    a_draw_in_an_evaluation,
+    a_row_that_is_not_finite,
+    a_value_kept_from_a_trace,
+)
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", CASES, ids=[case.make.__name__ for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=c.make.__name__, marks=[pytest.mark.thorough] * (c.make in LONG))
+        for c in CASES
+    ],
+)
 def test_a_mistake_is_told_by_its_line_a_sentence_and_what_to_type(case: Case):
     with pytest.raises(UserError) as caught:
         case.make()

@@ -15,6 +15,8 @@ from jtrain.errors import LossError
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.nnx import from_nnx
 
+pytestmark = pytest.mark.thorough
+
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(48, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32) + (X[:, 1] > 0)
@@ -55,7 +57,6 @@ def _by_hand():
     return jt.fit(plain, params, (X, Y), "sgd", lr=0.1, **HOW)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["classifier", "own loss", "Model", "function"])
 def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
     net = Net(nnx.Rngs(0))
@@ -73,7 +74,6 @@ def test_takes_the_steps_of_a_loss_by_hand(way, by_hand):
     assert_leaves_close(result.params, by_hand.params, 1e-4)
 
 
-@pytest.mark.thorough
 def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     net = Net(nnx.Rngs(0), drop=0.5, norm=True)
     before = np.array(net.inner.kernel[...])
@@ -95,7 +95,6 @@ def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
     assert_close(by_module, result.predict(X), 1e-5)
 
 
-@pytest.mark.thorough
 def test_a_batch_norm_says_that_rows_meet():
     net = Net(nnx.Rngs(0), norm=True)
     assert jt.classifier(net).couples == "batch"
@@ -106,7 +105,6 @@ def test_a_batch_norm_says_that_rows_meet():
         jt.fit(loss, net, (X, Y), microbatches=2, couples="slice", **HOW)
 
 
-@pytest.mark.thorough
 def test_running_statistics_are_those_of_flax():
     net = Net(nnx.Rngs(0), norm=True)
     result = jt.fit(of_module, net, (X, Y), "sgd", lr=0.1, **(HOW | {"steps": 1}))
@@ -116,7 +114,6 @@ def test_running_statistics_are_those_of_flax():
     assert_close(result.extra["norm"]["mean"], net.norm.mean[...], 1e-5)
 
 
-@pytest.mark.thorough
 def test_regression_is_the_mean_squared_error_in_either_shape():
     net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
     target = X.sum(1)
@@ -129,7 +126,6 @@ def test_regression_is_the_mean_squared_error_in_either_shape():
     assert found[0]["absolute_error"] > 0
 
 
-@pytest.mark.thorough
 def test_a_binary_classifier_takes_0_and_1():
     net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
     truth = (X[:, 0] > 0).astype(np.int32)
@@ -140,7 +136,6 @@ def test_a_binary_classifier_takes_0_and_1():
     assert result.evaluate((X, truth))["accuracy"] == pytest.approx(((logits > 0) == truth).mean())
 
 
-@pytest.mark.thorough
 def test_a_classifier_takes_soft_labels_columns_and_pixels():
     net = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
     hard = jt.evaluate(jt.classifier(net), net, (X, Y))
@@ -174,7 +169,6 @@ def sums_by_segment(values, segments):
     return jnp.einsum("bts,bsv->btv", sees.astype(jnp.float32), values)
 
 
-@pytest.mark.thorough
 def test_a_model_of_your_own_gets_the_segments_of_packed_rows_and_must_take_them():
     tokens = DRAW.integers(0, 5, (4, 8)).astype(np.int32)
     segments = np.repeat([[1, 1, 1, 1, 2, 2, 2, 2]], 4, 0).astype(np.int32)
@@ -203,7 +197,6 @@ class Target:
         return jt.Mean.of((params["w"] - self.value) ** 2 * batch["x"][:, 0], batch["mask"])
 
 
-@pytest.mark.thorough
 def test_a_loss_without_a_hash_trains():
     loss = Target(np.float32(3))
     with pytest.raises(TypeError, match="unhashable"):

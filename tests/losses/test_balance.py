@@ -9,7 +9,7 @@ from comparison import assert_close
 from jtrain.core.mean import Mean, Terms
 from jtrain.losses.balance import balance, with_router
 
-pytestmark = pytest.mark.usefixtures("strict_dtypes")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("strict_dtypes")]
 ROWS, LAYERS, TIME, EXPERTS = 4, 2, 6, 3
 LOGITS = np.random.default_rng(0).standard_normal((ROWS, LAYERS, TIME, EXPERTS)).astype("float32")
 REAL = np.arange(TIME) < np.array([6, 4, 0, 1])[:, None]
@@ -24,7 +24,6 @@ def uneven(tokens: np.ndarray, top_k: int) -> float:
     return EXPERTS * float(shares @ chances)
 
 
-@pytest.mark.thorough
 def test_is_the_formula_in_each_row_layer_by_layer():
     top_k = 2
     total = 0.0
@@ -37,7 +36,6 @@ def test_is_the_formula_in_each_row_layer_by_layer():
     assert_close(found.value(), total / REAL.sum(), 1e-6)
 
 
-@pytest.mark.thorough
 def test_of_the_batch_is_the_formula_over_all_real_tokens():
     layers = [uneven(LOGITS[:, i][REAL], 2) for i in range(LAYERS)]
     found = balance(jnp.asarray(LOGITS), jnp.asarray(REAL), top_k=2, group="batch")
@@ -46,7 +44,6 @@ def test_of_the_batch_is_the_formula_over_all_real_tokens():
     assert abs(rows.value() - found.value()) > 1e-3, "rows that meet make no difference"
 
 
-@pytest.mark.thorough
 def test_the_gradient_of_the_batchs_is_that_of_the_formula_with_shares_held():
     took = jax.nn.one_hot(jax.lax.top_k(jnp.asarray(LOGITS), 2)[1], EXPERTS).sum(-2)
     seen = jnp.asarray(REAL, jnp.float32)[:, None, :, None]
@@ -61,7 +58,6 @@ def test_the_gradient_of_the_batchs_is_that_of_the_formula_with_shares_held():
     assert_close(jax.grad(ours)(LOGITS), jax.grad(plain)(LOGITS), 2e-6)
 
 
-@pytest.mark.thorough
 def test_both_are_terms_beside_the_loss():
     value = Mean(jnp.float32(6), jnp.float32(3))
     terms, metrics = with_router(

@@ -19,14 +19,13 @@ from jtrain.losses.cross_entropy import (
 )
 from jtrain.losses.elbo import latents
 
-pytestmark = pytest.mark.usefixtures("strict_dtypes")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("strict_dtypes")]
 
 LOGITS = jnp.asarray(np.random.default_rng(0).standard_normal((4, 5)), jnp.float32)
 LABELS = jnp.array([0, 4, 2, 2], jnp.int32)
 ALL = jnp.ones(4, bool)
 
 
-@pytest.mark.thorough
 def test_a_label_out_of_range_has_the_loss_of_the_nearest_class():
     got = cross_entropy_per_label(LOGITS, jnp.array([-3, 5, 99, 2], jnp.int32))
     np.testing.assert_array_equal(
@@ -34,7 +33,6 @@ def test_a_label_out_of_range_has_the_loss_of_the_nearest_class():
     )
 
 
-@pytest.mark.thorough
 def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
     barred = LOGITS.at[:, 1].set(-jnp.inf)
     soft = jax.nn.one_hot(LABELS, 5)
@@ -48,7 +46,6 @@ def test_a_class_that_cannot_be_costs_nothing_where_no_label_asks_for_it():
 ONE = jnp.ones(1, bool)
 
 
-@pytest.mark.thorough
 def test_sure_logits_neither_overflow_nor_vanish():
     row = lambda x: jnp.full((1, 1), x)
     of = jax.jit(lambda z, y: binary_cross_entropy(row(z), row(y), ONE)[0].total)
@@ -60,7 +57,6 @@ def test_sure_logits_neither_overflow_nor_vanish():
     assert slope(-1e4, 1.0) == -1
 
 
-@pytest.mark.thorough
 def test_a_teacher_learns_nothing():
     z = jnp.array([[1.0, 2.0, -1.0]])
     grad = jax.grad(lambda t: distillation(z, t, ONE)[0].total)(z[:, ::-1])
@@ -91,7 +87,6 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_labels_in_8_bits_have_the_losses_of_int32(name: str):
     dtype, labels = np.uint8, np.array([3, 10, 44, 100, 120, 200])
@@ -114,7 +109,6 @@ def test_labels_in_8_bits_have_the_losses_of_int32(name: str):
         assert_close(others[metric], total, within=1e-6)
 
 
-@pytest.mark.thorough
 def test_what_a_row_draws_is_normal_and_its_own():
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(1000))
     mean, log_variance = jnp.full((1000, 3), 2.0), jnp.full((1000, 3), np.log(0.25))

@@ -1,4 +1,4 @@
-"""InfoNCE with hard negatives: the formula, hidden rows, and one gradient under every split."""
+"""InfoNCE and two towers: the formulas, hidden rows, and one gradient under every split."""
 
 import functools
 import sys
@@ -18,9 +18,9 @@ from jtrain.core.placement import Unplaced
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.errors import ConfigError, LossError
-from jtrain.losses.contrastive import info_nce
+from jtrain.losses.contrastive import contrastive, info_nce
 from jtrain.models.embeddings import map_rows
-from jtrain.parallel import FSDP, Mirrored
+from jtrain.parallel import Mirrored
 
 ROOT = Path(__file__).parents[2]
 DRAW = np.random.default_rng(0)
@@ -116,26 +116,6 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(pairs, whole, devices, c
     assert distance(found, gradient) <= 1e-6
 
 
-@pytest.mark.slow
-def test_shards_of_the_parameters_change_nothing(pairs, whole):
-    want, gradient = whole
-    loss, found = step_of(pairs, FSDP(devices=4, min_size=0), 2)
-    assert_close(loss, want, 1e-6)
-    assert distance(found, gradient) <= 1e-6
-
-
-@pytest.mark.slow
-def test_chunks_compared_alone_are_of_another_loss(pairs):
-    """What microbatches would give, and why they are refused."""
-    loss, params, batch = pairs
-    mean = lambda value: value.total / value.weight
-    call = jax.jit(jax.grad(lambda p, rows: mean(loss(1)(p, rows, None)[0])))
-    parts = [{n: a[i : i + 4] for n, a in batch.items()} for i in (0, 4)]
-    halves = [call(params, {**part, "row": np.arange(4, dtype=np.int32)}) for part in parts]
-    both = jax.tree.map(lambda *leaves: sum(leaves) / 2, *halves)
-    assert distance(both, call(params, batch)) > 0.05
-
-
 @pytest.mark.thorough
 def test_map_rows_gives_the_rows_in_their_order():
     rows = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12.0)}
@@ -158,3 +138,54 @@ def test_the_config_refuses_chunks_that_do_not_divide(monkeypatch):
     with pytest.raises(ConfigError, match=r"chunks.*set chunks=1, or\s+evaluate.batch=66"):
         resolve(file, ["chunks=3", "batch=66"])
     assert resolve(file, ["chunks=3", "batch=66", "evaluate.batch=66"]).config
+
+
+LEFT, RIGHT = jnp.asarray(DRAW.standard_normal((2, 16, 6)), jnp.float32)
+SEEN = jnp.arange(16) % 5 != 3
+
+
+def of_towers(left, right, log_scale):
+    """Compute the pseudo-code of the paper over the given rows."""
+    left, right = (np.asarray(x, np.float64) for x in (left, right))
+    left, right = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (left, right))
+    logits = left @ right.T * np.exp(log_scale)
+    own = np.arange(len(left))
+    rows = np.log(np.exp(logits).sum(1)) - logits[own, own]
+    columns = np.log(np.exp(logits).sum(0)) - logits[own, own]
+    return (rows.mean() + columns.mean()) / 2, (logits.argmax(1) == own).mean()
+
+
+@pytest.mark.thorough
+def test_towers_give_the_formula_over_the_rows_that_count():
+    spoilt = [jnp.where(SEEN[:, None], x, jnp.nan) for x in (LEFT, RIGHT)]
+    value, metrics = jax.jit(contrastive)(*spoilt, jnp.float32(1.2), SEEN)
+    want, hits = of_towers(LEFT[SEEN], RIGHT[SEEN], 1.2)
+    assert_close(value.value(), want, 1e-6)
+    assert_close(metrics["accuracy"].value(), hits, 1e-6)
+
+
+@pytest.mark.thorough
+def test_the_gradient_is_the_slope_and_hidden_rows_have_none():
+    mean = lambda left, s: contrastive(left, RIGHT, s, SEEN)[0].total / SEEN.sum()
+    spoilt = jnp.where(SEEN[:, None], LEFT, jnp.nan)
+    grad, by_scale = jax.jit(jax.grad(mean, (0, 1)))(spoilt, jnp.float32(1.2))
+    assert not grad[~SEEN].any()
+    slope = lambda f: (f(1e-5) - f(-1e-5)) / 2e-5
+    assert_close(
+        by_scale,
+        slope(lambda e: of_towers(LEFT[SEEN], RIGHT[SEEN], 1.2 + e)[0]),
+        1e-4,
+    )
+    way = np.float64(RIGHT[SEEN])
+    moved = lambda e: of_towers(np.float64(LEFT[SEEN]) + e * way, RIGHT[SEEN], 1.2)[0]
+    along = grad[SEEN] * way
+    assert_close(along.sum(), slope(moved), 1e-6, terms=np.abs(along).sum())
+
+
+@pytest.mark.thorough
+def test_a_scale_beyond_a_hundred_is_a_hundred():
+    run = jax.jit(contrastive)
+    steep, bound = (run(LEFT, RIGHT, jnp.float32(s), SEEN)[0] for s in (9, np.log(100)))
+    assert_close(steep.total, bound.total, 1e-5)
+    of = lambda s: contrastive(LEFT, RIGHT, s, SEEN)[0].total
+    assert jax.jit(jax.grad(of))(jnp.float32(9)) == 0

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -13,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from plain_environ import run_python
 
 from jtrain.core.placement import Unplaced
 from jtrain.core.state import new_state
@@ -142,10 +141,4 @@ PROGRAM = textwrap.dedent(
 def test_splash_compiles_for_a_tpu_in_a_fifth_of_the_memory():
     pytest.importorskip("libtpu", reason="pip install libtpu, where there is a wheel of it")
     waits = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, **waits},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
+    run_python("-c", PROGRAM, env={**os.environ, **waits})

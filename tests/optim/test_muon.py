@@ -1,13 +1,22 @@
-"""Muon's matrices against the singular value decomposition, and which leaves it takes."""
+"""Muon's matrices: the singular values, which leaves it takes, and those that are split."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import assert_close
+from comparison import distance
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from jtrain.core.pytree import named_leaves
+import jtrain as jt
+from jtrain.core.pytree import named_leaves, num_elements
+from jtrain.core.state import new_state
+from jtrain.core.step import make_step
+from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.optim import AdamW, Muon
+from jtrain.optim.muon import scale_by_orthogonal_momentum
+from jtrain.parallel import Axes, Single
+
+pytestmark = pytest.mark.thorough
 
 SHAPES = [(16, 48), (128, 64)]
 
@@ -30,7 +39,6 @@ def decomposed(gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return s / np.linalg.norm(s), np.diag(turned)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("spread", [0, 2], ids=["as drawn", "over four decades"])
 def test_singular_values_are_brought_near_to_one(shape: tuple[int, int], spread: int):
@@ -50,24 +58,6 @@ def test_singular_values_are_brought_near_to_one(shape: tuple[int, int], spread:
     np.testing.assert_array_less(after[before < 1e-4], 3.4445**5 * before[before < 1e-4] * 1.01)
 
 
-@pytest.mark.thorough
-def test_a_stack_is_each_of_its_matrices_alone():
-    gradient = np.random.default_rng(0).normal(size=(1, 2, 8, 4)).astype(np.float32)
-    whole = direction(gradient, stacks=("w",))
-    for i in np.ndindex(1, 2):
-        assert_close(whole[i], direction(gradient[i]), 1e-5)
-
-
-@pytest.mark.thorough
-def test_scale_of_the_gradient_and_of_the_matrix_do_not_matter():
-    gradient = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-    assert_close(direction(1e3 * gradient), direction(gradient), 1e-5)
-    big = np.random.default_rng(0).normal(size=(128, 32)).astype(np.float32)
-    for one in (gradient, big):
-        size = np.sqrt(np.mean(np.square(direction(one)))) * max(one.shape) ** 0.5
-        assert 0.68 <= size <= 1.14, "the root mean square that `rms` is multiplied by"
-
-
 PARAMS = {
     "tokens": jnp.ones((5, 4)),
     "blocks": {"0": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}},
@@ -77,7 +67,6 @@ PARAMS = {
 OTHERS = {"tokens", "head", "blocks/0/bias", "conv/kernel"}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("values", "adam"),
     [
@@ -103,3 +92,115 @@ def test_what_is_no_matrix_inside_takes_the_steps_of_adamw(values, adam: set[str
     state = named_leaves(mine.init(PARAMS))
     squares = {name.partition("nu/")[2] for name in state if "/nu/" in name}
     assert squares == adam, "only these have Adam's second moment"
+
+
+DIMS = {
+    "stack": ("layers", "width", "hidden"),  # 8 matrices: enough for 4 devices
+    **{f"blocks/{i}/up": ("width", "hidden") for i in range(3)},  # 3 in all: one is filled up
+    "out": ("hidden", "width"),
+    "experts": ("experts", "width", None),
+    "bias": ("width",),
+}
+SPLIT_SHAPES = {"layers": 8, "width": 16, "hidden": 24, "experts": 4, None: 12}
+
+
+def params() -> dict:
+    """Random leaves of the dims above."""
+    draw = np.random.default_rng(0)
+    leaf = lambda name: jnp.asarray(
+        0.1 * draw.normal(size=[SPLIT_SHAPES[dim] for dim in DIMS[name]]), jnp.float32
+    )
+    blocks = {f"{i}": {"up": leaf(f"blocks/{i}/up")} for i in range(3)}
+    names = [name for name in DIMS if not name.startswith("blocks")]
+    return {"blocks": blocks} | {name: leaf(name) for name in names}
+
+
+def loss(params, batch, rng):
+    """A sum of squares of what each leaf makes of a row: no gradient is zero or of rank one."""
+    x = batch["x"]
+    hidden = jnp.tanh(x @ params["out"].T[:, :16])
+    found = x + params["bias"][None]
+    for matrix in [*(params["blocks"][f"{i}"]["up"] for i in range(3)), *params["stack"]]:
+        found = found + jnp.tanh(found @ matrix)[:, :16]
+    for expert in params["experts"]:
+        found = found + jnp.pad(jnp.tanh(hidden @ expert), ((0, 0), (0, 4)))
+    return jt.Mean.of(jnp.square(found - x[:, ::-1]).sum(-1), batch["mask"])
+
+
+def rows(count: int = 32) -> dict:
+    """A batch."""
+    x = np.random.default_rng(1).normal(size=(count, 16)).astype(np.float32)
+    return {"x": x, "row": np.arange(count, dtype=np.int32), "mask": np.ones(count, bool)}
+
+
+def compiled(where, rule):
+    """Return the program of a step, and a first state."""
+    make = lambda: new_state(params(), rule, jax.random.key(1))
+    like = jax.eval_shape(make)
+    state = jax.jit(make, out_shardings=where.shardings(like, DIMS))()
+    sharding = where.gradient_sharding(like.params, DIMS)
+    step = make_step(loss, rule, sharding=sharding)
+    return where.lower(step, state, where.place(rows()), keeps=True).compile(), state
+
+
+MUON = Muon(lr=0.05, stacks=("stack", "experts"), adamw=())
+
+
+def test_it_is_the_direction_of_optax():
+    nesterov = True
+    ours = scale_by_orthogonal_momentum(momentum=0.9, nesterov=nesterov, iterations=5)
+    matrices = {"a": jnp.zeros((8, 12)), "b": jnp.zeros((12, 8))}
+    dims = dict.fromkeys(matrices, MuonDimensionNumbers())
+    theirs = scale_by_muon(beta=0.9, nesterov=nesterov, weight_dimension_numbers=dims)
+    states = [ours.init(matrices), theirs.init(matrices)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    draw = np.random.default_rng(0)
+    for _ in range(3):
+        grads = jax.tree.map(lambda m: jnp.float32(draw.normal(size=m.shape)), matrices)
+        found = [jax.jit(o.update)(grads, s) for o, s in zip((ours, theirs), states, strict=True)]
+        states = [state for _, state in found]
+        assert distance(found[0][0], found[1][0]) < 1e-5
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"fsdp": 4}, id="fsdp"),
+        pytest.param({"fsdp": 2, "tensor": 2}, id="both", marks=pytest.mark.thorough),
+        pytest.param({"fsdp": 2, "expert": 2}, id="experts", marks=pytest.mark.thorough),
+        pytest.param({"data": 2, "fsdp": 2, "zero": 1}, id="zero 1", marks=pytest.mark.thorough),
+    ],
+)
+def test_matrices_that_are_split_take_the_step_of_one_device(layout: dict):
+    rule = MUON.build(10, DIMS)
+    ends = []
+    for parallel in (Single(), Axes(devices=4, min_size=0, **layout)):
+        program, state = compiled(where := parallel.build(), rule)
+        first = jax.device_get(state.params)
+        for _ in range(2):
+            state, _ = program(state, where.place(rows()))
+        ends.append(jax.device_get(state.params))
+    moved = jax.tree.map(lambda a, b: a - b, ends[0], first)
+    apart = jax.tree.map(lambda a, b: a - b, ends[1], ends[0])
+    # The iterations amplify rounding of small singular values by up to 3.4445**5 a step.
+    size = lambda tree: np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
+    assert size(moved) > 1e-2
+    assert size(apart) < 1e-3 * size(moved), distance(*ends)
+
+
+def test_whole_matrices_cost_one_exchange_there_and_one_back():
+    where = Axes(devices=4, fsdp=4, min_size=0).build()
+
+    def sent(rule) -> dict[str, int]:
+        program, _ = compiled(where, rule)
+        found: dict[str, int] = {}
+        for one in read_collectives(program.as_text(), dict(where.mesh.shape)).collectives:
+            found[one.kind] = found.get(one.kind, 0) + one.sent
+        return found
+
+    muon, adamw = sent(MUON.build(10, DIMS)), sent(AdamW(lr=0.05).build(10, DIMS))
+    more = sum(muon.values()) - sum(adamw.values())
+    elements = num_elements(params()) + 16 * 24  # and the matrix of zeros
+    assert 0 < more <= 2 * 4 * elements / 4, "bytes of a device's shard, in float32, twice"
+    assert muon["all-to-all"] > adamw.get("all-to-all", 0)

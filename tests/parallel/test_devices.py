@@ -1,8 +1,6 @@
 """Devices by number, by index and by name: the strategies that run on them, and what is refused."""
 
 import re
-import subprocess
-import sys
 import types
 from types import SimpleNamespace
 
@@ -12,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from comparison import assert_close
+from plain_environ import run_python
 from pydantic import ValidationError
 
 import jtrain as jt
@@ -157,13 +156,7 @@ def test_a_cpu_is_cut_into_as_many_devices_as_the_last_index_needs():
         "assert [d.id for d in Mirrored(devices=(0, 2)).build().mesh.devices] == [0, 2]\n"
         "import jax; print(jax.device_count())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", code, env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"})
     assert done.stdout.split() == ["3"]
 
 

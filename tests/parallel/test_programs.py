@@ -113,23 +113,24 @@ def test_nobody_else_may_write_a_program_and_none_of_another_user_is_read(kept, 
     assert load_or_compile(lowered, x)(x)["sum"] == 120
 
 
-@pytest.mark.parametrize(("mode", "what"), [(0o660, "file"), (0o606, "folder")])
-def test_no_program_is_read_where_others_may_write(kept, monkeypatch, mode, what):
+def link(file: Path, elsewhere: Path) -> None:
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+UNTRUSTED = {
+    "a file that others may write": lambda file, _: file.chmod(0o660),
+    "a folder that others may write": lambda file, _: file.parent.chmod(0o706),
+    "a link": link,
+}
+
+
+@pytest.mark.parametrize("how", UNTRUSTED)
+def test_no_program_is_read_that_others_may_have_written(kept, monkeypatch, tmp_path, how):
     lowered, x = traced(jax.devices())
     load_or_compile(lowered, x)
     (file,) = kept.iterdir()
-    (file if what == "file" else kept).chmod(mode | (0o100 if what == "folder" else 0))
-    monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
-    lowered, x = traced(jax.devices())
-    assert load_or_compile(lowered, x)(x)["sum"] == 120
-
-
-def test_no_program_is_read_by_a_link(kept, monkeypatch, tmp_path):
-    lowered, x = traced(jax.devices())
-    load_or_compile(lowered, x)
-    (file,) = kept.iterdir()
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
+    UNTRUSTED[how](file, tmp_path / "elsewhere")
     monkeypatch.setattr("jtrain.parallel.program_cache.deserialize_and_load", refuse)
     lowered, x = traced(jax.devices())
     assert load_or_compile(lowered, x)(x)["sum"] == 120

@@ -140,19 +140,14 @@ CHILD = ["-P", "-c", "from jtrain.distributed.compiler_flags import check_known 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("", ["-m", "jtrain", "show", "config.yaml"]),
-        ("", CHILD),  # as the installed command, whose search path has its own folder
-    ],
-)
-def test_within_a_run_nothing_beside_is_imported(where: str, words: list[str], home: Path):
+# The second as the installed command, whose search path has its own folder.
+@pytest.mark.parametrize("words", [["-m", "jtrain", "show", "config.yaml"], CHILD])
+def test_within_a_run_nothing_beside_is_imported(words: list[str], home: Path):
     """Neither here nor in the processes that a command starts."""
     env = {**os.environ, "PYTHONPATH": str(Path(jt.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, *words],
-        cwd=home / RUN / where,
+        cwd=home / RUN,
         env=env,
         capture_output=True,
         text=True,
@@ -287,6 +282,7 @@ def cases() -> Iterator[object]:
         yield pytest.param(name, READERS[2:], id=f"{name}, other readers", marks=mark)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "readers"), list(cases()))
 def test_no_reader_of_a_run_follows_its_links(
     name: str, readers: list[list[str]], outside: Path, capfd: pytest.CaptureFixture[str]

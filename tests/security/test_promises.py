@@ -28,6 +28,7 @@ METHODS = {
     "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput",
     "jax.experimental.serialize_executable",
 }  # fmt: skip
+ENDS = {name.rpartition(".")[2] for name in METHODS}
 # A module without any of these words has no finding.
 WORDS = re.compile(
     r"pickle|dill|joblib|marshal|shelve|\bcode\b|codeop|runpy|\bimp\b|serialize_executable|eval\(|"
@@ -53,7 +54,7 @@ def findings(text: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Call):
             names = list(_calls(node))
         elif isinstance(node, ast.Attribute):
-            names = [said] if (said := ast.unparse(node)) in METHODS else []
+            names = [said] if node.attr in ENDS and (said := ast.unparse(node)) in METHODS else []
         else:
             continue
         yield from ((node.lineno, n) for n in names if n in MODULES | CALLS | METHODS or _under(n))
@@ -124,24 +125,11 @@ def test_each_forbidden_call_is_found():
         assert not list(findings(text)), text
 
 
-@pytest.mark.parametrize("address", [("192.0.2.1", 80), ("2001:db8::1", 80, 0, 0)])
-def test_no_test_can_reach_another_machine(address):
-    family = socket.AF_INET6 if len(address) == 4 else socket.AF_INET
-    with socket.socket(family) as one:
-        one.setblocking(False)
-        with pytest.raises(AssertionError, match="no test needs a network"):
-            one.connect(address)
-
-
-@pytest.mark.parametrize("host", ["", "0.0.0.0"])
-def test_no_test_can_listen_to_other_machines(host: str):
-    with socket.socket() as one, pytest.raises(AssertionError, match=r"listen on 127\.0\.0\.1"):
-        one.bind((host, 0))
-
-
-def test_the_loopback_is_allowed():
-    with socket.create_server(("127.0.0.1", 0)) as listens:
-        socket.create_connection(listens.getsockname()).close()
+def test_no_test_can_reach_another_machine():
+    with socket.socket() as one:
+        for call in (lambda: one.connect(("192.0.2.1", 80)), lambda: one.bind(("0.0.0.0", 0))):
+            with pytest.raises(AssertionError, match="no test needs a network"):
+                call()
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""The small CNN against flax's layers, and max pooling against XLA's windows."""
+"""Image models: the small CNN against flax, max pooling against windows, published sizes."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,14 @@ import pytest
 from comparison import assert_close
 from flax import nnx
 
-from jtrain.core.interpret import operations
+from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.models.cnn import CNN
-from jtrain.models.layers.convolution import Convolution, max_pool
+from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.layers.convolution import convolve_channels, max_pool
+from jtrain.models.resnet import ResNet
+from jtrain.models.vit import ViT
+
+pytestmark = pytest.mark.thorough
 
 VALUES = CNN(image=(9, 8, 1), channels=(4, 6), widths=(7,), classes=3)
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 9, 8, 1)).astype(np.uint8)
@@ -41,7 +46,6 @@ def by_flax(params, x):
     return x
 
 
-@pytest.mark.thorough
 def test_computes_what_flaxs_layers_compute(net):
     apply, params = net
     logits, extra = apply(params, {}, IMAGES)
@@ -49,7 +53,6 @@ def test_computes_what_flaxs_layers_compute(net):
     assert_close(logits, by_flax(params, IMAGES), 1e-5)
 
 
-@pytest.mark.thorough
 def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     apply, params = net
     whole, _ = apply(params, {}, IMAGES)
@@ -59,16 +62,6 @@ def test_one_channel_need_not_be_a_dim_and_hidden_rows_change_nothing(net):
     logits, _ = apply(params, {}, spoilt.astype(np.float32), mask=mask)
     assert_close(logits[mask], whole[mask], 2e-6)
     assert np.isfinite(logits).all()
-
-
-@pytest.mark.thorough
-def test_a_bias_after_the_pool_gives_the_same_bits():
-    layer = Convolution(3, 4, 3, bias=True, rngs=nnx.Rngs(0))
-    draw = np.random.default_rng(0)
-    assert layer.bias is not None
-    layer.bias[...] = jnp.asarray(draw.standard_normal(4), jnp.float32)
-    x = jnp.asarray(draw.standard_normal((2, 7, 6, 3)), jnp.float32)
-    np.testing.assert_array_equal(layer(x, pool=2), max_pool(layer(x), 2))
 
 
 # height, width, window, stride, padding
@@ -85,7 +78,6 @@ def by_windows(x, window, stride, padding):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, step, sides)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gives_the_numbers_and_the_gradient_of_windows(shape):
     height, width, *rest = shape
@@ -100,15 +92,51 @@ def test_gives_the_numbers_and_the_gradient_of_windows(shape):
     assert_close(grad, expected, 1e-6)
 
 
-def test_no_window_is_scattered_into():
-    rest = (3, 2, 1)
-    x = jnp.ones((2, 6, 6, 3))
-    found = operations(jax.grad(lambda x: max_pool(x, *rest).sum()), x)
-    assert "reduce_max" in found or "max" in found
-    assert not {name for name in found if "scatter" in name or "window" in name}
-
-
-@pytest.mark.thorough
 def test_equal_numbers_share_the_gradient():
     grad = jax.grad(lambda x: max_pool(x, 2).sum())(jnp.ones((1, 4, 4, 1)))
     np.testing.assert_array_equal(grad, np.full((1, 4, 4, 1), 0.25))
+
+
+# https://docs.pytorch.org/vision/stable/models.html, timm's tf_efficientnet_lite0 and the others,
+# https://github.com/huggingface/pytorch-image-models/tree/main/results
+PUBLISHED = {
+    ResNet: {"resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032},
+    EfficientNetLite: {"lite0": 4_652_008, "lite4": 13_006_568},
+    ViT: {"vit-s16": 22_050_664, "vit-b16": 86_567_656},
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_has_as_many_parameters_as_were_published(kind):
+    for name, count in PUBLISHED[kind].items():
+        params, extra = jax.eval_shape(kind(preset=name).build().init, jax.random.key(0))
+        assert num_elements(params) == count, name
+        norms = [leaf for path, leaf in named_leaves(params).items() if path.endswith("scale")]
+        assert num_elements(extra) == (0 if kind is ViT else 2 * num_elements(norms)), name
+
+
+DRAW = np.random.default_rng(0)
+
+
+def draw(*shape: int) -> jax.Array:
+    return jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (5, 2)])
+def test_convolves_each_channel_as_xla_does_with_groups(kernel: int, stride: int):
+    x = draw(2, 7, 4, 3)
+    w = draw(kernel, kernel, 1, 3)
+
+    def grouped(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), "SAME", feature_group_count=3,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    def ours(x, w):
+        return convolve_channels(x, w, stride=stride)
+
+    assert_close(ours(x, w), grouped(x, w), 1e-6)
+    slope = lambda call: jax.grad(lambda x, w: jnp.square(call(x, w)).sum(), (0, 1))(x, w)
+    for got, want in zip(slope(ours), slope(grouped), strict=True):
+        assert_close(got, want, 1e-5)
