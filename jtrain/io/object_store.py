@@ -184,9 +184,9 @@ class ObjectStore:
             raise
         except Exception as error:
             text = str(error).partition("\n\nDebug source")[0]
-            text = redact(" ".join(f"{type(error).__name__}: {text}".split()))[:400]
+            text = redact(" ".join(f"{type(error).__name__}: {text}".split()))
             raise ObjectStoreError(
-                f"{self.address}: cannot {action}: the store raised {text}. "
+                f"{self.address}: cannot {action}: the store raised {text[:400]}. "
                 f"{_advice(text, self._scheme)}"
             ) from None
 

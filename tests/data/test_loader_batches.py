@@ -1,7 +1,6 @@
 """Loaders of other libraries, their rows, and the names of arrays."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import grain
@@ -10,7 +9,6 @@ import pytest
 
 from jtrain.core.batches import Batches
 from jtrain.data import GrainRows, LoaderBatches, MixedBatches, Shuffled
-from jtrain.data.sources.records import TFRecords, read_example
 from jtrain.errors import DataError
 
 IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
@@ -37,15 +35,9 @@ def torch_loader() -> Iterable[Any]:
     return torch.utils.data.DataLoader(pairs, batch_size=4)
 
 
-def tf_data() -> Iterable[Any]:
-    tf = pytest.importorskip("tensorflow")
-    return tf.data.Dataset.from_tensor_slices((IMAGE, LABEL)).batch(4)
-
-
 OPENS = [
     in_memory,
     pytest.param(torch_loader, marks=pytest.mark.slow),
-    pytest.param(tf_data, marks=pytest.mark.slow),
 ]
 
 
@@ -86,32 +78,6 @@ def test_the_rows_of_a_torch_dataset_are_read_by_index():
     rows = source[np.array([7, 0, 11])]
     np.testing.assert_array_equal(rows["image"], IMAGE[[7, 0, 11]], strict=True)
     assert sorted(i for s in range(3) for i in Shuffled(source, size=4)[s]["label"]) == [*range(12)]
-
-
-@pytest.mark.slow
-def test_records_are_those_that_tensorflow_wrote(tmp_path: Path):
-    tf = pytest.importorskip("tensorflow")
-    path, train = str(tmp_path / "a.tfrecord"), tf.train
-    with tf.io.TFRecordWriter(path) as writer:
-        for row in range(300):
-            lists = {
-                "image": train.Feature(
-                    bytes_list=train.BytesList(value=[bytes([row % 256]) * row])
-                ),
-                "box": train.Feature(float_list=train.FloatList(value=np.arange(row % 5) / 3)),
-                "label": train.Feature(int64_list=train.Int64List(value=[row, -row])),
-            }
-            example = train.Example(features=train.Features(feature=lists))
-            writer.write(example.SerializeToString())
-    records = TFRecords(path)
-    theirs = list(tf.data.TFRecordDataset(path).as_numpy_iterator())
-    assert [records[i] for i in range(len(records))] == theirs
-    assert len(theirs) == 300
-    for row in (0, 1, 255, 299):
-        features = read_example(records[row])
-        assert features["image"] == [bytes([row % 256]) * row]
-        assert features["label"].tolist() == [row, -row]
-        np.testing.assert_array_equal(features["box"], (np.arange(row % 5) / 3).astype("f4"))
 
 
 def test_a_mask_of_the_data_is_not_replaced_by_that_of_the_batch():

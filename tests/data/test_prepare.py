@@ -139,12 +139,12 @@ def test_data_after_the_last_progress_note_is_written_again(files: list[Path], t
 
 def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_path: Path):
     prepare(files[3:], tmp_path / "one", tokenizing=ByteTokens())
-    prepare(files[3:], tmp_path / "many", tokenizing=ByteTokens(), shard=37)
+    prepare(files[3:], tmp_path / "many", tokenizing=ByteTokens(), shard=371)
     whole, parts = TokenFiles(tmp_path / "one"), TokenFiles(tmp_path / "many")
     flat = np.fromfile(tmp_path / "one" / "tokens-00000.bin", "<u2")
-    assert len(parts.header["shards"]) == -(-len(flat) // 37)
-    starts = np.random.default_rng(0).integers(0, len(flat) - 100, 50)
-    for count in (1, 5, 37, 100):
+    assert len(parts.header["shards"]) == -(-len(flat) // 371)
+    starts = np.random.default_rng(0).integers(0, len(flat) - 1000, 50)
+    for count in (1, 50, 371, 1000):
         expected = [flat[start : start + count].tolist() for start in starts]
         assert whole.gather(starts, count).tolist() == expected
         assert parts.gather(starts, count).tolist() == expected

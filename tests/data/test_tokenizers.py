@@ -11,7 +11,7 @@ from jtrain.data.text.chat_template import CHATML
 from jtrain.data.text.corpora import Text
 from jtrain.data.text.documents import read_text
 from jtrain.data.text.tokenizer_file import build_tokenizer, read_tokenizer
-from jtrain.data.text.tokenizers import BPE, Tokenizer, Vocabulary, fingerprint, train_bpe
+from jtrain.data.text.tokenizers import BPE, Tokenizer, fingerprint, train_bpe
 from jtrain.data.text.tokenizing import (
     BytePairTokens,
     ByteTokens,
@@ -92,13 +92,6 @@ def test_a_text_is_neither_cut_nor_padded_where_the_file_asks_for_a_length():
 
 
 # Backtracks without end, so that the package's limit ends it.
-
-
-def test_numbers_are_places_in_the_order_of_the_characters():
-    vocabulary = Vocabulary("cabbage")
-    assert vocabulary.characters == "abceg"
-    assert vocabulary.encode("beg").tolist() == [1, 3, 4]
-    assert vocabulary == Vocabulary("egabc")
 
 
 def test_files_are_read_in_the_order_they_are_named(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Workers that read batches in parallel: their config."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -13,19 +13,6 @@ from jtrain.data.batches.step_batches import ResumableBatches
 from jtrain.errors import DataError
 
 Get: TypeAlias = Callable[[int], Mapping[str, Any]]
-
-
-@runtime_checkable
-class BatchReader(Protocol):
-    """A reader of batches at consecutive steps, which may prefetch."""
-
-    def __call__(self, step: int, /) -> Mapping[str, Any]:
-        """Return the batch of a step; steps are requested in order, from the first."""
-        ...
-
-    def close(self) -> None:
-        """Stop reading; no batch may be requested afterwards."""
-        ...
 
 
 @configclass
@@ -41,7 +28,7 @@ class Workers:
     ahead: int = Field(default=2, ge=1)
     """Batches that each worker prefetches; they take host memory."""
 
-    def build(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
+    def build(self, get: Get, *, start: int, stop: int | None) -> "ThreadWorkers | InlineReader":
         """Return a reader of `get(start)`, `get(start + 1)`, ... `get(stop - 1)`.
 
         Args:
@@ -55,7 +42,9 @@ class Workers:
             return ProcessWorkers(get, self.count, start=start, stop=stop, ahead=self.ahead)
         return self.build_threads(get, start=start, stop=stop)
 
-    def build_threads(self, get: Get, *, start: int, stop: int | None) -> BatchReader:
+    def build_threads(
+        self, get: Get, *, start: int, stop: int | None
+    ) -> "ThreadWorkers | InlineReader":
         """Return a reader by threads if `kind` is threads, else by the caller.
 
         An evaluation uses it, as the evaluation would end before worker processes have started.

@@ -1,7 +1,7 @@
 """Transforms of images b h w or b h w c, and random windows of images."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -116,15 +116,6 @@ class WindowDraws(NamedTuple):
         return np.stack([top * (height - high), left * (width - wide), high, wide], 1)
 
 
-@runtime_checkable
-class WindowSource(Protocol):
-    """A source that can read windows of its images without the complete images."""
-
-    def read_windows(self, indices: np.ndarray, draws: WindowDraws, /) -> dict[str, np.ndarray]:
-        """Return the rows at `indices` (int64, b), of each image the window of its draws."""
-        ...
-
-
 def read_windows(source: Source, indices: np.ndarray, draws: WindowDraws) -> dict[str, np.ndarray]:
     """Return the rows at `indices` (int64, b), of each image a window, resized to one size.
 
@@ -136,8 +127,8 @@ def read_windows(source: Source, indices: np.ndarray, draws: WindowDraws) -> dic
     """
     while isinstance(source, Subset):
         source, indices = source.source, source.indices[indices]
-    if isinstance(source, WindowSource):
-        return source.read_windows(indices, draws)
+    if read := getattr(source, "read_windows", None):
+        return read(indices, draws)
     rows = source[indices]
     check_images(rows)
     height, width = rows["image"].shape[1:3]

@@ -114,14 +114,11 @@ def decode(
         except UnicodeDecodeError as error:
             place = error.start
     where = f"{path}:{line + data.count(10, 0, place)}" if line else f"{path}"
-    source = "windows-1252" if data[place] < 0xA0 else "latin1"  # which has no letters below
+    source = "latin1"
     if not data[place]:
         source = "UTF-16LE" if (first + place) % 2 else "UTF-16BE"
     new = path.with_suffix(".utf8.txt")
     advice = f"If it is text, convert it: iconv -f {source} -t utf-8 {path} > {new}"
-    zeros, alternate = data.count(0), data[place % 2 :: 2].count(0)
-    if not data[place] and not (zeros == alternate > len(data) / 3):
-        advice = f"A text has no such byte: tr -d '\\0' < {path} > {new}"
     if encoding != "utf-8":
         advice = "It is cut off or damaged: get it again."
     raise DataError(

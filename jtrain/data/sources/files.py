@@ -36,17 +36,8 @@ def find_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
         raise DataError("A list of files is empty. Name at least one: path=data/train.txt.")
     files = [file for path in paths for file in _files(str(path))]
     for file in files:
-        _check_readable(file)
+        _opened(file).close()
     return files
-
-
-def _check_readable(file: Path) -> None:
-    try:
-        open_regular(file).close()
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read ({error.strerror}). Make it readable: chmod u+r {file}"
-        ) from None
 
 
 def _files(path: str) -> list[Path]:
@@ -112,8 +103,7 @@ def _opened(path: Path) -> BinaryIO:
         return open_regular(path)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror}). Name another file, or make it readable: "
-            f"chmod u+r {path}"
+            f"{path} cannot be read ({error.strerror}). Make it readable: chmod u+r {path}"
         ) from None
 
 

@@ -260,7 +260,7 @@ class HuggingFace:
         self.columns, self._dataset, self._holed = list(columns), dataset, list[str]()
         if format_["type"] == "custom":
             return  # the columns are those that the transform returns
-        _check_columns(columns, names, "the data set")
+        check_columns(columns, names, "the data set")
         self.columns = self.columns or (
             names if format_["output_all_columns"] else format_["columns"]
         )
@@ -279,7 +279,7 @@ class HuggingFace:
         if self._holed:
             self._check_values(indices)
         rows = self._dataset[indices]
-        _check_columns(self.columns, list(rows), "a row after the transform")
+        check_columns(self.columns, list(rows), "a row after the transform")
         arrays = {name: _numbers(name, rows[name]) for name in self.columns or rows}
         for name, array in arrays.items():
             if len(array) != len(indices):
@@ -302,7 +302,8 @@ class HuggingFace:
                 )
 
 
-def _check_columns(wanted: Sequence[str], found: Sequence[str], what: str) -> None:
+def check_columns(wanted: Sequence[str], found: Sequence[str], what: object) -> None:
+    """Raise DataError if `what` lacks a column."""
     if unknown := [name for name in wanted if name not in found]:
         raise DataError(
             f"Column {unknown[0]!r} was requested, and {what} has {', '.join(found)}. "

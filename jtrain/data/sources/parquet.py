@@ -14,7 +14,7 @@ import numpy as np
 from jtrain.data.batches.fingerprint import fingerprint_files
 from jtrain.data.sources.content import HEAD, decode, format_error, read_content, read_line
 from jtrain.data.sources.files import find_files
-from jtrain.data.sources.foreign import check_names
+from jtrain.data.sources.foreign import check_columns, check_names
 from jtrain.data.sources.source import import_optional
 from jtrain.errors import DataError
 from jtrain.io.regular_files import check_regular, open_regular
@@ -189,11 +189,7 @@ def _columns(paths: list[Path], files: list[Any], requested: Sequence[str]) -> l
     chosen = list(requested) or names
     advice = f"table.rename_columns([...]), in {paths[0]}; or leave them out: columns=[...]"
     check_names([name for name in names if name in chosen], advice)
-    if unknown := [name for name in requested if name not in names]:
-        raise DataError(
-            f"Column {unknown[0]!r} was requested, and {paths[0]} has {', '.join(names)}. "
-            f"Set columns={names[:2]}."
-        )
+    check_columns(requested, names, paths[0])
     return chosen
 
 

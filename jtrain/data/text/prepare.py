@@ -353,24 +353,15 @@ class AppendLog:
         """Reopen the last file at its synced length."""
         if not self._files:
             return self._next_file()
-        name, wanted = self._files[-1]["name"], self._bytes(self._files[-1])
-        path = self._folder / name
+        path = self._folder / self._files[-1]["name"]
+        wanted = self._files[-1]["count"] * self._dtype.itemsize
         found = path.stat().st_size if path.exists() else 0
         if found < wanted:
             raise DataError(
                 f"{path} was written up to byte {wanted} and ends at {found}: it was cut since. "
                 f"Start again: rm -r {self._folder}"
             )
-        try:
-            stream = open_regular(path, "r+b")
-        except OSError as error:
-            raise DataError(
-                f"{path} should be written further and cannot be ({error.strerror}). Start again: "
-                f"rm -r {self._folder}"
-            ) from None
+        stream = open_regular(path, "r+b")
         stream.truncate(wanted)
         stream.seek(wanted)
         return stream
-
-    def _bytes(self, file: dict[str, Any]) -> int:
-        return file["count"] * self._dtype.itemsize

@@ -124,6 +124,11 @@ class Packed:
     def __len__(self) -> int:
         return len(self._begins) - 1
 
+    @property
+    def filled(self) -> float:
+        """Share of the places in the rows that hold a token; the rest is padding."""
+        return int(self._lengths.sum()) / (len(self) * (self.context + 1))
+
     def __getitem__(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         begins, ends = self._begins[indices], self._begins[indices + 1]
         counts = ends - begins  # pieces a row

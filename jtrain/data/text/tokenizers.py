@@ -140,12 +140,6 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.characters)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.characters == other.characters
-
-    def __hash__(self) -> int:
-        return hash(self.characters)
-
     def encode(self, text: str, *, special: bool = False) -> np.ndarray:  # n
         """Return the numbers of the characters of `text`, in the smallest unsigned type.
 
