@@ -53,8 +53,7 @@ def _explain(
 ) -> int:
     from jtrain.inspect.explain.explain import explain
     from jtrain.inspect.explain.modules import select_modules
-    from jtrain.inspect.explain.page import render_page
-    from jtrain.inspect.explain.text import format_explanation, format_shardings
+    from jtrain.inspect.explain.text import format_explanation, format_shardings, render_page
 
     texts_only = args.jaxpr or args.sharding
     compiles = args.hlo or not (args.no_compile or texts_only or args.module)
@@ -137,7 +136,7 @@ def _arguments() -> Arguments:
         "gradient, what autodiff saves for the backward pass, what is computed again, and the\n"
         "fusions and collectives of the compiled program. Nothing is allocated or trained.",
         "configs/shakespeare.yaml                       as tables",
-        "configs/shakespeare.yaml --html explain.html   and as a page with a drawing",
+        "configs/shakespeare.yaml --html explain.html   and as a page",
         "configs/shakespeare.yaml --module blocks/qkv   one module",
         "configs/llama2_7b.yaml --topology v5e:4x4      on devices that are not here",
         "configs/shakespeare.yaml batch=32 --why-recompile   what differs from the last compile",
@@ -147,7 +146,7 @@ def _arguments() -> Arguments:
     words = "only this module, such as blocks/qkv"
     parser.add_argument("--module", metavar="NAME", default="", help=words)
     parser.add_argument("--all", action="store_true", help="print small entries and long tables")
-    parser.add_argument("--html", metavar="FILE", default="", help="write a page with a drawing")
+    parser.add_argument("--html", metavar="FILE", default="", help="write a page")
     words = "print the sharding of every leaf and of the activations"
     parser.add_argument("--sharding", action="store_true", help=words)
     words = "print the traced programs of the loss and its gradient"

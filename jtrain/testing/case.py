@@ -1,14 +1,10 @@
 """The case under test: a loss with its parameters, batch and optimizer, and what its calls do."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-import os
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,122 +14,13 @@ import optax
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.loss_checks import check_weights
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
 from jtrain.errors import CodeError, LossError, UserError
 from jtrain.inspect.debug.source import find_raise
-from jtrain.testing.causes import Cause, cause
+from jtrain.testing.purity import SideEffects
 from jtrain.testing.splits import take_rows
-
-# Functions whose number differs between processes, or with the number of devices.
-COUNTS = ("device_count", "local_device_count", "process_count", "process_index")
-HOST = [*((jax, name) for name in COUNTS), (os, "getpid")]
-
-
-@dataclasses.dataclass(eq=False)
-class SideEffects:
-    """Side effects of recorded losses, collected over all their calls."""
-
-    changed: set[str] = dataclasses.field(default_factory=set)
-    """Leaves of arguments that a call replaced, removed or added: `batch['x']`."""
-    drew_from: set[str] = dataclasses.field(default_factory=set)
-    """Generators of the host that a call drew from: `numpy.random`."""
-    asked: set[str] = dataclasses.field(default_factory=set)
-    """Functions of `HOST` that a call asked for a number of its process."""
-    shift: int = 0
-    """Added to these numbers: another process would get others."""
-    on_call: Callable[[], object] = lambda: None
-    """Called before each trace of a loss."""
-
-    def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
-        """Return the loss with each call recorded."""
-        if isinstance(loss, Stateful):
-            return Stateful(self._record(loss.loss, ("params", "extra", "batch")))
-        return self._record(loss, ("params", "batch"))
-
-    def _record(self, fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            numpy, python = np.random.get_state(legacy=False), random.getstate()
-            before = [_leaves(x) for x in args[: len(names)]]
-            self.on_call()
-            try:
-                with contextlib.ExitStack() as stack:
-                    for module, name in HOST:
-                        stack.enter_context(self._watch(module, name))
-                    return fn(*args)
-            finally:
-                after = [_leaves(x) for x in args[: len(names)]]
-                for name, old, new in zip(names, before, after, strict=True):
-                    leaves = sorted({**old, **new})
-                    self.changed |= {
-                        f"{name}[{x!r}]" for x in leaves if old.get(x) is not new.get(x)
-                    }
-                if not _same_state(numpy, np.random.get_state(legacy=False)):
-                    self.drew_from.add("numpy.random")
-                if python != random.getstate():
-                    self.drew_from.add("random")
-
-        return call
-
-    def _watch(self, module: Any, name: str) -> Any:
-        """Return a context in which calls of a function are noted, and its result is shifted."""
-        function = getattr(module, name)
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.asked.add(f"{module.__name__}.{name}()")
-            return function(*args, **options) + self.shift
-
-        return mock.patch.object(module, name, call)
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    return dict(named_leaves(tree)) if jax.tree.leaves(tree) else {}
-
-
-def _same_state(a: Any, b: Any) -> bool:
-    return a["state"]["pos"] == b["state"]["pos"] and np.array_equal(
-        a["state"]["key"], b["state"]["key"]
-    )
-
-
-def describe_half_error(terms: Callable[..., Any], *args: Any) -> str:
-    """Return the error of `terms(params, extra, batch, rng)` for half of the rows; empty if none.
-
-    `args` are the arguments for the full batch.
-    """
-    params, extra, batch, rng = args
-    half = take_rows(batch, np.arange(len(batch["mask"]) // 2))
-    try:
-        jax.eval_shape(terms, params, extra, half, rng)
-    except Exception as error:
-        if not is_raised_by_loss(error):
-            raise
-        return describe_error(error)
-    return ""
-
-
-def is_raised_by_loss(error: Exception) -> bool:
-    """Return whether an error comes from code of the loss and not from jtrain's own checks."""
-    if isinstance(error, UserError):
-        return isinstance(error, CodeError)
-    return find_raise(error) is not None
-
-
-def describe_error(error: Exception) -> str:
-    """Return the type of an error, its line in the loss and the first line of its message."""
-    if isinstance(error, CodeError) and isinstance(error.__context__, Exception):
-        error = error.__context__
-    at, line = find_raise(error), (str(error) or repr(error)).strip().partition("\n")[0]
-    where = f" at {at}" if at else ""
-    return f"{type(error).__name__}{where}: {line if line.endswith('.') else f'{line}.'}"
-
-
-def explain_fixed_rows(rows: int, fewer: int, raised: str) -> Cause:
-    """Return the cause of a failure in a loss that takes `rows` rows and raises for fewer."""
-    return cause("fixed number of rows", rows=rows, fewer=fewer, raised=raised)
-
 
 Loss: TypeAlias = LossFn | Stateful
 # A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, couples, psum, ...).
@@ -160,10 +47,6 @@ class TracedLoss(NamedTuple):
     """For each input its argument (params 0, extra 1, batch 2, rng 3) and its path in it."""
     returned: LossOutput
     """The output of the loss, with shapes instead of arrays."""
-
-    def leaves_of_batch(self) -> list[str | None]:
-        """Return for each input its name in the batch; None for other inputs."""
-        return [path[0].key if argument == 2 else None for argument, path in self.inputs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -196,8 +79,8 @@ class LossCase:
 
     @property
     def half_batch(self) -> Batch:
-        """The first half of the rows; all rows if the loss takes no fewer."""
-        return self.batch if self.half_error else take_rows(self.batch, np.arange(self.rows // 2))
+        """The first half of the rows."""
+        return take_rows(self.batch, np.arange(self.rows // 2))
 
     @property
     def key(self) -> Key:
@@ -233,11 +116,6 @@ class LossCase:
         """Cached trace of the loss."""
         return self.traced()
 
-    @functools.cached_property
-    def trace_of_half(self) -> TracedLoss:
-        """Cached trace of the loss for half of the rows."""
-        return dataclasses.replace(self, batch=self.half_batch).traced()
-
 
 def build_case(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: Any) -> LossCase:
     """Build a case, with the batch cut to an even number of rows.
@@ -261,39 +139,13 @@ def build_case(loss: Loss | PlacedLoss, params: Params, batch: Batch, **rest: An
     even_batch = {name: array[: rows // 2 * 2] for name, array in full.items()}
     effects = SideEffects()
     placed = loss.build if isinstance(loss, PlacedLoss) else lambda place: loss
-    params, build = _by_parts(params, placed)
-    recorded = _cache_unplaced(lambda place: effects.record(build(place)))
+    recorded = _cache_unplaced(lambda place: effects.record(placed(place)))
     case = LossCase(
         loss=PlacedLoss(recorded), params=params, batch=even_batch, side_effects=effects, **rest
     )
-    check_trainable(case.params)
-    mask_error = _mask_refusal(case)
-    terms = normalize_loss(case.unplaced_loss(), ragged=not mask_error)
-    half_error = describe_half_error(terms, case.params, case.extra, even_batch, case.step_key)
-    return dataclasses.replace(case, mask_error=mask_error, half_error=half_error)
-
-
-def _by_parts(params: Params, build: Callable[[Placement], Loss]) -> tuple[Params, Callable]:
-    """Return the parameters with complex leaves as `real` and `imaginary`, and the loss of them.
-
-    The gradient of both parts is all that a complex gradient says, in numbers that have a float64.
-    """
-    if not any(map(jnp.iscomplexobj, jax.tree.leaves(params))):
-        return params, build
-    split = lambda x: {"real": x.real, "imaginary": x.imag} if jnp.iscomplexobj(x) else x
-    whole = jax.tree.map(jnp.iscomplexobj, params)
-
-    def join(parts: Params) -> Params:
-        leaf = lambda cut, x: jax.lax.complex(x["real"], x["imaginary"]) if cut else x
-        return jax.tree.map(leaf, whole, parts)
-
-    def of_parts(place: Placement) -> Loss:
-        loss = build(place)
-        inner = loss.loss if isinstance(loss, Stateful) else loss
-        joined: Any = lambda params, *rest: inner(join(params), *rest)
-        return Stateful(joined) if isinstance(loss, Stateful) else joined
-
-    return jax.tree.map(split, params), of_parts
+    _check_trainable(case.params)
+    case = dataclasses.replace(case, mask_error=_mask_refusal(case))
+    return dataclasses.replace(case, half_error=_half_refusal(case))
 
 
 def _cache_unplaced(build: Callable[[Placement], Loss]) -> Callable[[Placement], Loss]:
@@ -308,7 +160,7 @@ def _canonical(array: Any) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def check_trainable(params: Params) -> None:
+def _check_trainable(params: Params) -> None:
     """Raise unless there are parameters and all have a floating-point type.
 
     Raises:
@@ -321,7 +173,7 @@ def check_trainable(params: Params) -> None:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise LossError(
                 f"a parameter holds {jnp.result_type(leaf)} values, which have no gradient. Give "
-                f"it as float32, or hold it in `extra`."
+                f"it as float32 (a complex number as two), or hold it in `extra`."
             )
 
 
@@ -342,3 +194,31 @@ def _mask_refusal(case: LossCase) -> str:
     except LossError as error:
         return str(error).partition("\n")[0]  # the lines of the loss follow
     return ""
+
+
+def _half_refusal(case: LossCase) -> str:
+    """Return the error of the loss for half of the rows; empty if it takes them."""
+    terms = normalize_loss(case.unplaced_loss(), ragged=not case.mask_error)
+    try:
+        jax.eval_shape(terms, case.params, case.extra, case.half_batch, case.step_key)
+    except Exception as error:
+        if not is_raised_by_loss(error):
+            raise
+        return describe_error(error)
+    return ""
+
+
+def is_raised_by_loss(error: Exception) -> bool:
+    """Return whether an error comes from code of the loss and not from jtrain's own checks."""
+    if isinstance(error, UserError):
+        return isinstance(error, CodeError)
+    return find_raise(error) is not None
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type of an error, its line in the loss and the first line of its message."""
+    if isinstance(error, CodeError) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    at, line = find_raise(error), (str(error) or repr(error)).strip().partition("\n")[0]
+    where = f" at {at}" if at else ""
+    return f"{type(error).__name__}{where}: {line if line.endswith('.') else f'{line}.'}"

@@ -20,7 +20,6 @@ UNSPLIT = 'or set couples="batch" and never split the batch'
 MEAN_OF = "`jt.Mean.of(values_by_row, batch['mask'])`"
 ROW_KEYS = "`jt.row_keys(rng, batch)`"
 FLOAT32_SUM = "`values.astype(jnp.float32).sum()`"
-FLOAT32_COUNTS = "Sum weights and counts as float32: `weights.astype(jnp.float32).sum()`."
 NO_FAULTS = {"one draw for the batch", "cancellation"}
 
 PURITY = {
@@ -106,9 +105,6 @@ NEIGHBOURS = {
     f"norm, group norm), {UNSPLIT}.",
 }
 DRAWS = {
-    "vmap of another generator": "jax.vmap of a draw by {generator} draws for all rows from the "
-    "first key, so that the draws of a row depend on the rows beside it. Draw by "
-    f"{ROW_KEYS}, whose keys are of threefry.",
     "key of the number of rows": "random draws change with how many rows the loss gets and with "
     "nothing else: the number of rows is folded into the key, or all rows share one draw of that "
     f"size. Draw for each row by its key of {ROW_KEYS}.",
@@ -132,17 +128,19 @@ NUMBERS = {
     "overflow": "{name} is infinite: {operation}, in {dtype}, which holds numbers up to {limit}. A "
     "part of the batch stays below this limit, so one layout takes the step and another skips it. "
     f"Sum in float32: {FLOAT32_SUM}.",
-    "overflow (integers)": "{where}: with 64-bit integers the parts add up. " + FLOAT32_COUNTS,
-    "overflow (whole)": "{name} is summed over rows in {dtype} ({operation}), which a larger batch "
-    f"overflows. {FLOAT32_COUNTS}",
+    "overflow (integers)": "{name} is summed over rows in {dtype} ({operation}), which overflows "
+    "here or in a larger batch. Sum weights and counts as float32: "
+    "`weights.astype(jnp.float32).sum()`.",
     "narrow sum": "{name} is summed over rows in {dtype} ({operation}), which holds numbers up to "
     "{limit}: it rounds differently with every split, and a large count stops growing. Sum in "
     f"float32: {FLOAT32_SUM}.",
     "rounding": "the result is right in float64; in its own types the loss is {loss:.1e} off and "
-    "the gradient {gradient:.1e}, but rounding of the values in the loss explains only "
-    "{loss_allowed:.1e} and {gradient_allowed:.1e}. Some operation rounds without need: a sum over "
-    "microbatches or devices in 16 bits, a sum in a loop, a difference of large sums. Sum in "
-    "float32, and centre first.",
+    "the gradient {gradient:.1e}, and rounding explains only {allowed:.1e}. Some operation rounds "
+    "without need: a sum over microbatches or devices in 16 bits, a sum in a loop, a difference of "
+    "large sums. Sum in float32, and centre first.",
+    "rounding in bfloat16": "{figures} The loss rounds more than once per value: a sum that stays "
+    "in bfloat16 (a scan that adds, cumsum), a count above 256, a difference of nearly equal "
+    "numbers. Keep these in float32.",
     "cancellation": "the loss is {loss:.1e} off in float32 and right in float64: it is the small "
     "difference of large sums. Subtract in each row, before the sum: `jnp.sum((a - b) * mask)`, "
     "not `jnp.sum(a * mask) - jnp.sum(b * mask)`; for a variance centre first, `jnp.var`.",
@@ -171,12 +169,11 @@ STEPS = {
     "with its own weight, divided by the weight of all rows.",
     "mean of means (step)": "the {what} is the mean of the {count} {parts}' own means, in which "
     "rows of a smaller {part} count more. Sum totals and weights over all {parts}, then divide.",
-    "sum of means": "the {what} is the sum of the {count} {parts}' own means: divide by the weight "
-    "of all rows, once.",
     "double sum": "the {what} is {count} times that of one device, with {count} {parts}: a sum "
     "over them is summed again (a second psum), or the means of all {parts} are added.",
     "divided twice": "the {what} is 1/{count} of that of one device, with {count} {parts}: it is "
     "divided by their number after a sum that needs no division (pmean for psum).",
+    "metric": "the {what} is {actual:.7g} and should be {expected:.7g}.",
     "missing sum": "the {what} is that of the {which} {part} alone: nothing is summed over {parts} "
     "(a psum is missing, or one overwrites the other).",
     "padded size (step)": "the {what} is {times:.6g} = {real}/{rows} of that of one device, or its "
@@ -190,11 +187,6 @@ STEPS = {
     "function before the sum": "the gradient of the loss times 1e-6 is not 1e-6 of its gradient: a "
     "nonlinear operation (a sign, a division by a norm, a cast to few bits) acts on each {part} "
     "before they are summed. Sum first; nonlinear operations belong in the optimizer.",
-    "metric: mean of means": "the metric {metric!r}, {actual:.7g}, is the mean of the {count} "
-    "{parts}' own values, in which rows of a smaller {part} count more. Sum totals and weights, "
-    "then divide.",
-    "metric: missing sum": "the metric {metric!r} is that of one {part}.",
-    "metric": "the metric {metric!r} is {actual:.7g} and should be {expected:.7g}.",
     "decay per part": "the gradient is right, and the parameters are off by {factor:.3g} times "
     "their old values: weight decay is applied again for each {part}. Let the optimizer apply it, "
     "once per step.",

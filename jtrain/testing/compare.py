@@ -9,6 +9,8 @@ import numpy as np
 
 from jtrain.core.pytree import named_leaves
 
+INFINITE = float("inf")
+
 
 class Distance(NamedTuple):
     """A relative distance, and the leaf that contributes most to it."""
@@ -26,29 +28,27 @@ def distance(actual: Any, expected: Any) -> Distance:
     The distance is infinite if a structure, a shape or an integer differs, or if one tree is not
     finite.
     """
-    actual_leaves, expected_leaves = named_arrays(actual), named_arrays(expected)
-    if {n: x.shape for n, x in actual_leaves.items()} != {
-        n: x.shape for n, x in expected_leaves.items()
-    }:
-        return Distance(float("inf"), _first_difference(actual_leaves, expected_leaves))
-    squares = {}
-    for name, exact in expected_leaves.items():
-        leaf = actual_leaves[name]
-        if exact.dtype.kind in "iub":
-            if not np.array_equal(leaf, exact):
-                return Distance(float("inf"), name)
-            continue
-        with np.errstate(invalid="ignore", over="ignore"):
-            squares[name] = float(np.sum(np.square(leaf - exact)))
-    size = sum(float(np.sum(np.square(x))) for x in expected_leaves.values() if x.dtype.kind == "f")
-    total, worst = sum(squares.values()), max(squares, key=lambda n: _rank(squares[n]), default="")
-    if not np.isfinite(total) or not np.isfinite(size):
-        return (
-            NOTHING if _same_bits(actual_leaves, expected_leaves) else Distance(float("inf"), worst)
-        )
+    found, wanted = named_arrays(actual), named_arrays(expected)
+    squares = {n: _square(found.get(n), wanted.get(n)) for n in {**wanted, **found}}
+    worst = max(squares, key=lambda n: squares[n], default="")
+    total = sum(squares.values())
+    with np.errstate(over="ignore"):
+        size = sum(float(np.sum(np.square(x))) for x in wanted.values() if x.dtype.kind == "f")
     if total == 0:
         return NOTHING
-    return Distance((total / size) ** 0.5 if size else float("inf"), worst)
+    return Distance((total / size) ** 0.5 if 0 < size < INFINITE else INFINITE, worst)
+
+
+def _square(actual: np.ndarray | None, expected: np.ndarray | None) -> float:
+    """Return the squared difference of two leaves; infinite if they cannot be compared."""
+    if actual is None or expected is None or actual.shape != expected.shape:
+        return INFINITE
+    floats = expected.dtype.kind == "f"
+    if np.array_equal(actual, expected, equal_nan=floats):
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        square = float(np.sum(np.square(actual - expected))) if floats else INFINITE
+    return square if np.isfinite(square) else INFINITE
 
 
 def relative_difference(actual: float, expected: float) -> float:
@@ -69,14 +69,13 @@ def flatten(tree: Any) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def fit_multiple(actual: Any, expected: Any) -> tuple[float, float]:
+def fit_multiple(actual: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     """Return the least-squares factor from `expected` to `actual`, and the relative residual."""
-    a, b = flatten(actual), flatten(expected)
-    if a.shape != b.shape or not np.isfinite(a).all() or not (b @ b) > 0:
-        return float("nan"), float("inf")
-    factor = float(a @ b / (b @ b))
-    scale = max(float(np.linalg.norm(a)), abs(factor) * float(np.linalg.norm(b)), 1e-300)
-    return factor, float(np.linalg.norm(a - factor * b)) / scale
+    if actual.shape != expected.shape or not np.isfinite(actual).all() or not np.any(expected):
+        return float("nan"), INFINITE
+    factor = float(actual @ expected / (expected @ expected))
+    scale = max(np.linalg.norm(actual), abs(factor) * np.linalg.norm(expected), 1e-300)
+    return factor, float(np.linalg.norm(actual - factor * expected) / scale)
 
 
 def _host(leaf: Any) -> np.ndarray:
@@ -88,30 +87,6 @@ def _host(leaf: Any) -> np.ndarray:
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 
-def _rank(square: float) -> float:
-    return square if np.isfinite(square) else float("inf")
-
-
-def _same_bits(
-    actual_leaves: Mapping[str, np.ndarray], expected_leaves: Mapping[str, np.ndarray]
-) -> bool:
-    return all(
-        np.array_equal(actual_leaves[n], x, equal_nan=x.dtype.kind == "f")
-        for n, x in expected_leaves.items()
-    )
-
-
-def _first_difference(
-    actual_leaves: Mapping[str, np.ndarray], expected_leaves: Mapping[str, np.ndarray]
-) -> str:
-    shape = lambda tree, name: tree[name].shape if name in tree else None
-    return next(
-        n
-        for n in {**expected_leaves, **actual_leaves}
-        if shape(actual_leaves, n) != shape(expected_leaves, n)
-    )
-
-
 class StepResult(NamedTuple):
     """Loss, gradient, next state and metrics of a step, as numpy arrays."""
 
@@ -121,61 +96,54 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]
     calls: int = 1  # calls of the optimizer
 
-    def leaves(self) -> Iterable[str]:
-        """Return the names of the parameters."""
-        return named_arrays(self.gradient)
+    @property
+    def finite(self) -> bool:
+        """True if loss, gradient and state are finite; a metric of no row may be NaN."""
+        trees = np.float64(self.loss), flatten(self.gradient), flatten(self.state)
+        return all(np.isfinite(x).all() for x in trees)
 
 
 class Distances(NamedTuple):
     """Relative distances between two results."""
 
-    loss: float
-    gradient: Distance
-    state: Distance
-    metric: Distance  # the largest, with the metric's name
+    loss: Distance = NOTHING
+    gradient: Distance = NOTHING
+    state: Distance = NOTHING
+    metrics: Distance = NOTHING
+
+    @property
+    def worst(self) -> Distance:
+        """Largest of the four, with the name of its leaf."""
+        return max(self, key=lambda each: each.by)
 
     @property
     def largest(self) -> float:
         """Largest of the four distances."""
-        return max(self.loss, self.gradient.by, self.state.by, self.metric.by)
-
-    @property
-    def worst(self) -> str:
-        """Name of the leaf or metric with the largest distance; empty if all are 0."""
-        by = {self.gradient.by: self.gradient.leaf, self.metric.by: f"metrics/{self.metric.leaf}"}
-        found = max((self.gradient, self.state, self.metric), key=lambda a: a.by)
-        if found.by == 0:
-            return ""
-        return f"metrics/{found.leaf}" if found is self.metric and by else found.leaf
+        return self.worst.by
 
 
 def compare_results(actual: StepResult, expected: StepResult) -> Distances:
     """Return the distances of a result from the expected one."""
     return Distances(
-        loss=relative_difference(actual.loss, expected.loss),
+        loss=Distance(relative_difference(actual.loss, expected.loss), "loss"),
         gradient=distance(actual.gradient, expected.gradient),
-        state=compare_states(actual.state, expected.state, tuple(expected.leaves())),
-        metric=_compare_metrics(actual.metrics, expected.metrics),
+        state=_compare_states(actual.state, expected.state, tuple(named_arrays(expected.gradient))),
+        metrics=_compare_metrics(actual.metrics, expected.metrics),
     )
 
 
-def compare_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Distance:
+def _compare_states(actual: Any, expected: Any, parameters: Iterable[str]) -> Distance:
     """Return the largest distance over the parameters and each state tree of their structure.
 
     Each tree is compared by itself, because Adam's second moments are far smaller than the
     parameters and would vanish in a common norm.
     """
-    found, wanted = named_arrays(actual), named_arrays(expected)
-    if found.keys() != wanted.keys():
-        return Distance(float("inf"), next(iter(found.keys() ^ wanted.keys())))
-    parts: dict[str, list[str]] = {}
-    for name in wanted:
-        parts.setdefault(state_tree_of(name, parameters), []).append(name)
-    part_distances = [
-        distance({n: found[n] for n in names}, {n: wanted[n] for n in names})
-        for names in parts.values()
-    ]
-    return max(part_distances, key=lambda a: a.by, default=NOTHING)
+    trees: dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = {}
+    for i, leaves in enumerate((named_arrays(actual), named_arrays(expected))):
+        for name, leaf in leaves.items():
+            trees.setdefault(state_tree_of(name, parameters), ({}, {}))[i][name] = leaf
+    each = [distance(found, wanted) for found, wanted in trees.values()]
+    return max(each, key=lambda a: a.by, default=NOTHING)
 
 
 def state_tree_of(name: str, parameters: Iterable[str]) -> str:
@@ -188,11 +156,8 @@ def state_tree_of(name: str, parameters: Iterable[str]) -> str:
 
 
 def _compare_metrics(actual: Mapping[str, float], expected: Mapping[str, float]) -> Distance:
-    if actual.keys() != expected.keys():
-        return Distance(float("inf"), next(iter(actual.keys() ^ expected.keys())))
     # Relative to the metric's size, but at least to 1: small numbers are compared absolutely.
-    distances_of = {
-        n: distance({"": actual[n], "1": 1.0}, {"": expected[n], "1": 1.0}).by for n in expected
-    }
-    worst = max(distances_of, key=lambda n: distances_of[n], default="")
-    return Distance(distances_of[worst], worst) if worst else NOTHING
+    beside = lambda metrics, name: {f"metrics/{name}": metrics.get(name, np.nan), "1": 1.0}
+    names = {**expected, **actual}
+    each = [distance(beside(actual, n), beside(expected, n)) for n in names]
+    return max(each, key=lambda a: a.by, default=NOTHING)

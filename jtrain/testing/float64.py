@@ -1,7 +1,7 @@
 """Replay of traced programs in float64, with random draws still made in float32."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jtrain.core.interpret import (
 )
 
 T = TypeVar("T")
-After: TypeAlias = Callable[[Equation, Sequence[Any], Sequence[Any]], Sequence[Any]]
+After: TypeAlias = Callable[[Equation, Sequence[Any]], Sequence[Any]]
 
 LAYOUTS = {"custom_partitioning", "shard_map"}
 # Equations with code in another language, or with a layout of their own.
@@ -26,28 +26,23 @@ CLOSED = {"pure_callback", "io_callback", *LAYOUTS}
 COUNTING = {jnp.dtype(name) for name in ("int8", "int16", "int32", "uint8", "uint16")}
 
 
-class ReplayRules(NamedTuple):
-    """Changes to a program when it is replayed.
-
-    `after(equation, inputs, outputs)` returns replacements for the outputs of each equation
-    without an inner program.
-    """
-
-    floats: bool = True
-    """Compute floats in float64."""
-    integers: bool = False
-    """Compute integers that count in int64, so that none overflows."""
-    frozen: float | None = None
-    """The uniform number, 0 <= frozen < 1, that replaces each random draw; None draws."""
-    after: After = lambda equation, inputs, outputs: outputs
-
-
-def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
-    """Return `fn` computed in float64, for arguments and results in float64.
+def widen(
+    fn: Callable,
+    *,
+    floats: bool = True,
+    frozen: float | None = None,
+    after: After = lambda equation, outputs: outputs,
+) -> Callable:
+    """Return `fn` computed in float64 for arguments in float64; integers that count never overflow.
 
     `fn` is traced in float32, so its draws are the same bits; the traced program is then replayed
     in float64, where casts to float32 have no effect. Trace and call the returned function under
-    `jax.enable_x64(True)`, unless `rules` widen nothing.
+    `jax.enable_x64(True)`, if `floats`.
+
+    Args:
+        floats: False replays in the types of `fn`.
+        frozen: the uniform number, 0 <= frozen < 1, that replaces each random draw; None draws.
+        after: `after(equation, outputs)` returns replacements for the outputs of each operation.
 
     Raises:
         NotImplementedError: when called, for an opaque kernel or callback; with frozen draws also
@@ -59,17 +54,11 @@ def widen(fn: Callable, rules: ReplayRules = ReplayRules()) -> Callable:
             closed, shape = jax.make_jaxpr(fn, return_shape=True)(
                 *jax.tree.map(_float32_shape, args)
             )
-        replay = _Replay(rules)
+        replay = _Replay(floats, frozen, after)
         outputs = replay.run(closed, [replay.cast(x) for x in jax.tree.leaves(args)])
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return call
-
-
-def replay_equation(equation: Equation, inputs: Sequence[Any], rules: ReplayRules) -> Sequence[Any]:
-    """Replay one equation without an inner program by these rules; return its outputs."""
-    replay = _Replay(rules)
-    return replay.compute(equation, [replay.cast(x) for x in inputs])
 
 
 def unless_opaque(measure: Callable[[], T]) -> T | None:
@@ -104,16 +93,14 @@ class _Replay(Interpreter[Any]):
 
     enters = PROGRAMS - LAYOUTS
 
-    def __init__(self, rules: ReplayRules):
-        self._rules = rules
+    def __init__(self, floats: bool, frozen: float | None, after: After):
+        self._floats, self._frozen, self._after = floats, frozen, after
 
     def _wide(self, dtype: Any) -> Any:
         """Return the type that values of a type are computed in."""
-        if self._rules.floats and jnp.issubdtype(dtype, jnp.inexact):
+        if self._floats and jnp.issubdtype(dtype, jnp.inexact):
             return _double(dtype)
-        if self._rules.integers and dtype in COUNTING:
-            return jnp.dtype("int64")
-        return dtype
+        return jnp.dtype("int64") if self._floats and dtype in COUNTING else dtype
 
     def cast(self, x: Any) -> Any:
         """Cast a value to the type that it is computed in."""
@@ -129,24 +116,25 @@ class _Replay(Interpreter[Any]):
         inner = inner_programs(equation) and not name.startswith("scatter")
         if name in CLOSED or is_opaque(name) or inner:
             raise NotImplementedError(f"{name} is opaque")
-        outputs = [self.cast(x) for x in self.compute(equation, inputs)]
-        return self._rules.after(equation, inputs, outputs)
+        return self._after(equation, [self.cast(x) for x in self._compute(equation, inputs)])
 
-    def compute(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
+    def _compute(self, equation: Equation, inputs: list[Any]) -> Sequence[Any]:
         """Return the outputs of an equation without an inner program."""
         name, params, changes = equation.primitive.name, equation.params, {}
-        if self._rules.frozen is not None and name in {"random_bits", "random_gamma"}:
-            return [_fixed_draw(equation, inputs, self._rules.frozen)]
+        if self._frozen is not None and name in {"random_bits", "random_gamma"}:
+            return [_fixed_draw(equation, inputs, self._frozen)]
         if name == "convert_element_type":
             wide = self._wide(params["new_dtype"])
             if wide != params["new_dtype"]:
                 return [inputs[0].astype(wide)]
-        if name == "reduce_precision" and self._rules.floats:
+        if name == "reduce_precision" and self._floats:
             return inputs
         if name.startswith("scatter") and params.get("update_jaxpr") is not None:
             return [_scatter(name, params, inputs)]
+        if name == "select_n":  # selects by int32
+            inputs = [inputs[0].astype(equation.invars[0].aval.dtype), *inputs[1:]]
         if name == "bitcast_convert_type":  # needs the bits of float32
-            inputs = [x.astype(a.aval.dtype) for x, a in zip(inputs, equation.invars, strict=True)]
+            inputs = [inputs[0].astype(equation.invars[0].aval.dtype)]
         else:
             for key in {"preferred_element_type", "dtype"} & params.keys():
                 if params[key] is not None and not _is_key(params[key]):
@@ -166,7 +154,7 @@ class _Replay(Interpreter[Any]):
         self, equation: Equation, condition: Any, turn: Any, carry: Any
     ) -> Sequence[Any]:
         draws = any(e.primitive.name.startswith("random_") for e in equations_within(equation))
-        if self._rules.frozen is not None and draws:
+        if self._frozen is not None and draws:
             raise NotImplementedError("a loop that draws until a condition holds may not end")
         return jax.lax.while_loop(condition, turn, carry)
 

@@ -4,22 +4,29 @@ A loss is traced for two numbers of rows. A dim whose size differs between the t
 rows. For every value the walk collects what was done to the rows that it was computed from.
 """
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jtrain.core.interpret import (
     PROGRAMS,
+    DifferentProgramsError,
     Equation,
     Interpreter,
     pair_equations,
     place_of,
 )
+from jtrain.core.loss import named_means
 from jtrain.inspect.debug.source import find_source
+from jtrain.testing.case import LossCase
 from jtrain.testing.float64 import COUNTING
+from jtrain.testing.splits import NUMBERS_OF_A_ROW
 
 # Operations that rank the elements along a dim.
 RANKS = {"sort", "top_k", "approx_top_k", "argmax", "argmin", "cumsum", "cummax", "cummin"}
@@ -84,22 +91,6 @@ class RowFlow(NamedTuple):
     facts: Facts = MappingProxyType({})
 
 
-def trace_flows(large: Any, small: Any, inputs: Sequence[RowFlow]) -> list[RowFlow]:
-    """Return the flow of each output of a program.
-
-    Args:
-        large: the program, traced for some rows.
-        small: the program, traced for fewer rows.
-        inputs: the flow of each input, without facts.
-
-    Raises:
-        DifferentProgramsError: if the programs differ in more than sizes.
-    """
-    flags = [getattr(aval, "dtype", None) == jnp.bool for aval in large.in_avals]
-    flows_in = [flow._replace(flag=flag) for flow, flag in zip(inputs, flags, strict=True)]
-    return _FlowWalk(large, small).run(large, flows_in)
-
-
 class _FlowWalk(Interpreter[RowFlow]):
     """A walk over a program, each of its equations beside that of a trace for fewer rows."""
 
@@ -114,30 +105,27 @@ class _FlowWalk(Interpreter[RowFlow]):
 
     def join(self, *values: RowFlow) -> RowFlow:
         contents, drawn = any(x.contents for x in values), any(x.drawn for x in values)
-        return RowFlow(contents, drawn, all(x.flag for x in values), _merge_facts(values))
+        facts: Facts = {}
+        for kind, coupling in [each for flow in values for each in flow.facts.items()]:
+            facts = _add_fact(facts, kind, coupling)
+        return RowFlow(contents, drawn, all(x.flag for x in values), facts)
 
     def choose(self, decision: RowFlow, *values: RowFlow) -> RowFlow:
         """Return the flow of a value that a branch on another value has selected."""
-        flow = self.join(*values)
-        facts = flow.facts
-        if {"reduced", "branch"} & decision.facts.keys():
-            sums = [
-                decision.facts[kind] for kind in ("branch", "reduced") if kind in decision.facts
-            ]
+        facts, both = self.join(*values).facts, self.join(decision, *values)
+        sums = [decision.facts[kind] for kind in ("branch", "reduced") if kind in decision.facts]
+        if sums:
             coupling = self._coupling(self.calls[-1], any(x.contents for x in sums))
             facts = _add_fact(
                 facts, "branch", coupling._replace(line=coupling.line or sums[0].line)
             )
-        either = flow.contents or decision.contents, flow.drawn or decision.drawn
-        return RowFlow(*either, facts=facts)
+        return RowFlow(both.contents, both.drawn, facts=facts)
 
     def operation(self, equation: Equation, inputs: list[RowFlow]) -> list[RowFlow]:
         name, other = equation.primitive.name, self._small[place_of(self.calls, equation)]
         into = find_row_dims(equation.invars, other.invars)
         out = find_row_dims(equation.outvars, other.outvars)
-        contents = any(flow.contents for flow in inputs)
-        drawn = any(flow.drawn for flow in inputs)
-        facts = _merge_facts(inputs)
+        contents, drawn, _, facts = self.join(*inputs)
         coupling = self._coupling(equation, contents)
         sums = [i for i, flow in enumerate(inputs) if "reduced" in flow.facts and not into[i]]
         if name in RANKS and _ranks_rows(equation, into):
@@ -157,7 +145,9 @@ class _FlowWalk(Interpreter[RowFlow]):
             if _may_overflow(equation, inputs):
                 facts = _add_fact(facts, "whole", coupling)
         elif sums and any(out):  # a reduced value is broadcast to rows
-            facts = _add_fact(facts, "meets", _merge_facts([inputs[i] for i in sums])["reduced"])
+            facts = _add_fact(
+                facts, "meets", self.join(*(inputs[i] for i in sums)).facts["reduced"]
+            )
         elif sums:
             deciding = sums[:1] if name == "select_n" else sums
             decided_by = any(inputs[i].contents for i in deciding)
@@ -172,14 +162,18 @@ class _FlowWalk(Interpreter[RowFlow]):
         if equation.params["length"] == other.params["length"]:
             return super().scan(equation, turn, carry, rows)
         coupling, reduced = self._coupling(equation), []
-        for flow, atom in zip(carry, equation.outvars, strict=False):  # a sum over rows
+        for i, flow in enumerate(carry):  # a sum over rows
             facts = _add_fact(flow.facts, "reduced", coupling)
-            if _is_narrow_atom(atom):
-                facts = _add_fact(facts, "narrow", coupling._replace(dtype=str(atom.aval.dtype)))
+            if _is_narrow(equation, i):
+                dtype = str(equation.outvars[i].aval.dtype)
+                facts = _add_fact(facts, "narrow", coupling._replace(dtype=dtype))
             reduced.append(RowFlow(True, flow.drawn, False, facts))
-        outputs = super().scan(equation, turn, reduced, rows)
-        # The stacked states go back to their rows.
-        return [*outputs[:count], *map(_broadcast_back, outputs[count:])]
+        outputs = list(super().scan(equation, turn, reduced, rows))
+        for i in range(count, len(outputs)):  # the stacked states go back to their rows
+            if reduced := outputs[i].facts.get("reduced"):
+                facts = _add_fact(outputs[i].facts, "meets", reduced)
+                outputs[i] = outputs[i]._replace(facts=facts)
+        return outputs
 
     def _coupling(self, equation: Equation, contents: bool = True) -> RowCoupling:
         around = [call for call in self.calls if call is not equation]
@@ -221,20 +215,8 @@ def _add_fact(facts: Facts, kind: str, coupling: RowCoupling) -> Facts:
     return facts
 
 
-def _merge_facts(flows_in: Sequence[RowFlow]) -> Facts:
-    facts: Facts = {}
-    for flow in flows_in:
-        for kind, coupling in flow.facts.items():
-            facts = _add_fact(facts, kind, coupling)
-    return facts
-
-
-def _is_narrow(equation: Any) -> bool:
-    return _is_narrow_atom(equation.outvars[0])
-
-
-def _is_narrow_atom(atom: Any) -> bool:
-    dtype = getattr(atom.aval, "dtype", None)
+def _is_narrow(equation: Any, output: int = 0) -> bool:
+    dtype = getattr(equation.outvars[output].aval, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
 
 
@@ -244,13 +226,6 @@ def _may_overflow(equation: Any, flows_in: Sequence[RowFlow]) -> bool:
     if equation.primitive.name not in {"reduce_sum", "dot_general"} or dtype not in COUNTING:
         return False
     return dtype.itemsize < 4 or not all(flow.flag for flow in flows_in)
-
-
-def _broadcast_back(flow: RowFlow) -> RowFlow:
-    reduced = flow.facts.get("reduced")
-    if reduced is None:
-        return flow
-    return flow._replace(facts=_add_fact(flow.facts, "meets", reduced))
 
 
 def _ranks_rows(equation: Any, into: Sequence[set[int]]) -> bool:
@@ -286,3 +261,46 @@ def find_row_dims(large: Sequence[Any], small: Sequence[Any]) -> list[set[int]]:
         return {i for i, (x, y) in enumerate(shapes) if x != y}
 
     return [dims(a, b) for a, b in zip(large, small, strict=True)]
+
+
+class MeanFlow(NamedTuple):
+    """Row flow of the total and the weight of a mean."""
+
+    total: RowFlow = RowFlow()
+    weight: RowFlow = RowFlow()
+
+
+@functools.lru_cache(maxsize=4)
+def trace_mean_flows(case: LossCase) -> Mapping[str, MeanFlow]:
+    """Return the row flow of each mean of a loss in training; empty if unknown.
+
+    The flow is unknown if the loss takes only one number of rows, or traces to a different program
+    for another number.
+    """
+    if case.half_error:
+        return {}
+    large, small = case.trace, dataclasses.replace(case, batch=case.half_batch).traced()
+    inputs = [
+        RowFlow(
+            contents=argument == 2 and path[0].key not in NUMBERS_OF_A_ROW,
+            drawn=argument == 3,
+            flag=getattr(aval, "dtype", None) == jnp.bool,
+        )
+        for (argument, path), aval in zip(large.inputs, large.program.in_avals, strict=True)
+    ]
+    try:
+        found = _FlowWalk(large.program, small.program).run(large.program, inputs)
+    except DifferentProgramsError:
+        return {}
+    returned = jax.tree.unflatten(jax.tree.structure(large.returned), found)
+    return {n: MeanFlow(mean.total, mean.weight) for n, mean in named_means(returned).items()}
+
+
+def facts_of(case: LossCase, kind: str) -> dict[str, RowCoupling]:
+    """Return the row coupling of one kind for each mean of a loss that has it."""
+    return {
+        name: part.facts[kind]
+        for name, flow in trace_mean_flows(case).items()
+        for part in flow
+        if kind in part.facts
+    }

@@ -8,10 +8,10 @@ import optax
 
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Couples, Dims, Extra, Params
+from jtrain.testing.bfloat16 import compare_in_bfloat16
 from jtrain.testing.case import Loss, LossCase, MakeStep, PlacedLoss, build_case
 from jtrain.testing.loss_checks import compare_loss
 from jtrain.testing.report import CheckReport
-from jtrain.testing.rounding import compare_in_bfloat16
 from jtrain.testing.run_step import Layout, list_layouts
 from jtrain.testing.steps import compare_steps
 

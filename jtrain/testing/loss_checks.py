@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,23 +11,24 @@ import numpy as np
 from jtrain.core.interpret import equations_in
 from jtrain.core.loss import named_means
 from jtrain.core.types import Batch
-from jtrain.testing.case import LossCase, explain_fixed_rows, is_raised_by_loss
+from jtrain.testing.case import LossCase, is_raised_by_loss
 from jtrain.testing.causes import Cause, cause
-from jtrain.testing.compare import NOTHING, Distances, compare_results, distance, flatten
+from jtrain.testing.compare import Distances, compare_results, flatten
 from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.purity import compare_eager, explain_impurity
-from jtrain.testing.report import Comparison, is_far, judge
-from jtrain.testing.rounding import ROUNDED, explain_few_bits, explain_nonfinite, explain_rounding
-from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_parts, add_sums
+from jtrain.testing.flow import facts_of
+from jtrain.testing.purity import explain_impurity
+from jtrain.testing.report import SINGLE, Comparison, is_far, judge
 from jtrain.testing.splits import (
+    NUMBERS_OF_A_ROW,
     SumSplit,
     iter_splits,
     make_ragged,
     repeat_rows,
     split_halves,
-    take_rows,
+    split_rows,
 )
-from jtrain.testing.trials import FROZEN, NUMBERS_OF_A_ROW, Trials, perturb_params, scale_rows
+from jtrain.testing.sums import FROZEN, RowSums, Sums, add_sums, perturb, scale_rows
+from jtrain.testing.why_numbers import TIMES, explain_few_bits, explain_nonfinite, explain_rounding
 from jtrain.testing.why_rows import adds_up, explain_dropped, explain_split
 from jtrain.train.check_batch.labels import (
     OutOfRangeValue,
@@ -68,18 +69,19 @@ def compare_loss(
     }
     for name, check in first.items():
         log(name)
-        row = check()
+        row = check(name)
         if row:
             yield row
         if row and row.verdict == "FAILS":
             return
-    rest = {split.name: lambda split=split: checks.split(split) for split in checks.splits()}
-    rest = {"many rows": checks.many_rows, **rest, "3 rows and the others": checks.uneven}
-    rest |= {"other numbers": checks.other_numbers}
+    rest: dict[str, Callable[[str], Comparison | None]] = {f"{MANY:,} rows": checks.many_rows}
+    for split in checks.splits():
+        rest[split.name] = lambda name, split=split: checks.split(split)
+    rest |= {"3 rows and the others": checks.uneven, "other numbers": checks.other_numbers}
     failed = False
     for name, check in rest.items():
         log(name)
-        if row := check():
+        if row := check(name):
             failed |= row.verdict == "FAILS"
             yield row
     if not failed:
@@ -87,242 +89,219 @@ def compare_loss(
 
 
 class _LossChecks:
+    """The comparisons of a loss; None where a comparison has a row only if it fails."""
+
     def __init__(self, case: LossCase, not_compared: list[str]):
-        self.case, self.not_compared = case, not_compared
-        self.single, self.double = (_trials(case, double=double) for double in (False, True))
+        self.case, self.not_compared, self.coupled = case, not_compared, case.couples != "nothing"
+        self.single, self.double = (_sums(case, double=double) for double in (False, True))
 
-    def called_twice(self) -> Comparison:
+    def called_twice(self, name: str) -> Comparison:
         """Compare two traces and check for side effects."""
-        return Comparison.explained("called twice", explain_impurity(self.case), None)
+        return Comparison.explained(name, explain_impurity(self.case), None)
 
-    def eager(self) -> Comparison:
-        """Compare the loss without `jit` with the compiled loss."""
-        each = (self.single.rows, self.double.rows)
-        return compare_eager(*(dataclasses.replace(rows, frozen=None, draws=True) for rows in each))
+    def eager(self, name: str) -> Comparison:
+        """Compare the loss without `jit` with the compiled one.
 
-    def finite(self) -> Comparison | None:
-        """Return a failure if an output is not finite; None if all are."""
+        On half of the rows, because other comparisons compile for the same number. If both differ
+        by more than float32's tolerance, each is compared with float64.
+        """
+        case = self.case
+        batch = case.batch if case.half_error else case.half_batch
+        sums, exact = (
+            dataclasses.replace(each, frozen=None, draws=True)
+            for each in (self.single, self.double)
+        )
+        compiled = sums.add([batch])
+
+        def eager() -> Any:
+            with jax.disable_jit():
+                return dataclasses.replace(sums, programs={}).add([batch])
+
+        result = eager()
+        off = compare_results(result, compiled)
+        if off.largest <= SINGLE:
+            return Comparison(name, "ok", off)
+        right = unless_opaque(lambda: exact.add([batch]))
+        if right is not None and result.finite == compiled.finite:
+            allowed = max(SINGLE, TIMES * compare_results(compiled, right).largest)
+            if compare_results(result, right).largest <= allowed:
+                return Comparison(name, "rounding", off)
+        if (found := explain_impurity(case)) is None:
+            again = compare_results(eager(), eager()).largest > 0
+            found = cause("not a function" if again else "another program under jit")
+        return Comparison.explained(name, found, off)
+
+    def indexes(self, name: str) -> Comparison | None:
+        """Compare the loss with that for an integer in range, if one is out of range."""
+        return find_counted_index(self.case, self.single, name)
+
+    def finite(self, name: str) -> Comparison | None:
+        """Look for an output that is not finite."""
         if self._is_finite(self.case.batch):
             return None
-        return Comparison.explained("finite", self._explain_nonfinite(self.case.batch), None)
+        return Comparison.explained(name, explain_nonfinite(self.single, self.case.batch), None)
 
-    def on_half(self) -> Comparison | None:
-        """Return a failure if the loss must take another number of rows and does not; else None."""
-        if not self.case.half_error:
-            return None
-        if self.case.couples != "nothing":
+    def on_half(self, name: str) -> Comparison | None:
+        """Call the loss with another number of rows, if it must take one."""
+        rows, error = self.case.rows, self.case.half_error
+        if error and self.coupled:
             self.not_compared.append(
-                f"Masks were not compared: the loss takes {self.case.rows} rows and no fewer "
-                f"({self.case.half_error})"
+                f"Masks were not compared: the loss takes {rows} rows and no fewer ({error})"
             )
+        if not error or self.coupled:
             return None
-        rows = self.case.rows
-        found = explain_fixed_rows(rows, rows // 2, self.case.half_error)
-        return Comparison.explained("half of the rows", found, None)
+        found = cause("fixed number of rows", rows=rows, fewer=rows // 2, raised=error)
+        return Comparison.explained(name, found, None)
 
     def splits(self) -> Iterator[SumSplit]:
         """Return the splits that must not change the result."""
-        case, coupled = self.case, self.case.couples != "nothing"
-        allow_masks = not case.mask_error and not case.half_error
-        return iter_splits(case.batch, allow_masks=allow_masks, coupled=coupled)
+        allow_masks = not self.case.mask_error and not self.case.half_error
+        return iter_splits(self.case.batch, allow_masks=allow_masks, coupled=self.coupled)
 
     def split(self, split: SumSplit) -> Comparison:
         """Compare the sum over the parts of a split with its whole."""
-        single = _split_distances(split, self.single)
-        double = unless_opaque(lambda: _split_distances(split, self.double))
-        trials = self.single if double is None else self.double
-        if not np.isfinite(single.largest) and (infinite := self._nonfinite_part(split)):
-            found = self._explain_nonfinite(infinite)
-            return Comparison.explained(split.name, found, single, double)
-        if is_far(single, double) and self._only_draws_differ(split, trials):
-            return Comparison(split.name, "ok", _split_distances(split, trials.frozen_trials[0]))
-        explain = lambda: explain_split(split, trials)
-        return judge(split.name, single, double, explain, lambda: self._explain_rounding(single))
+        single = self.single.compare(split)
+        double = unless_opaque(lambda: self.double.compare(split))
+        sums = self.single if double is None else self.double
+        if not np.isfinite(single.largest):
+            some = [batch for batch in (*split.parts, split.whole) if batch["mask"].any()]
+            for batch in some:
+                if not self._is_finite(batch):
+                    found = explain_nonfinite(self.single, batch)
+                    return Comparison.explained(split.name, found, single, double)
+        if is_far(single, double) and self._only_draws_differ(split, sums):
+            return Comparison(split.name, "ok", sums.with_frozen_draws[0].compare(split))
 
-    def many_rows(self) -> Comparison | None:
-        """Return a failure if a sum in few bits is wrong for many rows; else None."""
+        def explain_close() -> Cause | None:
+            found = explain_few_bits(self.case, self.single, self.double, split.whole)
+            return found or explain_rounding(self.case, single)
+
+        return judge(split.name, single, double, lambda: explain_split(split, sums), explain_close)
+
+    def many_rows(self, name: str) -> Comparison | None:
+        """Look for a sum in few bits that is wrong for many rows."""
         batch = repeat_rows(self.case.batch, MANY)
-        for kind, narrow, make_wide in (
-            ("whole", self.double, lambda: self.double.without_overflow),
-            ("narrow", self.single, lambda: self.double),
-        ):
-            if row := self._compare_counts(kind, batch, narrow, make_wide):
-                return row
-        return None
+        found = explain_few_bits(self.case, self.single, self.double, batch)
+        return found and Comparison.explained(name, found, None)
 
-    def uneven(self) -> Comparison | None:
-        """Return a failure if two parts of different size do not add up; else None."""
-        case, rows = self.case, np.arange(self.case.rows)
-        if case.couples != "nothing" or case.half_error or case.rows < 6:
+    def uneven(self, name: str) -> Comparison | None:
+        """Compare two parts of different size with the whole, without a gradient."""
+        case = self.case
+        if self.coupled or case.half_error or case.rows < 6:
             return None
-        parts = tuple(take_rows(case.batch, some) for some in np.split(rows, [3]))
-        split = SumSplit("3 rows and the others", "split", parts, case.batch)
+        split = split_rows(name, case.batch, np.split(np.arange(case.rows), [3]))
 
-        def failing(trials: Trials) -> str:
-            *each, whole = (named_means(trials.rows.forward(x)) for x in (*parts, case.batch))
-            fails = lambda name: not adds_up([x[name] for x in each], whole[name], trials.close)
+        def failing(sums: Sums) -> str:
+            *each, whole = (sums.forward(x) for x in (*split.parts, split.whole))
+            fails = lambda name: not adds_up([x[name] for x in each], whole[name], sums.close)
             return next(filter(fails, whole), "")
 
         try:
-            name = failing(self.single)
+            mean = failing(self.single)
         except Exception as error:  # rows come in pairs, say
             if not is_raised_by_loss(error):
                 raise
             return None
-        if not name or self.single.draws_by_key:  # drawn for an array of another size
+        if not mean or self.single.draws_by_key:  # drawn for an array of another size
             return None
         exact = unless_opaque(lambda: failing(self.double))
         if exact == "":  # rounding, which the halves show
             return None
-        trials = self.single if exact is None else self.double
-        found = explain_dropped(name, parts, trials) or explain_split(split, trials)
-        return Comparison.explained(split.name, found, None)
+        sums = self.single if exact is None else self.double
+        found = explain_dropped(mean, split.parts, sums) or explain_split(split, sums)
+        return Comparison.explained(name, found, None)
 
-    def _compare_counts(
-        self, kind: str, batch: Batch, narrow: Trials, make_wide: Callable[[], Trials]
-    ) -> Comparison | None:
-        """Return a failure if a mean that is summed in few bits differs from one in more bits."""
-        facts = self.single.facts(kind)
-        if not facts:
-            return None
-        exact = unless_opaque(lambda: named_means(make_wide().rows.forward(batch)))
-        if exact is None:
-            return None
-        rounded = named_means(narrow.rows.forward(batch))
-        for name, where in facts.items():
-            one, other = rounded[name], exact[name]
-            pairs = (one.total, other.total), (one.weight, other.weight)
-            off = max(distance(np.asarray(a), np.asarray(b)).by for a, b in pairs)
-            if off > ROUNDED:
-                distances = Distances(off, NOTHING, NOTHING, NOTHING)
-                found = explain_few_bits(kind, name, where)
-                return Comparison.explained(f"{MANY:,} rows", found, distances)
-        return None
-
-    def indexes(self) -> Comparison | None:
-        """Return a failure if an integer of the batch indexes out of range; else None."""
-        found = find_counted_index(self.case, self.single)
-        return found and Comparison.explained("indexes", found.cause, found.distances)
-
-    def other_numbers(self) -> Comparison | None:
+    def other_numbers(self, name: str) -> Comparison | None:
         """Compare two halves with their whole for other contents, parameters, keys and orders.
 
         One batch may hide a fault: a ratio that is the same in both halves, a coin that mixes rows
         for some keys. The result is None if rows are coupled by declaration or none is finite.
         """
-        if self.case.couples != "nothing":
+        if self.coupled:
             return None
         worst: Distances | None = None
         for seed, size in enumerate(NOISE_OF_PARAMS):
             split, single, double = self._at_other_numbers(seed, size)
-            off = _split_distances(split, single)
+            off = single.compare(split)
             if not np.isfinite(off.largest):
                 continue
-            exact = unless_opaque(functools.partial(_split_distances, split, double))
+            exact = unless_opaque(functools.partial(double.compare, split))
             if off.largest > single.close and (exact is None or exact.largest > double.close):
                 found = explain_split(split, single if exact is None else double)
-                return Comparison.explained("other numbers", found, off, exact)
+                return Comparison.explained(name, found, off, exact)
             worst = off if worst is None or off.largest > worst.largest else worst
-        return None if worst is None else Comparison("other numbers", "ok", worst)
+        return None if worst is None else Comparison(name, "ok", worst)
 
-    def _at_other_numbers(self, seed: int, size: float) -> tuple[SumSplit, Trials, Trials]:
-        """Return two halves of rows with other contents, and experiments at other numbers."""
+    def _at_other_numbers(self, seed: int, size: float) -> tuple[SumSplit, Sums, Sums]:
+        """Return two halves of rows with other contents, and their sums at other numbers."""
         case, draw = self.case, np.random.default_rng(seed)
         order, params = draw.permutation(case.rows), case.params
         batch = {n: x if n in NUMBERS_OF_A_ROW else x[order] for n, x in case.batch.items()}
         names = {equation.primitive.name for equation in equations_in(case.trace.program)}
         if "while" not in names:  # a loop with a condition may not end for other numbers
-            params = perturb_params(params, seed, size)
+            params = perturb(params, seed, size)
             scale, side = 10 ** draw.uniform(-1, 1, case.rows), draw.choice([-1.0, 1.0], case.rows)
             batch = scale_rows(batch, scale, side)
-        key = jax.random.key(100 + seed)
-        single, double = (each.at(params, batch, key) for each in (self.single, self.double))
+        at = {"params": params, "batch": batch, "key": jax.random.key(100 + seed)}
+        single, double = (dataclasses.replace(x, **at) for x in (self.single, self.double))
         return split_halves(batch if case.mask_error else make_ragged(batch)), single, double
 
     def note_branches(self) -> None:
         """Add a sentence on branches that the numbers of this batch may never take."""
-        for name, where in self.single.facts("branch").items():
-            if where.contents and self.case.couples == "nothing":
-                self.not_compared.append(
-                    f"Only the branches that this batch takes were compared: {name} branches on a "
-                    f"sum over the rows of a slice ({where.description}), and parts of another "
-                    f"batch may take another branch than the whole. Decide for each row."
-                )
-                return
-
-    def _nonfinite_part(self, split: SumSplit) -> Batch | None:
-        """Return the first part, or the whole, that has unmasked rows and no finite result."""
-        some = [batch for batch in (*split.parts, split.whole) if batch["mask"].any()]
-        return next((batch for batch in some if not self._is_finite(batch)), None)
+        branches = facts_of(self.case, "branch").items()
+        found = [(n, where) for n, where in branches if where.contents and not self.coupled]
+        for name, where in found[:1]:
+            self.not_compared.append(
+                f"Only the branches that this batch takes were compared: {name} branches on a "
+                f"sum over the rows of a slice ({where.description}), and parts of another "
+                f"batch may take another branch than the whole. Decide for each row."
+            )
 
     def _is_finite(self, batch: Batch) -> bool:
         """Return whether means and gradient of a batch are finite in float32."""
-        sums = self.single.rows(batch)
-        numbers = [
-            x for mean in named_means(sums.returned).values() for x in (mean.total, mean.weight)
-        ]
-        return all(np.isfinite(x).all() for x in (*numbers, flatten(sums.gradient)))
+        sums = self.single(batch)
+        numbers = *_numbers(sums)[0], *_numbers(sums)[1], flatten(sums.gradient)
+        return all(np.isfinite(x).all() for x in numbers)
 
-    def _explain_nonfinite(self, batch: Batch) -> Cause:
-        return explain_nonfinite(self.single.rows, batch) or cause("not finite (compiled)")
-
-    def _explain_rounding(self, single: Distances) -> Cause | None:
-        """Return the cause if rounding does not explain a difference that vanishes in float64."""
-        for name, where in self.single.facts("narrow").items():
-            return explain_few_bits("narrow", name, where)
-        return explain_rounding(self.case, single)
-
-    def _only_draws_differ(self, split: SumSplit, trials: Trials) -> bool:
+    def _only_draws_differ(self, split: SumSplit, sums: Sums) -> bool:
         """Return whether only random draws differ, of a batch that is never split."""
-        if self.case.couples == "nothing" or not trials.draws_by_key or not trials.frozen_trials:
+        if not self.coupled or not sums.draws_by_key or not sums.with_frozen_draws:
             return False
-        if not all(frozen.holds(split) for frozen in trials.frozen_trials):
+        if not all(frozen.holds(split) for frozen in sums.with_frozen_draws):
             return False
         if DRAWN not in self.not_compared:
             self.not_compared.append(DRAWN)
         return True
 
 
-def _trials(case: LossCase, *, double: bool) -> Trials:
-    """Return experiments on the loss, with its draws fixed if the case asks for it.
+def _sums(case: LossCase, *, double: bool) -> Sums:
+    """Return the sums of the loss, with its draws fixed if the case asks for it.
 
     If a kernel hides the draws, the loss gets no key instead.
     """
-    rows = CompiledRowSums(case, double=double, frozen=None if case.draws else FROZEN[0])
-    if not case.draws and unless_opaque(lambda: rows.weights(case.batch)) is None:
-        rows = CompiledRowSums(case, double=double, draws=False)
-    return Trials(rows)
+    sums = Sums(case=case, double=double, frozen=None if case.draws else FROZEN[0])
+    if not case.draws and unless_opaque(lambda: sums.weights(case.batch)) is None:
+        return Sums(case=case, double=double, draws=False)
+    return sums
 
 
-def _split_distances(split: SumSplit, trials: Trials) -> Distances:
-    actual, expected = (add_parts(trials.rows, parts)[0] for parts in (split.parts, [split.whole]))
-    return compare_results(actual, expected)
-
-
-class OutOfRange(NamedTuple):
-    """An out-of-range integer: its effect on the result, and the cause."""
-
-    distances: Distances
-    """Distances from the loss with an integer in range instead."""
-    cause: Cause
-
-
-def find_counted_index(case: LossCase, trials: Trials) -> OutOfRange | None:
-    """Return the first out-of-range index that changes the loss; None if there is none.
+def find_counted_index(case: LossCase, sums: Sums, check: str = "indexes") -> Comparison | None:
+    """Return the failure of the first out-of-range index that changes the loss; None if none does.
 
     The search is that of a run's first batch (`train.check_batch`), over the batch of the case
     and those of `case.more_batches()`.
     """
-    uses = find_uses(case.trace.program, case.batch, case.trace.leaves_of_batch())
+    names = [path[0].key if argument == 2 else None for argument, path in case.trace.inputs]
+    uses = find_uses(case.trace.program, case.batch, names)
     if not uses.found:
         return None
     for batch in _chunks(case):
         for found in find_out_of_range(uses, batch):
             original, corrected = swap_value(batch, found)
-            before, others = trials.rows(original), [trials.rows(other) for other in corrected]
+            before, others = sums(original), [sums(other) for other in corrected]
             if any(is_counted(_numbers(before), _numbers(other)) for other in others):
                 off = compare_results(add_sums([before], case), add_sums([others[0]], case))
-                return OutOfRange(off, _cause(found))
+                return Comparison.explained(check, _out_of_range(found), off)
     return None
 
 
@@ -344,15 +323,6 @@ def _numbers(sums: RowSums) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [np.asarray(m.total) for m in found], [np.asarray(m.weight) for m in found]
 
 
-def _cause(found: OutOfRangeValue) -> Cause:
+def _out_of_range(found: OutOfRangeValue) -> Cause:
     shift = f", `{found.leaf} - 1` where they count from 1" if found.value == found.entries else ""
-    return cause(
-        "index out of range",
-        leaf=found.leaf,
-        value=found.value,
-        row=found.row,
-        entries=found.entries,
-        last=found.entries - 1,
-        shape=found.shape,
-        shift=shift,
-    )
+    return cause("index out of range", **found._asdict(), last=found.entries - 1, shift=shift)

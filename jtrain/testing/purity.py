@@ -1,25 +1,93 @@
 """Purity of a loss: side effects, traces that differ between calls, the loss without `jit`."""
 
+import contextlib
 import dataclasses
+import os
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import jax
 import numpy as np
 
 from jtrain.core.interpret import DifferentProgramsError, literals, pair_equations
-from jtrain.core.types import Batch
-from jtrain.testing.case import LossCase
+from jtrain.core.loss import Stateful
+from jtrain.core.pytree import named_leaves
+from jtrain.core.types import LossFn
 from jtrain.testing.causes import Cause, cause
-from jtrain.testing.compare import StepResult, compare_results
-from jtrain.testing.float64 import unless_opaque
-from jtrain.testing.report import SINGLE, Comparison, is_finite
-from jtrain.testing.row_sums import CompiledRowSums, add_sums
 
+if TYPE_CHECKING:
+    from jtrain.testing.case import LossCase
+
+# Functions whose number differs between processes, or with the number of devices.
+COUNTS = ("device_count", "local_device_count", "process_count", "process_index")
+HOST = [*((jax, name) for name in COUNTS), (os, "getpid")]
 SEEDS = 4  # seeds of Python's `random` to try if a call drew from it
 
 
-def explain_impurity(case: LossCase) -> Cause | None:
+@dataclasses.dataclass(eq=False)
+class SideEffects:
+    """Side effects of recorded losses, collected over all their calls."""
+
+    changed: set[str] = dataclasses.field(default_factory=set)
+    """Leaves of arguments that a call replaced, removed or added: `batch['x']`."""
+    drew_from: set[str] = dataclasses.field(default_factory=set)
+    """Generators of the host that a call drew from: `numpy.random`."""
+    asked: set[str] = dataclasses.field(default_factory=set)
+    """Functions of `HOST` that a call asked for a number of its process."""
+    shift: int = 0
+    """Added to these numbers: another process would get others."""
+    on_call: Callable[[], object] = lambda: None
+    """Called before each trace of a loss."""
+
+    def record(self, loss: LossFn | Stateful) -> LossFn | Stateful:
+        """Return the loss with each call recorded."""
+        if isinstance(loss, Stateful):
+            return Stateful(self._record(loss.loss, ("params", "extra", "batch")))
+        return self._record(loss, ("params", "batch"))
+
+    def _record(self, fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+        leaves_of = lambda args: {
+            f"{name}[{leaf!r}]": x
+            for name, tree in zip(names, args, strict=False)
+            for leaf, x in (named_leaves(tree).items() if jax.tree.leaves(tree) else ())
+        }
+
+        def call(*args: Any) -> Any:
+            drawn, before = _generators(), leaves_of(args)
+            self.on_call()
+            try:
+                with contextlib.ExitStack() as stack:
+                    for module, name in HOST:
+                        stack.enter_context(self._watch(module, name))
+                    return fn(*args)
+            finally:
+                after = leaves_of(args)
+                names = {**before, **after}
+                self.changed |= {n for n in names if before.get(n) is not after.get(n)}
+                self.drew_from |= {n for n, x in _generators().items() if x != drawn[n]}
+
+        return call
+
+    def _watch(self, module: Any, name: str) -> Any:
+        """Return a context in which calls of a function are noted, and its result is shifted."""
+        function = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.asked.add(f"{module.__name__}.{name}()")
+            return function(*args, **options) + self.shift
+
+        return mock.patch.object(module, name, call)
+
+
+def _generators() -> dict[str, Any]:
+    """Return the states of the host's generators."""
+    numpy: Any = np.random.get_state(legacy=False)["state"]
+    return {"numpy.random": (numpy["pos"], numpy["key"].tobytes()), "random": random.getstate()}
+
+
+def explain_impurity(case: "LossCase") -> Cause | None:
     """Return why a loss is not a pure function of its arguments; None if no reason is found.
 
     The loss is traced once more; the side effects of earlier calls are already recorded.
@@ -32,25 +100,25 @@ def explain_impurity(case: LossCase) -> Cause | None:
         sources.remove("random")
     if sources:
         return cause("draws of the host", sources=" and ".join(sorted(sources)))
-    if not is_same_program(case.trace.program, case.traced().program):
+    if not _traces_again(case):
         return cause("not a function")
     if effects.asked and _depends_on_host(case):
         return cause("numbers of the host", asked=" and ".join(sorted(effects.asked)))
     return None
 
 
-def _depends_on_host(case: LossCase) -> bool:
+def _depends_on_host(case: "LossCase") -> bool:
     """Return whether the trace changes with the numbers of the host; a mesh of devices fails."""
     case.side_effects.shift = 1
     try:
-        return not is_same_program(case.trace.program, case.traced().program)
+        return not _traces_again(case)
     except Exception:
         return False
     finally:
         case.side_effects.shift = 0
 
 
-def _depends_on_random(case: LossCase) -> bool:
+def _depends_on_random(case: "LossCase") -> bool:
     """Return whether the trace changes with the seed of Python's `random`.
 
     Libraries draw from it without effect on the trace: beartype chooses the list items to check.
@@ -59,69 +127,28 @@ def _depends_on_random(case: LossCase) -> bool:
     try:
         for seed in range(SEEDS):
             random.seed(seed)
-            if not is_same_program(case.trace.program, case.traced().program):
+            if not _traces_again(case):
                 return True
     finally:
         random.setstate(state)
     return False
 
 
-def is_same_program(one: Any, other: Any) -> bool:
-    """Return whether two traced programs have the same operations on the same constants."""
+def _traces_again(case: "LossCase") -> bool:
+    """Return whether the loss traces to the same operations on the same constants as before."""
+    one, other = case.trace.program, case.traced().program
     shapes = lambda equation: [x.aval.str_short() for x in equation.outvars]
     try:
-        pairs = list(pair_equations(one, other))
+        same = all(shapes(a) == shapes(b) for _, a, b in pair_equations(one, other))
     except DifferentProgramsError:
         return False
     constants = literals(one), literals(other)
-    return (
-        all(shapes(a) == shapes(b) for _, a, b in pairs)
-        and len(constants[0]) == len(constants[1])
-        and all(map(_same_value, *constants))
-    )
+    return same and len(constants[0]) == len(constants[1]) and all(map(_same_value, *constants))
 
 
 def _same_value(a: Any, b: Any) -> bool:
     if a is None or b is None or a is b:  # None for what is no constant
         return a is b
-    if any(
-        jax.numpy.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key) for x in (a, b)
-    ):
-        a, b = jax.random.key_data(a), jax.random.key_data(b)
-    return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind in "fc")
-
-
-# An eager loss may be so many times further from float64 than the compiled one: it stores what
-# fusions keep in registers, and sums in another order.
-TIMES = 8
-
-
-def compare_eager(rows: CompiledRowSums, double: CompiledRowSums) -> Comparison:
-    """Compare the eager loss of half of the rows with the compiled one.
-
-    Half, because other comparisons compile for the same number of rows. If both differ by more
-    than float32's tolerance, each is compared with float64.
-    """
-    case, batch = rows.case, rows.case.half_batch
-    eager_result, compiled = _eager(rows, batch), _compiled(rows, batch)
-    off = compare_results(eager_result, compiled)
-    if off.largest <= SINGLE:
-        return Comparison("eager", "ok", off)
-    exact = unless_opaque(lambda: _compiled(double, batch))
-    if exact is not None and is_finite(eager_result) == is_finite(compiled):
-        allowed = max(SINGLE, TIMES * compare_results(compiled, exact).largest)
-        if compare_results(eager_result, exact).largest <= allowed:
-            return Comparison("eager", "rounding", off)
-    if (found := explain_impurity(case)) is None:
-        again = compare_results(_eager(rows, batch), _eager(rows, batch)).largest > 0
-        found = cause("not a function" if again else "another program under jit")
-    return Comparison.explained("eager", found, off)
-
-
-def _eager(rows: CompiledRowSums, batch: Batch) -> StepResult:
-    with jax.disable_jit():
-        return _compiled(dataclasses.replace(rows, programs={}), batch)
-
-
-def _compiled(rows: CompiledRowSums, batch: Batch) -> StepResult:
-    return add_sums([rows(batch)], rows.case)
+    is_key = lambda x: jax.numpy.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
+    a, b = (np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in (a, b))
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -5,10 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from jtrain.testing.causes import Cause
-from jtrain.testing.compare import Distances, StepResult, named_arrays
+from jtrain.testing.compare import Distances
 
 Verdict = Literal["ok", "rounding", "named", "FAILS"]
 HEAD = ("check", "loss", "gradient", "state", "metrics", "float64", "worst", "")
@@ -46,7 +44,7 @@ class Comparison:
             "verdict": self.verdict,
             "float32": _plain(self.distances) if self.distances else None,
             "float64": _plain(self.double) if self.double else None,
-            "worst": self.distances.worst if self.distances else "",
+            "worst": self.distances.worst.leaf if self.distances else "",
             "cause": self.cause,
             "why": self.why,
         }
@@ -115,48 +113,33 @@ class CheckReport:
 
     def _layout_verdict(self, named: Sequence[Comparison]) -> str:
         """Return the last line of a report in which only random draws depend on the layout."""
-        size = {
-            row.check: max(row.distances.loss, row.distances.gradient.by)
-            for row in named
-            if row.distances
-        }
-        largest = max(size, key=lambda check: size[check])
+        measured = [(max(row.distances[:2]).by, row.check) for row in named if row.distances]
+        size, largest = max(measured)
         return (
             f"NOT one result: random draws depend on the layout in {len(named)} of "
             f"{len(self.rows)} comparisons, and move loss or gradient by up to "
-            f"{100 * size[largest]:.2g} % ({largest}). Draw by jt.row_keys(rng, batch), or compare "
+            f"{100 * size:.2g} % ({largest}). Draw by jt.row_keys(rng, batch), or compare "
             f"the rest by --without-draws (draws=False)."
         )
 
 
 def _cells(row: Comparison) -> tuple[str, ...]:
-    distances = row.distances
-    if distances is None:
+    if row.distances is None:
         return (row.check, *[""] * (len(HEAD) - 2), row.verdict)
-    figures = [distances.loss, distances.gradient.by, distances.state.by, distances.metric.by]
-    double = _figure(row.double.largest) if row.double else ""
-    return (
-        row.check,
-        *map(_figure, figures),
-        double,
-        distances.worst if distances.largest else "",
-        row.verdict,
-    )
+    figures = [*(each.by for each in row.distances), row.double.largest if row.double else None]
+    return (row.check, *map(_figure, figures), row.distances.worst.leaf, row.verdict)
 
 
-def _figure(x: float) -> str:
+def _figure(x: float | None) -> str:
+    if x is None:
+        return ""
     return "0" if x == 0 else f"{x:.0e}" if math.isfinite(x) else "inf"
 
 
 def _plain(distances: Distances) -> dict[str, float | None]:
     """Return the distances as JSON values; null where infinite, which JSON cannot hold."""
-    by_name = {
-        "loss": distances.loss,
-        "gradient": distances.gradient.by,
-        "state": distances.state.by,
-        "metrics": distances.metric.by,
-    }
-    return {name: x if math.isfinite(x) else None for name, x in by_name.items()}
+    by_name = distances._asdict().items()
+    return {name: each.by if math.isfinite(each.by) else None for name, each in by_name}
 
 
 # Relative tolerances. Adding some thousand numbers in another order moves the last of float32's
@@ -170,7 +153,7 @@ def judge(
     single: Distances,
     double: Distances | None,
     explain: Callable[[], Cause],
-    explain_rounding: Callable[[], Cause | None] = lambda: None,
+    explain_rounding: Callable[[], Cause | None],
 ) -> Comparison:
     """Return the comparison with its verdict.
 
@@ -184,10 +167,11 @@ def judge(
     """
     if is_far(single, double):
         return Comparison.explained(check, explain(), single, double)
-    found = explain_rounding() if single.largest > SINGLE else None
-    if single.largest > SINGLE and found is None:
-        return Comparison(check, "rounding", single, double)
-    return Comparison.explained(check, found, single, double)
+    if single.largest <= SINGLE:
+        return Comparison(check, "ok", single, double)
+    if found := explain_rounding():
+        return Comparison.explained(check, found, single, double)
+    return Comparison(check, "rounding", single, double)
 
 
 def is_far(single: Distances, double: Distances | None) -> bool:
@@ -198,12 +182,3 @@ def is_far(single: Distances, double: Distances | None) -> bool:
     if double is None:
         return single.largest > SINGLE
     return double.largest > max(DOUBLE, 1e-7 * min(1.0, single.largest))
-
-
-def is_finite(result: StepResult) -> bool:
-    """Return whether loss, gradient and state are finite; a metric of no row may be NaN."""
-    leaves = [*named_arrays(result.gradient).values(), *named_arrays(result.state).values()]
-    return bool(
-        np.isfinite(result.loss)
-        and all(np.isfinite(x).all() for x in leaves if x.dtype.kind == "f")
-    )

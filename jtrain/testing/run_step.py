@@ -19,8 +19,8 @@ from jtrain.errors import ConfigError
 from jtrain.parallel import Strategy
 from jtrain.testing.case import Loss, LossCase, MakeStep
 from jtrain.testing.compare import StepResult
-from jtrain.testing.float64 import ReplayRules, to_float64, widen
-from jtrain.testing.row_sums import flatten_metrics
+from jtrain.testing.float64 import to_float64, widen
+from jtrain.testing.sums import flatten_metrics
 
 # Metrics that the step adds: the loss is compared by itself, the others follow from it.
 OWN = {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}
@@ -62,96 +62,90 @@ class StepVariant(NamedTuple):
 class CompiledStep:
     """The first step of a case, compiled once."""
 
-    def __init__(self, case: LossCase, variant: StepVariant, make: MakeStep | None = None):
-        self.case, self.variant = case, variant
-        strategy = variant.strategy
+    def __init__(self, case: LossCase, variant: StepVariant, make: MakeStep):
+        self.case, self.variant, strategy = case, variant, variant.strategy
         loss = variant.change(case.loss.build(strategy.placement if strategy else Unplaced()))
-        like = init_first_state(case)
-        self._step = (make or case.make)(
+        params = init_first_state(case).params
+        more = {"sharding": strategy.gradient_sharding(params, case.dims)} if strategy else {}
+        step = make(
             loss,
             observe_optimizer(case.optimizer),
             microbatches=variant.microbatches,
             couples=case.couples,
             psum=strategy.psum if strategy else None,
             ragged=not case.mask_error,
-            **(
-                {"sharding": strategy.gradient_sharding(like.params, case.dims)} if strategy else {}
-            ),
+            **more,
         )
+        plain = not variant.double and variant.frozen is None
+        self._step = step if plain else widen(step, floats=variant.double, frozen=variant.frozen)
         self._program = None
 
     def __call__(self, batch: Any) -> StepResult:
         """Return the result of a step from the first state."""
-        strategy = self.variant.strategy
-        with jax.enable_x64(self.variant.double):
-            state = self._start()
-            rows = to_float64(dict(batch)) if self.variant.double else dict(batch)
+        variant, strategy = self.variant, self.variant.strategy
+        with jax.enable_x64(variant.double):
+            state, rows = init_first_state(self.case), dict(batch)
+            if variant.double:
+                state, rows = to_float64((state, rows))
+            state = jax.tree.map(jnp.asarray, state)  # anew, because the step donates its input
             if strategy:
+                state = jax.device_put(state, strategy.shardings(state, self.case.dims))
                 rows = strategy.place(jax.device_get(rows))
             if self._program is None:
-                self._program = self._compile(state, rows)
-            state, metrics = self._program(state, rows)
-            return _result(jax.device_get(state), jax.device_get(metrics))
-
-    def before(self) -> dict[str, Any]:
-        """Return the state before the step, as in StepResult."""
-        return _state_trees(init_first_state(self.case))
-
-    def _start(self) -> TrainState:
-        """Return a fresh copy of the first state, because the step donates its input."""
-        state = init_first_state(self.case)
-        state = to_float64(state) if self.variant.double else jax.tree.map(jnp.asarray, state)
-        if self.variant.strategy is None:
-            return state
-        return jax.device_put(state, self.variant.strategy.shardings(state, self.case.dims))
-
-    def _compile(self, state: TrainState, batch: Any) -> Callable[..., Any]:
-        rules = ReplayRules(floats=self.variant.double, frozen=self.variant.frozen)
-        plain = not self.variant.double and self.variant.frozen is None
-        fn = self._step if plain else widen(self._step, rules)
-        if self.variant.strategy is None:
-            return jax.jit(fn, donate_argnums=0 if self.variant.donate else ())
-        return self.variant.strategy.compile(fn, state, batch, keeps=True)
+                self._program = (
+                    strategy.compile(self._step, state, rows, keeps=True)
+                    if strategy
+                    else jax.jit(self._step, donate_argnums=0 if variant.donate else ())
+                )
+            state, metrics = jax.device_get(self._program(state, rows))
+        return StepResult(
+            loss=float(np.ravel(metrics["loss"].value())[0]),
+            gradient=state.opt_state.gradient,
+            state=state_trees(state),
+            metrics=flatten_metrics({n: m for n, m in metrics.items() if n not in OWN}),
+            calls=int(state.opt_state.calls),
+        )
 
 
 @functools.lru_cache(maxsize=4)
 def init_first_state(case: LossCase) -> TrainState:
     """Return the state before the step, as numpy arrays."""
     with jax.enable_x64(False):
-        init = lambda: new_state(
-            case.params, observe_optimizer(case.optimizer), case.key, case.extra
-        )
+        optimizer = observe_optimizer(case.optimizer)
+        init = lambda: new_state(case.params, optimizer, case.key, case.extra)
         return jax.device_get(jax.jit(init)())
 
 
-def _result(state: TrainState, metrics: Any) -> StepResult:
-    own = {name: metric for name, metric in metrics.items() if name not in OWN}
-    observed_state: Any = state.opt_state
-    return StepResult(
-        loss=float(np.ravel(metrics["loss"].value())[0]),
-        gradient=observed_state.gradient,
-        state=_state_trees(state),
-        metrics=flatten_metrics(own),
-        calls=int(observed_state.calls),
-    )
+def state_trees(state: TrainState) -> dict[str, Any]:
+    """Return the trees of a state that are compared, as in StepResult."""
+    opt_state: Any = state.opt_state
+    trees = {name: getattr(state, name) for name in ("params", "extra", "step", "skipped")}
+    return {**trees, "opt_state": opt_state.inner}
 
 
-def _state_trees(state: TrainState) -> dict[str, Any]:
-    observed_state: Any = state.opt_state
-    return {
-        "params": state.params,
-        "opt_state": observed_state.inner,
-        "extra": state.extra,
-        "step": state.step,
-        "skipped": state.skipped,
-    }
+def change_loss(
+    loss: Loss,
+    before: Callable[..., tuple[Any, ...]] = lambda *args: args,
+    after: Callable[[Any], Any] = lambda output: output,
+) -> Loss:
+    """Return the loss with its arguments and its output changed."""
+    inner: Any = loss.loss if isinstance(loss, Stateful) else loss
+    changed: Any = lambda *args: after(inner(*before(*args)))
+    return Stateful(changed) if isinstance(loss, Stateful) else changed
 
 
 def drop_key(loss: Loss) -> Loss:
     """Return the loss without a key, as in evaluation."""
-    if isinstance(loss, Stateful):
-        return Stateful(lambda params, extra, batch, rng: loss.loss(params, extra, batch, None))
-    return lambda params, batch, rng: loss(params, batch, None)
+    return change_loss(loss, before=lambda *args: (*args[:-1], None))
+
+
+def scale_loss(loss: Loss, factor: float) -> Loss:
+    """Return the loss times a factor, with metrics and `extra` unchanged."""
+
+    def scale(output: Any) -> Any:
+        return (factor * output[0], *output[1:]) if type(output) is tuple else factor * output
+
+    return change_loss(loss, after=scale)
 
 
 def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> StepResult | None:
@@ -186,13 +180,9 @@ def list_layouts(
     (`list_variants`); `dims` decides which axes can split the model.
     """
     counts = [n for n in (2, 4, 8) if n <= min(most, len(jax.devices())) and rows % n == 0]
-    if not counts:
-        return {}
     named = {name for names in dims.values() for name in names if name}
-    kinds = get_args(parallel.Layout)
-    return {
-        name: layout for kind in kinds for name, layout in kind.list_variants(counts, named).items()
-    }
+    variants = [kind.list_variants(counts, named) for kind in get_args(parallel.Layout) if counts]
+    return {name: layout for each in variants for name, layout in each.items()}
 
 
 def build_strategy(values: Layout) -> parallel.Strategy:

@@ -7,14 +7,14 @@ import numpy as np
 
 from jtrain.core.types import Batch
 
-Kind = Literal["order", "split", "mask", "empty"]
+NUMBERS_OF_A_ROW = {"row", "mask"}
 
 
 class SumSplit(NamedTuple):
     """Parts of a batch whose sums must add up to those of the whole batch."""
 
     name: str
-    kind: Kind
+    kind: Literal["order", "split", "mask", "empty"]
     parts: tuple[Batch, ...]
     whole: Batch
 
@@ -26,8 +26,8 @@ def iter_splits(batch: Batch, *, allow_masks: bool, coupled: bool) -> Iterator[S
 
     Args:
         batch: an even number of rows.
-        hides: whether the loss takes masks that hide rows.
-        meets: whether the loss couples rows by declaration; the batch is then neither split nor
+        allow_masks: whether masks may hide rows.
+        coupled: whether rows interact by declaration; the batch is then neither split nor
             reordered.
     """
     rows = len(batch["mask"])
@@ -39,31 +39,29 @@ def iter_splits(batch: Batch, *, allow_masks: bool, coupled: bool) -> Iterator[S
         yield split_halves(ragged_batch)
         yield split_alternating(ragged_batch)
     if allow_masks and not coupled:
-        yield SumSplit(
-            "an empty slice", "empty", (hide_other_rows(batch, np.arange(0)), batch), batch
-        )
+        empty = hide_other_rows(batch, np.arange(0))
+        yield SumSplit("an empty slice", "empty", (empty, batch), batch)
     if allow_masks:
-        first = np.arange(half)
-        yield SumSplit("padded", "mask", (hide_other_rows(batch, first),), take_rows(batch, first))
-        subset = np.sort(draw.permutation(rows)[:half])
-        yield SumSplit(
-            "rows hidden", "mask", (hide_other_rows(batch, subset),), take_rows(batch, subset)
-        )
+        some = np.sort(draw.permutation(rows)[:half])
+        for name, rows in {"padded": np.arange(half), "rows hidden": some}.items():
+            hidden = (hide_other_rows(batch, rows),)
+            yield SumSplit(name, "mask", hidden, take_rows(batch, rows))
 
 
 def split_halves(batch: Batch) -> SumSplit:
     """Return the split into the first and the second half of the rows."""
-    parts = np.split(np.arange(len(batch["mask"])), 2)
-    halves = tuple(take_rows(batch, rows) for rows in parts)
-    return SumSplit("first and second half", "split", halves, batch)
+    return split_rows("first and second half", batch, np.split(np.arange(len(batch["mask"])), 2))
 
 
 def split_alternating(batch: Batch) -> SumSplit:
     """Return the split into rows 0, 2, 4, ... and rows 1, 3, 5, ..."""
-    parts = (np.arange(i, len(batch["mask"]), 2) for i in (0, 1))
-    return SumSplit(
-        "every other row", "split", tuple(take_rows(batch, rows) for rows in parts), batch
-    )
+    parts = [np.arange(i, len(batch["mask"]), 2) for i in (0, 1)]
+    return split_rows("every other row", batch, parts)
+
+
+def split_rows(name: str, batch: Batch, parts: list[np.ndarray]) -> SumSplit:
+    """Return the split into parts of these rows."""
+    return SumSplit(name, "split", tuple(take_rows(batch, rows) for rows in parts), batch)
 
 
 def repeat_rows(batch: Batch, rows: int) -> dict[str, np.ndarray]:
@@ -75,6 +73,12 @@ def repeat_rows(batch: Batch, rows: int) -> dict[str, np.ndarray]:
 def take_rows(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return these rows of the batch."""
     return {name: array[rows] for name, array in batch.items()}
+
+
+def with_contents(batch: Batch, other: np.ndarray, which: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the batch with the contents of rows `other` in rows `which`; keep `row` and `mask`."""
+    rows = np.where(which, other, np.arange(len(which)))
+    return {**take_rows(batch, rows), "row": batch["row"], "mask": batch["mask"]}
 
 
 def hide_other_rows(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -90,6 +94,5 @@ def make_ragged(batch: Batch) -> dict[str, np.ndarray]:
     row that counts.
     """
     rows = len(batch["mask"])
-    count = rows - max(rows // 2 - 1, 0)
-    short = hide_other_rows(batch, np.arange(count))
+    short = hide_other_rows(batch, np.arange(rows - max(rows // 2 - 1, 0)))
     return short if short["mask"].any() else dict(batch)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -21,20 +21,15 @@ from jtrain.testing.compare import (
     relative_difference,
     state_tree_of,
 )
-from jtrain.testing.report import is_finite
-from jtrain.testing.row_sums import CompiledRowSums, RowSums, add_sums
+from jtrain.testing.sums import RowSums, Sums, add_sums
 
 EXPLAINED = 1e-5  # larger differences are diagnosed: float32 rounding causes none so large
 MATCH = 1e-4  # relative tolerance of an explanation: above rounding, below the difference
 SMALL = 2.0**-20  # factor of the loss: far below any clipping threshold
 SEES = 1e-4  # relative change in the loss of a position that depends on a token
-ENDS = ((0, "first"), (-1, "last"))
-
-# (name of a state tree, the leaves of a state) -> the numbers of the tree as one vector
-Part: TypeAlias = Callable[[str, dict[str, np.ndarray]], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FailedSplit:
     """The result of a step under a split, the expected result, and experiments on the step."""
 
@@ -50,24 +45,24 @@ class FailedSplit:
     scale_loss: Callable[[float], tuple[StepResult, StepResult]]
     explain_time: Callable[[], Cause | None]  # the fault along a split sequence
 
-    @property
-    def count(self) -> int:
-        """Number of parts."""
-        return len(self.parts)
-
     def cause(self, row: str, /, **facts: object) -> Cause:
         """Return a cause of the table; the number and the name of the parts are known."""
         nouns = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
-        return cause(row, count=self.count, part=self.noun, parts=nouns, **facts)
+        return cause(row, count=len(self.parts), part=self.noun, parts=nouns, **facts)
+
+    def each_part(self, weights: Sequence[float] | None = None) -> list[RowSums]:
+        """Return the sums of each part, divided by its own weights or by these."""
+        sums = Sums(case=self.case)
+        return [sums(part, weights) for part in self.parts]
 
 
 def explain_step(failed: FailedSplit) -> Cause:
     """Return why a step differs from that of one device."""
-    actual, expected = failed.actual.calls, failed.expected.calls
-    if found := _explain_nonfinite(failed):
-        return found
-    if actual != expected:
-        return failed.cause("optimizer per part", actual=actual, expected=expected)
+    actual, expected = failed.actual, failed.expected
+    if actual.calls == 0 or actual.finite != expected.finite:
+        return _explain_nonfinite(failed)
+    if actual.calls != expected.calls:
+        return failed.cause("optimizer per part", actual=actual.calls, expected=expected.calls)
     if failed.distance_without_draws() <= EXPLAINED:
         return failed.cause("key of the part")
     for explain in (_explain_loss, _explain_gradient, _explain_metrics, _explain_state):
@@ -76,14 +71,12 @@ def explain_step(failed: FailedSplit) -> Cause:
     return failed.cause("unexplained")
 
 
-def _explain_nonfinite(failed: FailedSplit) -> Cause | None:
-    """Return a cause if only one of the two steps is finite."""
-    if failed.actual.calls > 0 and is_finite(failed.actual) == is_finite(failed.expected):
-        return None
-    rows = CompiledRowSums(failed.case)
+def _explain_nonfinite(failed: FailedSplit) -> Cause:
+    """Return why only one of the two steps is finite."""
+    results = [add_sums([sums], failed.case) for sums in failed.each_part()]
     empty = [i for i, part in enumerate(failed.parts) if not part["mask"].any()]
-    real = [part for part in failed.parts if part["mask"].any()]
-    if empty and all(math.isfinite(add_sums([rows(part)], failed.case).loss) for part in real):
+    real = [result for i, result in enumerate(results) if i not in empty]
+    if empty and all(math.isfinite(result.loss) for result in real):
         return failed.cause("empty slice (step)", index=empty[0])
     return failed.cause("not finite (step)")
 
@@ -95,61 +88,25 @@ def _explain_loss(failed: FailedSplit) -> Cause | None:
         return None
     if found := failed.explain_time():
         return found
-    ratio = actual / expected if expected else math.nan
-    if failed.count > 1:
-        rows = CompiledRowSums(failed.case)
-        part_sums, whole = [rows(part) for part in failed.parts], rows(failed.batch)
-        what = f"loss, {actual:.7g},"
-        values = [add_sums([sums], failed.case).loss for sums in part_sums]
-        shares = [_share(sums, whole) for sums in part_sums]
-        for row, value, facts in _wrong_sums(np.array(values), np.array(shares), expected):
-            if _is_near(actual, float(value)):
-                return failed.cause(row, what=what, **facts)
-        size = len(failed.batch["mask"])
-        if _is_near(actual, sum(sum(sums.contributions) for sums in part_sums) / size):
-            return _padded_size(failed, ratio, "loss")
-        if found := _explain_terms(part_sums, whole, failed):
-            return found
-    return _explain_ratio(ratio, "loss", failed)
+    sums, whole = failed.each_part(), Sums(case=failed.case)(failed.batch)
+    terms = lambda each: zip(each.contributions, whole.weights, strict=True)
+    share = lambda each: sum(total / weight for total, weight in terms(each) if weight)
+    values = [[add_sums([each], failed.case).loss] for each in sums]
+    found = _explain_sum(failed, "loss", [actual], [expected], values, [[share(x)] for x in sums])
+    return found or _explain_terms(sums, whole, failed)
 
 
-def _share(sums: RowSums, whole: RowSums) -> float:
-    """Return what a part adds to the loss of all rows."""
-    return sum(t / w for t, w in zip(sums.contributions, whole.weights, strict=True) if w)
-
-
-def _wrong_sums(
-    values: np.ndarray, shares: np.ndarray, expected: float | np.ndarray
-) -> Iterator[tuple[str, np.ndarray, dict[str, object]]]:
-    """Yield the row of the table, the value and the facts of each wrong way to sum over parts.
-
-    Args:
-        values: the loss, or the gradient, of each part divided by its own weight: n ...
-        shares: the same, divided by the weight of all rows.
-        expected: the right value.
-    """
-    finite = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-    yield "mean of means (step)", finite.sum(0) / max(len(values), 1), {}
-    yield "double sum", len(values) * np.asarray(expected), {}
-    yield "sum of means", finite.sum(0), {}
-    for index, which in ENDS:
-        for value in (values[index], shares[index]):
-            yield "missing sum", value, {"which": which}
-
-
-def _explain_terms(
-    part_sums: Sequence[RowSums], whole: RowSums, failed: FailedSplit
-) -> Cause | None:
+def _explain_terms(sums: Sequence[RowSums], whole: RowSums, failed: FailedSplit) -> Cause | None:
     """Return a cause if one of several terms is weighted differently from the others."""
-    n, actual, expected = failed.count, failed.actual.loss, failed.expected.loss
-    part_means = [_means_of(sums) for sums in part_sums]
+    n, actual, expected = len(failed.parts), failed.actual.loss, failed.expected.loss
+    part_means = [_means_of(each) for each in sums]
     for index, mean in enumerate(_means_of(whole)):
         wrong = {
             f"{n} times": n * mean,
             f"once per {failed.noun} the mean of": sum(part[index] for part in part_means),
             f"1/{n} of": mean / n,
         }
-        for times, value in wrong.items() if index else ():
+        for times, value in wrong.items() if index and n > 1 else ():
             if _is_near(actual, expected + value - mean):
                 return failed.cause("term by parts", actual=actual, times=times, index=index)
     return None
@@ -163,51 +120,21 @@ def _means_of(sums: RowSums) -> list[float]:
 
 def _explain_gradient(failed: FailedSplit) -> Cause | None:
     """Return the cause for a wrong gradient, whether the loss is right or unexplained."""
-    actual, expected = flatten(failed.actual.gradient), failed.expected.gradient
-    if distance(failed.actual.gradient, expected).by <= EXPLAINED:
+    actual, expected = flatten(failed.actual.gradient), flatten(failed.expected.gradient)
+    if distance(actual, expected).by <= EXPLAINED:
         return None
-    times, residual = fit_multiple(failed.actual.gradient, expected)
-    known = residual < MATCH and abs(times - 1) > MATCH
-    if known and (found := _explain_ratio(times, "gradient", failed)):
+    weights = Sums(case=failed.case).weights(failed.batch)
+    values, shares = (
+        [flatten(each.gradient) for each in failed.each_part(w)] for w in (None, weights)
+    )
+    if found := _explain_sum(failed, "gradient", actual, expected, values, shares):
         return found
-    if failed.count > 1:
-        rows = CompiledRowSums(failed.case)
-        weights = rows.weights(failed.batch)
-        values = np.stack([flatten(rows(part).gradient) for part in failed.parts])
-        shares = np.stack([flatten(rows(part, weights).gradient) for part in failed.parts])
-        for row, value, facts in _wrong_sums(values, shares, flatten(expected)):
-            size = max(float(np.linalg.norm(value)), 1e-30)
-            if np.linalg.norm(actual - value) <= MATCH * size:
-                return failed.cause(row, what="gradient", **facts)
     small, right = failed.scale_loss(SMALL)
     if distance(small.gradient, right.gradient).by <= MATCH:
         return failed.cause("clip before the sum")
-    off = np.linalg.norm(flatten(small.gradient) / SMALL - actual)
-    if off > MATCH * np.linalg.norm(actual):
+    if not _is_near(flatten(small.gradient) / SMALL, actual):
         return failed.cause("function before the sum")
     return None
-
-
-def _explain_ratio(times: float, what: str, failed: FailedSplit) -> Cause | None:
-    """Return a cause if a value is a known multiple of the right one."""
-    n, mask = failed.count, failed.batch["mask"]
-    if n > 1 and _is_near(times, n):
-        return failed.cause("double sum", what=what)
-    if n > 1 and _is_near(times, 1 / n):
-        return failed.cause("divided twice", what=what)
-    if _is_near(times, mask.sum() / len(mask)):
-        return _padded_size(failed, times, what)
-    power = math.log2(abs(times)) if times else 0.0
-    if abs(power) > 4 and abs(power - round(power)) < MATCH:
-        return failed.cause("loss scale", what=what, power=round(power))
-    return None
-
-
-def _padded_size(failed: FailedSplit, times: float, what: str) -> Cause:
-    mask = failed.batch["mask"]
-    return failed.cause(
-        "padded size (step)", what=what, times=times, real=mask.sum(), rows=len(mask)
-    )
 
 
 def _explain_metrics(failed: FailedSplit) -> Cause | None:
@@ -216,28 +143,64 @@ def _explain_metrics(failed: FailedSplit) -> Cause | None:
         actual = failed.actual.metrics.get(name, math.nan)
         if relative_difference(actual, expected) <= EXPLAINED:
             continue
-        rows = CompiledRowSums(failed.case)
-        values = [add_sums([rows(part)], failed.case).metrics[name] for part in failed.parts]
-        if failed.count > 1 and _is_near(actual, float(np.nanmean(values))):
-            return failed.cause("metric: mean of means", metric=name, actual=actual)
-        if failed.count > 1 and (_is_near(actual, values[0]) or _is_near(actual, values[-1])):
-            return failed.cause("metric: missing sum", metric=name)
-        return failed.cause("metric", metric=name, actual=actual, expected=expected)
+        values = [[add_sums([x], failed.case).metrics[name]] for x in failed.each_part()]
+        what = f"metric {name!r}"
+        found = _explain_sum(failed, what, [actual], [expected], values, values)
+        if found:
+            return found._replace(name=f"metric: {found.name}")
+        return failed.cause("metric", what=what, actual=actual, expected=expected)
     return None
 
 
-def _is_near(actual: float, value: float | int) -> bool:
-    """Return whether a number agrees with the one that an explanation predicts."""
-    return bool(math.isfinite(value) and abs(actual - value) <= MATCH * max(abs(value), 1e-12))
+def _explain_sum(
+    failed: FailedSplit, what: str, actual: Any, expected: Any, values: list, shares: list
+) -> Cause | None:
+    """Return a cause if a value is a wrong sum over the parts, or a multiple of the right one.
+
+    Args:
+        what: the name of the value.
+        actual: the value of the step.
+        expected: the right value.
+        values: the value of each part, divided by its own weight.
+        shares: the same, divided by the weight of all rows.
+    """
+    for row, wrong, facts in _wrong_sums(failed, *map(np.asarray, (expected, values, shares))):
+        if _is_near(np.asarray(actual), wrong) and not _is_near(np.asarray(expected), wrong):
+            return failed.cause(row, what=what, **facts)
+    times, residual = fit_multiple(np.asarray(actual), np.asarray(expected))
+    power = math.log2(abs(times)) if times else 0.0
+    if residual < MATCH and abs(power) > 4 and abs(power - round(power)) < MATCH:
+        return failed.cause("loss scale", what=what, power=round(power))
+    return None
 
 
-# The next state, after a right loss and gradient.
+def _wrong_sums(
+    failed: FailedSplit, expected: np.ndarray, values: np.ndarray, shares: np.ndarray
+) -> Iterator[tuple[str, np.ndarray, dict[str, object]]]:
+    """Yield the row of the table, the value and the facts of each wrong way to sum over parts."""
+    n, mask = len(failed.parts), failed.batch["mask"]
+    real, rows = int(mask.sum()), len(mask)
+    if n > 1:
+        yield "mean of means (step)", np.nan_to_num(values, posinf=0, neginf=0).mean(0), {}
+        yield "double sum", n * expected, {}
+        yield "divided twice", expected / n, {}
+        for index, which in ((0, "first"), (-1, "last")):
+            for value in (values[index], shares[index]):
+                yield "missing sum", value, {"which": which}
+    facts = {"times": real / rows, "real": real, "rows": rows}
+    yield "padded size (step)", expected * real / rows, facts
+
+
+def _is_near(actual: np.ndarray | float, value: np.ndarray | float) -> bool:
+    """Return whether numbers agree with those that an explanation predicts."""
+    off, size = np.linalg.norm(np.subtract(actual, value)), np.linalg.norm(value)
+    return bool(np.isfinite(size) and off <= MATCH * max(float(size), 1e-12))
 
 
 def _explain_state(failed: FailedSplit) -> Cause | None:
-    """Return why the state differs; None if it does not, or if loss or gradient differ already."""
+    """Return why the next state differs; None if it does not, or if loss or gradient do."""
     distances = compare_results(failed.actual, failed.expected)
-    if max(distances.loss, distances.gradient.by) > EXPLAINED:
+    if max(distances.loss.by, distances.gradient.by) > EXPLAINED:
         return None
     actual, expected, before = (
         named_arrays(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
@@ -246,43 +209,29 @@ def _explain_state(failed: FailedSplit) -> Cause | None:
     off = [name for name in expected if far(name)]
     if not off:
         return None
-    parameters = tuple(failed.expected.leaves())
+    parameters = tuple(named_arrays(failed.expected.gradient))
+    leaves = lambda tree: [f"{tree}/{p}" if p else tree for p in parameters]
+    vector = lambda arrays, tree: np.concatenate([arrays[leaf].ravel() for leaf in leaves(tree)])
 
-    def part(where: str, tree: dict[str, np.ndarray]) -> np.ndarray:
-        return np.concatenate([tree[f"{where}/{p}" if p else where].ravel() for p in parameters])
-
-    def multiple(where: str, of: np.ndarray) -> tuple[float, float]:
-        return fit_multiple(part(where, actual) - part(where, expected), of)
+    def multiple(tree: str, of: np.ndarray) -> tuple[float, float]:
+        return fit_multiple(vector(actual, tree) - vector(expected, tree), of)
 
     wrong = {state_tree_of(name, parameters) for name in off}
     if "params" in wrong:
-        factor, residual = multiple("params", part("params", before))
-        if residual < 10 * MATCH:
-            return failed.cause("decay per part", factor=factor)
-        return failed.cause("update")
-    step = part("params", expected) - part("params", before)
-    complete = {w for w in wrong if all((f"{w}/{p}" if p else w) in expected for p in parameters)}
-    for where in sorted(complete):
-        factor, residual = multiple(where, step)
+        factor, residual = multiple("params", vector(before, "params"))
+        row = "decay per part" if residual < 10 * MATCH else "update"
+        return failed.cause(row, factor=factor)
+    step = vector(expected, "params") - vector(before, "params")
+    for tree in sorted(tree for tree in wrong if set(leaves(tree)) <= expected.keys()):
+        factor, residual = multiple(tree, step)
         if residual < 100 * MATCH:  # it lags behind the parameters
-            return failed.cause("stale average", leaf=where, factor=-factor)
-    return _explain_extra(failed, off) or failed.cause("state", leaf=off[0])
-
-
-def _explain_extra(failed: FailedSplit, off: list[str]) -> Cause | None:
-    """Return a cause if running statistics are those of one part."""
-    extra = sorted(name for name in off if name.startswith("extra"))
-    if not extra or failed.count == 1:
-        return None
-    rows, actual = CompiledRowSums(failed.case), named_arrays(failed.actual.state)
-    for index, which in ENDS:
-        single = named_arrays(add_sums([rows(failed.parts[index])], failed.case).state)
-        if all(distance(actual[name], single[name]).by <= MATCH for name in extra):
-            return failed.cause("statistics of one part", leaf=extra[0], which=which)
-    return None
-
-
-# Sequences that are split.
+            return failed.cause("stale average", leaf=tree, factor=-factor)
+    extra = [name for name in off if name.startswith("extra")]
+    for index, which in ((0, "first"), (-1, "last")) if len(failed.parts) > 1 else ():
+        part = named_arrays(add_sums([failed.each_part()[index]], failed.case).state)
+        if extra and all(distance(actual[name], part[name]).by <= MATCH for name in extra):
+            return failed.cause("statistics of one part", leaf=min(extra), which=which)
+    return failed.cause("state", leaf=off[0])
 
 
 def explain_time_split(

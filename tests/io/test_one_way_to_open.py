@@ -29,7 +29,6 @@ EXEMPT = {
     "checkpoint/seal.py": "flushes what was written, without waiting",
     "cli/init.py": OWN,
     "inspect/report/page.py": OWN,
-    "inspect/explain/page.py": OWN,
     "data/known_sets.py": OWN,
     "train/processes.py": "the experiment's own code, which is run",
     "parallel/program_cache.py": f"{CACHE}; /proc/cpuinfo",

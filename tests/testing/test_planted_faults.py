@@ -16,10 +16,10 @@ from right_losses import RIGHT
 import jtrain as jt
 from jtrain.core.mean import Mean
 from jtrain.errors import CodeError
+from jtrain.testing.flow import trace_mean_flows
 from jtrain.testing.loss_checks import compare_loss, find_counted_index
 from jtrain.testing.purity import explain_impurity
-from jtrain.testing.row_sums import CompiledRowSums
-from jtrain.testing.trials import Trials, trace_mean_flows
+from jtrain.testing.sums import Sums
 
 NEIGHBOURS = dict(of_rows.NEIGHBOURS)
 BRANCH = NEIGHBOURS.pop("a branch on the sum")  # that no part of the batch takes
@@ -162,16 +162,16 @@ def test_independent_rows_have_no_facts(name):
 
 def find(loss, params, batch, **more):
     case = jt.testing.build_case(loss, params, batch, optimizer=optax.sgd(0.1), **more)
-    return find_counted_index(case, Trials(CompiledRowSums(case)))
+    return find_counted_index(case, Sums(case=case))
 
 
 @pytest.mark.thorough
 def test_an_index_out_of_range_has_its_row_range_and_shape():
-    message = find(entropy, **programs.LATE).cause.why
+    message = find(entropy, **programs.LATE).why
     assert "batch['label'] holds 4 in row 6, and the loss uses it to index 4 entries" in message
     assert "of an array of shape (8, 4). JAX" in message
-    assert "holds 5 in row 5" in find(programs.embedded, **programs.TOKENS).cause.why
-    message = find(programs.from_one, linear(), classes(label=np.zeros(8, np.int32))).cause.why
+    assert "holds 5 in row 5" in find(programs.embedded, **programs.TOKENS).why
+    message = find(programs.from_one, linear(), classes(label=np.zeros(8, np.int32))).why
     assert "holds 0 in row 0" in message
 
 
@@ -190,4 +190,4 @@ def test_more_batches_of_any_size_are_checked():
     label = np.where(np.arange(19) == 17, 4, np.resize(good_batch["label"], 19)).astype(np.int32)
     more = lambda: iter([good_batch, classes(19, label=label)])
     found = find(programs.one_hot_labels, linear(), good_batch, more_batches=more)
-    assert "in row 17" in found.cause.why
+    assert "in row 17" in found.why

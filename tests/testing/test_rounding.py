@@ -8,11 +8,11 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.mean import Mean
+from jtrain.testing.bfloat16 import UNIT, compare_in_bfloat16, measure_spread
 from jtrain.testing.case import build_case
 from jtrain.testing.float64 import to_float64, widen
 from jtrain.testing.loss_checks import compare_loss
-from jtrain.testing.rounding import UNIT, compare_in_bfloat16, measure_spread
-from jtrain.testing.row_sums import make_sums
+from jtrain.testing.sums import make_sums
 
 
 def in_double(fn, *args):
@@ -93,7 +93,7 @@ def chain(params, batch, rng):
 def test_the_spread_is_that_of_independent_roundings():
     """Compare with the closed form: a rounding error, uniform in -u .. u, has variance u^2 / 3."""
     case = bfloat16_case(chain, 1)
-    _, spread = measure_spread(make_sums(case.unplaced_loss(), True), case, case.batch)
+    _, spread = measure_spread(make_sums(case.terms()), case, case.batch)
     # The factors are exact, so the roundings are 48 products, two casts and the first product.
     one_row = UNIT * np.sqrt((TURNS + 2) / 3)
     assert one_row / np.sqrt(ROWS) / 2 < spread.loss < one_row * 1.5

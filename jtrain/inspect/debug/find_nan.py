@@ -1,9 +1,8 @@
 """The origin of the first nonfinite value of a run: operation, line, leaf and rows."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jtrain.config.top import RUNS
 from jtrain.core.pytree import name, named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch
-from jtrain.inspect.debug.eval_jaxpr import Equation, ExecutedOp, TracedValue, execute
+from jtrain.inspect.debug.nonfinite import NonfiniteOrigin, NonfiniteTrace
 from jtrain.inspect.debug.single_device import (
     make_gradient,
     read_full_batch,
@@ -22,7 +21,6 @@ from jtrain.inspect.debug.single_device import (
     term_weights,
     to_single_device,
 )
-from jtrain.inspect.debug.source import SourceLine, find_source
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
 from jtrain.train.program import Program
@@ -33,173 +31,6 @@ from jtrain.train.runtime import enable_compilation_cache
 from jtrain.train.step_time import resolve_with_step_time
 
 ROWS = 4096  # the largest batch whose rows are checked one by one
-
-
-@dataclasses.dataclass(frozen=True)
-class NonfiniteOrigin:
-    """An operation that made an infinity from finite inputs, or a NaN from inputs without NaN.
-
-    Or an input of the program that is not finite: it has no `equation`.
-    """
-
-    what: str
-    """`log(0.0) = -inf`, or ``row 3 of `x` is nan``."""
-    place: tuple[int, ...]
-    """Index of the first nonfinite element."""
-    count: int
-    """Number of nonfinite elements."""
-    shape: tuple[int, ...]
-    dtype: str
-    equation: Equation | None = None
-    turn: tuple[int, ...] = ()
-    """Turn of each loop around the operation, from 0."""
-    calls: tuple[Equation, ...] = ()
-    """Calls and loops around the operation."""
-    index: int = -1
-    """Position of the input."""
-    leaf: str = ""
-    """Parameter or array of the batch that is the input; else empty."""
-
-    @property
-    def primitive(self) -> str:
-        """Name of the primitive; empty for an input."""
-        return self.equation.primitive.name if self.equation is not None else ""
-
-    @property
-    def lines(self) -> list[SourceLine]:
-        """Source lines of the operation."""
-        return find_source(self.equation, self.calls) if self.equation is not None else []
-
-    @property
-    def detail(self) -> str:
-        """Place and extent of the nonfinite elements."""
-        extent = f"{self.count} of {math.prod(self.shape)}"
-        if self.equation is None:
-            return f"{extent} of its numbers are not finite"
-        turn = "".join(f", turn {number} of a loop" for number in self.turn)
-        where = f"at {list(self.place)} of {self.dtype}{list(self.shape)}, {extent}"
-        return f"{where}{turn}" if self.shape else turn.strip(", ")
-
-
-class _Broken(NamedTuple):
-    """The record of a nonfinite value."""
-
-    nan: bool
-    parents: Sequence[int]  # numbers of the nonfinite values that it was computed from
-    origin: NonfiniteOrigin | None
-
-
-class NonfiniteTrace:
-    """The execution of a program, with the origin of each nonfinite value."""
-
-    def __init__(self, program: Any, inputs: Sequence[Any]):
-        self._broken: dict[int, _Broken] = {}
-        self._inputs = inputs
-        for number, array in enumerate(inputs):
-            if (values := _nonfinite_values(array)) is not None:
-                self._broken[number] = _Broken(bool(np.isnan(values).any()), (), None)
-        self.outputs = execute(program, inputs, self._record)
-
-    def broken(self, value: TracedValue) -> bool:
-        """Return whether an output of the program is not finite."""
-        return value.number in self._broken or _nonfinite_values(value.array) is not None
-
-    def origins(self, value: TracedValue) -> list[NonfiniteOrigin]:
-        """Return the origins of a nonfinite value, earliest first.
-
-        An infinity that became a NaN has two origins: that of the infinity, and that of the NaN.
-        """
-        found: list[NonfiniteOrigin] = []
-        number, nan = value.number, self._nan(value.number)
-        while number in self._broken:
-            broken = self._broken[number]
-            causes = [n for n in broken.parents if self._nan(n) or not nan]
-            if not causes and broken.origin is not None:
-                found.append(broken.origin)
-                causes, nan = list(broken.parents), False  # continue with the infinity
-            if not causes:
-                if number < len(self._inputs):
-                    values = np.asarray(self._inputs[number])
-                    extent = _extent(values)
-                    what = f"is {float(values[extent['place']]):g}"
-                    found.append(NonfiniteOrigin(what, **extent, index=number))
-                break
-            number = min(causes)
-        return found[::-1]
-
-    def _nan(self, number: int) -> bool:
-        return number in self._broken and self._broken[number].nan
-
-    def _record(self, executed: ExecutedOp) -> None:
-        for output in executed.outputs:
-            values = _nonfinite_values(output.array)
-            if values is None:
-                continue
-            parents = [
-                v.number for v in _source_inputs(executed, values) if v.number in self._broken
-            ]
-            nan = bool(np.isnan(values).any())
-            created = not any(self._nan(n) or not nan for n in parents)
-            origin = None
-            if created:
-                extent = _extent(values)
-                what = _describe_operation(executed, extent["place"], values[extent["place"]])
-                equation, turn, calls = executed.equation, executed.turn, executed.calls
-                origin = NonfiniteOrigin(what, **extent, equation=equation, turn=turn, calls=calls)
-            self._broken[output.number] = _Broken(nan, parents, origin)
-
-
-def _nonfinite_values(x: Any) -> np.ndarray | None:
-    """Return `x` as a numpy array if an element is NaN or infinite; else None."""
-    if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
-        return None
-    host = np.asarray(x)
-    return None if np.isfinite(host).all() else host
-
-
-def _source_inputs(executed: ExecutedOp, values: np.ndarray) -> Sequence[TracedValue]:
-    """Return the inputs that the nonfinite elements were computed from."""
-    if executed.equation.primitive.name != "select_n":
-        return executed.inputs
-    chosen = np.broadcast_to(np.asarray(executed.inputs[0].array), values.shape)
-    return [executed.inputs[1 + int(i)] for i in np.unique(chosen[~np.isfinite(values)])]
-
-
-def _describe_operation(executed: ExecutedOp, place: tuple[int, ...], value: Any) -> str:
-    """Return an operation with its inputs at a place, or their ranges: `log(0.0) = -inf`."""
-    arrays = [np.asarray(v.array) for v in executed.inputs if not _is_key(v.array)]
-    if all(x.shape in {(), executed.outputs[0].array.shape} for x in arrays):
-        arguments = [_format(x[place] if x.shape else x) for x in arrays]
-    else:
-        arguments = [_format_range(x) for x in arrays]
-    return f"{executed.equation.primitive.name}({', '.join(arguments)}) = {_format(value)}"
-
-
-def _extent(values: np.ndarray) -> dict[str, Any]:
-    """Return place, count, shape and dtype of the NaNs, or of the infinities if there is none."""
-    nonfinite = np.isnan(values) if np.isnan(values).any() else ~np.isfinite(values)
-    return {
-        "place": tuple(np.argwhere(nonfinite)[0].tolist()),
-        "count": int(nonfinite.sum()),
-        "shape": values.shape,
-        "dtype": str(values.dtype),
-    }
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-
-
-def _format(x: Any) -> str:
-    return f"{float(x):.6g}" if jnp.issubdtype(x.dtype, jnp.floating) else str(x)
-
-
-def _format_range(x: np.ndarray) -> str:
-    if not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
-        return f"{x.dtype}{list(x.shape)}"
-    finite = x[np.isfinite(x)].astype(np.float64)
-    low_high = f"{finite.min():.3g} .. {finite.max():.3g}" if finite.size else "none finite"
-    return f"{x.dtype}{list(x.shape)} of {low_high}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jtrain.core.pytree import named_leaves
 from jtrain.inspect.explain.compiled import CompiledProgram, read_compiled
-from jtrain.inspect.explain.modules import Flow, ModuleCost, sum_by_module, trace_flow
+from jtrain.inspect.explain.modules import ModuleCost, sum_by_module
 from jtrain.inspect.explain.operations import (
     Operation,
     list_operations,
@@ -53,7 +53,6 @@ class Explanation:
     """Devices that the rows are split over."""
     modules: ModuleCost
     residuals: tuple[Residual, ...]
-    flow: Flow
     flops: StepFlops
     recomputed: float
     """FLOPs that rematerialization computes again."""
@@ -85,7 +84,6 @@ class Explanation:
             "saved_bytes": self.saved,
             "modules": self.modules.plain(),
             "residuals": [_plain_residual(*group) for group in group_residuals(self.residuals)],
-            "flow": dataclasses.asdict(self.flow),
             "sharding": self.sharding.plain(),
             "activations": [dataclasses.asdict(each) for each in self.activations],
             "compiled": self.compiled.plain() if self.compiled else None,
@@ -124,7 +122,7 @@ def explain(
     leaves = named_leaves(program.resolved.like.params)
     sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items()}
     modules = sum_by_module(operations, residuals, sizes)
-    flow, flops = trace_flow(operations, residuals), count_step_flops(program)
+    flops = count_step_flops(program)
     seconds = time.perf_counter() - start
     compiled, hlo = _compile(program, topology) if compiles else (None, "")
     found = Explanation(
@@ -134,7 +132,6 @@ def explain(
         row_shards=program.resolved.strategy.shares,
         modules=modules,
         residuals=tuple(residuals),
-        flow=flow,
         flops=flops,
         recomputed=modules.flops["recomputed"],
         sharding=describe_sharding(program),

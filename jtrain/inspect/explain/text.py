@@ -1,11 +1,13 @@
-"""Explanations as text: a tree of modules with their costs, and tables."""
+"""Explanations as text: a tree of modules with their costs, and tables; as a page."""
 
 from collections.abc import Container, Iterator, Sequence
+from html import escape
 
 from jtrain.inspect.explain.compiled import CompiledProgram
 from jtrain.inspect.explain.explain import Explanation
 from jtrain.inspect.explain.modules import ModuleCost, fold_small, share
 from jtrain.inspect.explain.residuals import ResidualGroup, group_residuals
+from jtrain.inspect.report.page import render_document
 from jtrain.inspect.sharding_table import format_sharding
 from jtrain.io.formatting import align_columns, format_bytes, format_count, format_seconds
 
@@ -175,3 +177,17 @@ def format_shardings(found: Explanation) -> str:
         rows.append((each.module, each.array, split, f"{each.count}"))
     words = "the compiler chooses the sharding of the others"
     return "\n".join([text, "", *align_columns(rows, right=(3,)), words])
+
+
+def render_page(found: Explanation) -> str:
+    """Return the page: the explanation and the shardings as text."""
+    text = format_explanation(found, found.modules, everything=True)
+    parts = {
+        "Modules and the compiled program": text,
+        "Shardings": format_shardings(found),
+    }
+    body = "".join(
+        f'<section><h2>{title}</h2><pre class="table">{escape(part)}</pre></section>\n'
+        for title, part in parts.items()
+    )
+    return render_document(f"{found.name}: what a step computes", body)

@@ -1,8 +1,7 @@
 """Advice for a step that does not fit, and the largest batch that does."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jtrain.errors import ConfigError, UserError
@@ -13,8 +12,7 @@ from jtrain.io.formatting import format_bytes
 from jtrain.train.experiment import RunConfig
 from jtrain.train.program import set_up
 
-SHOWN = 3  # combinations
-COMPILES = 3  # pieces of advice that are compiled
+SHOWN = 3  # pieces of advice
 SLACK = 1.1  # by which the memory of a candidate may be off
 
 
@@ -36,110 +34,79 @@ class Advice(NamedTuple):
 
 
 def advise(config: RunConfig, topology: Topology, plan: Plan) -> list[Advice]:
-    """Return what each setting saves, and two or three together if none alone makes the step fit.
+    """Return settings with which the step should fit: the fewest changes first, then the fastest.
 
-    A saving is the difference of two analytic estimates, times the ratio of the compiled step to
-    its own. Of those that fit the first saves least, for it also computes and sends least more.
+    Without one, those that save most. A saving is the difference of two analytic estimates, times
+    the ratio of the compiled step to its own.
     """
     costs, here = Costs(config, topology), current(config)
     now = costs.memory(here)
-    ratio = plan.peak / max(now, 1)
-
-    def judge(changes: Iterable[dict[str, Any]]) -> list[Advice]:
-        found: dict[str, Advice] = {}
-        for change in changes:
-            candidate = here._replace(**change)
-            try:
-                candidate.apply(config)
-                saves = int((now - costs.memory(candidate)) * ratio)
-            except UserError:
-                continue
-            if saves > 0.01 * plan.peak:
-                settings = _describe(change, here)
-                advice = Advice(settings, saves, _fits(plan, saves), candidate)
-                found.setdefault(settings, advice)
-        return sorted(found.values(), key=lambda each: (not each.fits, each.saves))
-
-    changes = list(_changes(config, topology, costs, here))
-    single = judge(changes)
-    if any(each.fits for each in single):
-        return single
-    together = [each for each in judge(_combinations(changes)) if each.fits]
-    return [*together[:SHOWN], *reversed(single)]
+    found: dict[str, tuple[int, float, Advice]] = {}
+    for candidate in _candidates(config, topology, costs, here):
+        changes = _describe(candidate, here)
+        try:
+            candidate.apply(config)
+            saves = int((now - costs.memory(candidate)) * plan.peak / max(now, 1))
+            seconds = costs.seconds(candidate)
+        except UserError:
+            continue
+        if changes and saves > 0.01 * plan.peak:
+            fits = (plan.peak - saves) * SLACK <= plan.memory["limit"]
+            advice = Advice(" ".join(changes), saves, fits, candidate)
+            found.setdefault(advice.settings, (len(changes), seconds, advice))
+    ordered = sorted(found.values(), key=lambda each: each[:2])
+    fitting = [advice for *_, advice in ordered if advice.fits]
+    most = sorted((advice for *_, advice in ordered), key=lambda each: -each.saves)
+    return (fitting or most)[:SHOWN]
 
 
 def check_advice(
     found: list[Advice], config: RunConfig, topology: Topology, plan: Plan
 ) -> list[Advice]:
-    """Return the advice with those that should fit compiled, one by one, until one does fit.
-
-    Where a step does not fit after all, the savings of the others are scaled by its error.
-    """
-    checked: list[Advice] = []
-    for _ in range(COMPILES):
-        each = next((each for each in found if each.fits), None)
-        if each is None:
-            break
-        found = [other for other in found if other is not each]
+    """Return the advice with those that should fit compiled, one by one, until one does fit."""
+    checked: dict[str, Advice] = {}
+    for each in [each for each in found if each.fits]:
         try:
             made = make_plan(each.candidate.apply(config), topology)
         except UserError:  # the layout does not suit the model
             continue
-        saves = plan.peak - made.peak
-        checked.append(each._replace(saves=saves, fits=made.fits, compiled=True))
+        checked[each.settings] = each._replace(
+            saves=plan.peak - made.peak, fits=made.fits, compiled=True
+        )
         if made.fits:
             break
-        error = min(saves / each.saves, 1.0)
-        for i, other in enumerate(found):
-            less = int(other.saves * error)
-            found[i] = other._replace(saves=less, fits=other.fits and _fits(plan, less))
-    return sorted([*checked, *found], key=lambda each: not (each.fits and each.compiled))
+    known = [checked.get(each.settings, each) for each in found]
+    return sorted(known, key=lambda each: not (each.fits and each.compiled))
 
 
-def _fits(plan: Plan, saves: int) -> bool:
-    return (plan.peak - saves) * SLACK <= plan.memory["limit"]
-
-
-def _changes(
+def _candidates(
     config: RunConfig, topology: Topology, costs: Costs, here: Candidate
-) -> Iterator[dict[str, Any]]:
-    """Yield changed values of a candidate, of one kind each."""
-    if here.remat and here.remat != "full":
-        yield {"remat": "full", "saved": ()}
-    for count in (here.microbatches * factor for factor in (2, 4, 8)):
-        if config.batch % (count * len(topology.devices)) == 0:
-            yield {"microbatches": count}
-    layouts = [
-        each.parallel
-        for each in candidates(config, topology, costs)
-        if each.microbatches == here.microbatches
-        and each.parallel.context == each.parallel.tensor == 1
-    ]
-    size = lambda layout: costs.memory(here._replace(parallel=layout))
-    for offload in (False, True):
-        if found := [layout for layout in layouts if bool(layout.offload) == offload]:
-            yield {"parallel": dataclasses.replace(min(found, key=size), devices=0)}
+) -> Iterator[Candidate]:
+    """Yield the config's layout and those of a search, with recomputation and microbatches."""
+    turns = [here.microbatches * factor for factor in (1, 2, 4, 8)]
+    layouts = [here.parallel]
+    for each in candidates(config, topology, costs):
+        inside = each.parallel.context * each.parallel.tensor > 1
+        if each.microbatches == here.microbatches and not inside and each.parallel not in layouts:
+            layouts.append(each.parallel)
+    for layout in layouts:
+        for count in turns:
+            if config.batch % (count * len(topology.devices)) == 0 or count == here.microbatches:
+                yield here._replace(parallel=layout, microbatches=count)
+                if here.remat and here.remat != "full":
+                    yield Candidate(layout, count, "full")
 
 
-def _combinations(changes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield two and three changes at once, of different kinds."""
-    for count in (2, 3):
-        for group in itertools.combinations(changes, count):
-            merged = {name: value for change in group for name, value in change.items()}
-            if len(merged) == sum(map(len, group)):
-                yield merged
-
-
-def _describe(change: dict[str, Any], here: Candidate) -> str:
+def _describe(candidate: Candidate, here: Candidate) -> list[str]:
     """Return changed values as they are typed after `jtrain run CONFIG`."""
     words = []
-    if "remat" in change:
+    if candidate.remat != here.remat:
         words.append("model.remat=full" + (" model.saved=[]" if here.saved else ""))
-    if "microbatches" in change:
-        words.append(f"microbatches={change['microbatches']}")
-    if "parallel" in change:
-        words.append(describe_layout(change["parallel"]))
-    return " ".join(words)
+    if candidate.microbatches != here.microbatches:
+        words.append(f"microbatches={candidate.microbatches}")
+    if candidate.parallel != here.parallel:
+        words.append(describe_layout(candidate.parallel))
+    return words
 
 
 def format_advice(found: list[Advice], plan: Plan) -> str:

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jtrain.core.pytree import named_leaves
@@ -183,7 +182,7 @@ class Costs:
         return Axes(**sizes, zero=zero, min_size=size, offload=getattr(layout, "offload", ()))
 
     def _speeds(self, sizes: Mapping[str, int]) -> Speeds:
-        devices = self.topology.devices
+        devices = self.topology.devices[: math.prod(sizes.values())]
         chip = find_chip(devices)
         if chip is None or not chip.memory:
             return cpu_speeds(len(devices))
@@ -299,13 +298,17 @@ def search(
         report("counting memory and operations of the candidates by their shapes")
         found = _with_costs(config, topology, costs, result)
         report(f"{result.considered} candidates; compiling {compiles} at most")
-        for candidate in _promising(found, costs, result, topology.limit):
+        error = result.rows[0].plan.peak / max(costs.memory(current(config)), 1)
+        fits = lambda memory: not topology.limit or error * memory <= topology.limit
+        promising = [candidate for _, memory, candidate in found if fits(memory)]
+        result.too_large = len(found) - len(promising)
+        for candidate in promising:
             if len(result.rows) >= compiles:
                 break
             try:
                 try_candidate(candidate)
-            except UserError as error:
-                result.refuse(error)
+            except UserError as refused:
+                result.refuse(refused)
     except KeyboardInterrupt:
         result.stopped = True
     return result
@@ -314,62 +317,17 @@ def search(
 def _with_costs(
     config: RunConfig, topology: Topology, costs: Costs, result: SearchResult
 ) -> list[tuple[float, int, Candidate]]:
-    """Return analytic time and memory of each candidate, fastest first."""
-    found = []
+    """Return analytic time and memory of each candidate, fastest first; of equal ones the first."""
+    found: dict[tuple[float, int], Candidate] = {}
     for candidate in candidates(config, topology, costs):
         result.considered += 1
         try:
             candidate.apply(config)
-            found.append((costs.seconds(candidate), costs.memory(candidate), candidate))
+            key = round(costs.seconds(candidate), 6), costs.memory(candidate)
+            found.setdefault(key, candidate)
         except UserError as error:
             result.refuse(error)
-    return sorted(found, key=lambda each: each[:2])
-
-
-def _promising(
-    found: Sequence[tuple[float, int, Candidate]], costs: Costs, result: SearchResult, limit: int
-) -> Iterator[Candidate]:
-    """Yield candidates that may fit, that with the shortest corrected time first.
-
-    Compiled programs correct what follows: the memory of a candidate is its analytic memory times
-    the ratio of programs with the same recomputation, its time that of programs with the same
-    sizes of `tensor` and `context`.
-    """
-    left = {
-        (round(seconds, 6), memory): candidate for seconds, memory, candidate in reversed(found)
-    }
-    recomputation = lambda candidate: (candidate.remat, candidate.saved)
-    inside = lambda candidate: [getattr(candidate.parallel, x, 1) for x in ("tensor", "context")]
-    while left:
-        memory = _ratio(result.rows, costs.memory, lambda row: row.plan.peak, recomputation)
-        time = _ratio(result.rows, costs.seconds, lambda row: row.seconds, inside)
-        fitting = {
-            key: time(candidate) * key[0]
-            for key, candidate in left.items()
-            if not limit or memory(candidate) * key[1] <= limit
-        }
-        result.too_large = len(left) - len(fitting)
-        if not fitting:
-            break
-        yield left.pop(min(fitting, key=lambda key: (fitting[key], key)))
-
-
-def _ratio(
-    rows: Sequence[SearchRow],
-    analytic: Callable[[Candidate], float],
-    compiled: Callable[[SearchRow], float],
-    group: Callable[[Candidate], Any],
-) -> Callable[[Candidate], float]:
-    """Return the ratio of compiled to analytic figures, by a property of the candidates.
-
-    Where nothing was compiled yet the smallest ratio stands: it is worth a try.
-    """
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        ratio = compiled(row) / max(analytic(row.candidate), 1e-12)
-        groups.setdefault(str(group(row.candidate)), []).append(ratio)
-    least = min(map(min, groups.values()), default=1.0)
-    return lambda candidate: statistics.median(groups.get(str(group(candidate)), [least]))
+    return [(*key, found[key]) for key in sorted(found)]
 
 
 def format_search(result: SearchResult) -> str:

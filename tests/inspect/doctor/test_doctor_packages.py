@@ -26,7 +26,6 @@ def test_a_healthy_environment_has_one_line(tmp_path):
     ("without", "versions", "name", "words", "remedy"),
     [
         ([], {"jaxlib": "0.7.2"}, "jaxlib-version", "jaxlib<=0.10.2,>=0.10.1", "'jaxlib==0.10.2'"),
-        ([], {"jaxlib": "0.11.0"}, "jaxlib-version", "jaxlib 0.11.0", "'jaxlib==0.10.2'"),
         (
             [],
             {"jax__cuda12__plugin": "0.7.2"},
@@ -42,16 +41,7 @@ def test_a_healthy_environment_has_one_line(tmp_path):
             "'jax[tpu]==0.10.2'",
         ),
         ([], {"flax": "0.11.2"}, "package-version", "jtrain requires flax>=0.12.6", "'flax>=0.12"),
-        ([], {"numpy": "1.26.4"}, "package-version", "numpy 1.26.4", "'numpy>=2.0'"),
-        ([], {"orbax__checkpoint": "0.7"}, "package-version", "orbax-checkpoint 0.7", "'orbax-"),
         ([], {"ml_dtypes": "0.3.0"}, "package-version", "ml_dtypes>=0.5.0", "'ml_dtypes>=0.5.0'"),
-        (
-            [],
-            {"jax": "0.7.2", "jaxlib": "0.7.2"},
-            "package-version",
-            "jax<0.13,>=0.10",
-            "'jax<0.13,>=",
-        ),
         (["xxhash"], {}, "package-missing", "xxhash is not installed", "'xxhash>=3.5'"),
         (["jaxlib"], {}, "package-missing", "jaxlib is not installed", "'jaxlib==0.10.2'"),
     ],
