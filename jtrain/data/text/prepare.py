@@ -30,7 +30,7 @@ from jtrain.data.text.tokenizing import Tokenizing
 from jtrain.errors import DataError
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.object_store import check_local_path
-from jtrain.io.regular_files import atomic_write, open_regular, read_json
+from jtrain.io.regular_files import atomic_write, open_regular, read_json, resolve_inside
 
 SHARD = 1 << 28  # tokens a file
 BATCH = 1 << 20  # characters tokenized at once
@@ -353,7 +353,8 @@ class AppendLog:
         """Reopen the last file at its synced length."""
         if not self._files:
             return self._next_file()
-        path = self._folder / self._files[-1]["name"]
+        name, note = self._files[-1]["name"], self._folder / "progress.json"
+        path = resolve_inside(self._folder, name, DataError, note)
         wanted = self._files[-1]["count"] * self._dtype.itemsize
         found = path.stat().st_size if path.exists() else 0
         if found < wanted:
