@@ -207,8 +207,8 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder))
-        found = find_images(Path(folder))
-        files = ImageFiles(Path(folder), found.paths, found.label, size=SIZE)
+        paths, labels, _ = find_images(Path(folder))
+        files = ImageFiles(Path(folder), paths, labels, size=SIZE)
         compare(
             "224 x 224 from JPEG files",
             files,

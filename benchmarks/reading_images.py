@@ -162,8 +162,8 @@ def main() -> int:
         folder = Path(scratch) / "images"
         folder.mkdir()
         write_images(folder)
-        found = find_images(folder)
-        files = ImageFiles(folder, found.paths, found.label, size=SIZE)
+        paths, labels, _ = find_images(folder)
+        files = ImageFiles(folder, paths, labels, size=SIZE)
         rows = Decoded(files)
         kept = {
             where: ImageFolder(folder=str(folder), cache=where).build().train

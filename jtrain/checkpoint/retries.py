@@ -8,6 +8,7 @@ import jax
 from jtrain.checkpoint.leaf_table import flatten
 from jtrain.checkpoint.manager import CheckpointManager
 from jtrain.checkpoint.save_errors import SaveError, write_error
+from jtrain.io.log import LOG
 
 TRIES = 3
 
