@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jtrain.config.configclass import is_configclass
+from jtrain.config.registry import installed
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
@@ -84,16 +85,16 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
     for beside in (directory, shipped_folder(PACKAGE)):
         if name in (own := _local(beside)):
             return FoundExperiment(name, own[name])
-    installed = _installed()
-    if name in installed:
-        return FoundExperiment(name, installed[name])
+    others = installed(PACKAGE)
+    if name in others:
+        return FoundExperiment(name, others[name])
     if name == FIT and (config.parent / "run.json").exists():
         raise ConfigError(
             f"jt.fit made this run, and the loss and the data are in its script. Repeat that call "
             f"to resume or evaluate the run; jt.load({str(config.parent)!r}) reads its parameters"
         )
     where = f"in {_shown(directory)}" if directory else f"in an {PACKAGE}/ beside or above {config}"
-    others = sorted({*_local(directory), *installed})
+    others = sorted({*_local(directory), *others})
     near = did_you_mean(name, [*others, *_local(shipped_folder(PACKAGE))])
     listed = f"there is {', '.join(others)}" if near and others else describe_available(config)
     how = near or f"; write {PACKAGE}/{name}.py"
@@ -109,7 +110,7 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
 
 def describe_available(config: Path) -> str:
     """Describe the available experiments, searched from the place of a config."""
-    others = sorted({*_local(_directories(config)[0]), *_installed()})
+    others = sorted({*_local(_directories(config)[0]), *installed(PACKAGE)})
     own = ", ".join(name for name in _local(shipped_folder(PACKAGE)) if name not in others)
     if not others:
         return f"there is none but those that come with jtrain: {own}"
@@ -178,12 +179,6 @@ def _local(directory: Path | None) -> dict[str, Path]:
     files = [*directory.glob("*.py"), *directory.glob("*/__init__.py")]
     named = {p.stem if p.stem != "__init__" else p.parent.name: p for p in sorted(files)}
     return {n: p for n, p in named.items() if n.isidentifier() and n != PACKAGE and n[0] != "_"}
-
-
-def _installed() -> "dict[str, EntryPoint]":
-    from importlib.metadata import entry_points  # 30 ms, and most experiments lie beside
-
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _directory_of(file: Path) -> Path:

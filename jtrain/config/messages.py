@@ -166,8 +166,7 @@ def _describe_error(one: ErrorDetails, spot: _Spot, root: Node) -> tuple[Keys, s
             return keys, f"has no kind, {format_kinds(want)}; write {how}"
         case "union_tag_invalid":
             allowed = format_kinds(want)
-            names = (*want.kinds(), *(want.registry.installed() if want.registry else ()))
-            keys, want = (*keys, "kind"), FieldSchema(Literal[names])
+            keys, want = (*keys, "kind"), FieldSchema(Literal[tuple(want.kind_names())])
         case _:
             allowed = describe_allowed(want)
     node = nearest_node(root, keys)

@@ -5,10 +5,10 @@ by that name; `kind: package.module:Name` takes one that nobody registered. The 
 `@configclass` over the base of its registry, from which it has the key `kind`.
 """
 
-import importlib
 import json
+import pkgutil
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -21,6 +21,9 @@ from pydantic_core.core_schema import (
 
 from jtrain.config.configclass import configclass, is_configclass
 from jtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 IMPORTED = "package.module:Name"
 OTHER = "other package"
@@ -35,18 +38,20 @@ class Kind:
     """The name of the class in its registry; empty: package.module:Name."""
 
 
-def load_object(address: str) -> Any:
-    """Return what `package.module:Name` names.
+def installed(name: str) -> "dict[str, EntryPoint]":
+    """Return what installed packages add to the group `jtrain.NAME`; imports none of it."""
+    from importlib.metadata import entry_points  # 30 ms, and most kinds come with jtrain
 
-    Raises:
-        ConfigError: if the module cannot be imported or has no such name.
-    """
-    module, _, name = address.partition(":")
+    return {entry.name: entry for entry in entry_points(group=f"jtrain.{name}")}
+
+
+def _load(address: str) -> Any:
+    """Return what `package.module:Name` names; raise ConfigError if it cannot be imported."""
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(address)
     except Exception as error:  # a module may raise anything
         where = "install its package, or put the module beside experiments/"
-        absent = isinstance(error, ModuleNotFoundError) and module.startswith(f"{error.name}")
+        absent = isinstance(error, ModuleNotFoundError) and address.startswith(f"{error.name}")
         how = f"; {where}" if absent else ""
         raise ConfigError(f"{address} cannot be imported: {error}{how}") from error
 
@@ -61,10 +66,8 @@ class Registry:
     """What each class is a subclass of."""
 
     def installed(self) -> list[str]:
-        """Return the names that installed packages add; imports none of them."""
-        from importlib.metadata import entry_points  # 30 ms, and most kinds come with jtrain
-
-        return sorted(entry_points(group=f"jtrain.{self.name}").names)
+        """Return the names that installed packages add."""
+        return sorted(installed(self.name))
 
     def find(self, kind: str) -> type:
         """Return the class of a kind that does not come with jtrain.
@@ -72,15 +75,13 @@ class Registry:
         Raises:
             ConfigError: if there is none, it cannot be imported, or is no class of this registry.
         """
-        from importlib.metadata import entry_points
-
         address = kind
         if ":" not in kind:
-            found = entry_points(group=f"jtrain.{self.name}", name=kind)
-            if not found:
+            found = installed(self.name)
+            if kind not in found:
                 raise ConfigError(f"no package has {kind} among its {self.name}")
-            address = next(iter(found)).value
-        cls = load_object(address)
+            address = found[kind].value
+        cls = _load(address)
         if not (is_configclass(cls) and issubclass(cls, self.base)):
             base = f"{self.base.__module__}.{self.base.__name__}"
             raise ConfigError(f"{address} is no @configclass over {base}, as {self.name} are")

@@ -84,6 +84,10 @@ class FieldSchema:
         kind = value.get("kind") if isinstance(value, dict) else None
         return self.class_of(kind) if isinstance(kind, str) else None
 
+    def kind_names(self) -> list[str]:
+        """Return the names of all kinds, also of those that installed packages add."""
+        return [*self.kinds(), *(self.registry.installed() if self.registry else ())]
+
     def class_of(self, kind: str) -> type | None:
         """Return the dataclass of a kind, which another package may have; None if there is none."""
         known = self.kinds().get(kind)
@@ -231,8 +235,7 @@ def format_kinds(want: FieldSchema) -> str:
     """Return `one of sgd, adamw or package.module:Name`."""
     if not want.registry:
         return format_choices(list(want.kinds()))
-    names = ", ".join([*want.kinds(), *want.registry.installed()])
-    return f"one of {names} or {IMPORTED}"
+    return f"one of {', '.join(want.kind_names())} or {IMPORTED}"
 
 
 def _one(want: FieldSchema) -> str:

@@ -16,16 +16,16 @@ def accumulate(
     fn: Callable[[Batch], Tree],
     microbatches: int,
     *,
-    unroll: bool | int = False,
+    unroll: bool = False,
+    few: int = 0,
     place: Callable[[Tree], Tree] = lambda sums: sums,
 ) -> Callable[[Batch], Tree]:
     """Return `batch -> fn(batch)` for an `fn` that returns sums over rows, one slice at a time.
 
     Slice i takes rows i, i + n, i + 2n ...: a batch split over devices stays split, with no
     communication. Sums are in at least float32. `unroll` writes the slices out one after
-    the other, for what XLA runs slowly in a loop (convolutions on CPU); a number does so where no
-    more operations are needed for the sums of all slices. `place` puts the sums so far on their
-    devices.
+    the other, for what XLA runs slowly in a loop (convolutions on CPU); so they are where the sums
+    of all need at most `few` operations. `place` puts the sums so far on their devices.
 
     Raises:
         ConfigError: if the rows do not divide into the microbatches.
@@ -41,10 +41,10 @@ def accumulate(
         slices: Any = jax.tree.map(split, batch)
         widened = lambda part: at_least_f32(fn(part))
         each = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], slices))
-        flat = unroll is True
-        if not isinstance(unroll, bool):
+        flat = unroll
+        if few and not unroll:
             widened, operations = pruned(widened, each)
-            flat = microbatches * operations <= unroll
+            flat = microbatches * operations <= few
         shapes = jax.eval_shape(widened, each)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         add = lambda total, part: (place(jax.tree.map(jnp.add, total, widened(part))), None)

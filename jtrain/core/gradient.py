@@ -92,8 +92,7 @@ def make_gradient(
         batch = with_rows(batch, copies=psum is not None)
         rng = state.step_key()
 
-        def total(fn: Callable[..., Any], unroll: bool | int = unroll, **options: Any) -> Any:
-            """Sum over all rows, on all devices."""
+        def total(fn: Callable[..., Any], **options: Any) -> Any:  # over all rows, on all devices
             sums = accumulate(fn, microbatches, unroll=unroll, **options)(batch)
             return sums if psum is None else psum(at_least_f32(sums))
 
@@ -104,7 +103,7 @@ def make_gradient(
             check_weights(of_params, state.params)
             return [mean.weight for mean in of_params(state.params).terms.means]
 
-        weights = total(weights_of, unroll=unroll or FEW)
+        weights = total(weights_of, few=FEW)
 
         def contribution(params: Params, rows: Batch):  # of these rows to the loss: scaled, plain
             output = terms(params, state.extra, rows, rng)
