@@ -67,6 +67,8 @@ class FoundExperiment:
 
     name: str
     where: "Path | EntryPoint"
+    beside: Path | None = None
+    """The `experiments` that is nearest to the config, whatever else is found."""
 
 
 def find_experiment(name: str, config: Path) -> FoundExperiment:
@@ -76,18 +78,16 @@ def find_experiment(name: str, config: Path) -> FoundExperiment:
         ConfigError: if there is none, with a list of the experiments that exist.
     """
     directory, skipped = _directories(config)
-    if directory and str(directory.parent) not in sys.path:
-        sys.path.append(str(directory.parent))  # for the kinds that a config names by their module
     if ":" in name:
         from importlib.metadata import EntryPoint
 
-        return FoundExperiment(name, EntryPoint(name, name, GROUP))
+        return FoundExperiment(name, EntryPoint(name, name, GROUP), directory)
     for beside in (directory, shipped_folder(PACKAGE)):
         if name in (own := _local(beside)):
-            return FoundExperiment(name, own[name])
+            return FoundExperiment(name, own[name], directory)
     others = installed(PACKAGE)
     if name in others:
-        return FoundExperiment(name, others[name])
+        return FoundExperiment(name, others[name], directory)
     if name == FIT and (config.parent / "run.json").exists():
         raise ConfigError(
             f"jt.fit made this run, and the loss and the data are in its script. Repeat that call "
@@ -124,6 +124,9 @@ def load_experiment(found: FoundExperiment) -> type[BaseConfig]:
     Raises:
         ConfigError: if it cannot be imported, with the place in it that failed.
     """
+    folder = str(found.beside.parent) if found.beside else None
+    if folder and folder not in sys.path:
+        sys.path.append(folder)  # for the kinds that a config names by their module
     try:
         if isinstance(found.where, Path):
             _show_package(_directory_of(found.where))

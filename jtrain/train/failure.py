@@ -10,7 +10,8 @@ from jtrain.distributed.multihost import all_gather
 from jtrain.optim.recipe import OptimizerConfig
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep
-from jtrain.train.hooks.bad_steps import FIND, BadSteps
+from jtrain.train.hooks.bad_steps import BadSteps
+from jtrain.train.hooks.guards import FIND
 from jtrain.train.run_hooks import Attempt
 
 

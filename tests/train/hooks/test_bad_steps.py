@@ -24,7 +24,8 @@ from jtrain.train.hooks.bad_step_log import (
     RollbackDecision,
     read_decisions,
 )
-from jtrain.train.hooks.bad_steps import BadSteps, RunningMean
+from jtrain.train.hooks.bad_steps import BadSteps
+from jtrain.train.hooks.guards import RunningMean
 from jtrain.train.hooks.recompute_check import RecomputeCheck
 
 CONFIG = config("steps")
