@@ -31,7 +31,7 @@ class CNN:
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate of the inputs of each linear map."""
 
-    couples = "nothing"
+    rows_interact = "never"
 
     @model_validator(mode="after")
     def _check_pools(self) -> "CNN":

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.types import Couples
+from jtrain.core.types import RowsInteract
 from jtrain.models.images import ImageClassifier, Pixels, check_sizes
 from jtrain.models.presets import LITE_PRESETS, LitePreset
 
@@ -58,9 +58,9 @@ class EfficientNetLite(ImageClassifier):
         return self
 
     @property
-    def couples(self) -> Couples:
+    def rows_interact(self) -> RowsInteract:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
-        return "batch" if self.statistics == "batch" else "nothing"
+        return "batch" if self.statistics == "batch" else "never"
 
     def build(self, placement: Placement = Unplaced()) -> Model:
         """Build the model: `apply(params, extra, image, mask=mask, rng=keys)`.

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.types import Couples
+from jtrain.core.types import RowsInteract
 from jtrain.errors import ConfigError
 from jtrain.models.images import ImageClassifier, Pixels, check_sizes
 from jtrain.models.presets import RESNET_PRESETS, ResNetPreset, nearest_divisor
@@ -73,10 +73,10 @@ class ResNet(ImageClassifier):
         return 7 if self.stem == "imagenet" else 3
 
     @property
-    def couples(self) -> Couples:
+    def rows_interact(self) -> RowsInteract:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
         coupled = self.norm == "batch" and self.statistics == "batch"
-        return "batch" if coupled else "nothing"
+        return "batch" if coupled else "never"
 
     def build(self, placement: Placement = Unplaced()) -> Model:
         """Build the model: `apply(params, extra, image, mask=mask, rng=keys)`.
@@ -85,7 +85,7 @@ class ResNet(ImageClassifier):
         of the rows (`jtrain.row_keys`), for dropout. With batch norm `extra` holds the running
         statistics. In training the statistics are those of the rows that `mask` (b) shows, or of
         all, and are returned as Means: a stateful loss returns them unchanged, and declares
-        `couples=config.couples`.
+        `rows_interact=config.rows_interact`.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.

@@ -54,7 +54,7 @@ class ViT(ImageClassifier):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate after the embedding, each attention and each MLP."""
 
-    couples = "nothing"
+    rows_interact = "never"
     activation: ClassVar[Activation] = "gelu_exact"
 
     @model_validator(mode="after")

@@ -159,7 +159,10 @@ def test_frozen_statistics_stay_and_couple_no_rows():
     want = (PIXELS - np.array([1.0, 2.0, 3.0])) / np.sqrt(np.array([4.0, 1.0, 0.25]) + 0.5)
     assert_close(y, want, 2e-6)
     jax.tree.map(np.testing.assert_array_equal, after, extra)
-    assert (frozen.couples, from_nnx(lambda rngs: BatchNorm(3)).couples) == ("nothing", "batch")
+    assert (frozen.rows_interact, from_nnx(lambda rngs: BatchNorm(3)).rows_interact) == (
+        "never",
+        "batch",
+    )
 
 
 ROWS = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
@@ -186,7 +189,7 @@ def after(batch, **settings):
 def test_what_saw_the_whole_batch_is_kept_as_it_came():
     real = 7
     batch = {**BATCH, "mask": np.arange(12) < real}
-    got = after(batch, couples="batch", ragged=True)
+    got = after(batch, rows_interact="batch", ragged=True)
     want = jax.jit(lambda seen: 0.9 * OLD["mean"] + 0.1 * seen)(
         ROWS[:real].sum(0) / np.float32(real)
     )
@@ -198,6 +201,6 @@ def test_what_saw_the_whole_batch_is_kept_as_it_came():
 @pytest.mark.thorough
 def test_slices_count_by_their_real_rows():
     batch = {**BATCH, "mask": np.arange(12) < 9}  # slices of rows 0 2 4 6 8 and 1 3 5 7
-    got = after(batch, couples="slice", microbatches=2, ragged=True)
+    got = after(batch, rows_interact="slice", microbatches=2, ragged=True)
     assert_close(got["mean"], 0.9 * 0.1 + 0.1 * ROWS[:9].mean(0), 1e-6)
     assert got["count"] == 2**24

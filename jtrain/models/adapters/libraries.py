@@ -32,7 +32,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used: a flax
     layer draws one mask for all rows of a call.
 
-    `BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
+    `BatchNorm` couples rows: declare `rows_interact="batch"`, and pass it the batch's mask
     (`nn.BatchNorm(...)(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
@@ -107,8 +107,8 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
     `hk.dropout` draws one mask for all rows of a call.
 
-    `hk.BatchNorm` couples rows: declare `couples="batch"`. It takes no mask, so a function with
-    state trains on full batches only.
+    With `hk.BatchNorm`, declare `rows_interact="batch"`. It takes no mask, so a function with state
+    trains on full batches only.
 
     Raises:
         ConfigError: if haiku is not installed.
@@ -175,8 +175,8 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
     `rng` are the keys of the rows (`jtrain.row_keys`): the dropout of a row then depends on no
     device and no microbatch. A single key is folded with the index of the row.
 
-    `eqx.nn.BatchNorm` couples rows, over its axis name: declare `couples="batch"`. It takes no
-    mask, so it trains on full batches only.
+    With `eqx.nn.BatchNorm`, declare `rows_interact="batch"`. It takes no mask, so it trains on full
+    batches only.
 
     Raises:
         ConfigError: if equinox is not installed.
@@ -246,7 +246,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
         pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
         return outputs, {**extra, "state": _nested(list(pairs))}
 
-    return Model(init, apply, couples="batch" if axis else "nothing")
+    return Model(init, apply, rows_interact="batch" if axis else "never")
 
 
 def _library(name: str, package: str) -> Any:

@@ -13,7 +13,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key, row_keys
-from jtrain.core.types import Batch, Couples, Dims, Extra, Key, Keys, Metrics, Params
+from jtrain.core.types import Batch, Dims, Extra, Key, Keys, Metrics, Params, RowsInteract
 from jtrain.errors import LossError
 from jtrain.errors.advice import CARRY_EXTRA
 from jtrain.errors.user_code import check_takes
@@ -60,7 +60,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
 
     `method` is the name of the module's method to call instead of `__call__`.
 
-    `nnx.BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
+    `nnx.BatchNorm` couples rows: declare `rows_interact="batch"`, and pass it the batch's mask
     (`norm(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
@@ -90,7 +90,9 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
-    return Model(init, apply, _dims(split.params), named, split.couples, _linear(split.params))
+    return Model(
+        init, apply, _dims(split.params), named, split.rows_interact, _linear(split.params)
+    )
 
 
 class SplitModule:
@@ -100,8 +102,8 @@ class SplitModule:
         module = nnx.merge(*nnx.split(module))  # whose module stays as it is
         name_scopes(module)
         self._graph, self.params, self._streams, self._extra = nnx.split(module, *PARTS)
-        coupled = any(_couples(part) for _, part in nnx.iter_modules(module))
-        self.couples: Couples = "batch" if coupled else "nothing"
+        coupled = any(_interacts(part) for _, part in nnx.iter_modules(module))
+        self.rows_interact: RowsInteract = "batch" if coupled else "never"
         """The coupling of a batch's rows by the layers in training."""
 
     def arrays(self) -> tuple[Params, Extra]:
@@ -128,7 +130,7 @@ class SplitModule:
         return _plain(nnx.state(module, *PARTS)[2])
 
 
-def _couples(part: Any) -> bool:
+def _interacts(part: Any) -> bool:
     """Return whether a layer takes statistics over the rows of a batch in training."""
     return isinstance(part, nnx.BatchNorm) or (isinstance(part, BatchNorm) and not part.frozen)
 
