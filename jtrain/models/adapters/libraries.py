@@ -18,6 +18,7 @@ from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.advice import CARRY_EXTRA
 from jtrain.models.adapters import OF_BATCH, keys_argument, make_switch
+from jtrain.models.adapters.cpu_pools import fast_pools
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
@@ -49,6 +50,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         variables = flax.core.meta.unbox(module.init(rngs, *like, **switch(False)))
         return variables.pop("params", {}), variables
 
+    @fast_pools
     def apply(
         params: Params,
         extra: Extra,
@@ -131,6 +133,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
         params, state = transformed.init(key, *like, **switch(True))
         return dict(params), dict(state)
 
+    @fast_pools
     def apply(
         params: Params,
         extra: Extra,
@@ -206,6 +209,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
         extra = {"buffers": select(arrays, "buffers"), "state": _nested(list(pairs))}
         return select(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
 
+    @fast_pools
     def apply(
         params: Params,
         extra: Extra,

@@ -24,6 +24,7 @@ from jtrain.models.adapters import (
     keys_argument,
     stateful_output,
 )
+from jtrain.models.adapters.cpu_pools import fast_pools
 from jtrain.models.layers.norms import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
@@ -90,9 +91,11 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
-    return Model(
-        init, apply, _dims(split.params), named, split.rows_interact, _linear(split.params)
-    )
+    # The networks of this package have no such pool, and start faster if traced once.
+    own = type(module_like).__module__.startswith("jtrain.")
+    apply = apply if own else fast_pools(apply)
+    dims, linear = _dims(split.params), _linear(split.params)
+    return Model(init, apply, dims, named, split.rows_interact, linear)
 
 
 class SplitModule:
@@ -244,7 +247,7 @@ def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
         value, metrics = result if pair else (result, {})
         return value, metrics, stateful_output(extra, module.extra_of(inner), batch["mask"])
 
-    return Stateful(call)
+    return Stateful(fast_pools(call))
 
 
 SCOPE = "scope_name"  # a static attribute of the module, so it survives split and merge
