@@ -112,7 +112,7 @@ def trainer(
     }
     whole = strategy.gradient_sharding(like.params, model.dims)
     step = make_step(loss, optimizer, psum=strategy.psum, sharding=whole)
-    program = strategy.compile(step, state[0], strategy.place(batch), keeps=True)
+    program = strategy.compile(step, state[0], strategy.place(batch), returns_state=True)
 
     def take(image, label):
         placed = strategy.place({**batch, "image": image, "label": label})

@@ -129,7 +129,7 @@ def step_under(layout, microbatches, x, params, extra, batch):
         x.loss, optimizer, microbatches=microbatches, psum=where.psum, ragged=x.train.ragged
     )
     state, placed = jax.device_put(state, where.shardings(state, x.dims)), where.place(batch)
-    state, _ = where.compile(step, state, placed, keeps=True)(state, placed)
+    state, _ = where.compile(step, state, placed, returns_state=True)(state, placed)
     return jax.device_get(state.opt_state[0])
 
 

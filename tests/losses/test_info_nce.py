@@ -97,7 +97,7 @@ def step_of(pairs, layout, chunks):
     state = new_state(params, OPTIMIZER, jax.random.key(1))
     step = make_step(loss(chunks), OPTIMIZER, rows_interact="batch", psum=where.psum)
     state, placed = jax.device_put(state, where.shardings(state)), where.place(batch)
-    state, metrics = where.compile(step, state, placed, keeps=True)(state, placed)
+    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
     return metrics["loss"].value(), jax.device_get(state.opt_state[0])
 
 
