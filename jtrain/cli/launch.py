@@ -62,7 +62,6 @@ def launch_local(args: argparse.Namespace, command: Sequence[str]) -> int:
         port=args.port,
         restarts=args.restarts,
         patience=Patience.parse(args.patience),
-        beats=args.verb == "run",
         program=args.program,
     )
 

@@ -27,7 +27,6 @@ def launch(
     port: int = 0,
     restarts: int = 0,
     patience: Patience | None = None,
-    beats: bool = False,
     program: str = "",
 ) -> int:
     """Run `command` in several processes; return the exit code of the first that failed.
@@ -43,14 +42,13 @@ def launch(
         port: port of the coordinator; 0: a free port, a new one for each attempt.
         restarts: number of restarts after a process failed or was stuck.
         patience: seconds in each phase after which a process counts as stuck.
-        beats: whether the command reports its phases from its start, as `jtrain run` does.
         program: the words before the verb that start the same processes again.
 
     Raises:
         ConfigError: if the port is in use, or another launch has it.
     """
     if processes > 1:
-        warn_about_hostname()
+        _warn_about_hostname()
 
     added: dict[str, str] = {}
 
@@ -68,7 +66,7 @@ def launch(
                 )
                 for index in range(processes)
             ]
-            with ProcessGroup(starts, patience=patience or Patience(), beats=beats) as group:
+            with ProcessGroup(starts, patience=patience or Patience()) as group:
                 yield group
 
     with contextlib.ExitStack() as stack:
@@ -94,7 +92,7 @@ def worker_environment(
     }
 
 
-def warn_about_hostname() -> None:
+def _warn_about_hostname() -> None:
     """Print a note if gloo will listen beyond the loopback.
 
     Gloo, by which JAX's CPU processes exchange arrays, listens at the address of the machine's

@@ -63,7 +63,7 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._channel.close()
+        self._channel.__exit__()
 
     @property
     def pid(self) -> int:
