@@ -214,17 +214,10 @@ class Watchdog(PollingThread):
         text = os.environ.get(PATIENCE, "")
         usual = Patience.parse(text) if text else Patience().times(FACTOR)
         self._watched, self._pulse = WatchedProcess(patience or usual), pulse
-        self._needed = not pulse.watched or bool(text)
         self._stacks, self._process = run / f"stacks-{process}.txt", process
         self._leave = leave
-
-    def __enter__(self) -> None:
-        if self._needed:
-            super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._needed:
-            super().__exit__(*error)
+        if pulse.watched and not text:
+            self._over.set()
 
     def _watch(self) -> None:
         before = time.monotonic()

@@ -50,21 +50,19 @@ def launch(
     if processes > 1:
         _warn_about_hostname()
 
-    added: dict[str, str] = {}
+    shared = {LAUNCHER: program} if program else {}
 
     @contextlib.contextmanager
     def begin() -> Iterator[ProcessGroup]:
-        shared = added | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
-            starts = [
-                functools.partial(
-                    WorkerProcess,
-                    index,
-                    command,
-                    worker_environment(os.environ, address, index, processes, devices) | shared,
-                )
+            environs = [
+                worker_environment(os.environ, address, index, processes, devices) | shared
                 for index in range(processes)
+            ]
+            starts = [
+                functools.partial(WorkerProcess, index, command, environ)
+                for index, environ in enumerate(environs)
             ]
             with ProcessGroup(starts, patience=patience or Patience()) as group:
                 yield group
@@ -73,8 +71,8 @@ def launch(
         if port:
             stack.enter_context(claimed_port(port))
         if processes > 1:
-            added |= stack.enter_context(throwaway_certificate(os.environ))
-            added.setdefault(TOKEN, os.environ.get(TOKEN) or secrets.token_hex(16))
+            shared |= stack.enter_context(throwaway_certificate(os.environ))
+            shared[TOKEN] = os.environ.get(TOKEN) or secrets.token_hex(16)
         return supervise(begin, restarts=restarts, program=program)
 
 

@@ -270,8 +270,8 @@ def _write(text: str) -> None:
 
 
 def _exit_note(exit: GroupExit) -> str:
+    output = exit.worker.hidden_output if exit.worker else ""
     if exit.hang:
-        output = exit.worker.hidden_output if exit.worker else ""
         if "\n" in exit.stacks:  # the run has no directory for them
             return f"{output}{exit.stacks.strip()}\n{exit.hang}. All were ended.\n"
         stacks = f" The stacks of all: {exit.stacks}." if exit.stacks else ""
@@ -280,4 +280,5 @@ def _exit_note(exit: GroupExit) -> str:
         return ""
     if exit.same:
         return f"all processes failed ({exit.worker.exit_reason})\n"
-    return exit.worker.failure_output()
+    failure = f"process {exit.worker.index} failed ({exit.worker.exit_reason}), and all were ended"
+    return f"{output}{failure}\n"

@@ -119,11 +119,6 @@ class WorkerProcess:
         """Its last output; empty for process 0, whose output was shown at once."""
         return "" if self.index == 0 else "".join(self.tail)
 
-    def failure_output(self) -> str:
-        """Return its last output, and the reason of its failure."""
-        failure = f"process {self.index} failed ({self.exit_reason}), and all were ended\n"
-        return self.hidden_output + failure
-
     def kill(self) -> None:
         """Kill it with all its children; nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
