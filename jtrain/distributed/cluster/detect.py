@@ -11,8 +11,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from jtrain.distributed.cluster import environments, schedulers
 from jtrain.distributed.cluster.cluster import PORT, Cluster, ClusterVariables, CoordinatorAddress
+from jtrain.distributed.cluster.environments import (
+    detect_tpu_vm,
+    read_aws_batch,
+    read_jax,
+    read_jax_job,
+    read_job_set,
+    read_sky_pilot,
+    read_tf_config,
+    read_tpu,
+)
+from jtrain.distributed.cluster.schedulers import (
+    Reader,
+    find_lsf_node,
+    find_open_mpi_node,
+    read_job,
+    read_pmix,
+    read_ranks,
+    read_slurm,
+)
 from jtrain.errors import ConfigError
 from jtrain.io.regular_files import read_bytes
 
@@ -21,31 +39,33 @@ class ClusterKind(NamedTuple):
     """A kind of cluster."""
 
     name: str
-    marks: tuple[str, ...]
-    """The kind is recognised if any of these variables is set."""
-    read: schedulers.Reader
-    size: str = ""
-    """Number of processes; above 1 it is a sign of the kind, if no kind is recognised."""
-    rank: str = ""
-    """Number of this process; above 0 it is a sign of the kind, if no kind is recognised."""
-    needs: tuple[str, ...] = ()
-    """The kind is recognised only if all of these are set too."""
+    read: Reader
+    marks: str
+    """The kind is recognised if any of these variables is set, or all that are joined by `+`."""
+    counts: str = ""
+    """Number of processes, and of this one after a space: signs of several above 1, and above 0."""
     common: bool = False
     """Whether other programs use its names, so that a part of them is no sign."""
     quiet: bool = False
     """Whether other kinds set its variables too, so that no note mentions it."""
 
+    @property
+    def variables(self) -> list[str]:
+        """The variables by which it is recognised."""
+        return self.marks.replace("+", " ").split()
+
     def matches(self, environ: Mapping[str, str]) -> bool:
         """Return whether the variables define this kind."""
-        return any(map(environ.get, self.marks)) and all(map(environ.get, self.needs))
+        return any(all(map(environ.get, mark.split("+"))) for mark in self.marks.split())
 
     def counts_several(self, environ: Mapping[str, str]) -> bool:
         """Return whether a number says that this is one of several processes."""
-        return _above(environ, self.size, 1) or _above(environ, self.rank, 0)
+        size, rank, *_ = *self.counts.split(" "), ""
+        return _above(environ, size, 1) or _above(environ, rank, 0)
 
     def is_partly_set(self, environ: Mapping[str, str]) -> bool:
         """Return whether a part of the variables is set, such as only a process's number."""
-        marked = any(map(environ.get, self.marks))
+        marked = any(environ.get(mark.split("+")[0]) for mark in self.marks.split())
         return not self.common and (marked or self.counts_several(environ))
 
 
@@ -74,109 +94,54 @@ def _read_torchrun(env: ClusterVariables) -> Cluster:
     )
 
 
-_OPEN_MPI, _JSRUN, _PMI = (
-    [f"{prefix}_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
-    for prefix in ("OMPI_COMM_WORLD", "JSM_NAMESPACE", "PMI")
-)
-_HYDRA = ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"]  # MPICH, Intel MPI
-
+_RANKS = "{0}_SIZE {0}_RANK {0}_LOCAL_SIZE {0}_LOCAL_RANK"
+_OPEN_MPI, _JSRUN, _PMI = map(_RANKS.format, ("OMPI_COMM_WORLD", "JSM_NAMESPACE", "PMI"))
+_HYDRA = "PMI_SIZE PMI_RANK MPI_LOCALNRANKS MPI_LOCALRANKID"  # of MPICH and Intel MPI
+_read_jsrun = read_ranks(_JSRUN, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...", find_lsf_node)
+_read_open_mpi = read_ranks(_OPEN_MPI, "mpirun -x JTRAIN_COORDINATOR ...", find_open_mpi_node)
+_read_mpich = read_ranks(_HYDRA, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
+_read_pmi = read_ranks(_PMI, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")  # Cray's PALS
 
 KINDS = (
-    ClusterKind(
-        "jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _read_jtrain
-    ),
-    ClusterKind("TF_CONFIG", ("TF_CONFIG",), environments.read_tf_config),
+    ClusterKind("jtrain", _read_jtrain, "JTRAIN_COORDINATOR JTRAIN_PROCESSES JTRAIN_PROCESS"),
+    ClusterKind("TF_CONFIG", read_tf_config, "TF_CONFIG"),
     # A script under srun sets the others for PyTorch.
-    ClusterKind("torchrun", ("MASTER_ADDR",), _read_torchrun, "WORLD_SIZE", "RANK", ("RANK",)),
+    ClusterKind("torchrun", _read_torchrun, "MASTER_ADDR+RANK", "WORLD_SIZE RANK"),
     ClusterKind(
-        "JAX environment",
-        ("JAX_COORDINATOR_ADDRESS",),
-        environments.read_jax,
-        "JAX_NUM_PROCESSES",
-        "JAX_PROCESS_ID",
+        "JAX environment", read_jax, "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES JAX_PROCESS_ID"
     ),
     ClusterKind(
         "Kubeflow JAXJob",
-        ("COORDINATOR_ADDRESS",),
-        environments.read_jax_job,
-        "NUM_PROCESSES",
-        needs=("COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID"),
+        read_jax_job,
+        "COORDINATOR_ADDRESS+COORDINATOR_PORT+NUM_PROCESSES+PROCESS_ID",
         common=True,
     ),
-    ClusterKind(
-        "LSF jsrun",
-        ("JSM_NAMESPACE_SIZE",),
-        schedulers.read_ranks(
-            _JSRUN, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...", schedulers.find_lsf_node
-        ),
-        "JSM_NAMESPACE_SIZE",
-        "JSM_NAMESPACE_RANK",
-    ),
-    ClusterKind(
-        "Open MPI",
-        ("OMPI_COMM_WORLD_SIZE",),
-        schedulers.read_ranks(
-            _OPEN_MPI, "mpirun -x JTRAIN_COORDINATOR ...", schedulers.find_open_mpi_node
-        ),
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-    ),
-    ClusterKind(
-        "MPICH",
-        ("MPI_LOCALNRANKS",),
-        schedulers.read_ranks(_HYDRA, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ..."),
-        "PMI_SIZE",
-    ),
-    ClusterKind(
-        "Slurm",
-        ("SLURM_STEP_NODELIST",),
-        schedulers.read_slurm,
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-    ),
+    ClusterKind("LSF jsrun", _read_jsrun, "JSM_NAMESPACE_SIZE", _JSRUN),
+    ClusterKind("Open MPI", _read_open_mpi, "OMPI_COMM_WORLD_SIZE", _OPEN_MPI),
+    ClusterKind("MPICH", _read_mpich, "MPI_LOCALNRANKS", "PMI_SIZE"),
+    ClusterKind("Slurm", read_slurm, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS SLURM_PROCID"),
     ClusterKind(
         "TPU",
-        ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"),
-        environments.read_tpu,
-        "MEGASCALE_NUM_SLICES",
-        "TPU_WORKER_ID",
+        read_tpu,
+        "TPU_WORKER_HOSTNAMES TPU_PROCESS_ADDRESSES",
+        "MEGASCALE_NUM_SLICES TPU_WORKER_ID",
     ),
     ClusterKind(
         "AWS Batch",
-        ("AWS_BATCH_JOB_NUM_NODES",),
-        environments.read_aws_batch,
+        read_aws_batch,
         "AWS_BATCH_JOB_NUM_NODES",
-        "AWS_BATCH_JOB_NODE_INDEX",
+        "AWS_BATCH_JOB_NUM_NODES AWS_BATCH_JOB_NODE_INDEX",
     ),
     ClusterKind(
-        "Kubernetes JobSet",
-        ("JOBSET_NAME",),
-        environments.read_job_set,
-        "PODS_PER_JOB",
-        "JOB_COMPLETION_INDEX",
+        "Kubernetes JobSet", read_job_set, "JOBSET_NAME", "PODS_PER_JOB JOB_COMPLETION_INDEX"
     ),
     ClusterKind(
-        "SkyPilot",
-        ("SKYPILOT_NODE_IPS",),
-        environments.read_sky_pilot,
-        "SKYPILOT_NUM_NODES",
-        "SKYPILOT_NODE_RANK",
+        "SkyPilot", read_sky_pilot, "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES SKYPILOT_NODE_RANK"
     ),
-    # Cray's PALS and other launchers that speak PMI.
+    ClusterKind("PMI", _read_pmi, "PMI_SIZE", "PMI_SIZE", quiet=True),
+    ClusterKind("PMIx", read_pmix, "PMIX_RANK", " PMIX_RANK", quiet=True),
     ClusterKind(
-        "PMI",
-        ("PMI_SIZE",),
-        schedulers.read_ranks(_PMI, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ..."),
-        "PMI_SIZE",
-        quiet=True,
-    ),
-    ClusterKind("PMIx", ("PMIX_RANK",), schedulers.read_pmix, rank="PMIX_RANK", quiet=True),
-    ClusterKind(
-        "Kubernetes Job",
-        ("JOB_COMPLETION_INDEX",),
-        schedulers.read_job,
-        rank="JOB_COMPLETION_INDEX",
-        quiet=True,
+        "Kubernetes Job", read_job, "JOB_COMPLETION_INDEX", " JOB_COMPLETION_INDEX", quiet=True
     ),
 )
 
@@ -196,7 +161,7 @@ def detect(environ: Mapping[str, str], *, root: Path = Path("/")) -> Cluster:
     if not found:
         found = [kind for kind in KINDS if kind.is_partly_set(environ)]
     if not found:
-        return environments.detect_tpu_vm(environ, root) or Cluster(warning=find_sign(environ))
+        return detect_tpu_vm(environ, root) or Cluster(warning=find_sign(environ))
     numbered = environ.get("JTRAIN_PROCESS") or environ.get("JTRAIN_PROCESSES") == "1"
     if found[0].name == "jtrain" and len(found) > 1 and not numbered:
         del found[0]  # jtrain's variables only change what a launcher says: its address, say
@@ -236,7 +201,7 @@ def _check_not_alone(
     if cluster.processes > 1 or cluster.role != "trains" or not several:
         return
     kind = several[0]
-    names = [name for name in (*kind.marks, kind.size, kind.rank) if environ.get(name)]
+    names = [x for x in (*kind.variables, *kind.counts.split()[:2]) if environ.get(x)]
     seen = ", ".join(f"{name}={environ[name]}" for name in dict.fromkeys(names))
     raise ConfigError(
         f"{cluster.kind} is one process ({cluster.variables}), and {kind.name} started several "

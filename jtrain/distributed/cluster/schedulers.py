@@ -7,7 +7,7 @@ MPI, `-genv` of MPICH).
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jtrain.distributed.cluster.cluster import (
     LOOPBACK,
@@ -116,7 +116,7 @@ Reader = Callable[[ClusterVariables], Cluster]
 
 
 def read_ranks(
-    names: Sequence[str],
+    names: str,
     how: str,
     find: Callable[[ClusterVariables], CoordinatorAddress | None] = lambda env: None,
 ) -> Reader:
@@ -127,7 +127,7 @@ def read_ranks(
         how: what to type where nothing says where process 0 is.
         find: returns its address, where other variables give it.
     """
-    size, rank, local_size, local_rank = names
+    size, rank, local_size, local_rank = names.split()
 
     def read(env: ClusterVariables) -> Cluster:
         processes, local_processes = env.number(size), env.number(local_size, 1)
