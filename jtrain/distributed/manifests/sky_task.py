@@ -70,11 +70,6 @@ def _check(job: ClusterJob) -> None:
             f"--topology {machines.topology}: SkyPilot does not join slices. Use --engine k8s, or "
             f"one slice: --topology {dataclasses.replace(machines.topology, count=1)}."
         )
-    if job.queue:
-        raise ConfigError(
-            f"--queue {job.queue} names a queue of Kueue, for --engine k8s and trainjob. Leave it "
-            f"out: SkyPilot queues by itself."
-        )
     if machines.processes > 1 and not job.claim:
         raise ConfigError(
             f"the {machines.processes} processes of {machines.topology} share runs/. Write --claim "
