@@ -286,5 +286,5 @@ def arguments_of(action: str) -> Arguments:
     if action == "fetch":
         out = "the run's directory; default runs/NAME"
         parser.add_argument("--out", metavar="DIRECTORY", default="", help=out)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

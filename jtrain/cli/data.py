@@ -168,5 +168,5 @@ def prepare_arguments() -> Arguments:
     parser.add_argument("--by", default="file", help="a document is a file (default) or a line")
     words = "the field of JSON lines that holds the text (text); '': learn JSON and CSV as they are"
     parser.add_argument("--field", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

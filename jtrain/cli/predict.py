@@ -85,16 +85,14 @@ def _arguments() -> Arguments:
         "digits --data scans.npz --out labels.csv",
         "runs/digits --data scans.npz --out labels.npz --step best --batch 512",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change, of parallel only"
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    parser.add_run(settings="parallel")
     words = "the rows: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--data", metavar="FILE", required=True, help=words)
     words = "the outputs: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--out", metavar="FILE", required=True, help=words)
     words = "whether the first line of a .csv file is a header: yes, no, auto (by its content)"
     parser.add_argument("--header", choices=HEADERS, default="auto", help=words)
-    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
+    parser.add_step()
     parser.add_argument("--batch", metavar="N", default="0", help="rows at a time (128)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

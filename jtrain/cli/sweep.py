@@ -69,5 +69,5 @@ def _arguments() -> Arguments:
     parser.add_argument("--jobs", default="1", metavar="N", help=words)
     words = "the metric to compare: loss, 'highest accuracy', ... (checkpoint.best, or else loss)"
     parser.add_argument("--metric", default="", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser
