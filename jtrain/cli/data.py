@@ -121,24 +121,12 @@ def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as Bar
 
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    ]
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    columns = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn()]
+    columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn()]
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 
         def tell(progress: PrepareProgress) -> None:

@@ -38,18 +38,17 @@ def main(argv: Sequence[str]) -> int:
         if code is not None:
             return code
 
-    from jtrain.cli.run_profile import open_profile
-    from jtrain.cli.run_summary import format_summary
+    from jtrain.cli.run_summary import format_summary, open_profile, print_profile
     from jtrain.train.run import run
 
     profile = open_profile(args.profile, resolved.config) if args.profile else None
-    hooks = [profile.hook] if profile else []
+    hooks = [profile] if profile else []
     outcome = run(resolved.config, source=resolved.path, hooks=hooks)
     if outcome.directory.first:
         command = f"{program()} run {shlex.join(argv)}"
         print(format_summary(outcome, resolved.config, resolved.path, command))
     if profile:
-        profile.finish(outcome)
+        print_profile(profile, resolved.config, outcome)
     return CODES[outcome.status]
 
 
