@@ -30,8 +30,7 @@ def sky_task(job: ClusterJob) -> dict[str, Any]:
             "accelerator_args": {"runtime_version": machines.tpu.runtime},
         }
     else:
-        assert machines.gpu, "machines have TPUs or GPUs"
-        resources = {"accelerators": f"{machines.gpu.sky}:{machines.chips}"}
+        resources = {"accelerators": f"{machines.gpu}:{machines.chips}"}
     if job.image:
         resources["image_id"] = f"docker:{job.image}"
     if job.spot:
