@@ -103,10 +103,7 @@ def _arguments() -> Arguments:
     words = "with --watch: every checkpoint (default), or only the latest at a time"
     policies, default = ["every", "latest"], _WATCH["policy"]
     parser.add_argument("--policy", choices=policies, default=default, help=words)
-    words = (
-        "with --watch: how long to wait for a run to begin or to write again, by default 600; "
-        "0: for ever"
-    )
+    words = "with --watch: seconds for a run to begin or to write again (600); 0: for ever"
     default = _WATCH["timeout"]
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=default, help=words)
     return parser

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain predict: --out {out} is the file of --data, which it would overwrite; name "
             f"another"
         )
-    if not args.batch.isdigit():
+    if args.batch < 0:
         raise UserError(f"jtrain predict: --batch {args.batch} is not a count; write --batch 128")
     step = parse_step(args.step, "predict")
     resolved = resolve(path, args.settings)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     with redirect_output():
         run = load_run(resolved.config, path.parent, step, print_error)
         rows = read_rows(data, run.inputs, header=HEADERS[args.header])
-        arrays = name_outputs(run.predict(rows, batch=int(args.batch)))
+        arrays = name_outputs(run.predict(rows, batch=args.batch))
     if is_first_process():
         write_file(out, encode_rows(out, arrays))
         count = len(next(iter(arrays.values())))
@@ -93,6 +93,6 @@ def _arguments() -> Arguments:
     words = "whether the first line of a .csv file is a header: yes, no, auto (by its content)"
     parser.add_argument("--header", choices=HEADERS, default="auto", help=words)
     parser.add_step()
-    parser.add_argument("--batch", metavar="N", default="0", help="rows at a time (128)")
+    parser.add_argument("--batch", metavar="N", type=int, default=0, help="rows at a time (128)")
     parser.add_json()
     return parser
