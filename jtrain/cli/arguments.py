@@ -27,6 +27,27 @@ class Arguments(argparse.ArgumentParser):
         )
         self._example = f"jtrain {verb} {examples[0] if examples else ''}".partition("   ")[0]
 
+    def add_run(self, settings: str = "") -> None:
+        """Add the run, and `settings`: the sections whose values may be changed."""
+        words = "a directory with a run, or its name in runs/"
+        self.add_argument("run", metavar="RUN", help=words)
+        if settings:
+            words = f"values to change, of {settings} only"
+            self.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+
+    def add_config(self) -> None:
+        """Add the config and its settings, as `words`."""
+        words = "a YAML file, values to change"
+        self.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+
+    def add_step(self) -> None:
+        """Add the step of a checkpoint."""
+        self.add_argument("--step", default="newest", help="newest (default), best or a number")
+
+    def add_json(self) -> None:
+        """Add the choice of JSON in place of text."""
+        self.add_argument("--json", action="store_true", help="print one JSON object")
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; options may stand anywhere among the words."""
         self._check_spaces(argv)

@@ -1,15 +1,13 @@
 """`jtrain check CONFIG`: check that the split of a batch does not change what a config trains."""
 
-import functools
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_error, resolve_config
 from jtrain.cli.output import print_text as print
 from jtrain.errors import FAULT, UserError
 from jtrain.inspect.plan.topology import prepare_environment
@@ -38,14 +36,11 @@ def main(argv: Sequence[str]) -> int:
     # With LLVM at -O0 a check takes 0.73 of the time; XLA's own passes (fusion too) still run.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-    from jtrain.config.resolve import resolve
     from jtrain.testing import check
 
-    resolved = resolve(Path(path), words)
-    for note in resolved.notes:
-        print(note, file=sys.stderr)
+    resolved = resolve_config(path, words)
     case = build_loss_case(resolved.config, args.rows, draws=not args.without_draws)
-    progress = Progress(functools.partial(print, file=sys.stderr, flush=True), time.monotonic)
+    progress = Progress(print_error, time.monotonic)
     case.side_effects.on_call = progress.event  # each program of a comparison traces the loss
     report = check(case, most=args.devices, log=progress.begin)
     print(json.dumps({"config": path, **report.plain()}) if args.json else report.describe())
@@ -144,13 +139,12 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml model.layers=2 --devices 8",
         "configs/vae.yaml --rows 16 --json",
     )
-    words = "a YAML file, values to change"
-    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    parser.add_config()
     words = "virtual CPU devices (4)"
     parser.add_argument("--devices", metavar="N", type=int, default=4, help=words)
     words = "rows of the first batch (8)"
     parser.add_argument("--rows", metavar="N", type=int, default=8, help=words)
     words = "fix all random draws, for layers whose draws depend on the layout; compare the rest"
     parser.add_argument("--without-draws", action="store_true", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -121,24 +121,12 @@ def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as Bar
 
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    ]
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    columns = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn()]
+    columns += [rich.TransferSpeedColumn(), rich.TimeRemainingColumn()]
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 
         def tell(progress: PrepareProgress) -> None:
@@ -168,5 +156,5 @@ def prepare_arguments() -> Arguments:
     parser.add_argument("--by", default="file", help="a document is a file (default) or a line")
     words = "the field of JSON lines that holds the text (text); '': learn JSON and CSV as they are"
     parser.add_argument("--field", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -187,10 +187,9 @@ def show_arguments() -> Arguments:
         "configs/shakespeare.yaml --step 100 --rows 4",
         "configs/fashion_mnist.yaml --out rows.png",
     )
-    words = "a YAML file, values to change"
-    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    parser.add_config()
     parser.add_argument("--step", default="0", help="the batch (0, the first)")
     parser.add_argument("--rows", default="8", help="number of rows (8)")
     parser.add_argument("--out", metavar="FILE.png", help="write the pictures to a file instead")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -102,5 +102,5 @@ def _arguments() -> Arguments:
     run = "a directory with a run, or its name in runs/"
     parser.add_argument("run", metavar="RUN", help=run)
     parser.add_argument("other", metavar="RUN", help="the run to compare with")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

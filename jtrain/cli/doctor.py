@@ -67,5 +67,5 @@ def _arguments() -> Arguments:
     parser.add_argument("--only", metavar="CHECK,...", default="", help=words)
     words = "seconds for the devices to start, and for the disk to answer (60)"
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -95,20 +95,15 @@ def _arguments() -> Arguments:
         "shakespeare parallel.kind=fsdp parallel.devices=4 evaluate.batch=128",
         "shakespeare --watch --policy latest       # beside the training, each new checkpoint",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change, of parallel and evaluate only"
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
-    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
+    parser.add_run(settings="parallel and evaluate")
+    parser.add_step()
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
     words = "follow a run: evaluate each new checkpoint until the run has ended, each once"
     parser.add_argument("--watch", action="store_true", help=words)
     words = "with --watch: every checkpoint (default), or only the latest at a time"
     policies, default = ["every", "latest"], _WATCH["policy"]
     parser.add_argument("--policy", choices=policies, default=default, help=words)
-    words = (
-        "with --watch: how long to wait for a run to begin or to write again, by default 600; "
-        "0: for ever"
-    )
+    words = "with --watch: seconds for a run to begin or to write again (600); 0: for ever"
     default = _WATCH["timeout"]
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=default, help=words)
     return parser

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_error, resolve_config, write_page
 from jtrain.cli.output import print_text as print
-from jtrain.cli.output import write_page
 from jtrain.errors import UserError
 from jtrain.inspect.plan.topology import prepare_environment
 
@@ -31,15 +31,12 @@ def main(argv: Sequence[str]) -> int:
     if args.topology:
         prepare_environment(args.topology)
     start = time.perf_counter()
-    from jtrain.config.resolve import resolve
     from jtrain.distributed.compiler_flags import apply_flags
 
-    resolved = resolve(Path(path), words)
-    for note in resolved.notes:
-        print(note, file=sys.stderr)
+    resolved = resolve_config(path, words)
     xla = resolved.config.xla
     for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
-        print(line, file=sys.stderr)
+        print_error(line)
     if args.why_recompile is not None:
         return _why_recompile(args, resolved)
     from jtrain.inspect.plan.topology import find_topology
@@ -141,8 +138,7 @@ def _arguments() -> Arguments:
         "configs/llama2_7b.yaml --topology v5e:4x4      on devices that are not here",
         "configs/shakespeare.yaml batch=32 --why-recompile   what differs from the last compile",
     )
-    words = "a YAML file, values to change"
-    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    parser.add_config()
     words = "only this module, such as blocks/qkv"
     parser.add_argument("--module", metavar="NAME", default="", help=words)
     parser.add_argument("--all", action="store_true", help="print small entries and long tables")
@@ -158,5 +154,5 @@ def _arguments() -> Arguments:
     parser.add_argument("--why-recompile", metavar="RUN", nargs="?", const="", help=words)
     words = "devices in the place of those of this machine: v5e:4x4, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

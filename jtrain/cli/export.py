@@ -128,12 +128,12 @@ def _arguments() -> Arguments:
         "digits --to stablehlo digits-served",
         "shakespeare --to safetensors shakespeare.safetensors",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
+    parser.add_run()
     parser.add_argument("out", metavar="OUT", help="the new folder, or file of tensors")
     parser.add_argument("--to", choices=list(FORMATS), required=True, help="the format")
-    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
+    parser.add_step()
     words = "of the tensors; default that of the model in model.from, or float32"
     choices = ["", "float32", "bfloat16", "float16"]
     parser.add_argument("--dtype", default="", choices=choices, metavar="TYPE", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -3,17 +3,28 @@
 import argparse
 import importlib
 import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jtrain.cli import VERBS, manifests
+from jtrain.cli import VERBS
 from jtrain.cli.arguments import Arguments
 from jtrain.cli.output import print_text as print
+from jtrain.config.dump import format_blocks
 from jtrain.distributed.cluster.cluster import LAUNCHER, NUMBER
 from jtrain.distributed.launcher import launch
+from jtrain.distributed.manifests import (
+    ClusterJob,
+    Machines,
+    find_machines,
+    job_set,
+    sky_task,
+    to_label,
+    train_job,
+)
 from jtrain.distributed.ray_cluster import (
     check_installed,
     connected,
@@ -23,14 +34,35 @@ from jtrain.distributed.ray_cluster import (
     process_resources,
 )
 from jtrain.distributed.watchdog import Patience
-from jtrain.errors import DONE, STOPPED, PeerError, UserError
+from jtrain.errors import DONE, STOPPED, ConfigError, PeerError, UserError
 from jtrain.errors.spelling import did_you_mean
 
-# The options that an engine takes beside --engine and --processes.
-ENGINES = {
-    "local": {"devices", "port", "restarts", "patience"},
-    "ray": {"devices", "restarts", "address", "env", "resources"},
+
+class ManifestEngine(NamedTuple):
+    """A program that starts the processes of a run from a manifest."""
+
+    kind: str
+    """The manifest's name there."""
+    build: Callable[[ClusterJob], dict[str, Any] | list[dict[str, Any]]]
+    apply: str
+    """The command that starts a manifest in the file NAME.yaml."""
+
+
+MANIFESTS: Mapping[str, ManifestEngine] = {
+    "k8s": ManifestEngine("JobSet", job_set, "kubectl apply --server-side -f {name}.yaml"),
+    "trainjob": ManifestEngine("TrainJob", train_job, "kubectl apply --server-side -f {name}.yaml"),
+    "skypilot": ManifestEngine("SkyPilot task", sky_task, "sky jobs launch {name}.yaml"),
 }
+_PRINTED = {"restarts", "print", "topology", "image", "name", "claim", "volume"}
+# The options that an engine takes.
+ENGINES = {
+    "local": {"processes", "devices", "port", "restarts", "patience"},
+    "ray": {"processes", "devices", "restarts", "address", "env", "resources"},
+    "k8s": {*_PRINTED, "queue", "select", "in_place"},
+    "trainjob": {*_PRINTED, "queue", "select"},
+    "skypilot": {*_PRINTED, "spot"},
+}
+_RESTARTS = 10  # of a manifest
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,50 +70,43 @@ def main(argv: Sequence[str]) -> int:
     index = next((i for i, word in enumerate(argv) if word in VERBS), len(argv))
     parser = _arguments()
     args = parser.parse(argv[:index])
-    args.verb, *rest = argv[index:] or [""]
+    args.words, (args.verb, *rest) = argv[:index], argv[index:] or [""]
     if args.command or args.verb in {"", "launch"}:
         raise UserError(_no_verb(next(iter(args.command), args.verb), args.processes))
-    if args.engine in manifests.ENGINES:
-        return manifests.print_manifest(args, argv[:index], [args.verb, *rest])
-    for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
-        if getattr(args, name) < least:
-            raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2")
-    _check_engine(args, parser)
-    manifests.check_no_options(argv[:index], args.engine)
-    args.program = shlex.join(["jtrain", "launch", *argv[:index]])
-    start = launch_ray if args.engine == "ray" else launch_local
-    return start(args, ["-m", "jtrain", args.verb, *rest])
-
-
-def launch_local(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """Run the verb in processes on this machine."""
+    _check_options(args, parser)
+    if args.engine in MANIFESTS:
+        return print_manifest(args, [args.verb, *rest])
+    args.program = shlex.join(["jtrain", "launch", *args.words])
+    if args.engine == "ray":
+        return launch_ray(args, rest)
     return launch(
-        [sys.executable, *command],
+        [sys.executable, "-m", "jtrain", args.verb, *rest],
         processes=args.processes,
         devices=args.devices,
         port=args.port,
-        restarts=args.restarts,
+        restarts=args.restarts or 0,
         patience=Patience.parse(args.patience),
-        beats=args.verb == "run",
         program=args.program,
     )
 
 
-def _check_engine(args: argparse.Namespace, parser: Arguments) -> None:
-    """Raise UserError if there is no such engine, or it does not take an option."""
+def _check_options(args: argparse.Namespace, parser: Arguments) -> None:
+    """Raise UserError for an unknown engine, an option that it does not take, or a number."""
     if args.engine not in ENGINES:
-        names = [*ENGINES, *manifests.ENGINES]
-        meant = did_you_mean(args.engine, names) or "."
+        meant = did_you_mean(args.engine, ENGINES) or "."
         raise UserError(
-            f"jtrain launch: no engine {args.engine}; the engines are {', '.join(names)}{meant}"
+            f"jtrain launch: no engine {args.engine}; the engines are {', '.join(ENGINES)}{meant}"
         )
     for name in sorted(set().union(*ENGINES.values()) - ENGINES[args.engine]):
         if getattr(args, name) != parser.get_default(name):
-            taker = next(engine for engine, options in ENGINES.items() if name in options)
+            takers = [f"--engine {engine}" for engine, names in ENGINES.items() if name in names]
             raise UserError(
-                f"jtrain launch: the engine {args.engine} takes no --{name}; leave it out, or type "
-                f"--engine {taker}"
+                f"jtrain launch: the engine {args.engine} takes no --{name.replace('_', '-')}; "
+                f"leave it out, or type {' or '.join(takers)}"
             )
+    for name, least in (("processes", 1), ("devices", 0), ("port", 0), ("restarts", 0)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise UserError(f"jtrain launch: --{name} is at least {least}; type --{name} 2")
 
 
 def _no_verb(word: str, processes: int) -> str:
@@ -110,7 +135,7 @@ def _arguments() -> Arguments:
         "--engine ray --processes 4 --restarts 3 run configs/shakespeare.yaml",
         "--engine k8s --topology v5e:4x4 --image IMAGE --claim shared run configs/llama2_7b.yaml",
     )
-    words = f"what starts the processes: {', '.join([*ENGINES, *manifests.ENGINES])}; default local"
+    words = f"what starts the processes: {', '.join(ENGINES)}; default local"
     parser.add_argument("--engine", default="local", metavar="NAME", help=words)
     words = "number of processes; default 2"
     parser.add_argument("--processes", type=int, default=2, metavar="N", help=words)
@@ -119,7 +144,7 @@ def _arguments() -> Arguments:
     words = "port of the first process on the loopback; default a free port"
     parser.add_argument("--port", type=int, default=0, metavar="N", help=words)
     words = "restarts of all after one failed or was stuck; never after exit code 2"
-    parser.add_argument("--restarts", type=int, default=0, metavar="N", help=words)
+    parser.add_argument("--restarts", type=int, metavar="N", help=words)
     words = "seconds after which a process is stuck: 60 for all phases, or step=60,compile=600"
     parser.add_argument("--patience", default="", metavar="SECONDS", help=words)
     words = "ray: HOST:PORT of the cluster, auto or local; default RAY_ADDRESS, or local"
@@ -128,10 +153,120 @@ def _arguments() -> Arguments:
     parser.add_argument("--resources", default="", metavar="NAME=N", help=words)
     words = "ray: names of further variables that the processes get from here"
     parser.add_argument("--env", default="", metavar="NAME,NAME", help=words)
-    manifests.add_options(parser)
+    group = parser.add_argument_group(f"of the engines {', '.join(MANIFESTS)}")
+    words = "print the manifest and nothing else"
+    group.add_argument("--print", action="store_true", help=words)
+    words = "machines: v5e:4x4, 2*v6e:4x4 (slices), h100:8, 2*h100:8 (hosts)"
+    group.add_argument("--topology", default="", metavar="KIND:SHAPE", help=words)
+    words = "container image with jtrain and your experiment"
+    group.add_argument("--image", default="", metavar="IMAGE", help=words)
+    words = "name of the job; default the name of the run"
+    group.add_argument("--name", default="", metavar="NAME", help=words)
+    words = (
+        "volume of all hosts: a PersistentVolumeClaim; for SkyPilot a volume, or HOST:/PATH of NFS"
+    )
+    group.add_argument("--claim", default="", metavar="NAME", help=words)
+    words = "path at which it is mounted; default /shared"
+    group.add_argument("--volume", default="/shared", metavar="PATH", help=words)
+    words = "local queue of Kueue"
+    group.add_argument("--queue", default="", metavar="NAME", help=words)
+    words = "label that the nodes must have; may be repeated"
+    group.add_argument("--select", action="append", default=[], metavar="KEY=VALUE", help=words)
+    words = "restart pods in place, by JobSet's agent of this image (alpha; k8s only)"
+    group.add_argument("--in-place", default="", metavar="IMAGE", help=words)
+    words = "machines that may be taken away, for less money (skypilot; a label for others)"
+    group.add_argument("--spot", action="store_true", help=words)
     words = "the verb to run in each, with its arguments"
     parser.add_argument("command", metavar="VERB ...", nargs="*", help=words)
     return parser
+
+
+def print_manifest(args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Print the manifest of `jtrain COMMAND`; return the exit code.
+
+    Raises:
+        UserError: if the engine cannot run it; ConfigError for a config that does not fit.
+    """
+    engine, typed = MANIFESTS[args.engine], f"jtrain launch --engine {args.engine}"
+    if args.verb != "run":
+        raise UserError(
+            f"{typed}: a manifest is for the verb run, found {args.verb}: {typed} --topology "
+            f"v5e:4x4 run CONFIG"
+        )
+    if not args.topology:
+        raise UserError(
+            f"{typed}: the machines are missing. Write --topology v5e:4x4 for a slice of a TPU, "
+            f"2*v6e:4x4 for two, h100:8 for a machine of 8 GPUs, 2*h100:8 for two."
+        )
+    machines = find_machines(args.topology)
+    job = _job(args, command, machines)
+    built = engine.build(job)
+    documents = built if isinstance(built, list) else [built]
+    apply = engine.apply.format(name=job.name)
+    typed = shlex.join(["jtrain", "launch", *args.words, *command])
+    header = f"{engine.kind} of {machines.topology}: {machines.describe()}"
+    if machines.tpu and args.engine != "skypilot":
+        header += f" ({machines.machine_type} on GKE)"
+    print(format_blocks(documents, f"{header}, by\n  {typed}\nStart it: {apply}"), end="")
+    if not args.print:
+        printed = shlex.join(["jtrain", "launch", "--print", *args.words, *command])
+        print(
+            f"jtrain starts nothing on a cluster. Write the manifest to a file, and start it:\n"
+            f"  {printed} > {job.name}.yaml\n  {apply}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _job(args: argparse.Namespace, command: Sequence[str], machines: Machines) -> ClusterJob:
+    # The config is read as on the cluster, so that its errors come before anything is started.
+    from jtrain.cli import run
+    from jtrain.config.resolve import resolve
+    from jtrain.inspect.plan.topology import check_fills
+
+    typed = run._arguments().parse(command[1:])
+    config = resolve(typed.config, typed.settings).config
+    check_fills(
+        config,
+        str(machines.topology),
+        platform="tpu" if machines.tpu else "gpu",
+        slices=machines.groups,
+        hosts=machines.hosts,
+        devices=machines.devices,
+    )
+    return ClusterJob(
+        name=args.name or to_label(config.name),
+        machines=machines,
+        command=("jtrain", *command),
+        image=args.image,
+        restarts=_RESTARTS if args.restarts is None else args.restarts,
+        claim=args.claim,
+        store=config.checkpoint.store,
+        volume=args.volume.rstrip("/"),
+        queue=args.queue,
+        select=_labels(args.select),
+        agent=args.in_place,
+        spot=args.spot,
+        grace=int(config.checkpoint.grace) + 5,
+    )
+
+
+def _labels(typed: Sequence[str]) -> dict[str, str]:
+    """Return labels that were typed as KEY=VALUE.
+
+    Raises:
+        ConfigError: for other words.
+    """
+    labels = {}
+    for word in typed:
+        found = re.fullmatch(r"([\w./-]+)=([\w.-]*)", word, re.ASCII)
+        if not found:
+            raise ConfigError(
+                f"--select {word} is not KEY=VALUE: write a label of the nodes, such as "
+                f"--select nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3."
+            )
+        labels[found[1]] = found[2]
+    return labels
 
 
 def launch_ray(args: argparse.Namespace, command: Sequence[str]) -> int:
@@ -139,7 +274,13 @@ def launch_ray(args: argparse.Namespace, command: Sequence[str]) -> int:
 
     Ray Train starts the workers, joins them into one JAX, and restarts them after a failure.
     """
-    config, settings = _config_and_settings(args.verb, command[3:])
+    options = [word for word in command if word.startswith("-")]
+    if args.verb != "run" or options:
+        raise UserError(
+            f"jtrain launch: --engine ray trains a config, found {' '.join([args.verb, *options])}."
+            f" Type --engine ray run CONFIG KEY=VALUE, or leave --engine out"
+        )
+    config, settings = Arguments("launch --engine ray run", "").config_and_words(command)
     check_installed("jtrain launch: --engine ray", "leave --engine out to run on this machine")
     address = parse_address(args.address, os.environ.get("RAY_ADDRESS", ""))
     typed = parse_resources(args.resources)
@@ -196,7 +337,7 @@ def _trainer(
 
     train, jax = (importlib.import_module(f"ray.train{name}") for name in ("", ".v2.jax"))
     config_class = importlib.import_module("ray.train.v2.jax.config").JaxConfig
-    gpu, tpu = "GPU" in needed, "TPU" in needed
+    gpu, tpu, restarts = "GPU" in needed, "TPU" in needed, args.restarts or 0
     # Newer versions of Ray print each report of each worker otherwise.
     quiet = getattr(train, "LoggingConfig", None)
     log = {"logging_config": quiet(log_level="ERROR")} if quiet else {}
@@ -211,24 +352,13 @@ def _trainer(
         run_config=train.RunConfig(
             storage_path=str(Path("runs", ".ray").absolute()),
             failure_config=train.FailureConfig(
-                max_failures=args.restarts, controller_failure_limit=args.restarts + 1
+                max_failures=restarts, controller_failure_limit=restarts + 1
             ),
             callbacks=[stop_on_mistake()],
             worker_runtime_env={"env_vars": dict(environ)},
             **log,
         ),
     )
-
-
-def _config_and_settings(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    options = [word for word in words if word.startswith("-")]
-    if verb != "run" or options:
-        raise UserError(
-            f"jtrain launch: --engine ray trains a config, found {' '.join([verb, *options])}. "
-            f"Type --engine ray run CONFIG KEY=VALUE, or leave --engine out"
-        )
-    parser = Arguments("launch --engine ray run", "")
-    return parser.config_and_words(words)
 
 
 def _check_resources(needed: Mapping[str, float], processes: int, devices: int) -> None:

@@ -4,13 +4,16 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from jtrain.errors import ConfigError
 from jtrain.io.formatting import escape_controls
 from jtrain.io.regular_files import atomic_write
+
+if TYPE_CHECKING:
+    from jtrain.config.resolve import ResolvedConfig
 
 STDOUT, STDERR = 1, 2  # file descriptors
 
@@ -25,9 +28,24 @@ def print_text(
     print(escape_controls(" ".join(map(str, words)) + end), end="", file=file, flush=flush)
 
 
+def print_line(line: str) -> None:
+    """Print a line at once."""
+    print_text(line, flush=True)
+
+
 def print_error(line: str) -> None:
     """Print a line to stderr."""
-    print_text(line, file=sys.stderr)
+    print_text(line, file=sys.stderr, flush=True)
+
+
+def resolve_config(path: str, words: Sequence[str]) -> "ResolvedConfig":
+    """Resolve a config and print its notes to stderr."""
+    from jtrain.config.resolve import resolve
+
+    resolved = resolve(Path(path), words)
+    for note in resolved.notes:
+        print_error(note)
+    return resolved
 
 
 def is_first_process() -> bool:

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_error, resolve_config
 from jtrain.cli.output import print_text as print
 from jtrain.errors import DONE, STOPPED, UserError
 from jtrain.inspect.plan.topology import Topology, find_topology, prepare_environment
@@ -34,15 +34,12 @@ def main(argv: Sequence[str]) -> int:
         _check_write(args)
     dump = _make_empty(Path(args.dump)) if args.dump else None
     prepare_environment(args.topology)
-    from jtrain.config.resolve import resolve
     from jtrain.distributed.compiler_flags import apply_flags
 
-    resolved = resolve(Path(path), words)
-    for note in resolved.notes:
-        print(note, file=sys.stderr)
+    resolved = resolve_config(path, words)
     xla = resolved.config.xla
     for line in apply_flags(xla.preset, xla.flags, xla.tpu_flags):
-        print(line, file=sys.stderr)
+        print_error(line)
     topology = find_topology(args.topology)
     if args.memory is not None:
         topology = topology._replace(limit=int(args.memory * 1e9))
@@ -63,7 +60,7 @@ def _plan(path: str, config: "RunConfig", topology: Topology, args: Any, dump: P
     if not found.fits and args.advice != "none":
         advice = advise(config, topology, found)
         if args.advice == "compiled":
-            _report("it does not fit: compiling what may help")
+            print_error("it does not fit: compiling what may help")
             advice = check_advice(advice, config, topology, found)
     if args.json:
         values = {"config": path, **found.plain(), "advice": [each.plain() for each in advice]}
@@ -79,21 +76,21 @@ def _search(path: str, config: "RunConfig", topology: Topology, args: Any) -> in
     from jtrain.config.dump import dump, to_plain
     from jtrain.inspect.plan.search import format_search, search
 
-    result = search(config, topology, compiles=args.compiles, report=_report)
+    result = search(config, topology, compiles=args.compiles, report=print_error)
     best = result.best
     if args.json:
         print(json.dumps({"config": path, "topology": topology.name, **result.plain()}))
     elif result.rows:
         print(format_search(result))
     else:
-        _report("stopped before the first program was compiled; the same command starts again")
+        print_error("stopped before the first program was compiled; the same command starts again")
     if args.write and best is not None:
         text = dump(to_plain(best.candidate.apply(config)))
         note = (
             f"# {path} on {topology.name}, by jtrain plan --search: {best.candidate.describe()}\n"
         )
         Path(args.write).write_text(note + text, encoding="utf-8")
-        print(f"{args.write}: the fastest that fits", file=sys.stderr)
+        print_error(f"{args.write}: the fastest that fits")
     if result.stopped:
         return STOPPED
     return NO_FIT if best is None else DONE
@@ -103,18 +100,12 @@ def _largest_batch(path: str, config: "RunConfig", topology: Topology, args: Any
     from jtrain.config.dump import dump, to_plain
     from jtrain.inspect.plan.advice import find_largest_batch, format_largest_batch
 
-    found = find_largest_batch(config, topology, compiles=args.compiles, report=_report)
-    if args.json:
-        print(json.dumps({"config": path, "topology": topology.name, **found.plain()}))
-    else:
-        print(format_largest_batch(found))
+    found = find_largest_batch(config, topology, compiles=args.compiles, report=print_error)
+    facts = {"config": path, "topology": topology.name, **found.plain()}
+    print(json.dumps(facts) if args.json else format_largest_batch(found))
     if args.write and found.batch:
         Path(args.write).write_text(dump(to_plain(dataclasses.replace(config, batch=found.batch))))
     return DONE if found.batch else NO_FIT
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _arguments() -> Arguments:
@@ -129,8 +120,7 @@ def _arguments() -> Arguments:
         "configs/gpt2.yaml --topology 2*v5e:4x4 parallel.kind=fsdp   two slices",
         "configs/shakespeare.yaml --topology cpu:8                   eight parts of this CPU",
     )
-    words = "a YAML file, values to change"
-    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    parser.add_config()
     shape = "the devices: v5e:4x4, 2*v5p:4x4x4, h100:8, 2*h200:8, cpu:8"
     parser.add_argument("--topology", metavar="KIND:SHAPE", default="", help=shape)
     words = "memory of a device in GB, in the place of the chip's"
@@ -148,7 +138,7 @@ def _arguments() -> Arguments:
     parser.add_argument("--write", metavar="FILE", default="", help=words)
     words = "keep the compiler's files there: the program, the buffers at the memory peak"
     parser.add_argument("--dump", metavar="FOLDER", default="", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser
 
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
             f"jtrain predict: --out {out} is the file of --data, which it would overwrite; name "
             f"another"
         )
-    if not args.batch.isdigit():
+    if args.batch < 0:
         raise UserError(f"jtrain predict: --batch {args.batch} is not a count; write --batch 128")
     step = parse_step(args.step, "predict")
     resolved = resolve(path, args.settings)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     with redirect_output():
         run = load_run(resolved.config, path.parent, step, print_error)
         rows = read_rows(data, run.inputs, header=HEADERS[args.header])
-        arrays = name_outputs(run.predict(rows, batch=int(args.batch)))
+        arrays = name_outputs(run.predict(rows, batch=args.batch))
     if is_first_process():
         write_file(out, encode_rows(out, arrays))
         count = len(next(iter(arrays.values())))
@@ -85,16 +85,14 @@ def _arguments() -> Arguments:
         "digits --data scans.npz --out labels.csv",
         "runs/digits --data scans.npz --out labels.npz --step best --batch 512",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change, of parallel only"
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    parser.add_run(settings="parallel")
     words = "the rows: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--data", metavar="FILE", required=True, help=words)
     words = "the outputs: .npz, .npy, .csv or .jsonl"
     parser.add_argument("--out", metavar="FILE", required=True, help=words)
     words = "whether the first line of a .csv file is a header: yes, no, auto (by its content)"
     parser.add_argument("--header", choices=HEADERS, default="auto", help=words)
-    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
-    parser.add_argument("--batch", metavar="N", default="0", help="rows at a time (128)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_step()
+    parser.add_argument("--batch", metavar="N", type=int, default=0, help="rows at a time (128)")
+    parser.add_json()
     return parser

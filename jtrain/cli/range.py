@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
-from jtrain.cli.output import is_first_process, write_page
+from jtrain.cli.output import is_first_process, print_error, resolve_config, write_page
 from jtrain.cli.output import print_text as print
-from jtrain.config.resolve import resolve
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,21 +18,16 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.inspect.range_test import STEPS, Rates, format_result, render_page, run_range_test
 
     rates = Rates.parse(args.rates) if args.rates else Rates()
-    resolved = resolve(Path(path), words)
-    for note in resolved.notes:
-        print(note, file=sys.stderr)
+    resolved = resolve_config(path, words)
     steps = STEPS if args.steps is None else args.steps
     found = run_range_test(resolved.config, rates, steps)
     if not is_first_process():
         return 0
-    if args.json:
-        print(json.dumps({"config": path, **found.plain()}))
-    else:
-        width = min(100, shutil.get_terminal_size().columns)
-        print(format_result(found, path, width=width))
+    width = min(100, shutil.get_terminal_size().columns)
+    facts = {"config": path, **found.plain()}
+    print(json.dumps(facts) if args.json else format_result(found, path, width=width))
     if args.html:
-        line = write_page("range", "--html", Path(args.html), render_page(found, path))
-        print(line, file=sys.stderr)
+        print_error(write_page("range", "--html", Path(args.html), render_page(found, path)))
     return 0
 
 
@@ -48,11 +41,10 @@ def _arguments() -> Arguments:
         "configs/shakespeare.yaml --rates 1e-5:1 --steps 200",
         "configs/shakespeare.yaml optimizer.kind=muon --html range.html",
     )
-    words = "a YAML file, values to change"
-    parser.add_argument("words", metavar="CONFIG [KEY=VALUE]", nargs="*", help=words)
+    parser.add_config()
     words = "the lowest and the highest rate (1e-6:1)"
     parser.add_argument("--rates", metavar="LOW:HIGH", default="", help=words)
     parser.add_argument("--steps", metavar="N", type=int, help="steps of the test (100)")
     parser.add_argument("--html", metavar="FILE", default="", help="write a page with the plot")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jtrain.cli.arguments import Arguments, find_config
-from jtrain.cli.output import is_first_process, redirect_output
+from jtrain.cli.output import is_first_process, print_error, redirect_output
 from jtrain.cli.output import print_text as print
 from jtrain.config.resolve import resolve
 from jtrain.errors import FAULT
@@ -26,9 +25,10 @@ def main(argv: Sequence[str]) -> int:
 
     from jtrain.inspect.debug.replay import replay
 
-    tell = lambda line: print(line, file=sys.stderr)
     with redirect_output():
-        found = replay(resolved.config, path.parent, args.step, deep=not args.only_again, log=tell)
+        found = replay(
+            resolved.config, path.parent, args.step, deep=not args.only_again, log=print_error
+        )
     if is_first_process():
         print(
             json.dumps(dataclasses.asdict(found)) if args.json else format_replay(found, args.run)
@@ -135,12 +135,10 @@ def _arguments() -> Arguments:
         "shakespeare --step 250",
         "shakespeare --step 250 --only-again --json",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change, of parallel only"
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    parser.add_run(settings="parallel")
     words = "the step, from 1 on"
     parser.add_argument("--step", type=int, required=True, metavar="N", help=words)
     words = "only the step of the run: no dissection without jit, with checks and leaf by leaf"
     parser.add_argument("--only-again", action="store_true", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

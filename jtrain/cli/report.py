@@ -78,5 +78,5 @@ def _arguments() -> Arguments:
     parser.add_argument("runs", metavar="RUN", nargs="+", help=words)
     where = "the page; default RUN/report.html for one run or sweep, else report.html"
     parser.add_argument("--out", metavar="FILE", help=where)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -4,14 +4,14 @@ import argparse
 import functools
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_error, print_line, resolve_config
 from jtrain.cli.output import print_text as print
 from jtrain.config.node import TYPED
-from jtrain.config.resolve import ResolvedConfig, resolve
+from jtrain.config.resolve import ResolvedConfig
 from jtrain.config.top import is_run_name
 from jtrain.distributed.cluster.cluster import program
 from jtrain.distributed.heartbeat import HEARTBEAT
@@ -24,9 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Train; return the exit code: 0 done, 70 a fault, 75 stopped (run it again to resume)."""
     HEARTBEAT.begin_process()
     args = _arguments().parse(argv)
-    resolved = resolve(Path(args.config), args.settings)
-    for note in resolved.notes:
-        print(note, file=sys.stderr)
+    resolved = resolve_config(args.config, args.settings)
     if debug := _debug_mode(args):
         return debug(resolved)
     _check_not_copied(resolved)
@@ -36,22 +34,21 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(resolved.config.parallel, Server):
         from jtrain.server.join import take_part
 
-        code = take_part(resolved.config, os.environ, _print_error)
+        code = take_part(resolved.config, os.environ, print_error)
         if code is not None:
             return code
 
-    from jtrain.cli.run_profile import open_profile
-    from jtrain.cli.run_summary import format_summary
+    from jtrain.cli.run_summary import format_summary, open_profile, print_profile
     from jtrain.train.run import run
 
     profile = open_profile(args.profile, resolved.config) if args.profile else None
-    hooks = [profile.hook] if profile else []
+    hooks = [profile] if profile else []
     outcome = run(resolved.config, source=resolved.path, hooks=hooks)
     if outcome.directory.first:
         command = f"{program()} run {shlex.join(argv)}"
         print(format_summary(outcome, resolved.config, resolved.path, command))
     if profile:
-        profile.finish(outcome)
+        print_profile(profile, resolved.config, outcome)
     return CODES[outcome.status]
 
 
@@ -101,7 +98,7 @@ def _debug_mode(args: argparse.Namespace) -> Callable[[ResolvedConfig], int] | N
 def _fast(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.rehearsals import dry_run
 
-    dry_run(resolved.config, log=_print_line)
+    dry_run(resolved.config, log=print_line)
     print("everything works; no files were left")
     return DONE
 
@@ -109,7 +106,7 @@ def _fast(resolved: ResolvedConfig) -> int:
 def _overfit(batches: int, resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.rehearsals import overfit
 
-    found = overfit(resolved.config, batches, log=_print_line)
+    found = overfit(resolved.config, batches, log=print_line)
     print(found.describe())
     return DONE if found.small else FAULT
 
@@ -117,26 +114,18 @@ def _overfit(batches: int, resolved: ResolvedConfig) -> int:
 def _eager(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.single_device import run_eager
 
-    run_eager(resolved.config, log=_print_line)
+    run_eager(resolved.config, log=print_line)
     return DONE
 
 
 def _find_nan(resolved: ResolvedConfig) -> int:
     from jtrain.inspect.debug.find_nan import find_nan
 
-    found = find_nan(resolved.config, log=_print_line)
+    found = find_nan(resolved.config, log=print_line)
     if found is None:
         return DONE
     print(found.describe())
     return FAULT
-
-
-def _print_error(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
 
 
 def _arguments() -> Arguments:

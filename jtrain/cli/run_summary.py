@@ -1,6 +1,8 @@
-"""Summary of a run that ended: the curve, a sample, its files and the next commands."""
+"""End of `jtrain run`: the curve, a sample, files, the next commands, and a profile."""
 
+import contextlib
 import math
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,12 +10,19 @@ from typing import Any
 
 import jax
 
+from jtrain.cli.output import print_text as print
+from jtrain.config.top import RUNS
+from jtrain.distributed.cluster import detect
 from jtrain.distributed.cluster.cluster import program
+from jtrain.errors import UserError
+from jtrain.inspect.profile import FOLDER, format_profile, summarize_trace
 from jtrain.inspect.run_times import format_goodput, read_ledger
 from jtrain.train.charts import Point, text_chart
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_results
+from jtrain.train.hooks.profile_window import ProfileWindow, StepWindow
 from jtrain.train.longer_run import settings_to_extend
+from jtrain.train.program import set_up
 from jtrain.train.run_result import FINISHED, RunResult
 
 
@@ -124,3 +133,32 @@ def _files(outcome: RunResult) -> str:
     existing = {path: text for path, text in descriptions.items() if path.exists()}
     width = max(len(str(path)) for path in existing)
     return "\n".join(f"{path!s:{width}}  {text}" for path, text in existing.items())
+
+
+def open_profile(window: str, config: RunConfig) -> ProfileWindow:
+    """Return the hook that traces a window such as `10:15`.
+
+    Raises:
+        ConfigError: if it is no window of steps of the run.
+    """
+    steps = StepWindow.parse(window)
+    if isinstance(config.steps, int):
+        steps.check_steps(config.steps)
+    place, folder = detect(os.environ), RUNS / config.run_name / FOLDER
+    own = folder.with_name(f"{FOLDER}-{place.index}") if place.index else folder
+    return ProfileWindow(steps, own, steps_per_call=config.steps_divisor)
+
+
+def print_profile(hook: ProfileWindow, config: RunConfig, outcome: RunResult) -> None:
+    """Read the trace, write its summary into the run's directory, and print it."""
+    hook.finish(outcome.step)
+    if hook.traced is None or not outcome.directory.first:
+        return
+    text = ""  # of the compiled step, whose names tell modules
+    with contextlib.suppress(UserError, jax.errors.JaxRuntimeError):
+        if jax.process_count() == 1:
+            text = set_up(config).lower_step().compile().as_text() or ""
+    found = summarize_trace(outcome.directory.path, hook.traced, text)
+    if found is not None:
+        print(f"\n{format_profile(found)}")
+        print(f"to print this again: jtrain show {outcome.directory.path.name} --profile")

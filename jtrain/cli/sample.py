@@ -106,9 +106,7 @@ def _arguments() -> Arguments:
         "shakespeare --prompt 'ROMEO:' --tokens 200 --temperature 0.7",
         "shakespeare --prompt 'ROMEO:' --top-k 20 --top-p 0.9 --seed 3 --json",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
-    words = "values to change, of parallel only"
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=words)
+    parser.add_run(settings="parallel")
     parser.add_argument(
         "--prompt", default="", help="the beginning of the text; default: the experiment's prompt"
     )
@@ -117,6 +115,6 @@ def _arguments() -> Arguments:
     parser.add_argument("--top-k", help="draw from the K likeliest tokens; 0 from all (0)")
     parser.add_argument("--top-p", help="draw from the likeliest tokens that sum to this (1)")
     parser.add_argument("--seed", help="seed of the draws (0)")
-    parser.add_argument("--step", default="newest", help="newest (default), best or a number")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_step()
+    parser.add_json()
     return parser

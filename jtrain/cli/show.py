@@ -2,12 +2,12 @@
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jtrain.cli.arguments import Arguments
+from jtrain.cli.output import print_error
 from jtrain.cli.output import print_text as print
 from jtrain.config.dump import dump, flatten, to_plain
 from jtrain.config.messages import explain, json_schema
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     keys = [word for word in words if "=" not in word]
     helps = [explain(resolved.schema, key) for key in keys]  # every key is validated
     for note in [*resolved.notes, *_notes_of_run(Path(path))]:
-        print(note, file=sys.stderr)
+        print_error(note)
     views = {
         "schema": lambda: json.dumps(json_schema(resolved.schema), indent=2),
         "cluster": lambda: _cluster(args.json),
@@ -228,5 +228,5 @@ def _arguments() -> Arguments:
     parser.add_argument("--workers", action="store_true", help=workers)
     words = "print every value as a config file"
     parser.add_argument("--yaml", action="store_true", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

@@ -16,17 +16,18 @@ from jtrain.io.jsonl import to_json
 def main(argv: Sequence[str]) -> int:
     """Run the members; return the exit code: 0 all done, 70 some failed, 75 stopped (resumable)."""
     args = _arguments().parse(argv)
-    if not args.jobs.isdigit() or int(args.jobs) < 1:
+    if args.jobs < 1:
         raise UserError(f"jtrain sweep: --jobs {args.jobs} is not a count; write --jobs 2")
 
     from jtrain.sweep.results import as_json, format_table, mean_curves
     from jtrain.sweep.sweep import sweep
+    from jtrain.train.charts import text_chart
 
     stream = sys.stderr if args.json else sys.stdout
     result = sweep(
         Path(args.file),
         args.settings,
-        jobs=int(args.jobs),
+        jobs=args.jobs,
         metric=args.metric,
         tell=lambda line: print(line, file=stream, flush=True),
     )
@@ -34,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
         report = as_json(result.name, result.scores, result.goal)
         print(json.dumps(to_json({**report, "stopped": result.stopped}), allow_nan=False))
     else:
-        _picture(mean_curves(result.scores, result.goal))
+        if curves := mean_curves(result.scores, result.goal):
+            width = min(100, shutil.get_terminal_size((80, 24)).columns)
+            print(text_chart(curves, width=width, height=16))
         print("\n".join(format_table(result.scores, result.goal)))
         print(f"a page about all of them: jtrain report {result.name}")
     if result.stopped:
@@ -42,14 +45,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"stopped: {result.stopped}. To resume: {again}", file=stream)
         return STOPPED
     return FAULT if any(one.status == "failed" for one in result.scores) else DONE
-
-
-def _picture(curves: dict) -> None:
-    from jtrain.train.charts import text_chart
-
-    if curves:
-        width = min(100, shutil.get_terminal_size((80, 24)).columns)
-        print(text_chart(curves, width=width, height=16))
 
 
 def _arguments() -> Arguments:
@@ -66,8 +61,8 @@ def _arguments() -> Arguments:
     words = "values to sweep, and values shared by all; name=NAME names the sweep"
     parser.add_argument("settings", metavar="KEY=VALUES", nargs="*", help=words)
     words = "runs at a time, each on cores and GPUs of its own (1)"
-    parser.add_argument("--jobs", default="1", metavar="N", help=words)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=words)
     words = "the metric to compare: loss, 'highest accuracy', ... (checkpoint.best, or else loss)"
     parser.add_argument("--metric", default="", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json()
     return parser

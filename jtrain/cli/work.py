@@ -32,7 +32,7 @@ def _arguments() -> Arguments:
         "digits",
         "/shared/project/runs/gpt2 --wait 3600",
     )
-    parser.add_argument("run", metavar="RUN", help="a directory with a run, or its name in runs/")
+    parser.add_run()
     words = "seconds to wait for the run's own process (600)"
     parser.add_argument("--wait", metavar="SECONDS", type=float, default=600.0, help=words)
     return parser

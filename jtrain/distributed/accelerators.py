@@ -55,12 +55,12 @@ def unused_accelerators(
     """
     if chosen or {"gpu", "tpu"} & set(platforms):
         return []
-    lines = []
-    if found := find_nvidia(root):
-        lines.append(_line("gpu", found, _cuda(root), has_package))
-    if found := _tpu(root, environ):
-        lines.append(_line("tpu", found, "tpu", has_package))
-    return lines
+    present = {"gpu": (find_nvidia(root), _cuda(root)), "tpu": (_tpu(root, environ), "tpu")}
+    return [
+        _line(platform, found, extra, has_package)
+        for platform, (found, extra) in present.items()
+        if found
+    ]
 
 
 def has_tpu_chips(root: Path) -> bool:

@@ -4,7 +4,6 @@ XLA reads XLA_FLAGS when JAX first needs a device, and libtpu reads LIBTPU_INIT_
 loaded. Both end the process at a flag that they do not know.
 """
 
-import functools
 import importlib.util
 import os
 import re
@@ -68,17 +67,14 @@ def flag_name(flag: str) -> str:
     return flag.lstrip("-").partition("=")[0]
 
 
-def refused_flags(errors: str) -> list[str]:
-    """Return the names of the flags that jaxlib or libtpu refused, from what it printed."""
-    names = [flag_name(each) for line in _UNKNOWN.findall(errors) for each in line.split()]
-    names += _UNKNOWN_TPU.findall(errors)
-    names += [name for _, name in _VALUE.findall(errors)]
-    return list(dict.fromkeys(names))
+def refused_flags(errors: str) -> dict[str, str]:
+    """Return the flags that jaxlib or libtpu refused, from what it printed, by name.
 
-
-def refused_values(errors: str) -> dict[str, str]:
-    """Return the values that jaxlib could not read, by flag, from what it printed."""
-    return {name: value for value, name in _VALUE.findall(errors)}
+    The value is one that jaxlib could not read; empty where it does not know the flag.
+    """
+    unknown = [flag_name(each) for line in _UNKNOWN.findall(errors) for each in line.split()]
+    unknown += _UNKNOWN_TPU.findall(errors)
+    return dict.fromkeys(unknown, "") | {name: value for value, name in _VALUE.findall(errors)}
 
 
 def merge_flags(
@@ -132,21 +128,17 @@ def check_environment() -> None:
     Raises:
         ConfigError: naming the flags that would end the process.
     """
-    given = {name: os.environ.get(name, "") for name in VARIABLES}
-    if not _has_libtpu():
-        del given[LIBTPU_FLAGS]
-    given = {
-        name: text
-        for name, text in given.items()
-        if any(flag_name(flag) != _CPU_DEVICES for flag in split_flags(text))
-    }
-    if given and not has_devices():
-        _check_once(tuple(given.items()))
+    given = {}
+    for name in VARIABLES if _has_libtpu() else [FLAGS]:
+        text = os.environ.get(name, "")
+        if any(flag_name(flag) != _CPU_DEVICES for flag in split_flags(text)):
+            given[name] = text
+    if given and given not in _checked and not has_devices():
+        check_known(given)
+        _checked.append(given)
 
 
-@functools.cache
-def _check_once(variables: tuple[tuple[str, str], ...]) -> None:
-    check_known(dict(variables))
+_checked: list[Mapping[str, str]] = []  # variables that the compiler has taken
 
 
 def check_known(variables: Mapping[str, str]) -> None:
@@ -160,11 +152,10 @@ def check_known(variables: Mapping[str, str]) -> None:
         for name, (code, more) in _READERS.items()
         if name in variables
     )
-    names = refused_flags(errors)
-    if not names:
+    refused = refused_flags(errors)
+    if not refused:
         return
-    values = refused_values(errors)
-    found = [f"--{n}={values[n]}" if n in values else f"--{n}" for n in names]
+    found = [f"--{name}={value}" if value else f"--{name}" for name, value in refused.items()]
     them = "it" if len(found) == 1 else "them"
     raise ConfigError(
         f"xla: the installed compiler refuses {', '.join(found)}, and would end the process. "

@@ -13,7 +13,7 @@ import signal
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,53 +35,26 @@ class Channel:
     ```
     with Channel() as channel:
         subprocess.Popen(command, env={**environ, **channel.environ}, pass_fds=channel.files)
-        beat = read(channel.files.pulse)
+        beat = read_beat(channel.files.pulse)
     ```
     """
 
     def __init__(self):
         self.files = ChannelFiles(_unnamed("pulse"), _unnamed("stacks"))
+        self.environ = {CHANNEL: ",".join(f"{file}:{_identity(file)}" for file in self.files)}
+        """The variable by which the process finds its end, after `pass_fds`."""
         self._open = list(self.files)
 
     def __enter__(self) -> "Channel":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variable by which the process finds its end, after `pass_fds`."""
-        return {CHANNEL: ",".join(f"{file}:{_identity(file)}" for file in self.files)}
+        while self._open:  # once: the numbers are soon those of other files
+            os.close(self._open.pop())
 
     def stacks(self) -> bytes:
         """Return the stacks that the process wrote on `STACKS`; empty before."""
         return os.pread(self.files.stacks, os.fstat(self.files.stacks).st_size, 0)
-
-    def close(self) -> None:
-        """Close this end, once: its numbers are soon those of other files."""
-        while self._open:
-            os.close(self._open.pop())
-
-
-def receive(environ: MutableMapping[str, str]) -> ChannelFiles | None:
-    """Return this process's end of a channel; None if the process is not watched.
-
-    The variable is removed from the environment, and child processes do not inherit the files: a
-    child is another process. The identity of the files is compared with the variable, since a
-    process that inherited only the variable has other files under these numbers.
-    """
-    found = []
-    for part in environ.pop(CHANNEL, "").split(","):
-        number, _, identity = part.partition(":")
-        try:
-            if _identity(int(number)) != identity:
-                return None
-            os.set_inheritable(int(number), False)
-        except (ValueError, OSError):
-            return None
-        found.append(int(number))
-    return ChannelFiles(*found) if len(found) == 2 else None
 
 
 def _identity(file: int) -> str:
@@ -104,8 +77,7 @@ PHASES = (
 )
 ALONE = {"start", "hooks", "data"}
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
-_BEAT = struct.Struct("<QqqdQ")  # number, phase, step, seconds, and a sum of the first three
-_LENGTH, _ALL = _BEAT.size, 2**64 - 1
+_BEAT = struct.Struct("<Qqqd")  # number, phase, step, seconds
 # Offsets of the fields (`_RUN` follows the length of the path), and the size of the memory.
 _FAILED, _CHECKPOINT, _GRACE, _RUN, _SIZE = 48, 64, 72, 82, 4096
 
@@ -232,20 +204,16 @@ class Heartbeat:
         if self.observer is not None and counted != self._counted:
             self.observer(PHASES[counted])
         self._counted = counted
-        self._count, phase, step = self._count + 1, self._phase, self._step
-        check = (self._count ^ (step << 20) ^ (phase << 56)) & _ALL  # inline for speed
-        self._memory[:_LENGTH] = _BEAT.pack(self._count, phase, step, now, check)
+        self._count += 1
+        self._memory[: _BEAT.size] = _BEAT.pack(self._count, self._phase, self._step, now)
 
 
 def read_beat(file: int) -> Beat:
     """Return the last beat of another process from its open file; number 0 before the first."""
-    memory = bytes(_SIZE)
-    for _ in range(100):
-        memory = os.pread(file, _SIZE, 0).ljust(_SIZE, b"\0")
-        number, phase, step, _, check = _BEAT.unpack_from(memory)
-        if check == _check(number, phase, step):  # otherwise it was read in the middle of a write
-            break
-    return _parse(memory)
+    memory = os.pread(file, _SIZE, 0)
+    while memory != (again := os.pread(file, _SIZE, 0)):  # it was read in the middle of a write
+        memory = again
+    return _parse(memory.ljust(_SIZE, b"\0"))
 
 
 def _process_age() -> float:
@@ -258,12 +226,8 @@ def _process_age() -> float:
     return max(0.0, up - started / os.sysconf("SC_CLK_TCK"))
 
 
-def _check(number: int, phase: int, step: int) -> int:
-    return (number ^ (step << 20) ^ (phase << 56)) & _ALL
-
-
 def _parse(memory: bytes) -> Beat:
-    count, phase, step, seconds, _ = _BEAT.unpack_from(memory)
+    count, phase, step, seconds = _BEAT.unpack_from(memory)
     checkpoint, grace, length = struct.unpack_from("<qdH", memory, _CHECKPOINT)
     (failed,) = struct.unpack_from("<d", memory, _FAILED)
     run = memory[_RUN : _RUN + length].decode(errors="replace")
@@ -278,10 +242,23 @@ def connect_heartbeat() -> None:
     """Share the heartbeat and the stacks of this process with its watcher, if it has one.
 
     The command line and the entry points of the Python API call this; the first call connects.
+
+    The variable is removed from the environment, and child processes do not inherit the files: a
+    child is another process. The identity of the files is compared with the variable, since a
+    process that inherited only the variable has other files under these numbers.
     """
-    files: ChannelFiles | None = receive(os.environ)
-    if files is not None:
-        # faulthandler runs in C: it works while Python waits for C++ that holds the GIL.
-        faulthandler.register(STACKS, file=files.stacks, all_threads=True)
-        HEARTBEAT.share(files.pulse)
-        os.close(files.pulse)  # the mapping stays
+    found = []
+    for part in os.environ.pop(CHANNEL, "").split(","):
+        number, _, identity = part.partition(":")
+        try:
+            if _identity(int(number)) != identity:
+                return
+            os.set_inheritable(int(number), False)
+        except (ValueError, OSError):
+            return
+        found.append(int(number))
+    pulse, stacks = found
+    # faulthandler runs in C: it works while Python waits for C++ that holds the GIL.
+    faulthandler.register(STACKS, file=stacks, all_threads=True)
+    HEARTBEAT.share(pulse)
+    os.close(pulse)  # the mapping stays

@@ -139,16 +139,13 @@ def parse_resources(text: str) -> dict[str, float]:
         UserError: if a part is not a resource with a positive number.
     """
     found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, number = part.strip().partition("=")
-        try:
-            amount = float(number)
-        except ValueError:
-            amount = 0.0
-        if not name or not 0 < amount < float("inf"):
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, number = part.partition("=")
+        amount = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else 0.0
+        if not name or not amount:
             raise UserError(
-                f"resources {text!r}: {part.strip()!r} is not a resource with a number above 0; "
-                f"type CPU=4,GPU=1"
+                f"resources {text!r}: {part!r} is not a resource with a number above 0; type "
+                f"CPU=4,GPU=1"
             )
         right = _KNOWN.get(name.lower(), name)
         if name != right:

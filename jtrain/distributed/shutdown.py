@@ -37,9 +37,8 @@ class ShutdownRequest:
     """One request to shut down, however often its sender repeats the signal.
 
     Supervisors send a signal twice within milliseconds: `timeout` to its child and to the child's
-    process group, a wrapper that forwards the signal of its own group, Slurm to all processes of a
-    step. So a signal counts as a second one only if a warning answered the first one at least
-    `REPEATS` seconds before.
+    process group, Slurm to all processes of a step. So a signal counts as a second one only if a
+    warning answered the first one at least `REPEATS` seconds before.
 
     Args:
         clock: returns seconds.

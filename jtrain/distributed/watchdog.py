@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.distributed.heartbeat import HEARTBEAT, Beat, Heartbeat
-from jtrain.errors import FAULT, HUNG, UserError
+from jtrain.errors import HUNG, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.regular_files import open_regular
 
@@ -52,9 +52,18 @@ class Patience:
         found = dict(FLOORS)
         for part in text.split(","):
             name, equals, seconds = part.strip().rpartition("=")
-            number = _seconds(seconds)
-            if number is None or (equals and name not in FLOORS):
-                raise UserError(f"patience {text!r}: {_advice(part.strip(), name)}")
+            try:
+                number = float(seconds)
+            except ValueError:
+                number = 0.0
+            if not 0 < number < float("inf") or (equals and name not in FLOORS):
+                why, meant = f"{part.strip()!r} is neither seconds nor PHASE=SECONDS", "."
+                if name and name not in FLOORS:
+                    why, meant = f"{name} is no phase", did_you_mean(name, FLOORS) or "."
+                raise UserError(
+                    f"patience {text!r}: {why}; the phases are {', '.join(FLOORS)}{meant} Type "
+                    f"--patience 60, or --patience step=60,eval=600"
+                )
             found.update({name: number} if equals else dict.fromkeys(FLOORS, number))
         return cls(found)
 
@@ -144,24 +153,6 @@ class WatchedProcess:
             self._last_step = beat
 
 
-def _advice(part: str, name: str) -> str:
-    why, meant = f"{part!r} is neither seconds nor PHASE=SECONDS", "."
-    if name and name not in FLOORS:
-        why, meant = f"{name} is no phase", did_you_mean(name, FLOORS) or "."
-    return (
-        f"{why}; the phases are {', '.join(FLOORS)}{meant} Type --patience 60, or --patience "
-        f"step=60,eval=600"
-    )
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if 0 < number < float("inf") else None
-
-
 class PollingThread:
     """Base of a thread that runs `_watch` in a `with` block and ends when `_over` is set.
 
@@ -223,17 +214,10 @@ class Watchdog(PollingThread):
         text = os.environ.get(PATIENCE, "")
         usual = Patience.parse(text) if text else Patience().times(FACTOR)
         self._watched, self._pulse = WatchedProcess(patience or usual), pulse
-        self._needed = not pulse.watched or bool(text)
         self._stacks, self._process = run / f"stacks-{process}.txt", process
         self._leave = leave
-
-    def __enter__(self) -> None:
-        if self._needed:
-            super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._needed:
-            super().__exit__(*error)
+        if pulse.watched and not text:
+            self._over.set()
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -262,53 +246,6 @@ class Watchdog(PollingThread):
             os.write(2, message.encode())
         if not _interactive():
             self._leave(HUNG)
-
-
-class DeadlockWatch(PollingThread):
-    """Check that XLA's CPU devices compute while Python waits for them, in a `with` block.
-
-    If the process has used no processor time (`clock`) for `patience` checks, a second each, while
-    its main thread waits in JAX (`waits`), then the collectives of its devices wait for one another
-    (`distributed/cpu_threads.py`). The process ends with 70 and the `advice`, before
-    XLA aborts it after 60 s with the stacks of its threads.
-    """
-
-    def __init__(
-        self,
-        advice: str,
-        *,
-        patience: int = 50,
-        tick: float = TICK,
-        clock: Callable[[], float] = time.process_time,
-        waits: Callable[[], bool] | None = None,
-        leave: Callable[[int], object] = os._exit,
-    ):
-        super().__init__("deadlock watch", tick)
-        self._advice, self._patience, self._clock = advice, patience, clock
-        self._waits, self._leave = waits or _waits_in_jax, leave
-
-    def _watch(self) -> None:
-        idle, before = 0, self._clock()
-        while not self._over.wait(self._tick):
-            now = self._clock()
-            idle = idle + 1 if now - before < IDLE and self._waits() else 0
-            before = now
-            if idle >= self._patience:
-                message = f"The collectives of the CPU devices wait for one another. {self._advice}"
-                with contextlib.suppress(OSError):
-                    os.write(2, f"{message}\n".encode())
-                self._leave(FAULT)
-                return
-
-
-IDLE = 0.01  # seconds of processor time between two checks below which nothing is computed
-
-
-def _waits_in_jax() -> bool:
-    """Return whether the main thread is in a call of JAX, or of the loop that waits for one."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    name = frame.f_globals.get("__name__", "") if frame else ""
-    return name.partition(".")[0] == "jax" or name == "jtrain.core.loop"
 
 
 def _debugged() -> bool:

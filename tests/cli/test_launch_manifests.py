@@ -57,15 +57,14 @@ def test_the_name_follows_from_the_run(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--processes", "2"], "--processes is for processes that jtrain starts.*v5e:4x4"),
-        (["--port", "1234"], "leave --port out"),
+        (["--processes", "3"], "takes no --processes; leave it out, or type --engine local"),
         (["--topology="], "the machines are missing. Write --topology v5e:4x4"),
         (["--restarts", "-1"], "--restarts is at least 0"),
-        (["--spot"], "--select cloud.google.com/gke-spot=true"),
+        (["--spot"], "k8s takes no --spot; leave it out, or type --engine skypilot"),
         (["--select", "a"], "--select a is not KEY=VALUE"),
-        (["--engine", "skypilot", "--select", "a=b"], "nodes of Kubernetes; leave it out"),
-        (["--engine", "trainjob", "--in-place", "a"], "--in-place is for --engine k8s"),
-        (["--engine", "local"], "--topology is for a manifest, found --engine local. Leave it out"),
+        (["--engine", "skypilot", "--select", "a=b"], "takes no --select; leave it out, or type --engine k8s"),
+        (["--engine", "trainjob", "--in-place", "a"], "takes no --in-place; leave it out, or type --engine k8s"),
+        (["--engine", "local"], "local takes no --claim; leave it out, or type --engine k8s"),
         # The config has 480 rows in 30 microbatches.
         (["--topology", "v5e:4x8"], "v5e:4x8 has 32 devices. batch: 480 rows do not divide"),
         (["run", "configs/gpt2.yaml", "data.path=x", "parallel.kind=single"],

@@ -2,4 +2,4 @@
 
 from jtrain.distributed.cluster.cluster import Cluster as Cluster
 from jtrain.distributed.cluster.detect import detect as detect
-from jtrain.distributed.cluster.start import start as start
+from jtrain.distributed.cluster.rendezvous import start as start

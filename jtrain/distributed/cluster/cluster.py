@@ -11,6 +11,7 @@ from jtrain.errors import ConfigError
 
 PORT = 8476  # the default port; TPUs use it, too
 LOOPBACK = "127.0.0.1"
+LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the processes it starts
 
 
 class CoordinatorAddress(NamedTuple):
@@ -79,18 +80,10 @@ class Cluster:
     warning: str = ""
     """A sign that more processes were meant to train together; a run logs it."""
 
-    def __post_init__(self):
-        if not 0 <= self.index < self.processes:
-            raise ConfigError(
-                f"{self.kind}: this is process {self.index} of {self.processes}, and indexes count "
-                f"from 0 ({self.variables}). Set an index in 0 .. {self.processes - 1}, or as many "
-                f"processes as are started."
-            )
-
     @property
     def variables(self) -> str:
         """The variables as text: `RANK=1, WORLD_SIZE=2`."""
-        return _describe(self.by)
+        return describe_variables(self.by)
 
     def describe(self) -> list[str]:
         """Return the lines that a run logs; of a single process only a warning."""
@@ -123,22 +116,9 @@ class Cluster:
         return "\n".join(f"{name:11}  {value}" for name, value in lines.items() if value)
 
 
-def _describe(variables: Mapping[str, str]) -> str:
-    # A list may have a line each.
+def describe_variables(variables: Mapping[str, str]) -> str:
+    """Return variables as text, on one line: `RANK=1, WORLD_SIZE=2`."""
     return ", ".join(f"{name}={' '.join(value.split())}" for name, value in variables.items())
-
-
-def job_port(job: str, unit: int = 1, step: str = "") -> int:
-    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one.
-
-    Args:
-        job: number of the job; all jobs share one port where it is no number.
-        unit: difference between the numbers of two jobs.
-        step: number of a step of the job, of which several may run at the same time; 257 keeps them
-            off the ports of the next jobs.
-    """
-    number = int(job) // unit if job.isdigit() else 0
-    return 61440 + (number + 257 * (int(step) if step.isdigit() else 0)) % 4096
 
 
 class ClusterVariables:
@@ -164,8 +144,8 @@ class ClusterVariables:
         if value := self.get(name):
             return value
         raise ConfigError(
-            f"{self.kind} is half set: {self.described or 'a part of it'} is set, and {name} is "
-            f"missing. Set {name} too, or unset the others to run in one process."
+            f"{self.kind} is half set: {describe_variables(self.used) or 'a part of it'} is set, "
+            f"and {name} is missing. Set {name} too, or unset the others to run in one process."
         )
 
     def number(self, name: str, default: int | None = None) -> int:
@@ -179,32 +159,6 @@ class ClusterVariables:
             return int(text)
         raise ConfigError(
             f"{self.kind}: {name} should be a number from 0 on and is {text!r}. Set {name}=0, say."
-        )
-
-    @property
-    def described(self) -> str:
-        """The variables that were read, as text: `RANK=1, WORLD_SIZE=2`."""
-        return _describe(self.used)
-
-    def cluster(
-        self,
-        processes: int,
-        index: int,
-        coordinator: CoordinatorAddress | None,
-        *,
-        kind: str = "",
-        devices: tuple[int, ...] = (),
-        servers: int = 0,
-    ) -> Cluster:
-        """Return the cluster that the variables read so far define."""
-        return Cluster(
-            kind=kind or self.kind,
-            processes=processes,
-            index=index,
-            coordinator=coordinator,
-            devices=devices,
-            servers=servers,
-            by=self.used,
         )
 
     def coordinator(self) -> CoordinatorAddress | None:
@@ -225,15 +179,12 @@ class ClusterVariables:
         return tuple(range(local * each, (local + 1) * each))
 
 
-LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the processes it starts
-
-
 def program() -> str:
     """Return the words before the verb: `jtrain`, or `jtrain launch` with its options."""
     return os.environ.get(LAUNCHER) or "jtrain"
 
 
 def sets_cpu_devices(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment sets it, by JAX's variable or by XLA's flag."""
+    """Return whether the environment sets their number, by JAX's variable or by XLA's flag."""
     forced = "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", "")
     return forced or NUMBER in environ

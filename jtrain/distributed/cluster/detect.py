@@ -7,8 +7,7 @@ itself, and so would each of its like; `find_sign` finds the signs of that.
 """
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,19 +15,20 @@ from jtrain.distributed.cluster.cluster import PORT, Cluster, ClusterVariables, 
 from jtrain.distributed.cluster.environments import (
     detect_tpu_vm,
     read_aws_batch,
+    read_jax,
     read_jax_job,
-    read_job,
     read_job_set,
     read_sky_pilot,
     read_tf_config,
     read_tpu,
 )
 from jtrain.distributed.cluster.schedulers import (
-    read_jsrun,
-    read_mpich,
-    read_open_mpi,
-    read_pmi,
+    Reader,
+    find_lsf_node,
+    find_open_mpi_node,
+    read_job,
     read_pmix,
+    read_ranks,
     read_slurm,
 )
 from jtrain.errors import ConfigError
@@ -39,137 +39,109 @@ class ClusterKind(NamedTuple):
     """A kind of cluster."""
 
     name: str
-    marks: tuple[str, ...]
-    """The kind is recognised if any of these variables is set."""
-    read: Callable[[ClusterVariables], Cluster]
-    size: str = ""
-    """Number of processes; above 1 it is a sign of the kind, if no kind is recognised."""
-    rank: str = ""
-    """Number of this process; above 0 it is a sign of the kind, if no kind is recognised."""
-    needs: tuple[str, ...] = ()
-    """The kind is recognised only if all of these are set too."""
+    read: Reader
+    marks: str
+    """The kind is recognised if any of these variables is set, or all that are joined by `+`."""
+    counts: str = ""
+    """Number of processes, and of this one after a space: signs of several above 1, and above 0."""
     common: bool = False
     """Whether other programs use its names, so that a part of them is no sign."""
     quiet: bool = False
     """Whether other kinds set its variables too, so that no note mentions it."""
 
+    @property
+    def variables(self) -> list[str]:
+        """The variables by which it is recognised."""
+        return self.marks.replace("+", " ").split()
+
     def matches(self, environ: Mapping[str, str]) -> bool:
         """Return whether the variables define this kind."""
-        return any(map(environ.get, self.marks)) and all(map(environ.get, self.needs))
+        return any(all(map(environ.get, mark.split("+"))) for mark in self.marks.split())
 
     def counts_several(self, environ: Mapping[str, str]) -> bool:
         """Return whether a number says that this is one of several processes."""
-        values = ((environ.get(self.size, ""), 1), (environ.get(self.rank, ""), 0))
-        return any(value.strip().isdigit() and int(value) > least for value, least in values)
+        size, rank, *_ = *self.counts.split(" "), ""
+        return _above(environ, size, 1) or _above(environ, rank, 0)
+
+    def is_partly_set(self, environ: Mapping[str, str]) -> bool:
+        """Return whether a part of the variables is set, such as only a process's number."""
+        marked = any(environ.get(mark.split("+")[0]) for mark in self.marks.split())
+        return not self.common and (marked or self.counts_several(environ))
 
 
-def _jtrain(env: ClusterVariables) -> Cluster:
+def _above(environ: Mapping[str, str], name: str, least: int) -> bool:
+    value = environ.get(name, "").strip()
+    return value.isdigit() and int(value) > least
+
+
+def _read_jtrain(env: ClusterVariables) -> Cluster:
     """Read jtrain's own variables; JTRAIN_PROCESSES=1 alone is a process that trains by itself."""
     if env.get("JTRAIN_PROCESSES") == "1" and not env.get("JTRAIN_COORDINATOR"):
-        return env.cluster(1, env.number("JTRAIN_PROCESS", 0), None)
+        return Cluster(index=env.number("JTRAIN_PROCESS", 0))
     processes, index = env.number("JTRAIN_PROCESSES"), env.number("JTRAIN_PROCESS")
     env.text("JTRAIN_COORDINATOR")
-    return env.cluster(processes, index, env.coordinator())
+    return Cluster(processes=processes, index=index, coordinator=env.coordinator())
 
 
-def _torchrun(env: ClusterVariables) -> Cluster:
+def _read_torchrun(env: ClusterVariables) -> Cluster:
     """Read a torchrun cluster; the port is torchrun's plus one: its own store uses that port."""
-    processes, index = env.number("WORLD_SIZE"), env.number("RANK")
-    where = CoordinatorAddress(env.text("MASTER_ADDR"), env.number("MASTER_PORT", PORT) + 1)
-    devices = env.local_gpus(env.number("LOCAL_RANK", 0), env.number("LOCAL_WORLD_SIZE", 1))
-    return env.cluster(processes, index, where, devices=devices)
+    host, port = env.text("MASTER_ADDR"), env.number("MASTER_PORT", PORT) + 1
+    return Cluster(
+        processes=env.number("WORLD_SIZE"),
+        index=env.number("RANK"),
+        coordinator=CoordinatorAddress(host, port),
+        devices=env.local_gpus(env.number("LOCAL_RANK", 0), env.number("LOCAL_WORLD_SIZE", 1)),
+    )
 
 
-def _jax(env: ClusterVariables) -> Cluster:
-    """Read JAX's own variables, which Kubeflow Trainer sets for the pods of a TrainJob.
-
-    xpk sets the address alone, beside numbers of its own: NNODES and NODE_RANK for pods with GPUs,
-    JAX_PROCESS_COUNT and PROCESSES_IN_JOB for pods without. Source: AI-Hypercomputer/xpk,
-    src/xpk/core/docker_resources.py.
-    """
-    processes, index = _jax_numbers(env)
-    address = env.text("JAX_COORDINATOR_ADDRESS")
-    if not re.search(r":\d+$", address):
-        by_cpus = env.get("JAX_PROCESS_COUNT")  # then the port is free to choose
-        port = env.get("JAX_COORDINATOR_PORT") if by_cpus else env.text("JAX_COORDINATOR_PORT")
-        address = f"{address}:{port or PORT}"
-    where = CoordinatorAddress.parse(address, "JAX_COORDINATOR_ADDRESS")
-    return env.cluster(processes, index, where)
-
-
-def _jax_numbers(env: ClusterVariables) -> tuple[int, int]:
-    """Return the number of processes, and of this one."""
-    if not env.get("JAX_NUM_PROCESSES"):
-        if env.get("NODE_RANK") and env.get("NNODES"):
-            return env.number("NNODES"), env.number("NODE_RANK")
-        if env.get("JAX_PROCESS_COUNT") and env.get("PROCESSES_IN_JOB"):
-            before = env.number("JOB_INDEX", 0) * env.number("PROCESSES_IN_JOB")
-            return env.number("JAX_PROCESS_COUNT"), before + env.number("JOB_COMPLETION_INDEX")
-    return env.number("JAX_NUM_PROCESSES"), env.number("JAX_PROCESS_ID")
-
+_RANKS = "{0}_SIZE {0}_RANK {0}_LOCAL_SIZE {0}_LOCAL_RANK"
+_OPEN_MPI, _JSRUN, _PMI = map(_RANKS.format, ("OMPI_COMM_WORLD", "JSM_NAMESPACE", "PMI"))
+_HYDRA = "PMI_SIZE PMI_RANK MPI_LOCALNRANKS MPI_LOCALRANKID"  # of MPICH and Intel MPI
+_read_jsrun = read_ranks(_JSRUN, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...", find_lsf_node)
+_read_open_mpi = read_ranks(_OPEN_MPI, "mpirun -x JTRAIN_COORDINATOR ...", find_open_mpi_node)
+_read_mpich = read_ranks(_HYDRA, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
+_read_pmi = read_ranks(_PMI, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")  # Cray's PALS
 
 KINDS = (
-    ClusterKind("jtrain", ("JTRAIN_COORDINATOR", "JTRAIN_PROCESSES", "JTRAIN_PROCESS"), _jtrain),
-    ClusterKind("TF_CONFIG", ("TF_CONFIG",), read_tf_config),
+    ClusterKind("jtrain", _read_jtrain, "JTRAIN_COORDINATOR JTRAIN_PROCESSES JTRAIN_PROCESS"),
+    ClusterKind("TF_CONFIG", read_tf_config, "TF_CONFIG"),
     # A script under srun sets the others for PyTorch.
-    ClusterKind("torchrun", ("MASTER_ADDR",), _torchrun, "WORLD_SIZE", "RANK", needs=("RANK",)),
+    ClusterKind("torchrun", _read_torchrun, "MASTER_ADDR+RANK", "WORLD_SIZE RANK"),
     ClusterKind(
-        "JAX environment", ("JAX_COORDINATOR_ADDRESS",), _jax, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+        "JAX environment", read_jax, "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES JAX_PROCESS_ID"
     ),
     ClusterKind(
         "Kubeflow JAXJob",
-        ("COORDINATOR_ADDRESS",),
         read_jax_job,
-        "NUM_PROCESSES",
-        needs=("COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID"),
+        "COORDINATOR_ADDRESS+COORDINATOR_PORT+NUM_PROCESSES+PROCESS_ID",
         common=True,
     ),
-    ClusterKind(
-        "LSF jsrun", ("JSM_NAMESPACE_SIZE",), read_jsrun, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"
-    ),
-    ClusterKind(
-        "Open MPI",
-        ("OMPI_COMM_WORLD_SIZE",),
-        read_open_mpi,
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-    ),
-    ClusterKind("MPICH", ("MPI_LOCALNRANKS",), read_mpich, "PMI_SIZE"),
-    ClusterKind(
-        "Slurm", ("SLURM_STEP_NODELIST",), read_slurm, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
-    ),
+    ClusterKind("LSF jsrun", _read_jsrun, "JSM_NAMESPACE_SIZE", _JSRUN),
+    ClusterKind("Open MPI", _read_open_mpi, "OMPI_COMM_WORLD_SIZE", _OPEN_MPI),
+    ClusterKind("MPICH", _read_mpich, "MPI_LOCALNRANKS", "PMI_SIZE"),
+    ClusterKind("Slurm", read_slurm, "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS SLURM_PROCID"),
     ClusterKind(
         "TPU",
-        ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"),
         read_tpu,
-        "MEGASCALE_NUM_SLICES",
-        "TPU_WORKER_ID",
+        "TPU_WORKER_HOSTNAMES TPU_PROCESS_ADDRESSES",
+        "MEGASCALE_NUM_SLICES TPU_WORKER_ID",
     ),
     ClusterKind(
         "AWS Batch",
-        ("AWS_BATCH_JOB_NUM_NODES",),
         read_aws_batch,
         "AWS_BATCH_JOB_NUM_NODES",
-        "AWS_BATCH_JOB_NODE_INDEX",
+        "AWS_BATCH_JOB_NUM_NODES AWS_BATCH_JOB_NODE_INDEX",
     ),
     ClusterKind(
-        "Kubernetes JobSet", ("JOBSET_NAME",), read_job_set, "PODS_PER_JOB", "JOB_COMPLETION_INDEX"
+        "Kubernetes JobSet", read_job_set, "JOBSET_NAME", "PODS_PER_JOB JOB_COMPLETION_INDEX"
     ),
     ClusterKind(
-        "SkyPilot",
-        ("SKYPILOT_NODE_IPS",),
-        read_sky_pilot,
-        "SKYPILOT_NUM_NODES",
-        "SKYPILOT_NODE_RANK",
+        "SkyPilot", read_sky_pilot, "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES SKYPILOT_NODE_RANK"
     ),
-    ClusterKind("PMI", ("PMI_SIZE",), read_pmi, "PMI_SIZE", quiet=True),
-    ClusterKind("PMIx", ("PMIX_RANK",), read_pmix, rank="PMIX_RANK", quiet=True),
+    ClusterKind("PMI", _read_pmi, "PMI_SIZE", "PMI_SIZE", quiet=True),
+    ClusterKind("PMIx", read_pmix, "PMIX_RANK", " PMIX_RANK", quiet=True),
     ClusterKind(
-        "Kubernetes Job",
-        ("JOB_COMPLETION_INDEX",),
-        read_job,
-        rank="JOB_COMPLETION_INDEX",
-        quiet=True,
+        "Kubernetes Job", read_job, "JOB_COMPLETION_INDEX", " JOB_COMPLETION_INDEX", quiet=True
     ),
 )
 
@@ -187,43 +159,38 @@ def detect(environ: Mapping[str, str], *, root: Path = Path("/")) -> Cluster:
     """
     found = [kind for kind in KINDS if kind.matches(environ)]
     if not found:
-        found = [kind for kind in KINDS if _is_part(kind, environ)]  # one that is half set
+        found = [kind for kind in KINDS if kind.is_partly_set(environ)]
     if not found:
         return detect_tpu_vm(environ, root) or Cluster(warning=find_sign(environ))
-    if _only_changes(found, environ):
-        del found[0]
+    numbered = environ.get("JTRAIN_PROCESS") or environ.get("JTRAIN_PROCESSES") == "1"
+    if found[0].name == "jtrain" and len(found) > 1 and not numbered:
+        del found[0]  # jtrain's variables only change what a launcher says: its address, say
     kind, *outer = found
     env = ClusterVariables(environ, kind.name)
     cluster = kind.read(env)
     if kind.name != "jtrain":
-        cluster = _with_own(cluster, env)
-        _check_not_alone(cluster, outer, environ)
-    names = " and ".join(other.name for other in outer if not other.quiet)
-    note = f"{names} is set too; {kind.name} takes precedence" if names else cluster.note
-    return dataclasses.replace(cluster, note=note)
-
-
-def _is_part(kind: ClusterKind, environ: Mapping[str, str]) -> bool:
-    """Return whether a part of a kind's variables is set, such as only a process's number."""
-    marked = any(map(environ.get, kind.marks))
-    return not kind.common and (marked or kind.counts_several(environ))
-
-
-def _only_changes(found: list[ClusterKind], environ: Mapping[str, str]) -> bool:
-    """Return whether jtrain's variables only change what a launcher says: its address, say."""
-    number = environ.get("JTRAIN_PROCESS") or environ.get("JTRAIN_PROCESSES") == "1"
-    return found[0].name == "jtrain" and len(found) > 1 and not number
-
-
-def _with_own(cluster: Cluster, env: ClusterVariables) -> Cluster:
-    """Return the cluster with the coordinator of JTRAIN_COORDINATOR, where it is set."""
-    where, processes = env.coordinator(), env.number("JTRAIN_PROCESSES", cluster.processes)
-    if processes != cluster.processes:
+        processes = env.number("JTRAIN_PROCESSES", cluster.processes)
+        if processes != cluster.processes:
+            raise ConfigError(
+                f"JTRAIN_PROCESSES={processes}, and {kind.name} started {cluster.processes} "
+                f"processes. Unset JTRAIN_PROCESSES, or set JTRAIN_PROCESS and JTRAIN_COORDINATOR "
+                f"too."
+            )
+        coordinator = env.coordinator() or cluster.coordinator
+        cluster = dataclasses.replace(cluster, coordinator=coordinator)
+    name = kind.name if cluster.kind == Cluster.kind else cluster.kind
+    others = " and ".join(other.name for other in outer if not other.quiet)
+    note = f"{others} is set too; {kind.name} takes precedence" if others else ""
+    cluster = dataclasses.replace(cluster, kind=name, by=env.used, note=note)
+    if not 0 <= cluster.index < cluster.processes:
         raise ConfigError(
-            f"JTRAIN_PROCESSES={processes}, and {cluster.kind} started {cluster.processes} "
-            f"processes. Unset JTRAIN_PROCESSES, or set JTRAIN_PROCESS and JTRAIN_COORDINATOR too."
+            f"{name}: this is process {cluster.index} of {cluster.processes}, and indexes count "
+            f"from 0 ({cluster.variables}). Set an index in 0 .. {cluster.processes - 1}, or as "
+            f"many processes as are started."
         )
-    return dataclasses.replace(cluster, coordinator=where or cluster.coordinator, by=env.used)
+    if kind.name != "jtrain":
+        _check_not_alone(cluster, outer, environ)
+    return cluster
 
 
 def _check_not_alone(
@@ -234,7 +201,7 @@ def _check_not_alone(
     if cluster.processes > 1 or cluster.role != "trains" or not several:
         return
     kind = several[0]
-    names = [name for name in (*kind.marks, kind.size, kind.rank) if environ.get(name)]
+    names = [x for x in (*kind.variables, *kind.counts.split()[:2]) if environ.get(x)]
     seen = ", ".join(f"{name}={environ[name]}" for name in dict.fromkeys(names))
     raise ConfigError(
         f"{cluster.kind} is one process ({cluster.variables}), and {kind.name} started several "
@@ -243,53 +210,30 @@ def _check_not_alone(
     )
 
 
-_BY_HAND = f"JTRAIN_COORDINATOR=HOST:{PORT}, JTRAIN_PROCESSES and JTRAIN_PROCESS"
-
-
 def find_sign(environ: Mapping[str, str]) -> str:
     """Return a warning about a job of several processes; empty without one."""
-    return _slurm(environ) or _pbs(environ) or _lsf(environ) or _mpi_job(environ)
-
-
-def _slurm(environ: Mapping[str, str]) -> str:
-    tasks, nodes = environ.get("SLURM_NTASKS", ""), environ.get("SLURM_JOB_NUM_NODES", "")
-    several = next((f"{n} {of}" for n, of in ((tasks, "tasks"), (nodes, "nodes")) if _many(n)), "")
-    if "SLURM_JOB_ID" not in environ or not several:
-        return ""
-    return (
-        f"a Slurm job of {several}, and srun did not start this process, so that it trains by "
-        f"itself: type srun before it"
-    )
-
-
-def _pbs(environ: Mapping[str, str]) -> str:
+    for name, unit in (("SLURM_NTASKS", "tasks"), ("SLURM_JOB_NUM_NODES", "nodes")):
+        if "SLURM_JOB_ID" in environ and _above(environ, name, 1):
+            return f"a Slurm job of {environ[name]} {unit}, {_not_started_by('srun')}"
     try:
-        hosts = set(read_bytes(Path(environ.get("PBS_NODEFILE") or "/none"), most=1 << 26).split())
+        pbs = read_bytes(Path(environ.get("PBS_NODEFILE") or "/none"), most=1 << 26).split()
     except (OSError, ValueError):
-        return ""
-    return _alone("PBS", len(hosts), "mpiexec") if len(hosts) > 1 else ""
+        pbs = []
+    lsf = environ.get("LSB_MCPU_HOSTS", "").split()[::2]
+    for scheduler, hosts, launcher in (("PBS", pbs, "mpiexec"), ("LSF", lsf, "jsrun or mpirun")):
+        if len(set(hosts)) > 1:
+            return (
+                f"a job of {scheduler} on {len(set(hosts))} hosts, and this process trains by "
+                f"itself on one of them: start it by {launcher}, or set "
+                f"JTRAIN_COORDINATOR=HOST:{PORT}, JTRAIN_PROCESSES and JTRAIN_PROCESS for each"
+            )
+    if environ.get("K_MPI_JOB_ROLE") == "launcher":
+        return f"this is the launcher of a Kubeflow MPIJob, {_not_started_by('mpirun')}"
+    return ""
 
 
-def _lsf(environ: Mapping[str, str]) -> str:
-    hosts = set(environ.get("LSB_MCPU_HOSTS", "").split()[::2])
-    return _alone("LSF", len(hosts), "jsrun or mpirun") if len(hosts) > 1 else ""
-
-
-def _mpi_job(environ: Mapping[str, str]) -> str:
-    if environ.get("K_MPI_JOB_ROLE") != "launcher":
-        return ""
+def _not_started_by(launcher: str) -> str:
     return (
-        "this is the launcher of a Kubeflow MPIJob, and mpirun did not start this process, so that "
-        "it trains by itself: type mpirun before it"
+        f"and {launcher} did not start this process, so that it trains by itself: type "
+        f"{launcher} before it"
     )
-
-
-def _alone(scheduler: str, hosts: int, launcher: str) -> str:
-    return (
-        f"a job of {scheduler} on {hosts} hosts, and this process trains by itself on one of them: "
-        f"start it by {launcher}, or set {_BY_HAND} for each"
-    )
-
-
-def _many(number: str) -> bool:
-    return number.isdigit() and int(number) > 1

@@ -7,34 +7,95 @@ and their facts, and all get the same answer. Afterwards JAX takes over the port
 
 import contextlib
 import errno
+import faulthandler
 import hmac
 import json
 import logging
 import os
+import queue
 import resource
 import socket
 import ssl
-import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, NamedTuple, TypeAlias
 
-from jtrain.distributed.cluster.cluster import PORT, Cluster, CoordinatorAddress
-from jtrain.distributed.cluster.greetings import MOST, Greeting, read_greetings
-from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
-from jtrain.distributed.port import find_port_holder, stop_advice
+from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls, takes_certificates
+from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
+from jtrain.distributed.port import find_port_holder, free_port
+from jtrain.distributed.shutdown import fail_alone
 from jtrain.errors import ConfigError, PeerError
 from jtrain.io.formatting import escape_controls
 from jtrain.io.regular_files import parse_json
 
 Facts: TypeAlias = Mapping[str, str]
 HELLO = 5.0  # seconds for an answer that is due at once
+LONGEST = 1 << 22  # bytes of a greeting
+POLL = 0.02  # seconds between two looks for greetings
 SHOWN = 12  # facts that an error lists, and visitors that were turned away
-OPEN_FILES = 1 << 16  # that a process may have, as far as the system allows
-OTHER_FILES = 64  # of those, beside the connections to the other processes
-ATTEMPTS = 5  # of a greeting whose connection is lost
+OPEN_FILES = 1 << 16  # that process 0 may have, where the system allows it
 TOKEN = "JTRAIN_TOKEN"
+# Seconds after which JAX takes a process for dead. JAX's default of 100 keeps the others waiting
+# that long; a C++ thread sends the heartbeats, and a busy Python does not delay it.
+HEARTBEAT_TIMEOUT = 30
+# A day under `jtrain launch`, which notices by itself which process died or was stopped: JAX would
+# end all others by SIGABRT, without their stacks and without the number of the stopped process.
+WATCHED_TIMEOUT = 24 * 3600
 _log = logging.getLogger(__name__)
+
+
+def start(cluster: Cluster, facts: Facts, *, timeout: float) -> None:
+    """Join the processes of a cluster; call it once, before JAX knows its devices.
+
+    From then on an uncaught error ends this process without waiting for the others.
+
+    Args:
+        facts: values by name that must be equal in all processes.
+        timeout: seconds to wait for all processes.
+
+    Raises:
+        PeerError: if a process does not connect.
+        ConfigError: if the processes differ, JAX was started before, or certificates do not fit.
+    """
+    import jax
+
+    connect_heartbeat()
+    if cluster.coordinator is None or cluster.processes == 1:
+        return
+    tls = PeerTls.read(os.environ, supported=takes_certificates(metadata.version("jax")))
+    meet(cluster, facts, timeout=timeout, tls=tls, token=os.environ.get(TOKEN, ""))
+    if cluster.index:
+        # A gRPC client that finds no listener retries only after a second.
+        connect(cluster, timeout).close()
+    address = CoordinatorAddress(bind_host(cluster.coordinator) or "::", cluster.coordinator.port)
+    try:
+        jax.distributed.initialize(
+            str(cluster.coordinator),
+            cluster.processes,
+            cluster.index,
+            local_device_ids=list(cluster.devices) or None,
+            cluster_detection_method="deactivate",
+            # The default listens on every interface.
+            coordinator_bind_address=str(address),
+            initialization_timeout=max(int(timeout), 60),  # all processes are present
+            heartbeat_timeout_seconds=WATCHED_TIMEOUT if HEARTBEAT.watched else HEARTBEAT_TIMEOUT,
+        )
+    except RuntimeError as error:
+        if "before" not in str(error):
+            raise
+        raise ConfigError(
+            f"{cluster.kind} has {cluster.processes} processes, and this one used JAX before they "
+            f"met. Write jt.join_processes() as the first line after the imports: before anything "
+            f"that asks for devices or makes arrays, such as an nnx module."
+        ) from None
+    fail_alone()
+    if not HEARTBEAT.watched and not faulthandler.is_enabled():
+        # JAX aborts this process because of another one: then it shows its stacks.
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stream
+            faulthandler.enable()
 
 
 def meet(
@@ -43,22 +104,20 @@ def meet(
     """Return in all processes once all have connected and have the same facts.
 
     A visitor that does not fit is told so and turned away; process 0 waits on, since anybody who
-    reaches its port may claim to be one of the processes. With a token nobody else may.
+    reaches its port may claim to be one of the processes.
 
     Args:
         facts: values by name that must be equal in all processes.
         timeout: seconds.
-        tls: certificate of this process; then only processes with a valid one are let in.
-        token: secret of the run; then only processes with the same one are let in.
+        tls, token: certificate of this process, and secret of the run; only processes with a valid
+            one and with the same one are let in.
 
     Raises:
         PeerError: if a process does not connect in time, with its number and who was turned away.
         ConfigError: in a process that does not fit: its number is taken, or its facts differ.
     """
-    if cluster.index:
-        _visit(cluster, facts, timeout, tls, token)
-    else:
-        _receive(cluster, facts, timeout, tls, token)
+    meet_others = _visit if cluster.index else _receive
+    meet_others(cluster, facts, timeout, tls, token)
 
 
 def bind_host(address: CoordinatorAddress) -> str:
@@ -69,10 +128,8 @@ def bind_host(address: CoordinatorAddress) -> str:
     if address.loopback:
         return "127.0.0.1" if address.host == "localhost" else address.host
     with contextlib.suppress(OSError):
-        found = CoordinatorAddress(
-            str(socket.getaddrinfo(address.host, None)[0][4][0]), address.port
-        )
-        return "" if found.loopback else found.host
+        host = str(socket.getaddrinfo(address.host, None)[0][4][0])
+        return "" if CoordinatorAddress(host, address.port).loopback else host
     return ""
 
 
@@ -116,42 +173,82 @@ def check_peer(connection: socket.socket) -> None:
         raise
 
 
+class _Greeting(NamedTuple):
+    """What a connection said: an error if it has no valid certificate."""
+
+    peer: socket.socket
+    host: str
+    content: Any
+
+
 def _receive(
     cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None, token: str
 ) -> None:
-    visitors: dict[int, Greeting] = {}
-    refused: dict[str, None] = {}
-    _allow_open_files(cluster)
+    visitors: dict[int, _Greeting] = {}
+    refused: list[str] = []
+    greetings: queue.SimpleQueue[_Greeting] = queue.SimpleQueue()
     deadline = time.monotonic() + timeout
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if 0 <= soft < most:  # each process takes one, and one of JAX's
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     with contextlib.ExitStack() as stack:
-        with (
-            _listener(cluster) as listener,
-            contextlib.closing(read_greetings(listener, deadline, tls)) as greetings,
-        ):
-            for greeting in greetings:
-                stack.enter_context(greeting.peer)
-                try:
-                    index, error = _examine(cluster, greeting, facts, visitors, token)
-                except (ValueError, KeyError, TypeError, OverflowError):
-                    greeting.peer.close()  # it is no process of jtrain
-                    continue
-                if error is None:
-                    visitors[index] = greeting._replace(content={})
-                    if len(visitors) == cluster.processes - 1:
-                        break
-                    continue
-                _answer(greeting.peer, error)
-                greeting.peer.close()
-                why = escape_controls(str(error))  # what a stranger says reaches a terminal
-                if why not in refused and len(refused) < SHOWN:
-                    refused[why] = None
-                    _log.warning("turned away: %s", why)
+        with _listen(cluster) as listener:
+            listener.settimeout(POLL)
+            while len(visitors) < cluster.processes - 1 and time.monotonic() < deadline:
+                with contextlib.suppress(OSError):  # none came, or no file is left for it
+                    peer, (host, *_) = listener.accept()
+                    stack.callback(_close, peer)
+                    threading.Thread(
+                        target=_read_greeting, args=(peer, host, tls, greetings.put), daemon=True
+                    ).start()
+                while not greetings.empty():
+                    greeting = greetings.get()
+                    stack.callback(greeting.peer.close)
+                    try:
+                        index, error = _examine(cluster, greeting, facts, visitors, token)
+                    except (ValueError, KeyError, TypeError, OverflowError):
+                        greeting.peer.close()  # it is no process of jtrain
+                        continue
+                    if error is None:
+                        visitors[index] = greeting
+                        continue
+                    _answer(greeting.peer, error)
+                    greeting.peer.close()
+                    why = escape_controls(str(error))  # what a stranger says reaches a terminal
+                    if why not in refused and len(refused) < SHOWN:
+                        refused.append(why)
+                        _log.warning("turned away: %s", why)
         # The listener is closed here: whoever gets an answer finds JAX's listener or none.
-        missing = _missing(cluster, visitors, timeout, [*refused])
+        missing = _missing(cluster, visitors, timeout, refused)
         for visitor in visitors.values():
             _answer(visitor.peer, missing)
     if missing:
         raise missing
+
+
+def _read_greeting(
+    peer: socket.socket, host: str, tls: PeerTls | None, put: Callable[[_Greeting], None]
+) -> None:
+    """Read the greeting of a connection, in a thread: it holds up no other."""
+    content: Any = None
+    try:
+        peer.settimeout(HELLO)
+        peer = tls.wrap(peer) if tls else peer
+        with peer.makefile("rb") as file:
+            content = parse_json(file.readline(LONGEST))
+    except ssl.SSLError as error:
+        content = error
+    except (OSError, ValueError, ConfigError):
+        peer.close()
+        return
+    put(_Greeting(peer, host, content))
+
+
+def _close(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)  # ends the thread that reads from it
+    peer.close()
 
 
 def _answer(peer: socket.socket, error: Exception | None) -> None:
@@ -159,11 +256,15 @@ def _answer(peer: socket.socket, error: Exception | None) -> None:
     with contextlib.suppress(OSError):
         peer.settimeout(HELLO)
         kind = "" if error is None else type(error).__name__
-        _send(peer, {"jtrain": kind, "error": str(error or "")})
+        peer.sendall(json.dumps({"jtrain": kind, "error": str(error or "")}).encode() + b"\n")
 
 
 def _examine(
-    cluster: Cluster, greeting: Greeting, facts: Facts, visitors: Mapping[int, Greeting], token: str
+    cluster: Cluster,
+    greeting: _Greeting,
+    facts: Facts,
+    visitors: Mapping[int, _Greeting],
+    token: str,
 ) -> tuple[int, ConfigError | None]:
     """Return the number of a visitor, and why it is none of this run's processes, if it is not."""
     hello, host = greeting.content, greeting.host
@@ -195,8 +296,9 @@ def _examine(
 
 
 def _is_gone(peer: socket.socket) -> bool:
-    """Return whether a visitor has closed its connection: it greets again over another."""
+    """Return whether a visitor has ended: its launcher has started it again."""
     try:
+        peer.settimeout(0)
         return not peer.recv(1)
     except (BlockingIOError, ssl.SSLWantReadError):
         return False
@@ -204,90 +306,41 @@ def _is_gone(peer: socket.socket) -> bool:
         return True
 
 
-def _allow_open_files(cluster: Cluster) -> None:
-    """Raise the limit of open files: a connection takes one, also those of JAX, and of strangers.
-
-    Raises:
-        ConfigError: if the system allows too few for the processes.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    most, need = max(soft, min(hard, OPEN_FILES)), cluster.processes + OTHER_FILES
-    if most > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
-    if most < need:
-        raise ConfigError(
-            f"process 0 of {cluster.processes} needs {need} open files, one for each process, and "
-            f"may open {most}. Raise the limit before it starts: ulimit -n {need} (as root, or "
-            f"docker run --ulimit nofile={need})."
-        )
-
-
-def _listener(cluster: Cluster) -> socket.socket:
+def _listen(cluster: Cluster) -> socket.socket:
     address = _address(cluster)
     host = bind_host(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, address.port), family=family, backlog=1024)
     except OSError as error:
-        raise _listener_error(cluster, error) from None
-
-
-def _listener_error(cluster: Cluster, error: OSError) -> ConfigError:
-    address = _address(cluster)
-    by = f"Give it an address of this machine and a free port by {_variables(cluster)}."
-    why = error.strerror
-    if error.errno == errno.EADDRINUSE:
-        holder = find_port_holder(address.port) or "another program"
-        why, stop = f"{holder} listens at port {address.port}", stop_advice(holder)
-        other = CoordinatorAddress(address.host, _next_free_port(cluster))
-        by = f"Set JTRAIN_COORDINATOR={other} for all processes"
-        by += f", or stop it: {stop}" if stop else ", or stop it."
-    return ConfigError(f"process 0 cannot listen at {address} on this machine ({why}). {by}")
-
-
-def _next_free_port(cluster: Cluster) -> int:
-    """Return the next port above the coordinator's at which no program listens here."""
-    address = _address(cluster)
-    host = bind_host(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in range(address.port + 1, min(address.port + 1000, 65536)):
-        with socket.socket(family) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                one.bind((host, port))
-                return port
-    return PORT
+        by = f"Give it an address of this machine and a free port by {_variables(cluster)}."
+        why = error.strerror
+        if error.errno == errno.EADDRINUSE:
+            holder, stop = find_port_holder(address.port)
+            why = f"{holder or 'another program'} listens at port {address.port}"
+            other = CoordinatorAddress(address.host, free_port())
+            by = f"Set JTRAIN_COORDINATOR={other} for all processes, or stop it"
+            by += f": {stop}" if stop else "."
+    raise ConfigError(f"process 0 cannot listen at {address} on this machine ({why}). {by}")
 
 
 def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None, token: str) -> None:
     address, deadline = _address(cluster), time.monotonic() + timeout
-    hello = {"index": cluster.index, "processes": cluster.processes, "facts": dict(facts)}
-    line, why, wait = b"", "", timeout
-    for _ in range(ATTEMPTS):
+    numbers = {"index": cluster.index, "processes": cluster.processes}
+    hello = {**numbers, "facts": dict(facts), "token": token}
+    answer, why = None, ""
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(connect(cluster, timeout))
         try:
-            with contextlib.ExitStack() as stack:
-                peer = stack.enter_context(connect(cluster, wait))
-                peer.settimeout(HELLO)
-                peer = stack.enter_context(tls.wrap(peer, host=address.host)) if tls else peer
-                _send(peer, {**hello, "token": token})
-                peer.settimeout(max(deadline - time.monotonic(), 0) + HELLO)
-                line = stack.enter_context(peer.makefile("rb")).readline(MOST)
-        except PeerError:
-            if wait == timeout:
-                raise
-            break
+            peer.settimeout(HELLO)
+            peer = stack.enter_context(tls.wrap(peer, host=address.host)) if tls else peer
+            peer.sendall(json.dumps(hello).encode() + b"\n")
+            peer.settimeout(max(deadline - time.monotonic(), 0) + HELLO)
+            answer = parse_json(stack.enter_context(peer.makefile("rb")).readline(LONGEST))
         except ssl.SSLError as error:
             why = f", or the certificates do not fit ({getattr(error, 'reason', '') or error})"
-            break
-        except OSError:
+        except (OSError, ValueError):
             why = "" if tls else f", or it takes only processes with a certificate ({CERTIFICATE})"
-        wait = min(max(deadline - time.monotonic(), 0), HELLO)
-        if line or not wait:
-            break
-    answer = None
-    with contextlib.suppress(ValueError):
-        answer = parse_json(line)
     if not isinstance(answer, dict) or "jtrain" not in answer:
         raise PeerError(
             f"process {cluster.index} of {cluster.processes} connected to {address} and got no "
@@ -299,7 +352,7 @@ def _visit(cluster: Cluster, facts: Facts, timeout: float, tls: PeerTls | None, 
 
 
 def _missing(
-    cluster: Cluster, visitors: Mapping[int, Greeting], timeout: float, refused: list[str]
+    cluster: Cluster, visitors: Mapping[int, _Greeting], timeout: float, refused: list[str]
 ) -> PeerError | None:
     missing = [i for i in range(1, cluster.processes) if i not in visitors]
     if not missing:
@@ -319,9 +372,7 @@ def difference(facts: Facts, other: Facts, index: int, where: str = "") -> Confi
 
     Args:
         facts: those of process 0.
-        other: those of the other process.
-        index: its number.
-        where: its place, for the message.
+        other: those of process `index`, which lies at `where`.
     """
     names = [name for name in {**facts, **other} if facts.get(name) != other.get(name)]
     if not names:
@@ -346,7 +397,3 @@ def _address(cluster: Cluster) -> CoordinatorAddress:
 
 def _variables(cluster: Cluster) -> str:
     return ", ".join(cluster.by) or "JTRAIN_COORDINATOR"
-
-
-def _send(peer: socket.socket, message: Mapping[str, Any]) -> None:
-    peer.sendall(json.dumps(message).encode() + b"\n")

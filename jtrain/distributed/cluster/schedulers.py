@@ -5,8 +5,9 @@ say where process 0 is; then JTRAIN_COORDINATOR does, which they hand to all pro
 MPI, `-genv` of MPICH).
 """
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from jtrain.distributed.cluster.cluster import (
     LOOPBACK,
@@ -14,12 +15,25 @@ from jtrain.distributed.cluster.cluster import (
     Cluster,
     ClusterVariables,
     CoordinatorAddress,
-    job_port,
+    describe_variables,
 )
 from jtrain.errors import ConfigError
 
-_PARTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)(?:,|$)")
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_PIECE = r"(?:[^,\[\]]++|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])"  # of a host's name, or numbers
+_HNP = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)")
+
+
+def job_port(job: str, unit: int = 1, step: str = "") -> int:
+    """Return a port for a job, above the ephemeral ports: two jobs on a node rarely share one.
+
+    Args:
+        job: number of the job; all jobs share one port where it is no number.
+        unit: difference between the numbers of two jobs.
+        step: number of a step of the job, of which several may run at the same time; 257 keeps them
+            off the ports of the next jobs.
+    """
+    number = int(job) // unit if job.isdigit() else 0
+    return 61440 + (number + 257 * (int(step) if step.isdigit() else 0)) % 4096
 
 
 def parse_hosts(text: str, variable: str = "SLURM_STEP_NODELIST") -> list[str]:
@@ -30,10 +44,23 @@ def parse_hosts(text: str, variable: str = "SLURM_STEP_NODELIST") -> list[str]:
 
     Source: https://slurm.schedmd.com/scontrol.html#OPT_hostnames.
     """
-    parts = _PARTS.findall(text)
-    if not parts or sum(len(part) + 1 for part in parts) - 1 != len(text):
-        raise _error(text, variable)
-    return [host for part in parts for host in _expand(part, text, variable)]
+    if not re.fullmatch(f"{_PIECE}+(?:,{_PIECE}+)*", text):
+        raise ConfigError(
+            f"{variable} should be a list of hosts, such as node[01-04,07], and is {text!r}. Set "
+            f"JTRAIN_COORDINATOR, JTRAIN_PROCESSES and JTRAIN_PROCESS instead."
+        )
+    hosts = []
+    for part in re.findall(f"{_PIECE}+", text):
+        hosts += map("".join, itertools.product(*map(_expand, re.findall(_PIECE, part))))
+    return hosts
+
+
+def _expand(piece: str) -> list[str]:
+    """Return the numbers of a bracket, each as wide as the lowest; or the piece itself."""
+    if not piece.startswith("["):
+        return [piece]
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", piece)
+    return [f"{n:0{len(a)}}" for a, b in ranges for n in range(int(a), int(b or a) + 1)]
 
 
 def parse_tasks(text: str, variable: str = "SLURM_TASKS_PER_NODE") -> list[int]:
@@ -42,41 +69,13 @@ def parse_tasks(text: str, variable: str = "SLURM_TASKS_PER_NODE") -> list[int]:
     Raises:
         ConfigError: if the text is not a list of counts.
     """
-    counts = []
-    for part in text.split(","):
-        found = _TASKS.fullmatch(part)
-        if not found:
-            raise ConfigError(
-                f"{variable} should be tasks per node, such as 2(x4),1, and is {text!r}. Unset it "
-                f"to use all devices of the machine in each process."
-            )
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
-
-
-def _expand(part: str, text: str, variable: str) -> Iterator[str]:
-    """Yield the hosts of one prefix, with all its brackets."""
-    before, bracket, rest = part.partition("[")
-    if not bracket:
-        yield part
-        return
-    inside, closed, after = rest.partition("]")
-    if not closed or not inside:
-        raise _error(text, variable)
-    for piece in inside.split(","):
-        low, _, high = piece.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()) or int(high or low) < int(low):
-            raise _error(text, variable)
-        for number in range(int(low), int(high or low) + 1):
-            for tail in _expand(after, text, variable) if after else [""]:
-                yield f"{before}{number:0{len(low)}}{tail}"
-
-
-def _error(text: str, variable: str) -> ConfigError:
-    return ConfigError(
-        f"{variable} should be a list of hosts, such as node[01-04,07], and is {text!r}. Set "
-        f"JTRAIN_COORDINATOR, JTRAIN_PROCESSES and JTRAIN_PROCESS instead."
-    )
+    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if not all(found):
+        raise ConfigError(
+            f"{variable} should be tasks per node, such as 2(x4),1, and is {text!r}. Unset it to "
+            f"use all devices of the machine in each process."
+        )
+    return [int(each[1]) for each in found if each for _ in range(int(each[2] or 1))]
 
 
 def read_slurm(env: ClusterVariables) -> Cluster:
@@ -87,11 +86,10 @@ def read_slurm(env: ClusterVariables) -> Cluster:
     """
     processes = env.number("SLURM_STEP_NUM_TASKS", env.number("SLURM_NTASKS", 1))
     hosts, node = parse_hosts(env.text("SLURM_STEP_NODELIST")), env.number("SLURM_NODEID", 0)
-    spelt = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
-    tasks, port = (
-        parse_tasks(spelt),
-        job_port(env.text("SLURM_JOB_ID"), step=env.get("SLURM_STEP_ID")),
+    tasks = parse_tasks(
+        env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", "1")
     )
+    port = job_port(env.text("SLURM_JOB_ID"), step=env.get("SLURM_STEP_ID"))
     index, here = env.number("SLURM_PROCID"), env.get("SLURMD_NODENAME")
     listed = hosts[node] if node < len(hosts) else ""
     misplaced = here and (listed != here or (index == 0 and hosts[0] != here))
@@ -106,83 +104,50 @@ def read_slurm(env: ClusterVariables) -> Cluster:
         )
     bound = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU")
     local_processes = tasks[node] if node < len(tasks) else 1
-    devices = () if bound else env.local_gpus(env.number("SLURM_LOCALID", 0), local_processes)
-    return env.cluster(processes, index, CoordinatorAddress(hosts[0], port), devices=devices)
+    return Cluster(
+        processes=processes,
+        index=index,
+        coordinator=CoordinatorAddress(hosts[0], port),
+        devices=() if bound else env.local_gpus(env.number("SLURM_LOCALID", 0), local_processes),
+    )
 
 
-_HNP = re.compile(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)")
+Reader = Callable[[ClusterVariables], Cluster]
 
 
-def read_open_mpi(env: ClusterVariables) -> Cluster:
-    """Read the processes that Open MPI's `mpirun` started.
-
-    Version 4 gives the address of `mpirun` and the names of its nodes; version 5 gives neither.
-    """
-    names = [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
-    return _read_ranks(env, names, "mpirun -x JTRAIN_COORDINATOR ...", _first_node)
-
-
-def read_mpich(env: ClusterVariables) -> Cluster:
-    """Read the processes that MPICH's or Intel MPI's `mpiexec` (Hydra) started."""
-    names = ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
-    return _read_ranks(env, names, "mpiexec -genv JTRAIN_COORDINATOR HOST:8476 ...")
-
-
-def read_pmi(env: ClusterVariables) -> Cluster:
-    """Read the processes of another launcher that speaks PMI, such as Cray's PALS."""
-    names = [f"PMI_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
-    return _read_ranks(env, names, "mpiexec --env JTRAIN_COORDINATOR=HOST:8476 ...")
-
-
-def read_jsrun(env: ClusterVariables) -> Cluster:
-    """Read the tasks that LSF's `jsrun` started."""
-    names = [f"JSM_NAMESPACE_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")]
-    return _read_ranks(env, names, "jsrun -E JTRAIN_COORDINATOR=HOST:8476 ...", _launch_node)
-
-
-def read_pmix(env: ClusterVariables) -> Cluster:
-    """Read the processes of PRRTE's `prterun`: PMIx numbers them and does not say how many."""
-    index, where = env.number("PMIX_RANK"), env.coordinator()
-    if where is None or not env.get("JTRAIN_PROCESSES"):
-        raise ConfigError(
-            f"PMIx started this process as number {index} ({env.described}), and does not say "
-            f"how many there are nor where the first is. Set both: prterun "
-            f"-x JTRAIN_PROCESSES=4 -x JTRAIN_COORDINATOR=HOST:{PORT} ...; or set "
-            f"JTRAIN_PROCESSES=1 if each trains by itself."
-        )
-    return env.cluster(env.number("JTRAIN_PROCESSES"), index, where)
-
-
-def _read_ranks(
-    env: ClusterVariables,
-    names: Sequence[str],
+def read_ranks(
+    names: str,
     how: str,
     find: Callable[[ClusterVariables], CoordinatorAddress | None] = lambda env: None,
-) -> Cluster:
-    """Read processes that are numbered by four variables.
+) -> Reader:
+    """Return a reader of processes that four variables number.
 
     Args:
         names: the number of all processes and of this one, and those of its machine.
         how: what to type where nothing says where process 0 is.
         find: returns its address, where other variables give it.
     """
-    size, rank, local_size, local_rank = names
-    processes, local_processes = env.number(size), env.number(local_size, 1)
-    where = env.coordinator()
-    if where is None and local_processes == processes:
-        where = CoordinatorAddress(LOOPBACK, PORT)
-    where = where or find(env)
-    if where is None:
-        raise ConfigError(
-            f"{env.kind} started {processes} processes on several machines and does not say where "
-            f"the first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT} for all of "
-            f"them, with the machine of process 0: {how}"
-        )
-    devices = env.local_gpus(env.number(local_rank, 0), local_processes)
-    return env.cluster(processes, env.number(rank), where, devices=devices)
+    size, rank, local_size, local_rank = names.split()
+
+    def read(env: ClusterVariables) -> Cluster:
+        processes, local_processes = env.number(size), env.number(local_size, 1)
+        on_this_machine = local_processes == processes
+        where = env.coordinator()
+        where = where or (CoordinatorAddress(LOOPBACK, PORT) if on_this_machine else find(env))
+        if where is None:
+            raise ConfigError(
+                f"{env.kind} started {processes} processes on several machines and does not say "
+                f"where the first is ({', '.join(env.used)}). Set JTRAIN_COORDINATOR=HOST:{PORT} "
+                f"for all of them, with the machine of process 0: {how}"
+            )
+        index, local = env.number(rank), env.number(local_rank, 0)
+        devices = env.local_gpus(local, local_processes)
+        return Cluster(processes=processes, index=index, coordinator=where, devices=devices)
+
+    return read
 
 
-def _launch_node(env: ClusterVariables) -> CoordinatorAddress | None:
+def find_lsf_node(env: ClusterVariables) -> CoordinatorAddress | None:
     """Return the address of process 0 by LSF.
 
     The first host of the job is its launch node, which has no tasks. Source: LSFEnvironment of
@@ -193,15 +158,17 @@ def _launch_node(env: ClusterVariables) -> CoordinatorAddress | None:
     return CoordinatorAddress(hosts[min(1, len(hosts) - 1)], port) if hosts else None
 
 
-def _first_node(env: ClusterVariables) -> CoordinatorAddress | None:
+def find_open_mpi_node(env: ClusterVariables) -> CoordinatorAddress | None:
     """Return the address of process 0 by Open MPI 4: on `mpirun`'s own node, if it has processes.
 
-    The nodes are in the order of the daemons, `mpirun` first: `head,n[1:1-2]@0(3)`. The variable is
-    not set for processes beside `mpirun`. Recorded from Open MPI 4.1.4.
+    The nodes are in the order of the daemons, `mpirun` first: `head,n[1:1-2]@0(3)`, where the
+    number before the colon is a width. The variable is not set for processes beside `mpirun`.
+    Recorded from Open MPI 4.1.4; version 5 gives neither variable.
     """
-    uri = env.get("OMPI_MCA_orte_hnp_uri")
-    nodes = _expand_nodes(env.get("OMPI_MCA_orte_node_regex")) if uri else []
-    if nodes and env.number("OMPI_MCA_orte_num_nodes", len(nodes)) < len(nodes):
+    variable = "OMPI_MCA_orte_node_regex"
+    uri, text = env.get("OMPI_MCA_orte_hnp_uri"), env.get(variable).partition("@")[0]
+    nodes = parse_hosts(re.sub(r"\[(\d+):([\d,-]+)\]", _pad, text), variable) if text else []
+    if uri and nodes and env.number("OMPI_MCA_orte_num_nodes", len(nodes)) < len(nodes):
         host = nodes[1]
     else:
         found = _HNP.search(uri)
@@ -209,12 +176,47 @@ def _first_node(env: ClusterVariables) -> CoordinatorAddress | None:
     return CoordinatorAddress(host, job_port(uri.partition(".")[0], 1 << 12)) if host else None
 
 
-def _expand_nodes(text: str) -> list[str]:
-    """Expand Open MPI's list of nodes: `head,n[2:8-10]@0(4)` -> head, n08, n09, n10."""
-    slurm = re.sub(r"\[(\d+):([\d,-]+)\]", _pad, text.partition("@")[0])
-    return parse_hosts(slurm, "OMPI_MCA_orte_node_regex") if slurm else []
-
-
 def _pad(found: re.Match[str]) -> str:
     """Return one bracket with its numbers padded to their width, as in a list of Slurm."""
     return "[" + re.sub(r"\d+", lambda number: number[0].zfill(int(found[1])), found[2]) + "]"
+
+
+def read_numbered(env: ClusterVariables, variable: str, started: str, advice: str) -> Cluster:
+    """Read a process whose launcher gives its number and no more.
+
+    Args:
+        variable: has the number.
+        started: who started it, for the message.
+        advice: how to set JTRAIN_PROCESSES and JTRAIN_COORDINATOR, which say the rest.
+    """
+    index, where = env.number(variable), env.coordinator()
+    if where is None or not env.get("JTRAIN_PROCESSES"):
+        raise ConfigError(
+            f"{started} as number {index} ({describe_variables(env.used)}), and does not say how "
+            f"many there are nor where the first is. Set both: {advice}; or set JTRAIN_PROCESSES=1 "
+            f"if each trains by itself."
+        )
+    return Cluster(processes=env.number("JTRAIN_PROCESSES"), index=index, coordinator=where)
+
+
+def read_pmix(env: ClusterVariables) -> Cluster:
+    """Read the processes of PRRTE's `prterun`: PMIx numbers them and does not say how many."""
+    advice = f"prterun -x JTRAIN_PROCESSES=4 -x JTRAIN_COORDINATOR=HOST:{PORT} ..."
+    return read_numbered(env, "PMIX_RANK", "PMIx started this process", advice)
+
+
+def read_job(env: ClusterVariables) -> Cluster:
+    """Read the pods of an indexed Job; Kubernetes tells a pod its number and no more.
+
+    The host name of a pod is that of the Job and its number. Source:
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode.
+    """
+    variable = "JOB_COMPLETION_INDEX"
+    job, _, number = env.get("HOSTNAME").rpartition("-")
+    first = f"{job}-0" if job and number == env.get(variable) else "JOB-0"
+    advice = (
+        f"in the template of the pods, JTRAIN_PROCESSES to the Job's completions, and "
+        f"JTRAIN_COORDINATOR={first}.SERVICE:{PORT}, with the headless Service that the template "
+        f"names as subdomain (for a JobSet: docs/clusters/jobset.md)"
+    )
+    return read_numbered(env, variable, "a Kubernetes Job started this pod", advice)

@@ -10,7 +10,6 @@ children of the same user reach by /proc, so that no file is left however the la
 """
 
 import contextlib
-import dataclasses
 import os
 import re
 import socket
@@ -18,22 +17,27 @@ import ssl
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
+from typing import NamedTuple
 
 from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.errors import ConfigError
 
 CERTIFICATE, KEY, AUTHORITY = "JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE"
 PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
+FIRST = (0, 11, 2)  # version of JAX that takes certificates
 
 
-@dataclasses.dataclass(frozen=True)
-class PeerTls:
+def takes_certificates(version: str) -> bool:
+    """Return whether a version of JAX takes certificates: `0.11.2` does."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3]) >= FIRST
+
+
+class PeerTls(NamedTuple):
     """Certificate of this process, and the authority that signed those of its peers."""
 
-    certificate: Path
-    key: Path
-    authority: Path
+    certificate: str
+    key: str
+    authority: str
     prefix: str = ""
     """Beginning of a URI in each peer's certificate; empty: process 0 is known by its host name."""
 
@@ -47,10 +51,11 @@ class PeerTls:
         Raises:
             ConfigError: if a variable is missing, a file cannot be used, or JAX takes none.
         """
-        values = {name: environ.get(name, "") for name in (CERTIFICATE, KEY, AUTHORITY)}
-        if not any(values.values()):
+        names = (CERTIFICATE, KEY, AUTHORITY)
+        values = [environ.get(name, "") for name in names]
+        if not any(values):
             return None
-        if missing := [name for name, value in values.items() if not value]:
+        if missing := [name for name, value in zip(names, values, strict=True) if not value]:
             raise ConfigError(
                 f"certificates are half set: {' and '.join(missing)} is missing. Set "
                 f"{CERTIFICATE}, {KEY} and {AUTHORITY}, or unset all three."
@@ -58,23 +63,34 @@ class PeerTls:
         if not supported:
             raise ConfigError(
                 f"{CERTIFICATE} asks for certificates between processes, and this JAX takes none. "
-                f"Install jax>=0.11.2 (Python 3.12 or newer), or unset {', '.join(values)}."
+                f"Install jax>=0.11.2 (Python 3.12 or newer), or unset {', '.join(names)}."
             )
-        found = cls(
-            Path(values[CERTIFICATE]),
-            Path(values[KEY]),
-            Path(values[AUTHORITY]),
-            environ.get(PREFIX, ""),
-        )
-        found.context(server=False)
+        found = cls(values[0], values[1], values[2], environ.get(PREFIX, ""))
+        found._context(server=False)
         return found
 
-    def context(self, *, server: bool) -> ssl.SSLContext:
-        """Return the settings of one side.
+    def wrap(self, peer: socket.socket, *, host: str = "") -> ssl.SSLSocket:
+        """Return the encrypted connection to a peer that has a certificate.
+
+        Args:
+            peer: the connection, with its timeout.
+            host: name of process 0, if this side connected to it.
 
         Raises:
+            ssl.SSLError: if the peer has no valid certificate.
             ConfigError: if a file cannot be used.
         """
+        wrapped = self._context(server=not host).wrap_socket(
+            peer, server_side=not host, server_hostname=host or None
+        )
+        names = (wrapped.getpeercert() or {}).get("subjectAltName", ())
+        uris = [str(value) for kind, value in names if kind == "URI"]
+        if self.prefix and not any(uri.startswith(self.prefix) for uri in uris):
+            wrapped.close()
+            raise ssl.SSLError(f"no URI of the peer's certificate begins with {self.prefix}")
+        return wrapped
+
+    def _context(self, *, server: bool) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -90,52 +106,13 @@ class PeerTls:
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def wrap(self, peer: socket.socket, *, host: str = "") -> ssl.SSLSocket:
-        """Return the encrypted connection to a peer; only to process 0 it is begun here.
 
-        Args:
-            peer: the connection, with its timeout.
-            host: name of process 0, if this side connected to it.
-
-        Raises:
-            ssl.SSLError: if process 0 has no valid certificate.
-        """
-        wrapped = self.context(server=not host).wrap_socket(
-            peer,
-            server_side=not host,
-            server_hostname=host or None,
-            do_handshake_on_connect=bool(host),
-        )
-        if host:
-            self.check(wrapped)
-        return wrapped
-
-    def check(self, wrapped: ssl.SSLSocket) -> None:
-        """Close the connection and raise SSLError if the peer's certificate is of others."""
-        names = (wrapped.getpeercert() or {}).get("subjectAltName", ())
-        uris = [str(value) for kind, value in names if kind == "URI"]
-        if self.prefix and not any(uri.startswith(self.prefix) for uri in uris):
-            wrapped.close()
-            raise ssl.SSLError(f"no URI of the peer's certificate begins with {self.prefix}")
-
-
-def is_set(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether any of the variables is set."""
-    return any(environ.get(name) for name in (CERTIFICATE, KEY, AUTHORITY))
-
-
-FIRST = (0, 11, 2)  # version of JAX that takes certificates
-DAYS = 3650  # longer than any launch
 COMMAND = (
     *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-    *("-nodes", "-keyout", "-", "-out", "-", "-days", f"{DAYS}", "-subj", "/CN=jtrain launch"),
+    # Ten years: longer than any launch.
+    *("-nodes", "-keyout", "-", "-out", "-", "-days", "3650", "-subj", "/CN=jtrain launch"),
     *("-addext", f"subjectAltName=IP:{LOOPBACK},DNS:localhost"),
 )
-
-
-def takes_certificates(version: str) -> bool:
-    """Return whether a version of JAX takes certificates: `0.11.2` does."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3]) >= FIRST
 
 
 @contextlib.contextmanager
@@ -145,39 +122,17 @@ def throwaway_certificate(environ: Mapping[str, str]) -> Iterator[dict[str, str]
     None without `openssl`, with a JAX that takes no certificates, or where the environment has
     certificates already.
     """
-    if is_set(environ) or not takes_certificates(metadata.version("jax")):
+    given = any(environ.get(name) for name in (CERTIFICATE, KEY, AUTHORITY))
+    pem = ""
+    if not given and takes_certificates(metadata.version("jax")):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            pem = subprocess.run(COMMAND, capture_output=True, text=True, timeout=30).stdout
+    if "PRIVATE KEY" not in pem or "CERTIFICATE" not in pem:
         yield {}
         return
-    pem = _make()
-    if not pem:
-        yield {}
-        return
-    with contextlib.ExitStack() as stack:
-        key, certificate = (stack.enter_context(_in_memory(text)) for text in pem)
-        yield {KEY: key, CERTIFICATE: certificate, AUTHORITY: certificate}
-
-
-def _make() -> tuple[str, str] | None:
-    """Return a new key and its certificate, in the PEM format; None if openssl makes none."""
+    file = os.memfd_create("jtrain launch")  # the key and the certificate
     try:
-        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    key, certificate = (_block(name, done.stdout) for name in ("PRIVATE KEY", "CERTIFICATE"))
-    return (key, certificate) if key and certificate else None
-
-
-def _block(name: str, text: str) -> str:
-    found = re.search(f"-----BEGIN {name}-----.*?-----END {name}-----\n", text, re.S)
-    return found[0] if found else ""
-
-
-@contextlib.contextmanager
-def _in_memory(text: str) -> Iterator[str]:
-    """Yield the path of a file in memory, for this process and its children of the same user."""
-    file = os.memfd_create("jtrain launch")
-    try:
-        os.write(file, text.encode())
-        yield f"/proc/{os.getpid()}/fd/{file}"
+        os.write(file, pem.encode())
+        yield dict.fromkeys((KEY, CERTIFICATE, AUTHORITY), f"/proc/{os.getpid()}/fd/{file}")
     finally:
         os.close(file)

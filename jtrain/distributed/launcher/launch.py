@@ -27,7 +27,6 @@ def launch(
     port: int = 0,
     restarts: int = 0,
     patience: Patience | None = None,
-    beats: bool = False,
     program: str = "",
 ) -> int:
     """Run `command` in several processes; return the exit code of the first that failed.
@@ -43,40 +42,37 @@ def launch(
         port: port of the coordinator; 0: a free port, a new one for each attempt.
         restarts: number of restarts after a process failed or was stuck.
         patience: seconds in each phase after which a process counts as stuck.
-        beats: whether the command reports its phases from its start, as `jtrain run` does.
         program: the words before the verb that start the same processes again.
 
     Raises:
         ConfigError: if the port is in use, or another launch has it.
     """
     if processes > 1:
-        warn_about_hostname()
+        _warn_about_hostname()
 
-    added: dict[str, str] = {}
+    shared = {LAUNCHER: program} if program else {}
 
     @contextlib.contextmanager
     def begin() -> Iterator[ProcessGroup]:
-        shared = added | ({LAUNCHER: program} if program else {})
         with contextlib.nullcontext(port) if port else claimed_port() as number:
             address = f"{LOOPBACK}:{number}"
-            starts = [
-                functools.partial(
-                    WorkerProcess,
-                    index,
-                    command,
-                    worker_environment(os.environ, address, index, processes, devices) | shared,
-                )
+            environs = [
+                worker_environment(os.environ, address, index, processes, devices) | shared
                 for index in range(processes)
             ]
-            with ProcessGroup(starts, patience=patience or Patience(), beats=beats) as group:
+            starts = [
+                functools.partial(WorkerProcess, index, command, environ)
+                for index, environ in enumerate(environs)
+            ]
+            with ProcessGroup(starts, patience=patience or Patience()) as group:
                 yield group
 
     with contextlib.ExitStack() as stack:
         if port:
             stack.enter_context(claimed_port(port))
         if processes > 1:
-            added |= stack.enter_context(throwaway_certificate(os.environ))
-            added.setdefault(TOKEN, os.environ.get(TOKEN) or secrets.token_hex(16))
+            shared |= stack.enter_context(throwaway_certificate(os.environ))
+            shared[TOKEN] = os.environ.get(TOKEN) or secrets.token_hex(16)
         return supervise(begin, restarts=restarts, program=program)
 
 
@@ -94,7 +90,7 @@ def worker_environment(
     }
 
 
-def warn_about_hostname() -> None:
+def _warn_about_hostname() -> None:
     """Print a note if gloo will listen beyond the loopback.
 
     Gloo, by which JAX's CPU processes exchange arrays, listens at the address of the machine's

@@ -60,8 +60,6 @@ KILLED = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS}
 DUMP = 2.0  # seconds at most to write the stacks of all processes
 SETTLED = 10  # looks without news after which stacks are complete: their writer may be held up
 BEATS_WITHIN = 0.2  # seconds; a process with a recent beat is not stopped: the kernel is not asked
-# Seconds for which a process was stopped by a signal when another failed: the other waited for it.
-STOPPED_BEFORE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,16 +67,12 @@ class GroupExit:
     """End of a process group."""
 
     code: int
-    time: float
-    """The time at which the end was noticed, by the monotonic clock."""
     worker: WorkerProcess | None = None
     """The process that failed first, or is stuck."""
     hang: str = ""
     """The status of the stuck processes; empty if none was stuck."""
     stacks: str = ""
     """The path of the stacks, or the stacks themselves, after a hang."""
-    down: float = 0.0
-    """The time at which no process was left."""
     same: bool = False
     """True if all processes ended with the same mistake, which process 0 has shown."""
 
@@ -93,24 +87,15 @@ class ProcessGroup:
 
     Args:
         starts: functions that start a process each, in the order of their indexes.
-        patience: limits of each phase.
-        beats: whether the processes have a heartbeat from the start; a process without a heartbeat
-            is watched only for a signal that stops it.
+        patience: limits of each phase; a process without a heartbeat is watched only for a signal
+            that stops it.
     """
 
-    def __init__(
-        self,
-        starts: Sequence[Callable[[], WorkerProcess]],
-        *,
-        patience: Patience,
-        beats: bool = False,
-    ):
-        self._beats = beats
+    def __init__(self, starts: Sequence[Callable[[], WorkerProcess]], *, patience: Patience):
         self._stack = contextlib.ExitStack()
-        self.began = time.monotonic()
         self.workers: list[WorkerProcess] = []
         self._watched: list[WatchedProcess] = []
-        self._polled = self.began
+        self._polled = time.monotonic()
         self.signalled = False
         """True once the processes got a shutdown signal."""
         with self._stack:
@@ -135,16 +120,14 @@ class ProcessGroup:
         seconds, self._polled = min(now - self._polled, 1.0), now
         running = [worker for worker in self.workers if worker.code is None]
         if failed := self._first_failed():
-            return self._waited_for_stopped(failed, running) or GroupExit(
-                failed.exit_code, failed.ended, failed
-            )
+            return GroupExit(failed.exit_code, failed)
         if not running:
-            return GroupExit(max(self._code(worker) for worker in self.workers), now)
+            return GroupExit(max(self._code(worker) for worker in self.workers))
         stopped = [w.ended for w in self.workers if w.code is not None and w.code == STOPPED]
         if stopped and not self.signalled and now > min(stopped) + OTHERS:
             self.signal(signal.SIGTERM)  # one ended on a shutdown signal: so do the others
         if stopped and now > min(stopped) + QUIT:
-            return GroupExit(STOPPED, now)
+            return GroupExit(STOPPED)
         late = [self._late(worker, seconds) for worker in running]
         return self.hang_exit(HUNG) if any(late) else None
 
@@ -161,7 +144,7 @@ class ProcessGroup:
             worker.kill()
         errors = {(worker.code, "".join(worker.tail)) for worker in self.workers}
         same = exit.code == MISTAKE and len(errors) == 1 < len(self.workers)
-        return dataclasses.replace(exit, down=time.monotonic(), same=same)
+        return dataclasses.replace(exit, same=same)
 
     def signal(self, number: int) -> None:
         """Forward a signal to all processes."""
@@ -173,36 +156,20 @@ class ProcessGroup:
         """Dump the stacks of all processes, and return an exit that names the culprit."""
         running = [worker for worker in self.workers if worker.code is None]
         if not running:  # the last process ended a moment ago
-            return GroupExit(code, time.monotonic())
+            return GroupExit(code)
         watched = [self._watched[worker.index] for worker in running]
         for worker in running:
             self._late(worker, 0.0)  # ensures that each process has been observed
         culprit, status = find_culprit(running, watched)
-        now = time.monotonic()
         self._dump([worker for worker in running if worker.beat().number > 0])
         run = next((Path(run) for run in (worker.beat().run for worker in running) if run), None)
-        return GroupExit(code, now, culprit, status, _write_stacks(running, run))
+        return GroupExit(code, culprit, status, _write_stacks(running, run))
 
     def _late(self, worker: WorkerProcess, seconds: float) -> bool:
         beat, watched = worker.beat(), self._watched[worker.index]
         stopped = watched.still > BEATS_WITHIN and worker.stopped
         late = watched.update(beat, seconds, stopped=stopped)
-        return late and (beat.number > 0 or self._beats or watched.stopped_too_long)
-
-    def _waited_for_stopped(
-        self, failed: WorkerProcess, running: Sequence[WorkerProcess]
-    ) -> GroupExit | None:
-        """Return a hang if a process failed only because another one was stopped by a signal.
-
-        JAX, gloo and the rendezvous have limits of their own, which may expire before `patience`;
-        their errors name the process that waited.
-        """
-        stopped = [w for w in running if self._watched[w.index].stopped > STOPPED_BEFORE]
-        if not stopped or failed.code in KILLED | {MISTAKE}:
-            return None
-        exit = self.hang_exit(HUNG)
-        waited = f"; process {failed.index} waited for it, and failed ({failed.exit_reason})"
-        return dataclasses.replace(exit, hang=exit.hang + waited)
+        return late and (beat.number > 0 or watched.stopped_too_long)
 
     def _code(self, worker: WorkerProcess) -> int:
         """Return its exit code; `STOPPED` too if a signal came before anything could be lost."""

@@ -63,7 +63,7 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._channel.close()
+        self._channel.__exit__()
 
     @property
     def pid(self) -> int:
@@ -118,11 +118,6 @@ class WorkerProcess:
     def hidden_output(self) -> str:
         """Its last output; empty for process 0, whose output was shown at once."""
         return "" if self.index == 0 else "".join(self.tail)
-
-    def failure_output(self) -> str:
-        """Return its last output, and the reason of its failure."""
-        failure = f"process {self.index} failed ({self.exit_reason}), and all were ended\n"
-        return self.hidden_output + failure
 
     def kill(self) -> None:
         """Kill it with all its children; nothing if it has ended."""

@@ -46,15 +46,7 @@ class ClusterJob:
 
 
 def check_kubernetes(job: ClusterJob, workers: str) -> None:
-    """Raise unless Kubernetes accepts the job.
-
-    Args:
-        workers: name of the replicated job.
-
-    Raises:
-        ConfigError: for a name that is no DNS label or makes those of pods too long, or without
-            an image or a volume.
-    """
+    """Raise ConfigError unless Kubernetes accepts the job, whose replicated job is `workers`."""
     if not _LABEL.fullmatch(job.name):
         raise ConfigError(
             f"--name {job.name}: Kubernetes takes lower-case letters, digits and -, a letter "
@@ -93,78 +85,6 @@ def to_label(name: str) -> str:
     return label.lstrip("-0123456789")[:40].rstrip("-")
 
 
-def pod_spec(job: ClusterJob, container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the specification of a pod: its nodes, its volumes and one container.
-
-    Args:
-        container: fields of the container beside its volumes; `name` at least.
-    """
-    machines, selector = job.machines, dict(job.select)
-    mounts = [{"name": "shared", "mountPath": job.volume}]
-    volumes: list[dict[str, Any]] = [
-        {"name": "shared", "persistentVolumeClaim": {"claimName": job.claim}}
-    ]
-    if machines.tpu:
-        selector = {
-            "cloud.google.com/gke-tpu-accelerator": machines.tpu.label,
-            "cloud.google.com/gke-tpu-topology": machines.topology.shape,
-            **selector,
-        }
-    else:  # NCCL's shared memory; a container has 64 MB of it otherwise
-        mounts.append({"name": "memory", "mountPath": "/dev/shm"})
-        volumes.append({"name": "memory", "emptyDir": {"medium": "Memory"}})
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": job.grace,
-    }
-    if machines.groups > 1:  # the slices talk over the network of the hosts
-        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    if selector:
-        spec["nodeSelector"] = selector
-    spec["containers"] = [{**container, "volumeMounts": mounts}]
-    spec["volumes"] = volumes
-    return spec
-
-
-def needs_node_pool(machines: Machines) -> bool:
-    """Return whether a job takes a whole node pool: on GKE, a slice of several hosts is one."""
-    return machines.tpu is not None and machines.hosts > 1
-
-
-def queue_label(job: ClusterJob) -> dict[str, str]:
-    """Return the label by which Kueue queues a job."""
-    return {"kueue.x-k8s.io/queue-name": job.queue}
-
-
-def resource_limits(machines: Machines) -> dict[str, int]:
-    """Return the accelerators of a pod: `google.com/tpu: 4`."""
-    return {"google.com/tpu" if machines.tpu else "nvidia.com/gpu": machines.chips}
-
-
-def failure_policy(job: ClusterJob) -> dict[str, Any]:
-    """Return the policy of a JobSet: restart, but not after an error in the command."""
-    return {
-        "maxRestarts": job.restarts,
-        "rules": [
-            {
-                "name": "errorInTheCommand",
-                "action": "FailJobSet",
-                "onJobFailureReasons": ["PodFailurePolicy"],
-            }
-        ],
-    }
-
-
-def pod_failure_policy(container: str) -> dict[str, Any]:
-    """Return the policy of a Job: an error in the command fails it with a reason of its own."""
-    codes = {"containerName": container, "operator": "In", "values": [EXIT_USER_ERROR]}
-    return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
-
-
-_CONTAINER = "jtrain"
-_MAX_INT32 = 2**31 - 1  # pods of a job that may fail, where they are restarted in place
-
-
 def job_set(job: ClusterJob) -> dict[str, Any]:
     """Return the JobSet of a job: a job for each slice, a pod for each host.
 
@@ -172,20 +92,20 @@ def job_set(job: ClusterJob) -> dict[str, Any]:
         ConfigError: if Kubernetes would not accept it.
     """
     check_kubernetes(job, WORKERS)
-    machines = job.machines
-    metadata: dict[str, Any] = {"name": job.name}
-    if job.queue:
-        metadata["labels"] = queue_label(job)
-    if needs_node_pool(machines):
-        metadata["annotations"] = NODE_POOL
-    policy = failure_policy(job)
-    template: dict[str, Any] = {
+    machines, policy = job.machines, _failure_policy(job)
+    container = {
+        "name": "jtrain",
+        "image": job.image,
+        "workingDir": job.volume,
+        "command": list(job.command),
+        "env": _environment(machines),
+        "resources": {"limits": _limits(machines)},
+    }
+    template = {
         "completionMode": "Indexed",
         "parallelism": machines.hosts,
         "completions": machines.hosts,
-        "backoffLimit": 0,
-        "podFailurePolicy": pod_failure_policy(_CONTAINER),
-        "template": {"spec": pod_spec(job, _container(job))},
+        **_job_template(job, container),
     }
     if job.agent:
         policy = {"restartStrategy": "InPlaceRestart", **policy}
@@ -194,82 +114,9 @@ def job_set(job: ClusterJob) -> dict[str, Any]:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": metadata,
+        "metadata": {"name": job.name, **_queue(job), **_node_pool(machines)},
         "spec": {"failurePolicy": policy, "replicatedJobs": [workers]},
     }
-
-
-def _container(job: ClusterJob) -> dict[str, Any]:
-    return {
-        "name": _CONTAINER,
-        "image": job.image,
-        "workingDir": job.volume,
-        "command": list(job.command),
-        "env": _environment(job),
-        "resources": {"limits": resource_limits(job.machines)},
-    }
-
-
-def _environment(job: ClusterJob) -> list[dict[str, Any]]:
-    """Return the variables by which `detect` finds the cluster and the index of a pod."""
-    machines = job.machines
-    env = [
-        _annotation("JOBSET_NAME", "jobset-name"),
-        _annotation("REPLICATED_JOB_NAME", "replicatedjob-name"),
-        {"name": "PODS_PER_JOB", "value": str(machines.hosts)},
-    ]
-    if machines.groups > 1:
-        env += [
-            {"name": "JOBS", "value": str(machines.groups)},
-            _annotation("JOB_INDEX", "job-index"),
-        ]
-    return env
-
-
-def _annotation(variable: str, name: str) -> dict[str, Any]:
-    path = f"metadata.annotations['jobset.sigs.k8s.io/{name}']"
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def _restart_in_place(job: ClusterJob, template: dict[str, Any]) -> None:
-    """Let JobSet's agent restart the containers of all pods, which stay on their nodes.
-
-    An alpha feature of JobSet 0.12 (its gate InPlaceRestart) and of Kubernetes 1.35 (the action
-    RestartAllContainers). Source: https://github.com/kubernetes-sigs/jobset/tree/v0.12.0/keps/467-InPlaceRestart.
-    """
-    template |= {"backoffLimit": _MAX_INT32, "podReplacementPolicy": "Failed"}
-    pod = template["template"]["spec"]
-    pod["serviceAccountName"] = "jobset-in-place-restart"
-    pod["containers"][0] |= {
-        "restartPolicy": "Never",
-        "restartPolicyRules": [_restart_unless(0, EXIT_USER_ERROR)],
-    }
-    pod["initContainers"] = [
-        {
-            "name": "in-place-restart-agent",
-            "image": job.agent,
-            "restartPolicy": "Always",  # a sidecar
-            "restartPolicyRules": [_restart_unless(0)],
-            "env": [
-                _annotation("JOBSET_NAME", "jobset-name"),
-                {
-                    "name": "POD_NAME",
-                    "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
-                },
-            ],
-            # The worker starts once the agents of all pods are up: ten minutes at most.
-            "startupProbe": {
-                "httpGet": {"path": "/barrier-is-down", "port": 8081},
-                "failureThreshold": 600,
-                "periodSeconds": 1,
-            },
-        }
-    ]
-
-
-def _restart_unless(*codes: int) -> dict[str, Any]:
-    exit_codes = {"operator": "NotIn", "values": list(codes)}
-    return {"action": "RestartAllContainers", "exitCodes": exit_codes}
 
 
 _API = "trainer.kubeflow.org/v1alpha1"
@@ -291,51 +138,152 @@ def train_job(job: ClusterJob) -> list[dict[str, Any]]:
             f"--topology {dataclasses.replace(machines.topology, count=1)}."
         )
     check_kubernetes(job, NODE)
-    metadata: dict[str, Any] = {"name": job.name}
-    if job.queue:
-        metadata["labels"] = queue_label(job)
+    container = {"name": NODE, "image": job.image, "workingDir": job.volume}
+    labels = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    node = {"metadata": labels | _node_pool(machines), "spec": _job_template(job, container)}
+    jobs = {
+        "failurePolicy": _failure_policy(job),
+        "replicatedJobs": [{"name": NODE, "template": node}],
+    }
+    runtime = {
+        "apiVersion": _API,
+        "kind": "TrainingRuntime",
+        "metadata": {"name": job.name, "labels": {"trainer.kubeflow.org/framework": "jax"}},
+        "spec": {
+            "mlPolicy": {"numNodes": machines.hosts, "jax": {}},
+            "template": {"spec": jobs},
+        },
+    }
     trainer = {
         "numNodes": machines.hosts,
         "image": job.image,
         "command": list(job.command),
-        "resourcesPerNode": {"limits": resource_limits(machines)},
+        "resourcesPerNode": {"limits": _limits(machines)},
     }
-    return [
-        _runtime(job),
-        {
-            "apiVersion": _API,
-            "kind": "TrainJob",
-            "metadata": metadata,
-            "spec": {
-                "runtimeRef": {"kind": "TrainingRuntime", "name": job.name},
-                "trainer": trainer,
-            },
-        },
-    ]
-
-
-def _runtime(job: ClusterJob) -> dict[str, Any]:
-    container = {"name": NODE, "image": job.image, "workingDir": job.volume}
-    template = {
-        "backoffLimit": 0,
-        "podFailurePolicy": pod_failure_policy(NODE),
-        "template": {"spec": pod_spec(job, container)},
-    }
-    metadata: dict[str, Any] = {
-        "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    }
-    if needs_node_pool(job.machines):
-        metadata["annotations"] = NODE_POOL
-    node = {"name": NODE, "template": {"metadata": metadata, "spec": template}}
-    return {
+    reference = {"kind": "TrainingRuntime", "name": job.name}
+    train = {
         "apiVersion": _API,
-        "kind": "TrainingRuntime",
-        "metadata": {
-            "name": job.name,
-            "labels": {"trainer.kubeflow.org/framework": "jax"},
-        },
-        "spec": {
-            "mlPolicy": {"numNodes": job.machines.hosts, "jax": {}},
-            "template": {"spec": {"failurePolicy": failure_policy(job), "replicatedJobs": [node]}},
-        },
+        "kind": "TrainJob",
+        "metadata": {"name": job.name, **_queue(job)},
+        "spec": {"runtimeRef": reference, "trainer": trainer},
     }
+    return [runtime, train]
+
+
+def _queue(job: ClusterJob) -> dict[str, Any]:
+    return {"labels": {"kueue.x-k8s.io/queue-name": job.queue}} if job.queue else {}
+
+
+def _node_pool(machines: Machines) -> dict[str, Any]:
+    """Return the annotation for a slice of several hosts, which is a node pool on GKE."""
+    return {"annotations": NODE_POOL} if machines.tpu and machines.hosts > 1 else {}
+
+
+def _limits(machines: Machines) -> dict[str, int]:
+    return {"google.com/tpu" if machines.tpu else "nvidia.com/gpu": machines.chips}
+
+
+def _failure_policy(job: ClusterJob) -> dict[str, Any]:
+    """Return the policy of a JobSet: restart, but not after an error in the command."""
+    rule = {
+        "name": "errorInTheCommand",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }
+    return {"maxRestarts": job.restarts, "rules": [rule]}
+
+
+def _job_template(job: ClusterJob, container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the specification of a Job whose pods have one container.
+
+    An error in the command fails it with a reason of its own.
+    """
+    machines, selector = job.machines, dict(job.select)
+    mounts = [{"name": "shared", "mountPath": job.volume}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "shared", "persistentVolumeClaim": {"claimName": job.claim}}
+    ]
+    if machines.tpu:
+        selector = {
+            "cloud.google.com/gke-tpu-accelerator": machines.tpu.label,
+            "cloud.google.com/gke-tpu-topology": machines.topology.shape,
+            **selector,
+        }
+    else:  # NCCL's shared memory; a container has 64 MB of it otherwise
+        mounts.append({"name": "memory", "mountPath": "/dev/shm"})
+        volumes.append({"name": "memory", "emptyDir": {"medium": "Memory"}})
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.grace,
+    }
+    if machines.groups > 1:  # the slices talk over the network of the hosts
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if selector:
+        pod["nodeSelector"] = selector
+    pod |= {"containers": [{**container, "volumeMounts": mounts}], "volumes": volumes}
+    mistake = {
+        "containerName": container["name"],
+        "operator": "In",
+        "values": [EXIT_USER_ERROR],
+    }
+    return {
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": mistake}]},
+        "template": {"spec": pod},
+    }
+
+
+def _environment(machines: Machines) -> list[dict[str, Any]]:
+    """Return the variables by which `detect` finds the cluster and the index of a pod."""
+    env = [
+        _field("JOBSET_NAME", "jobset-name"),
+        _field("REPLICATED_JOB_NAME", "replicatedjob-name"),
+        {"name": "PODS_PER_JOB", "value": str(machines.hosts)},
+    ]
+    if machines.groups > 1:
+        env += [
+            {"name": "JOBS", "value": str(machines.groups)},
+            _field("JOB_INDEX", "job-index"),
+        ]
+    return env
+
+
+def _field(variable: str, annotation: str = "") -> dict[str, Any]:
+    path = f"metadata.annotations['jobset.sigs.k8s.io/{annotation}']"
+    field = {"fieldRef": {"fieldPath": path if annotation else "metadata.name"}}
+    return {"name": variable, "valueFrom": field}
+
+
+def _restart_in_place(job: ClusterJob, template: dict[str, Any]) -> None:
+    """Let JobSet's agent restart the containers of all pods, which stay on their nodes.
+
+    An alpha feature of JobSet 0.12 (its gate InPlaceRestart) and of Kubernetes 1.35 (the action
+    RestartAllContainers). Source: https://github.com/kubernetes-sigs/jobset/tree/v0.12.0/keps/467-InPlaceRestart.
+    """
+    template |= {"backoffLimit": 2**31 - 1, "podReplacementPolicy": "Failed"}
+    pod = template["template"]["spec"]
+    pod["serviceAccountName"] = "jobset-in-place-restart"
+    pod["containers"][0] |= {
+        "restartPolicy": "Never",
+        "restartPolicyRules": [_restart_unless(0, EXIT_USER_ERROR)],
+    }
+    # The worker starts once the agents of all pods are up: ten minutes at most.
+    probe = {
+        "httpGet": {"path": "/barrier-is-down", "port": 8081},
+        "failureThreshold": 600,
+        "periodSeconds": 1,
+    }
+    agent = {
+        "name": "in-place-restart-agent",
+        "image": job.agent,
+        "restartPolicy": "Always",  # a sidecar
+        "restartPolicyRules": [_restart_unless(0)],
+        "env": [_field("JOBSET_NAME", "jobset-name"), _field("POD_NAME")],
+        "startupProbe": probe,
+    }
+    pod["initContainers"] = [agent]
+
+
+def _restart_unless(*codes: int) -> dict[str, Any]:
+    exit_codes = {"operator": "NotIn", "values": list(codes)}
+    return {"action": "RestartAllContainers", "exitCodes": exit_codes}

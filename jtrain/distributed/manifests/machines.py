@@ -121,28 +121,21 @@ TPUS: Mapping[str, Tpu] = {
 }
 
 
-class Gpu(NamedTuple):
-    """A kind of GPU."""
-
-    sky: str
-    """SkyPilot's name of it."""
-    most: int = 8
-    """GPUs of the largest machine."""
-
-
-GPUS: Mapping[str, Gpu] = {
-    "t4": Gpu("T4"),
-    "v100": Gpu("V100"),
-    "l4": Gpu("L4"),
-    "l40s": Gpu("L40S"),
-    "a10g": Gpu("A10G"),
-    "a100": Gpu("A100"),
-    "a100_80gb": Gpu("A100-80GB"),
-    "h100": Gpu("H100"),
-    "h200": Gpu("H200"),
-    "b200": Gpu("B200"),
-    "gb200": Gpu("GB200", 4),
+# SkyPilot's names of GPUs. The largest machine has 8 of them.
+GPUS: Mapping[str, str] = {
+    "t4": "T4",
+    "v100": "V100",
+    "l4": "L4",
+    "l40s": "L40S",
+    "a10g": "A10G",
+    "a100": "A100",
+    "a100_80gb": "A100-80GB",
+    "h100": "H100",
+    "h200": "H200",
+    "b200": "B200",
+    "gb200": "GB200",
 }
+LARGEST = {"gb200": 4}  # where it has fewer
 
 
 class Machines(NamedTuple):
@@ -156,7 +149,8 @@ class Machines(NamedTuple):
     chips: int
     """Chips of each host."""
     tpu: Tpu | None = None
-    gpu: Gpu | None = None
+    gpu: str = ""
+    """SkyPilot's name of the GPUs; empty for TPUs."""
 
     @property
     def processes(self) -> int:
@@ -198,7 +192,7 @@ def find_machines(name: str) -> Machines:
     if topology.kind in TPUS:
         return _slices(topology, TPUS[topology.kind])
     if topology.kind in GPUS:
-        return _gpu_machines(topology, GPUS[topology.kind])
+        return _gpu_machines(topology)
     kinds = [*TPUS, *GPUS]
     raise ConfigError(
         f"--topology {name}: a cluster has no {topology.kind!r}; kinds: {', '.join(kinds)}"
@@ -227,16 +221,17 @@ def _slices(topology: TopologyName, tpu: Tpu) -> Machines:
     return Machines(topology, topology.count, hosts, chips, tpu=tpu)
 
 
-def _gpu_machines(topology: TopologyName, gpu: Gpu) -> Machines:
-    counts = [count for count in (1, 2, 4, 8) if count <= gpu.most]
+def _gpu_machines(topology: TopologyName) -> Machines:
+    most = LARGEST.get(topology.kind, 8)
+    counts = [count for count in (1, 2, 4, 8) if count <= most]
     count = topology.chips
     if len(topology.dims) > 1 or count not in counts:
-        hosts = topology.count * count // gpu.most if count % gpu.most == 0 else 2
-        example = f"{hosts}*{topology.kind}:{gpu.most}"
+        hosts = topology.count * count // most if count % most == 0 else 2
+        example = f"{hosts}*{topology.kind}:{most}"
         raise ConfigError(
             f"--topology {topology}: a machine has {', '.join(map(str, counts[:-1]))} or "
             f"{counts[-1]} GPUs of this kind, found {topology.shape}. Write {topology.kind}:"
             f"{max((c for c in counts if c <= count), default=1)}, or {example} for {hosts} "
             f"machines."
         )
-    return Machines(topology, 1, topology.count, count, gpu=gpu)
+    return Machines(topology, 1, topology.count, count, gpu=GPUS[topology.kind])

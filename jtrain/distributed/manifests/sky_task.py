@@ -30,8 +30,7 @@ def sky_task(job: ClusterJob) -> dict[str, Any]:
             "accelerator_args": {"runtime_version": machines.tpu.runtime},
         }
     else:
-        assert machines.gpu, "machines have TPUs or GPUs"
-        resources = {"accelerators": f"{machines.gpu.sky}:{machines.chips}"}
+        resources = {"accelerators": f"{machines.gpu}:{machines.chips}"}
     if job.image:
         resources["image_id"] = f"docker:{job.image}"
     if job.spot:
@@ -69,11 +68,6 @@ def _check(job: ClusterJob) -> None:
         raise ConfigError(
             f"--topology {machines.topology}: SkyPilot does not join slices. Use --engine k8s, or "
             f"one slice: --topology {dataclasses.replace(machines.topology, count=1)}."
-        )
-    if job.queue:
-        raise ConfigError(
-            f"--queue {job.queue} names a queue of Kueue, for --engine k8s and trainjob. Leave it "
-            f"out: SkyPilot queues by itself."
         )
     if machines.processes > 1 and not job.claim:
         raise ConfigError(

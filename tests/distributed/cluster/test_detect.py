@@ -207,7 +207,7 @@ def test_a_recorded_environment_defines_the_cluster(launcher: str):
 
 def test_every_kind_has_a_recorded_environment():
     for kind in KINDS:
-        assert any(set(kind.marks) & environ.keys() for environ, _ in ROWS.values()), kind.name
+        assert any(set(kind.variables) & environ.keys() for environ, _ in ROWS.values()), kind.name
 
 
 def test_the_page_lists_every_kind_in_its_order_with_its_variables():
@@ -216,9 +216,7 @@ def test_the_page_lists_every_kind_in_its_order_with_its_variables():
     rows = [line.strip("| ").split(" | ") for line in lines[first : first + len(KINDS)]]
     for kind, (name, marks, _) in zip(KINDS, rows, strict=True):
         assert name.startswith(kind.name)
-        assert {f"`{variable}`" for variable in (*kind.marks, *kind.needs)} <= set(
-            re.findall(r"`\w+`", marks)
-        )
+        assert {f"`{variable}`" for variable in kind.variables} <= set(re.findall(r"`\w+`", marks))
     assert lines[first + len(KINDS)].startswith("| a TPU VM |")
     assert not lines[first + len(KINDS) + 1].startswith("|"), "and no other"
 

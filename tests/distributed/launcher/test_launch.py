@@ -13,8 +13,6 @@ from cases import by_name
 from plain_environ import until
 
 from jtrain.cli import main
-from jtrain.distributed import port as ports
-from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.distributed.launcher import launch, process_group
 from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
@@ -189,10 +187,5 @@ def test_a_port_in_use_is_refused_with_one_that_is_free():
             launch(of("pass"), processes=2, port=port)
 
 
-def test_a_free_port_is_none_that_the_kernel_gives_to_other_sockets(monkeypatch):
-    found = [free_port() for _ in range(200)]
-    assert len(set(found)) == 200
-    assert max(found) < ports._lowest_ephemeral()
-    monkeypatch.setattr(ports, "_lowest_ephemeral", lambda: 1024)  # it gives nearly all
-    with socket.create_server((LOOPBACK, free_port())):
-        pass
+def test_each_free_port_is_another():
+    assert len({free_port() for _ in range(200)}) == 200

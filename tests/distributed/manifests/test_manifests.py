@@ -151,7 +151,7 @@ def test_a_slice_of_sky_pilot_is_asked_for_its_own_order(tmp_path):
     assert task["num_nodes"] == 1
     addresses = [f"10.0.0.{i}" for i in range(1, 5)]
     environ = environment_of_run(task, tmp_path, sky_variables(3, addresses))
-    marks = {mark for kind in KINDS for mark in kind.marks}
+    marks = {mark for kind in KINDS for mark in kind.variables}
     assert not marks & environ.keys(), "detect asks the metadata server only without variables"
     assert detect(environ, root=tmp_path).kind == "one process"  # this machine is no TPU VM
 
