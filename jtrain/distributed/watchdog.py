@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jtrain.distributed.heartbeat import HEARTBEAT, Beat, Heartbeat
-from jtrain.errors import HUNG, UserError
+from jtrain.errors import FAULT, HUNG, UserError
 from jtrain.errors.spelling import did_you_mean
 from jtrain.io.regular_files import open_regular
 
@@ -246,6 +246,53 @@ class Watchdog(PollingThread):
             os.write(2, message.encode())
         if not _interactive():
             self._leave(HUNG)
+
+
+class DeadlockWatch(PollingThread):
+    """Check that XLA's CPU devices compute while Python waits for them, in a `with` block.
+
+    If the process has used no processor time (`clock`) for `patience` checks, a second each, while
+    its main thread waits in JAX (`waits`), then the collectives of its devices wait for one another
+    (`distributed/cpu_threads.py`). The process ends with 70 and the `advice`, before
+    XLA aborts it after 60 s with the stacks of its threads.
+    """
+
+    def __init__(
+        self,
+        advice: str,
+        *,
+        patience: int = 50,
+        tick: float = TICK,
+        clock: Callable[[], float] = time.process_time,
+        waits: Callable[[], bool] | None = None,
+        leave: Callable[[int], object] = os._exit,
+    ):
+        super().__init__("deadlock watch", tick)
+        self._advice, self._patience, self._clock = advice, patience, clock
+        self._waits, self._leave = waits or _waits_in_jax, leave
+
+    def _watch(self) -> None:
+        idle, before = 0, self._clock()
+        while not self._over.wait(self._tick):
+            now = self._clock()
+            idle = idle + 1 if now - before < IDLE and self._waits() else 0
+            before = now
+            if idle >= self._patience:
+                message = f"The collectives of the CPU devices wait for one another. {self._advice}"
+                with contextlib.suppress(OSError):
+                    os.write(2, f"{message}\n".encode())
+                self._leave(FAULT)
+                return
+
+
+IDLE = 0.01  # seconds of processor time between two checks below which nothing is computed
+
+
+def _waits_in_jax() -> bool:
+    """Return whether the main thread is in a call of JAX, or of the loop that waits for one."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    name = frame.f_globals.get("__name__", "") if frame else ""
+    return name.partition(".")[0] == "jax" or name == "jtrain.core.loop"
 
 
 def _debugged() -> bool:

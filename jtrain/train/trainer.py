@@ -7,6 +7,8 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jtrain.checkpoint import SaveRetries
 from jtrain.core.loop import (
     FinishedSteps,
@@ -20,8 +22,10 @@ from jtrain.core.loop import (
 )
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
+from jtrain.distributed.cpu_threads import count_cpu_devices, pool_advice
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.distributed.multihost import barrier
+from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import RunLog
 from jtrain.train import run_hooks
 from jtrain.train.banner import log_banner
@@ -213,29 +217,30 @@ class Trainer:
         """Train from `state` on; return the last state, and why it stopped early if it did."""
         resume, resolved = self.attempt.resume, self.attempt.program.resolved
         config = self.attempt.config
-        log_banner(self.attempt.program, resume)
-        try:
-            self._catch_up(state)
-        except StoppedError as asked:
-            return LoopResult(state, self.attempt.start, asked.stop)
-        already_over = self._earlier_stop() if self.attempt.start else None
-        for hook in self.own_hooks:
-            if isinstance(hook, ProfileWindow):
-                step_fn = hook.wrap(step_fn, resume.schedule.after, self.attempt.start)
-        try:
-            ended = self._loop()(
-                self.recompute.wrap(step_fn) if config.checks.recompute else step_fn,
-                state,
-                self.attempt.signals.through(self.feed),
-                start=self.attempt.start,
-                stop=self.attempt.start if already_over else config.steps,
-                **self.loop_options(),
-            )
-        except TypeError as error:
-            explained = explain_leaked_tracer(error, resolved.experiment.loss)
-            if explained is None:
-                raise
-            raise explained from error
+        with self._watch_deadlocks():
+            log_banner(self.attempt.program, resume)
+            try:
+                self._catch_up(state)
+            except StoppedError as asked:
+                return LoopResult(state, self.attempt.start, asked.stop)
+            already_over = self._earlier_stop() if self.attempt.start else None
+            for hook in self.own_hooks:
+                if isinstance(hook, ProfileWindow):
+                    step_fn = hook.wrap(step_fn, resume.schedule.after, self.attempt.start)
+            try:
+                ended = self._loop()(
+                    self.recompute.wrap(step_fn) if config.checks.recompute else step_fn,
+                    state,
+                    self.attempt.signals.through(self.feed),
+                    start=self.attempt.start,
+                    stop=self.attempt.start if already_over else config.steps,
+                    **self.loop_options(),
+                )
+            except TypeError as error:
+                explained = explain_leaked_tracer(error, resolved.experiment.loss)
+                if explained is None:
+                    raise
+                raise explained from error
         bad = self.bad_steps.ended(ended.step)
         # An interruption or a failure comes before a bad step, and that before an end as intended.
         interrupted = ended.stop if ended.stop and ended.stop.kind != "finished" else None
@@ -319,6 +324,15 @@ class Trainer:
             return train_loop
         directory = self.attempt.files and self.attempt.files.path
         return functools.partial(loop, program=self.attempt.program, directory=directory)
+
+    def _watch_deadlocks(self) -> contextlib.AbstractContextManager[None]:
+        """Return a watch over several CPU devices of one process.
+
+        Several processes may wait for one another, which is no deadlock.
+        """
+        devices = count_cpu_devices(self.attempt.program.resolved.devices)
+        alone = jax.process_count() == 1 and devices > 1
+        return DeadlockWatch(pool_advice(devices)) if alone else contextlib.nullcontext()
 
     def _catch_up(self, state: TrainState) -> None:
         """Evaluate what was due at the step that a run resumes from, and was skipped for a signal.

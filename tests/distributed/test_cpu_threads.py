@@ -1,12 +1,16 @@
-"""Threads for the collectives of several CPU devices."""
+"""Threads for the collectives of several CPU devices, and the end of devices that deadlock."""
 
+import itertools
 import os
+import threading
 
 import pytest
 
 from chaos.threads import SPLITS, Split, run_split
 from jtrain.distributed import cpu_threads
 from jtrain.distributed.cpu_threads import POOL, describe_small_pool, size_thread_pool
+from jtrain.distributed.watchdog import DeadlockWatch
+from jtrain.errors import FAULT
 
 
 @pytest.fixture
@@ -50,6 +54,44 @@ def test_pool_of_devices_that_run_is_not_changed(before_devices, monkeypatch):
     size_thread_pool(8)
     assert POOL not in os.environ
     assert f"{POOL}=32" in describe_small_pool(8)[0]
+
+
+def test_deadlocked_devices_end_the_process_with_a_sentence(capfd):
+    codes, ended = [], threading.Event()
+    watch = DeadlockWatch(
+        "Set NPROC=32.",
+        patience=3,
+        tick=0.001,
+        clock=lambda: 1.0,
+        waits=lambda: True,
+        leave=lambda code: (codes.append(code), ended.set()),
+    )
+    with watch:
+        assert ended.wait(300)
+    assert codes == [FAULT]
+    assert "Set NPROC=32." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits"),
+    [
+        (itertools.count(0, 1.0), lambda: True),  # it computes
+        (itertools.repeat(1.0), lambda: False),  # it waits for data, or for a person
+        ((n // 3 for n in itertools.count()), lambda: True),  # it computes now and then
+    ],
+)
+def test_what_is_no_deadlock_ends_nothing(seconds, waits):
+    codes, enough, calls = [], threading.Event(), itertools.count()
+
+    def clock() -> float:
+        if next(calls) > 20:
+            enough.set()
+        return next(seconds)
+
+    watch = DeadlockWatch("", patience=3, tick=0.001, clock=clock, waits=waits, leave=codes.append)
+    with watch:
+        assert enough.wait(300)
+    assert codes == []
 
 
 @pytest.mark.thorough
