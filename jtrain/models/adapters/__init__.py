@@ -42,8 +42,6 @@ def as_model(model: AnyModel) -> Model:
         return from_nnx(model)
     check_model_type(model)
     if callable(model):
-        from jtrain.models.adapters import from_function
-
         return from_function(_no_init, model)._replace(couples="nothing")
     built = "values of a model: write .build() behind them." if hasattr(model, "build") else ""
     raise LossError(

@@ -1,7 +1,9 @@
 """Models of linen, haiku and equinox as two pure functions over plain dicts of arrays."""
 
+import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +12,7 @@ import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 
 from jtrain.core.model import Model, is_training
 from jtrain.core.pytree import name
@@ -157,7 +160,6 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
 
 
 EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
-Path: TypeAlias = tuple[str, ...]
 
 
 def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]]) -> Model:
@@ -197,13 +199,15 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
 
     def select(arrays: Sequence[Leaf], kind: str) -> dict[str, Any]:
         chosen = zip(paths, arrays, kinds, strict=True)
-        return _nested([(path, array) for path, array, own in chosen if own == kind])
+        return unflatten_dict({path: array for path, array, own in chosen if own == kind})
+
+    def nest_state(state: Any) -> dict[str, Any]:
+        return unflatten_dict(dict(zip(state_paths, jax.tree.leaves(state), strict=True)))
 
     def init(key: Key) -> tuple[Params, Extra]:
         module, state = make(key) if with_state else (make(key), ())
         arrays = jax.tree.leaves(module)
-        pairs = zip(state_paths, jax.tree.leaves(state), strict=True)
-        extra = {"buffers": select(arrays, "buffers"), "state": _nested(list(pairs))}
+        extra = {"buffers": select(arrays, "buffers"), "state": nest_state(state)}
         return select(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
 
     def apply(
@@ -223,11 +227,11 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
             )
         trees = {"params": params, **extra}
         arrays = [
-            _at(trees[kind], path) if kind else leaf
+            functools.reduce(operator.getitem, path, trees[kind]) if kind else leaf
             for kind, path, (_, leaf) in zip(kinds, paths, leaves, strict=True)
         ]
         net = eqx.nn.inference_mode(jax.tree.unflatten(structure, arrays), not train)
-        before = [_at(extra["state"], path) for path in state_paths]
+        before = [functools.reduce(operator.getitem, p, extra["state"]) for p in state_paths]
 
         def call_row(key: Key | None, row: tuple[Any, ...], state: Any) -> Any:
             keyword = {"key": key} if takes_key else {}
@@ -243,8 +247,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
             raise _explain(error, axis or "batch") from None
         if not (train and with_state):
             return outputs, extra
-        pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
-        return outputs, {**extra, "state": _nested(list(pairs))}
+        return outputs, {**extra, "state": nest_state(after)}
 
     return Model(init, apply, couples="batch" if axis else "nothing")
 
@@ -300,22 +303,5 @@ def _explain(error: Exception, axis: str) -> Exception:
     )
 
 
-def _strings(path: tuple[Any, ...]) -> Path:
+def _strings(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(name((entry,)) for entry in path)
-
-
-def _nested(pairs: Sequence[tuple[Path, Leaf]]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for (*folders, last), leaf in pairs:
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[last] = leaf
-    return tree
-
-
-def _at(tree: dict[str, Any], path: Path) -> Leaf:
-    inner: Any = tree
-    for folder in path:
-        inner = inner[folder]
-    return inner
