@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.models.experts import Experts, NoExperts
 from jtrain.models.presets import Published, build_network, check_heads
 
 
@@ -20,7 +19,6 @@ class EncoderBlocks:
     epsilon: float
 
     norm: ClassVar[Literal["layer", "rms"]] = "layer"
-    experts: ClassVar[Experts] = NoExperts()
     bias = qkv_bias = True
     zero_centered = qk_norm = post_norm = False
 

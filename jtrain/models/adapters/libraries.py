@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 
-from jtrain.core.model import Model, is_training
+from jtrain.core.model import Model
 from jtrain.core.pytree import name
 from jtrain.core.rows import check_no_hidden_rows, first_key, threefry
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.advice import CARRY_EXTRA
-from jtrain.models.adapters import OF_BATCH, keys_argument, make_switch
+from jtrain.models.adapters import OF_BATCH, keys_argument, make_apply, make_switch
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
@@ -28,9 +28,8 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
 
     `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
     nested dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes `train` to the module
-    by the argument that the module has for it (`train`, `deterministic`, ...; see
-    `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the
-    outputs and the new `extra`.
+    by the argument that the module has for it (`train`, `deterministic`, ...), draws stream i of
+    `streams` from `fold_in(rng, i)` and returns the outputs and the new `extra`.
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used: a flax
     layer draws one mask for all rows of a call.
@@ -52,15 +51,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         variables = flax.core.meta.unbox(module.init(rngs, *like, **switch(False)))
         return variables.pop("params", {}), variables
 
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-        **named: Any,
-    ):
-        train = is_training(rng, train, inputs)
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool, **named: Any):
         rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
         try:
             outputs, changed = module.apply(
@@ -76,7 +67,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
             raise _rng_error(error, streams, rng) from None
         return outputs, {**extra, **changed}
 
-    return Model(init, apply, named=named)
+    return Model(init, make_apply(call), named=named)
 
 
 def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:
@@ -104,8 +95,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
 
     `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
     are haiku's own dicts of dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes
-    `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
-    `jtrain.models.adapters`).
+    `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...).
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
     `hk.dropout` draws one mask for all rows of a call.
@@ -134,14 +124,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
         params, state = transformed.init(key, *like, **switch(True))
         return dict(params), dict(state)
 
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-    ):
-        train = is_training(rng, train, inputs)
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool):
         if train and extra:
             check_no_hidden_rows("a haiku function with state")
         key = None if rng is None else first_key(rng)
@@ -156,7 +139,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
             ) from None
         return outputs, dict(changed) if train else extra
 
-    return Model(init, apply)
+    return Model(init, make_apply(call))
 
 
 EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
@@ -210,14 +193,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
         extra = {"buffers": select(arrays, "buffers"), "state": nest_state(state)}
         return select(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
 
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-    ):
-        train = is_training(rng, train, inputs)
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool):
         if train and axis:
             check_no_hidden_rows("a batch norm of equinox")
         if missing := [name for name in carried if name not in extra]:
@@ -249,7 +225,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
             return outputs, extra
         return outputs, {**extra, "state": nest_state(after)}
 
-    return Model(init, apply, couples="batch" if axis else "nothing")
+    return Model(init, make_apply(call), couples="batch" if axis else "nothing")
 
 
 def _library(name: str, package: str) -> Any:

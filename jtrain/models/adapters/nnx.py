@@ -11,7 +11,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from jtrain.core.loss import Stateful
-from jtrain.core.model import Model, is_training
+from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key, row_keys
 from jtrain.core.types import Batch, Couples, Dims, Extra, Key, Keys, Metrics, Params
@@ -23,6 +23,7 @@ from jtrain.models.adapters import (
     OF_BATCH,
     TRAINS,
     keys_argument,
+    make_apply,
     stateful_output,
 )
 from jtrain.models.layers.norms import BatchNorm
@@ -75,23 +76,19 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
     def init(key: Key) -> tuple[Params, Extra]:
         return (split if given else SplitModule(make(nnx.Rngs(key)))).arrays()
 
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-        method: str = "__call__",
-        **named: Any,
+    def call(
+        params: Params, extra: Extra, inputs: Any, rng: Any, train: bool, method="__call__", **named
     ):
-        module = split.module(params, extra, rng, is_training(rng, train, inputs))
-        call = getattr(module, method)
-        outputs = call(*inputs, **named, **keys_argument(call, rng))
+        module = split.module(params, extra, rng, train)
+        function = getattr(module, method)
+        outputs = function(*inputs, **named, **keys_argument(function, rng))
         return outputs, split.extra_of(module)
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
-    return Model(init, apply, _dims(split.params), named, split.couples, _linear(split.params))
+    return Model(
+        init, make_apply(call), _dims(split.params), named, split.couples, _linear(split.params)
+    )
 
 
 class SplitModule:

@@ -17,7 +17,8 @@ from jtrain.errors import ConfigError
 from jtrain.models.attention import KV, Queries, Segments
 from jtrain.parallel.devices import Device, compute_capability
 
-HOPPER = (9, 0)  # compute capability
+AMPERE: tuple[int, int] = (8, 0)  # compute capabilities
+HOPPER: tuple[int, int] = (9, 0)
 DETERMINISTIC = r"xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(?i:true|1))?(\s|$)"
 
 
@@ -80,30 +81,36 @@ def check_cudnn(
     (_, t, _, size), s = q.shape, k.shape[1]
     largest = 256 if capability >= HOPPER else 128
     half = {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
-    needs = {
-        f"an NVIDIA GPU, and the first device is {device!r}; install JAX for GPUs (pip install "
-        f"'jtrain[cuda13]') if the machine has one": capability == (0, 0),
-        f"an NVIDIA GPU of compute capability 8.0 or newer (Ampere), and the first device is "
-        f"{device.device_kind} of {capability[0]}.{capability[1]}": capability < (8, 0),
-        f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16 (precision.kind=bf16)": (
-            bool({q.dtype, k.dtype} - half)
-        ),
-        f"a head size that is a multiple of 8 up to 128 (256 from Hopper on), and it is {size}": (
-            size % 8 > 0 or size > largest
-        ),
-        f"scores without a cap, and soft_cap is {soft_cap}": soft_cap is not None,
-        f"as many queries as keys, and there are {t} and {s}": t != s,
-        f"an even number of positions where there are segments, and there are {t}": (
-            segments is not None and t % 2 > 0
-        ),
+    deterministic = re.search(DETERMINISTIC, os.environ.get("XLA_FLAGS", ""))
+    need = ""
+    if capability == (0, 0):
+        need = (
+            f"an NVIDIA GPU, and the first device is {device!r}; install JAX for GPUs (pip install "
+            f"'jtrain[cuda13]') if the machine has one"
+        )
+    elif capability < AMPERE:
+        need = (
+            f"an NVIDIA GPU of compute capability 8.0 or newer (Ampere), and the first device is "
+            f"{device.device_kind} of {capability[0]}.{capability[1]}"
+        )
+    elif {q.dtype, k.dtype} - half:
+        need = f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16 (precision.kind=bf16)"
+    elif size % 8 or size > largest:
+        need = f"a head size that is a multiple of 8 up to {largest}, and it is {size}"
+    elif soft_cap is not None:
+        need = f"scores without a cap, and soft_cap is {soft_cap}"
+    elif t != s:
+        need = f"as many queries as keys, and there are {t} and {s}"
+    elif segments is not None and t % 2:
+        need = f"an even number of positions where there are segments, and there are {t}"
+    elif deterministic:
         # XLA compiles such a program, and its first step on a GPU ends in an IndexError (an H200,
         # jaxlib 0.11.2, cuDNN 9.19).
-        "operations that need not be deterministic, and xla.preset=deterministic or XLA_FLAGS asks "
-        "for deterministic ones; leave them free (xla.preset=none)": bool(
-            re.search(DETERMINISTIC, os.environ.get("XLA_FLAGS", ""))
-        ),
-    }
-    if need := next((words for words, missing in needs.items() if missing), ""):
+        need = (
+            "operations that need not be deterministic, and xla.preset=deterministic or XLA_FLAGS "
+            "asks for deterministic ones; leave them free (xla.preset=none)"
+        )
+    if need:
         raise ConfigError(
             f'attention by cuDNN needs {need}; or take implementation="xla" (model.attention=xla).'
         )

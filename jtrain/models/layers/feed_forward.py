@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
-from jtrain.models.encoder import EncoderBlocks
 from jtrain.models.experts import Activation, Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.transformer import Transformer
@@ -92,7 +91,7 @@ class MixtureOfExperts(nnx.Module):
 
     def __init__(
         self,
-        config: Transformer | EncoderBlocks,
+        config: Transformer,
         experts: Dropless | Capacity,
         placement: Placement,
         rngs: nnx.Rngs | KeySequence,

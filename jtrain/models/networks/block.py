@@ -22,6 +22,8 @@ from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import Norm
 from jtrain.models.transformer import Transformer
 
+Keys: TypeAlias = Shaped[Array, "b"] | None
+Segments: TypeAlias = Int[Array, "b t"] | None
 STD = 0.02  # of every kernel and embedding, as in GPT-2 and BERT
 # (q, k, v) -> b t h k, and the cache for later tokens or None.
 Attend: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Any]]
@@ -68,11 +70,10 @@ class TransformerBlock(nnx.Module):
         self.norm_mlp = Norm(config)
         self.norm_attention_out = Norm(config) if config.post_norm else None
         self.norm_mlp_out = Norm(config) if config.post_norm else None
-        stds, experts = (STD, std_out), config.experts
         self.mixture = (
-            None
-            if isinstance(experts, NoExperts)
-            else MixtureOfExperts(config, experts, placement, rngs, stds)
+            MixtureOfExperts(config, config.experts, placement, rngs, (STD, std_out))
+            if isinstance(config, Transformer) and not isinstance(config.experts, NoExperts)
+            else None
         )
         if self.mixture is not None:
             return
@@ -84,7 +85,7 @@ class TransformerBlock(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "b t d"],
-        keys: Shaped[Array, "b"] | None,
+        keys: Keys,
         index: int | Int[Array, ""],
         angles: RotaryAngles | None,
         attend: Attend,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from jtrain.core.placement import Placement
 from jtrain.errors import DataError
@@ -22,7 +22,7 @@ from jtrain.models.layers.block_stack import stack_modules, through
 from jtrain.models.layers.dropout import KeySequence, drawn_from, drop
 from jtrain.models.layers.linear import add_positions, look_up, take_rows
 from jtrain.models.layers.norms import Norm
-from jtrain.models.networks.block import STD, TransformerBlock
+from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
 from jtrain.models.transformer import Transformer
 
 
@@ -51,19 +51,13 @@ class Decoder(nnx.Module):
         self.head = None if config.tied else normal(config.vocab, "vocab", "width")
 
     def __call__(
-        self,
-        tokens: Int[Array, "b t"],
-        keys: Shaped[Array, "b"] | None = None,
-        segments: Int[Array, "b t"] | None = None,
+        self, tokens: Int[Array, "b t"], keys: Keys = None, segments: Segments = None
     ) -> Float[Array, "b t v"]:
         """Return the logits at every position; `segments` do not see one another."""
         return self._logits(self.routed(tokens, keys, segments)[0])
 
     def routed(
-        self,
-        tokens: Int[Array, "b t"],
-        keys: Shaped[Array, "b"] | None = None,
-        segments: Int[Array, "b t"] | None = None,
+        self, tokens: Int[Array, "b t"], keys: Keys = None, segments: Segments = None
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b l t e"] | None]:
         """Return the input of the head, and the logits of every block's router, if any."""
         time, context = tokens.shape[1], self.config.context

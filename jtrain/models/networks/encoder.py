@@ -1,12 +1,12 @@
 """Networks whose positions see one another: a vision transformer and a text encoder."""
 
 import functools
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Num, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
@@ -18,10 +18,7 @@ from jtrain.models.images import as_images
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.linear import Linear, add_positions, look_up
 from jtrain.models.layers.norms import Norm
-from jtrain.models.networks.block import STD, TransformerBlock
-
-Keys: TypeAlias = Shaped[Array, "b"] | None
-Segments: TypeAlias = Int[Array, "b t"] | None
+from jtrain.models.networks.block import STD, Keys, Segments, TransformerBlock
 
 
 class ViTModule(nnx.Module):

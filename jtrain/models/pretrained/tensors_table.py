@@ -54,7 +54,7 @@ def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> Tens
     for leaf in family.leaves(model):
         used |= set(map(bare, leaf.theirs))
         for theirs in leaf.theirs:
-            found, shape = tensors.get(names.get(bare(theirs))), shapes[theirs].shape
+            found, shape = tensors.get(names.get(bare(theirs), "")), shapes[theirs].shape
             if found is None:
                 rows.append((theirs, "is missing"))
             elif found.shape != shape:
