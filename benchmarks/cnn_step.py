@@ -32,7 +32,7 @@ from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.models.adapters.libraries import from_linen
-from jtrain.models.cnn import CNN
+from jtrain.models.classifiers import CNN
 from jtrain.parallel import Mirrored
 from jtrain.train.runtime import reuse_memory
 

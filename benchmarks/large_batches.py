@@ -27,7 +27,7 @@ from jtrain.core.placement import Unplaced
 from jtrain.core.pytree import named_leaves
 from jtrain.core.step import make_step
 from jtrain.losses.next_token import next_token
-from jtrain.models.mlp import MLP
+from jtrain.models.classifiers import MLP
 from jtrain.models.transformer import Transformer
 from jtrain.parallel import Mirrored, Single, Strategy
 from jtrain.testing.float64 import to_float64, widen

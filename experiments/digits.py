@@ -11,8 +11,8 @@ from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.known_sets import Digits
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.classifiers import MLP
 from jtrain.models.images import classes
-from jtrain.models.mlp import MLP
 
 
 @jt.configclass

@@ -19,11 +19,8 @@ from jtrain.data.known_sets import FashionMnist
 from jtrain.data.sources.arrays import SPLIT, Subset
 from jtrain.errors import DataError
 from jtrain.losses.cross_entropy import cross_entropy, soft_cross_entropy
-from jtrain.models.cnn import CNN
-from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.classifiers import CNN, EfficientNetLite, ResNet, ViT
 from jtrain.models.images import classes
-from jtrain.models.resnet import ResNet
-from jtrain.models.vit import ViT
 
 
 @jt.configclass

@@ -15,7 +15,7 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.models.mlp import MLP
+from jtrain.models.classifiers import MLP
 from jtrain.optim import Adam, Optimizer
 
 PLACES = np.array([[np.cos(angle), np.sin(angle)] for angle in np.arange(8) * np.pi / 4])  # 8 2

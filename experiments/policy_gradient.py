@@ -12,7 +12,7 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement
 from jtrain.core.types import Batch, Key, LossFn, Metrics, Params
 from jtrain.data import Arrays, InOrder, Shuffled
-from jtrain.models.mlp import MLP
+from jtrain.models.classifiers import MLP
 
 
 def moved(state: Float[Array, "b 4"], push: Float[Array, "b"]) -> Float[Array, "b 4"]:

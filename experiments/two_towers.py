@@ -12,7 +12,7 @@ from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.known_sets import Digits
 from jtrain.losses.contrastive import contrastive
-from jtrain.models.mlp import MLP
+from jtrain.models.classifiers import MLP
 
 
 @jt.configclass

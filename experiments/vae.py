@@ -14,7 +14,7 @@ from jtrain.core.types import Batch, Extra, Key, Metrics, Params
 from jtrain.data import InOrder, Shuffled
 from jtrain.data.known_sets import INKS, Digits
 from jtrain.losses.elbo import elbo, latents
-from jtrain.models.mlp import MLP
+from jtrain.models.classifiers import MLP
 
 SHADES = " .:-=+*#%@"  # from white to ink
 

@@ -13,8 +13,7 @@ from jtrain.core.loss import stateful
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.losses.cross_entropy import cross_entropy
-from jtrain.models.cnn import CNN
-from jtrain.models.resnet import ResNet
+from jtrain.models.classifiers import CNN, ResNet
 
 CLASSES = 10
 

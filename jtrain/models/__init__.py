@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from jtrain.models.adapters.libraries import from_haiku as from_haiku
     from jtrain.models.adapters.libraries import from_linen as from_linen
     from jtrain.models.adapters.nnx import from_nnx as from_nnx
-    from jtrain.models.cnn import CNN as CNN
-    from jtrain.models.efficientnet_lite import EfficientNetLite as EfficientNetLite
-    from jtrain.models.mlp import MLP as MLP
-    from jtrain.models.resnet import ResNet as ResNet
+    from jtrain.models.classifiers import CNN as CNN
+    from jtrain.models.classifiers import MLP as MLP
+    from jtrain.models.classifiers import EfficientNetLite as EfficientNetLite
+    from jtrain.models.classifiers import ResNet as ResNet
+    from jtrain.models.classifiers import ViT as ViT
     from jtrain.models.transformer import Transformer as Transformer
-    from jtrain.models.vit import ViT as ViT
 
 _MODULES = {
-    "CNN": "cnn",
-    "EfficientNetLite": "efficientnet_lite",
-    "MLP": "mlp",
-    "ResNet": "resnet",
+    "CNN": "classifiers",
+    "EfficientNetLite": "classifiers",
+    "MLP": "classifiers",
+    "ResNet": "classifiers",
     "Transformer": "transformer",
-    "ViT": "vit",
+    "ViT": "classifiers",
     "from_equinox": "adapters.libraries",
     "from_haiku": "adapters.libraries",
     "from_linen": "adapters.libraries",

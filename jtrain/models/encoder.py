@@ -1,23 +1,52 @@
-"""The config of a text encoder; importing it imports no flax."""
+"""The config of a text encoder, and what its blocks share with those of a ViT; no flax."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.models.presets import Published, check_heads
+from jtrain.models.presets import Published, build_network, check_heads
+
+
+class EncoderBlocks:
+    """Values of the blocks of an encoder, where a `Transformer` has fields."""
+
+    heads: int
+    width: int
+    hidden: int
+    epsilon: float
+
+    norm: ClassVar[Literal["layer", "rms"]] = "layer"
+    bias = qkv_bias = True
+    zero_centered = qk_norm = post_norm = False
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.heads
+
+    @property
+    def size_of_head(self) -> int:
+        """Width of a head."""
+        return self.width // self.heads
+
+    @property
+    def size_of_hidden(self) -> int:
+        """Hidden width of the MLPs."""
+        return self.hidden or 4 * self.width
 
 
 @configclass
-class Encoder(Published):
+class Encoder(EncoderBlocks, Published):
     """A text encoder as BERT: learned positions, token types, a norm after each residual.
 
     Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
     """
 
     kind: Literal["encoder"] = "encoder"
+    network = "encoder:TextEncoder"
     pretrained: str = Field(default="", validation_alias="from")
     """A folder as Hugging Face lays it out: a new run takes its weights, and its values where none
     are given beside it. In Python: pretrained=PATH. Empty: none."""
@@ -49,18 +78,10 @@ class Encoder(Published):
         check_heads(self.width, self.heads)
         return self
 
-    @property
-    def size_of_hidden(self) -> int:
-        """Hidden width of the MLPs."""
-        return self.hidden or 4 * self.width
-
     def build(self, placement: Placement = Unplaced()) -> Model:
         """Build the model: `apply(params, {}, tokens, visible, types, rng=keys)` returns b t d.
 
         `visible` (b t) is false for padding and `types` (b t) the part of the text; both may be
         left out. `method="pooled"` returns b d. `jtrain.models.embeddings` pools and compares.
         """
-        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.encoder import TextEncoder
-
-        return from_nnx(lambda rngs: TextEncoder(self, placement, rngs))
+        return build_network(self, placement)

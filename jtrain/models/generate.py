@@ -6,12 +6,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from jtrain.core.pytree import at_least_f32
 from jtrain.core.rows import threefry
-from jtrain.core.types import Key, Keys, Params
+from jtrain.core.types import Keys, Params
 from jtrain.errors import ConfigError
 from jtrain.errors.plain_numbers import plain_numbers
 
@@ -99,8 +98,9 @@ def generate(
             number is out of its range.
     """
     _check(prompt, key)
-    check_sampling("generate", steps=steps, temperature=temperature, top_k=top_k, top_p=top_p)
-    prompt = with_room(prompt)
+    _check_sampling(steps, temperature, top_k, top_p)
+    # As int32, or int64: a drawn token may not fit the type of a prompt.
+    prompt = prompt.astype(jnp.promote_types(prompt.dtype, jnp.int32))
     if steps == 0:
         return prompt
     return _generate(
@@ -155,19 +155,7 @@ def _keys_at(key: Keys, position: Int[Array, ""] | int, rows: int) -> Shaped[Arr
     )
 
 
-def with_room(tokens: Integer[Array, "b p"]) -> Int[Array, "b p"]:
-    """Return tokens as int32, or int64: a drawn token may not fit the type of a prompt."""
-    return tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
-
-
-def check_sampling(
-    function: str,
-    *,
-    steps: int,
-    temperature: float | Float[Array, ""],
-    top_k: int,
-    top_p: float | Float[Array, ""] = 1.0,
-) -> None:
+def _check_sampling(steps: int, temperature: Any, top_k: int, top_p: Any) -> None:
     """Raise ConfigError if a number is out of its range; numbers on the device are not read."""
     ranges = {
         "steps": (steps, steps >= 0, "0 or more"),
@@ -177,7 +165,7 @@ def check_sampling(
     }
     for name, (value, valid, words) in ranges.items():
         if not valid:
-            raise ConfigError(f"{function} got {name}={value}. Give {name} {words}.")
+            raise ConfigError(f"generate got {name}={value}. Give {name} {words}.")
 
 
 def _check(prompt: Any, key: Any) -> None:
@@ -205,74 +193,41 @@ def _holds(value, condition) -> bool:
     return not isinstance(value, int | float) or condition(value)
 
 
+@functools.partial(jax.jit, static_argnames=("model", "start", "steps", "stop"))
 def generate_answers(
     model: IncrementalModel,
     params: Params,
-    prompts: Integer[Array, "b p"],
+    prompts: Int[Array, "b p"],
     lengths: Int[Array, "b"],
-    key: Key,
     *,
     start: int,
     steps: int,
     stop: tuple[int, ...] = (),
-    temperature: float = 0.0,
-    top_k: int = 0,
 ) -> tuple[Int[Array, "b n"], Int[Array, "b"]]:
     """Return the texts, b p + steps, and where the answer of each ends, its mark included.
 
     The model reads the first `start` tokens of all prompts at once, then a token a step, that of
-    the prompt or a drawn one, with a cache of keys and values. An answer ends with `stop`, or after
-    `steps` tokens, and the loop when all have. Behind the end of an answer a text is 0. A row's
-    answer does not depend on the others. Compiles once for a model, a shape and the numbers.
+    the prompt or the likeliest one, with a cache of keys and values. An answer ends with `stop`, or
+    after `steps` tokens, and the loop when all have. Behind the end of an answer a text is 0. A
+    row's answer does not depend on the others. Compiles once for a model, a shape and the numbers.
 
     Args:
         prompts: filled up at the end, with any tokens.
         lengths: tokens of each prompt.
         start: tokens that every prompt has, at least 1.
-        steps: most tokens of an answer.
+        steps: most tokens of an answer, at least 1.
         stop: tokens in a row that end an answer; none: it has `steps` tokens.
 
     Raises:
-        ConfigError: if the longest text does not fit the context, or a number is out of its range.
+        ConfigError: if the longest text does not fit the context.
     """
-    width = prompts.shape[1] + steps
-    if width > model.context:
-        raise ConfigError(
-            f"prompts of {prompts.shape[1]} tokens and answers of {steps} make {width}, and the "
-            f"model reads {model.context}. Take shorter prompts, or answers of "
-            f"{max(model.context - prompts.shape[1], 0)} tokens."
-        )
-    if steps < 1 or not 1 <= start <= prompts.shape[1]:
-        raise ConfigError(
-            f"generate_answers got start={start} and steps={steps}. Give steps of 1 or more, and "
-            f"start in 1 .. {prompts.shape[1]}, the tokens of the prompts."
-        )
-    check_sampling("generate_answers", steps=steps, temperature=temperature, top_k=top_k)
-    if not isinstance(lengths, Tracer) and (shortest := int(lengths.min())) < start:
-        raise ConfigError(
-            f"generate_answers got start={start}, and the shortest prompt has {shortest} tokens. "
-            f"Set start={shortest} or less."
-        )
-    return _generate_answers(
-        model,
-        params,
-        with_room(prompts),
-        lengths,
-        key,
-        start=start,
-        steps=steps,
-        stop=stop,
-        temperature=jnp.float32(temperature),
-        top_k=top_k,
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("model", "start", "steps", "stop", "top_k"))
-def _generate_answers(
-    model, params, prompts, lengths, key, *, start, steps, stop, temperature, top_k
-):
     rows, longest = prompts.shape
-    index, key = jnp.arange(rows), threefry(key)
+    if longest + steps > model.context:
+        raise ConfigError(
+            f"prompts of {longest} tokens and answers of {steps} make {longest + steps}, and the "
+            f"model reads {model.context}. Take shorter prompts, or answers of "
+            f"{max(model.context - longest, 0)} tokens."
+        )
     padded = jnp.where(jnp.arange(longest)[None] < lengths[:, None], prompts, 0)
     text = jnp.pad(padded, ((0, 0), (0, steps)))
     mark = jnp.asarray(stop, text.dtype)
@@ -282,10 +237,9 @@ def _generate_answers(
 
     def grow(carry):
         present, text, logits, cache, ends = carry
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, present), index)
-        drawn = draw(logits, keys, temperature=temperature, top_k=top_k).astype(text.dtype)
+        likeliest = jnp.argmax(logits, axis=-1).astype(text.dtype)
         given = jax.lax.dynamic_index_in_dim(text, present, axis=1, keepdims=False)
-        token = jnp.where((present < lengths) | (ends > 0), given, drawn)
+        token = jnp.where((present < lengths) | (ends > 0), given, likeliest)
         text = jax.lax.dynamic_update_slice_in_dim(text, token[:, None], present, axis=1)
         answered = present + 1 - lengths
         ended = answered >= steps
@@ -296,9 +250,7 @@ def _generate_answers(
         logits, cache = model.extend(params, cache, token[:, None], present)
         return present + 1, text, logits, cache, ends
 
-    first = jax.lax.slice_in_dim(text, 0, start, axis=1)
-    logits, cache = model.extend(params, model.empty(params, rows), first, jnp.int32(0))
-    ends = jnp.zeros(rows, jnp.int32)
-    carry = jnp.int32(start), text, logits, cache, ends
+    logits, cache = model.extend(params, model.empty(params, rows), text[:, :start], jnp.int32(0))
+    carry = jnp.int32(start), text, logits, cache, jnp.zeros(rows, jnp.int32)
     _, text, _, _, ends = jax.lax.while_loop(unfinished, grow, carry)
     return text, ends

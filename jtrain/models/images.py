@@ -1,10 +1,5 @@
 """Images in, classes out: changes of images before a network, and configs of classifiers."""
 
-import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
@@ -12,7 +7,6 @@ from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
 from jtrain.errors import ConfigError, DataError
-from jtrain.models.presets import Published
 
 
 @configclass
@@ -71,34 +65,6 @@ class Pixels:
         return self.height or height, self.width or width, found
 
 
-class ImageClassifier(Published):
-    """Base of the configs of image classifiers; each declares these fields with its defaults."""
-
-    image: tuple[int, int, int]
-    pixels: Pixels
-
-    stem_side = 3
-    """Height and width of the windows of the first convolution."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of what the network gets."""
-        return self.pixels.shape(self.image)
-
-    def for_leaves(self, shape: Callable[[str], tuple[int, ...]]) -> "ImageClassifier":
-        """Return the config with the sizes of trained parameters, whose shapes `shape` returns.
-
-        Height and width, on which no parameter depends, are those of ImageNet if they are 0.
-
-        Args:
-            shape: by name; the shape of a kernel may also be (inputs, outputs).
-        """
-        channels = math.prod(shape("stem/kernel")[:-1]) // self.stem_side**2
-        image = self.image if 0 not in self.image else (224, 224, channels)
-        config: Any = self
-        return dataclasses.replace(config, image=image, classes=shape("head/bias")[0])
-
-
 def classes(logits: Float[Array, "b c"]) -> dict[str, Array]:
     """Return the likeliest class of each row, and the probability of each class.
 
@@ -151,17 +117,3 @@ def _change(
         mean, std = (jnp.array(numbers, x.dtype) for numbers in (pixels.mean, pixels.std))
         x = (x - jnp.expand_dims(mean, (0, 1, 2))) / jnp.expand_dims(std, (0, 1, 2))
     return x
-
-
-def check_sizes(kind: str, image: tuple[int, int, int], classes: int) -> None:
-    """Raise unless the sizes of the model are known.
-
-    Raises:
-        ConfigError: if a size is still 0.
-    """
-    if 0 in image or not classes:
-        raise ConfigError(
-            f"a {kind} of image={list(image)} and classes={classes} has no size: the experiment "
-            f"did not say what its data has. Set model.image=[height,width,channels] and "
-            f"model.classes."
-        )

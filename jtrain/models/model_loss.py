@@ -199,7 +199,12 @@ def language_model(model: AnyModel) -> ModelLoss:
             return value, metrics, extra
         inner = {**batch, "tokens": inputs}
         if "segments" in batch:
-            _check_takes_segments(model)
+            if "segments" not in model.named:
+                raise LossError(
+                    "the rows are packed, and the model takes only their tokens, so that each "
+                    "document sees those before it in its row. Take segments (whole numbers, rows "
+                    "x tokens) as an argument of that name: def __call__(self, tokens, segments)."
+                )
             inner["segments"] = segments_of(batch)
         logits, new = _apply(model, ("tokens",), params, extra, inner, rng)
         if logits.shape[:-1] != targets.shape:
@@ -257,16 +262,6 @@ def _apply(
     carried = {} if type(extra) is tuple and not extra else extra  # () where none is given
     outputs, new = model.apply(params, carried, *arrays, rng=row_keys(rng, batch), **named)
     return outputs, stateful_output(extra, new, batch["mask"])
-
-
-def _check_takes_segments(model: Model) -> None:
-    """Raise unless a model of packed rows can tell their documents apart."""
-    if "segments" not in model.named:
-        raise LossError(
-            "the rows are packed, and the model takes only their tokens, so that each document "
-            "sees those before it in its row. Take segments (whole numbers, rows x tokens) as an "
-            "argument of that name: def __call__(self, tokens, segments)."
-        )
 
 
 def _narrow_dtype(params: Params) -> Any:

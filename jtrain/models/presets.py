@@ -1,5 +1,6 @@
 """Published models: presets of their values, and config classes that take values of one."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -8,6 +9,8 @@ from pydantic_core import ArgsKwargs
 
 from jtrain.config.configclass import configclass
 from jtrain.config.schema import key_of
+from jtrain.core.model import Model
+from jtrain.core.placement import Placement
 from jtrain.errors import ConfigError
 from jtrain.errors.spelling import did_you_mean
 
@@ -44,106 +47,31 @@ _GPT2 = {
     "heads": 12,
     "width": 768,
 }
-# Touvron et al. 2023, https://arxiv.org/abs/2302.13971
-_LLAMA = {
-    **_GPT2,
-    "positions": {"kind": "rotary", "base": 10000.0, "scaling": {"kind": "none"}},
-    "norm": "rms",
-    "activation": "swiglu",
-    "bias": False,
-    "tied": False,
-}
+
+
+_LLAMA_SIZES = ("vocab", "context", "layers", "heads", "kv_heads", "width", "hidden")
+
+
+def _llama(base: float, *sizes: int, **others: Any) -> Mapping[str, Any]:
+    """Return the values of a Llama: Touvron et al. 2023, https://arxiv.org/abs/2302.13971."""
+    rotary = {"kind": "rotary", "base": base, "scaling": {"kind": "none"}}
+    own = {"positions": rotary, "norm": "rms", "activation": "swiglu", "bias": False}
+    sized = dict(zip(_LLAMA_SIZES, sizes, strict=True))
+    return {**_GPT2, **own, "tied": False, **sized, **others}
+
+
+_MIXTRAL = {"kind": "dropless", "count": 8, "top_k": 2, "weights": "chosen"}
 LANGUAGE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": _GPT2,
     "gpt2-medium": {**_GPT2, "layers": 24, "heads": 16, "width": 1024},
     # https://huggingface.co/meta-llama/Llama-2-7b
-    "llama2-7b": {
-        **_LLAMA,
-        "vocab": 32000,
-        "context": 4096,
-        "layers": 32,
-        "heads": 32,
-        "width": 4096,
-        "hidden": 11008,
-    },
+    "llama2-7b": _llama(1e4, 32000, 4096, 32, 32, 0, 4096, 11008),
     # https://huggingface.co/meta-llama/Meta-Llama-3-8B
-    "llama3-8b": {
-        **_LLAMA,
-        "vocab": 128256,
-        "context": 8192,
-        "layers": 32,
-        "heads": 32,
-        "kv_heads": 8,
-        "width": 4096,
-        "hidden": 14336,
-        "positions": {"kind": "rotary", "base": 500000.0, "scaling": {"kind": "none"}},
-    },
+    "llama3-8b": _llama(5e5, 128256, 8192, 32, 32, 8, 4096, 14336),
     # https://huggingface.co/HuggingFaceTB/SmolLM2-135M
-    "smollm2-135m": {
-        **_LLAMA,
-        "vocab": 49152,
-        "context": 8192,
-        "layers": 30,
-        "heads": 9,
-        "kv_heads": 3,
-        "width": 576,
-        "hidden": 1536,
-        "positions": {"kind": "rotary", "base": 100000.0, "scaling": {"kind": "none"}},
-        "tied": True,
-    },
+    "smollm2-135m": _llama(1e5, 49152, 8192, 30, 9, 3, 576, 1536, tied=True),
     # https://huggingface.co/mistralai/Mixtral-8x7B-v0.1; Jiang et al. 2024
-    "mixtral-8x7b": {
-        **_LLAMA,
-        "vocab": 32000,
-        "context": 32768,
-        "layers": 32,
-        "heads": 32,
-        "kv_heads": 8,
-        "width": 4096,
-        "hidden": 14336,
-        "positions": {"kind": "rotary", "base": 1000000.0, "scaling": {"kind": "none"}},
-        "experts": {"kind": "dropless", "count": 8, "top_k": 2, "weights": "chosen"},
-    },
-}
-
-
-ResNetPreset: TypeAlias = Literal["none", "resnet18", "resnet34", "resnet50"]
-ViTPreset: TypeAlias = Literal["none", "vit-s16", "vit-b16"]
-LitePreset: TypeAlias = Literal["none", "lite0", "lite1", "lite2", "lite3", "lite4"]
-
-_IMAGENET = {"image": (224, 224, 3), "classes": 1000}
-# He et al. 2016, https://arxiv.org/abs/1512.03385, table 1
-RESNET_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "resnet18": {**_IMAGENET, "blocks": (2, 2, 2, 2)},
-    "resnet34": {**_IMAGENET, "blocks": (3, 4, 6, 3)},
-    "resnet50": {**_IMAGENET, "blocks": (3, 4, 6, 3), "bottleneck": True},
-}
-# Touvron et al. 2021, https://arxiv.org/abs/2012.12877, table 1 (the small one); Dosovitskiy et al.
-# 2021, https://arxiv.org/abs/2010.11929, table 1
-VIT_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "vit-s16": {**_IMAGENET, "patch": 16, "layers": 12, "heads": 6, "width": 384},
-    "vit-b16": {**_IMAGENET, "patch": 16, "layers": 12, "heads": 12, "width": 768},
-}
-
-# The published variants, with the images of timm's `tf_efficientnet_lite0` and the others.
-LITE_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    f"lite{i}": {
-        "image": (side, side, 3),
-        "classes": 1000,
-        "stem": 32,
-        "widths": widths,
-        "blocks": blocks,
-        "features": 1280,
-    }
-    for i, (side, widths, blocks) in enumerate(
-        (
-            (224, (16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
-            (240, (16, 24, 40, 80, 112, 192, 320), (1, 3, 3, 4, 4, 5, 1)),
-            (260, (16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1)),
-            (300, (24, 32, 48, 96, 136, 232, 384), (1, 3, 3, 5, 5, 6, 1)),
-            (380, (24, 32, 56, 112, 160, 272, 448), (1, 4, 4, 6, 6, 8, 1)),
-        )
-    )
+    "mixtral-8x7b": _llama(1e6, 32000, 32768, 32, 32, 8, 4096, 14336, experts=_MIXTRAL),
 }
 
 
@@ -244,3 +172,12 @@ def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of a number that is nearest to `wanted`."""
     divisors = (n for n in range(1, number + 1) if number % n == 0)
     return min(divisors, key=lambda n: abs(n - wanted))
+
+
+def build_network(config: Any, placement: Placement) -> Model:
+    """Build the flax module that `network` of a config names, as two functions."""
+    from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
+
+    file, name = config.network.split(":")
+    module = importlib.import_module(f"jtrain.models.networks.{file}")
+    return from_nnx(lambda rngs: getattr(module, name)(config, placement, rngs))

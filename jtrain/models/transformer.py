@@ -15,13 +15,14 @@ from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.types import Extra, Keys, Params
 from jtrain.errors import ConfigError
-from jtrain.models.attention import KVCache
+from jtrain.models.attention.blockwise import KVCache
 from jtrain.models.attention.rotary import LearnedPositions, Positions
 from jtrain.models.experts import Activation, Experts, NoExperts
 from jtrain.models.presets import (
     LANGUAGE_PRESETS,
     LanguagePreset,
     Published,
+    build_network,
     check_heads,
     nearest_divisor,
 )
@@ -42,6 +43,7 @@ class Transformer(Published):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = LANGUAGE_PRESETS
 
     kind: Literal["transformer"] = "transformer"
+    network = "decoder:Decoder"
     preset: LanguagePreset = "none"
     """A published model whose values are the defaults; values given beside it win."""
     pretrained: str = Field(default="", validation_alias="from")
@@ -201,10 +203,7 @@ class Transformer(Published):
                 "a transformer of vocab=0 has no tokens: the experiment did not say how many its "
                 "data has. Set model.vocab."
             )
-        from jtrain.models.adapters.nnx import from_nnx  # flax: 0.6 s, only where a model is built
-        from jtrain.models.networks.decoder import Decoder
-
-        model = LanguageModel(*from_nnx(lambda rngs: Decoder(self, placement, rngs)))
+        model = LanguageModel(*build_network(self, placement))
         model.config = self
         return model
 
@@ -233,18 +232,11 @@ class LanguageModel(Model):
         return self.config.logit_cap
 
     def hidden(
-        self,
-        params: Params,
-        extra: Extra,
-        tokens: Int[Array, "b t"],
-        segments: Int[Array, "b t"] | None = None,
-        *,
-        rng: Keys | None = None,
-        train: bool | None = None,
+        self, params: Params, extra: Extra, *inputs: Any, **named: Any
     ) -> tuple[Float[Array, "b t d"], Extra]:
-        """Return the input of the head, and `extra`; arguments and errors are those of `apply`."""
-        options = {"segments": segments, "rng": rng, "train": train}
-        return self.apply(params, extra, tokens, **options, method="hidden")
+        """Return the input of the head, and `extra`; arguments are those of `routed`."""
+        (hidden, _), extra = self.routed(params, extra, *inputs, **named)
+        return hidden, extra
 
     def routed(
         self,

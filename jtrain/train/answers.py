@@ -132,7 +132,6 @@ class AnswerEvaluation:
                     params,
                     jnp.asarray(prompts),
                     jnp.asarray(lengths),
-                    jax.random.key(0),
                     start=min(sizes),
                     steps=self.tokens,
                     stop=self.stop,

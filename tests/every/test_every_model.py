@@ -25,12 +25,8 @@ from jtrain.core.state import TrainState
 from jtrain.core.types import RowsInteract
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import next_token
-from jtrain.models.cnn import CNN
-from jtrain.models.efficientnet_lite import EfficientNetLite
-from jtrain.models.mlp import MLP
-from jtrain.models.resnet import ResNet
+from jtrain.models.classifiers import CNN, MLP, EfficientNetLite, ResNet, ViT
 from jtrain.models.transformer import Transformer
-from jtrain.models.vit import ViT
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 NAMES = Path(__file__).parents[1] / "golden" / "parameter_names.txt"

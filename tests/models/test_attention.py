@@ -1,4 +1,7 @@
-"""Attention by every implementation that runs here, against the same formula in float64."""
+"""Attention by every implementation that runs here, against the same formula in float64.
+
+Parts of attention, combined, are compared with attention at once.
+"""
 
 import itertools
 import re
@@ -9,8 +12,10 @@ import numpy as np
 import pytest
 from comparison import assert_close
 
-from jtrain.models.attention import attention
+from jtrain.models.attention import attention, blockwise
+from jtrain.models.attention.blockwise import Causal
 from jtrain.models.attention.kernels import splash
+from jtrain.parallel.attention.protocol import BlockPositions
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 B, T, H, K = 2, 10, 4, 8
@@ -72,9 +77,6 @@ def test_half_precision_has_a_softmax_in_full():
     assert exponential.endswith("xf32>")
 
 
-SPLASH = {"window": 100, "segments": True}
-
-
 def by_both(window=None, soft_cap=None, segments=False, t=256, s=256, groups=H):
     """Return the inputs, and the kernel and XLA as functions of them."""
     ids = jnp.asarray(np.arange(s)[None] // np.array([[70], [150]]), jnp.int32)
@@ -91,29 +93,27 @@ def loosely(fn, *args):
 
 
 @pytest.mark.thorough
-def test_splash_interpreted_gives_what_xla_does():
-    qkv, by_kernel, by_xla = by_both(**SPLASH)
-    got = loosely(jax.jit(by_kernel), *qkv)
-    assert_close(got, by_xla(*qkv), 1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        SPLASH,
-        {"soft_cap": 2.0, "groups": 2},
-        {"window": 3, "t": 128, "s": 256},
+        {"window": 100, "segments": True},
+        pytest.param({"soft_cap": 2.0, "groups": 2}, marks=pytest.mark.slow),
+        pytest.param({"window": 3, "t": 128, "s": 256}, marks=pytest.mark.slow),
     ],
     ids=lambda o: "-".join(o) or "plain",
 )
-def test_splash_interpreted_has_the_gradient_that_xla_has(options):
+def test_splash_interpreted_gives_what_xla_does(options):
     qkv, by_kernel, by_xla = by_both(**options)
     up = jnp.cos(qkv[0])
-    slopes = lambda fn: jax.vjp(fn, *qkv)[1](up)
-    for ours, theirs in zip(loosely(slopes, by_kernel), slopes(by_xla), strict=True):
-        assert_close(ours, theirs, 1e-4)
-    assert_close(loosely(by_kernel, *qkv), by_xla(*qkv), 1e-5)
+
+    def both(fn):
+        out, back = jax.vjp(fn, *qkv)
+        return out, *back(up)
+
+    for ours, theirs, within in zip(
+        loosely(both, by_kernel), both(by_xla), (1e-5, 1e-4, 1e-4, 1e-4), strict=True
+    ):
+        assert_close(ours, theirs, within)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,70 @@ def test_what_cannot_be_is_refused_with_advice_that_works(sizes, options, said, 
     sizes = {n: follow.get(n, size) for n, size in sizes.items()}
     options = {n: follow.get(n, o) for n, o in options.items() if n != "platform"}
     jax.eval_shape(lambda *x: attention(*x, **options), *draw(**sizes))
+
+
+CUT = 8  # the keys before it and those from it on are a part each
+IDS = jnp.asarray([[0] * 5 + [1] * 7, [3] * 9 + [4] * 3], jnp.int32)
+PART_OPTIONS = [{}, {"window": 5}, {"soft_cap": 2.0, "scale": 0.5}, {"window": 9, "segments": IDS}]
+
+
+def draw_parts() -> list[jax.Array]:
+    return [*draw(12, 12, groups=2), draw(12)[0]]
+
+
+def parts_of(window=None, soft_cap=None, scale=None, segments=None):
+    """Attention, and the keys and positions of each block."""
+    parts = []
+    for keys in (slice(0, CUT), slice(CUT, 12)):
+        ids = None if segments is None else (segments, segments[:, keys])
+        parts.append((keys, BlockPositions(jnp.int32(-keys.start), ids)))
+    return Causal(window, soft_cap, scale), parts
+
+
+@pytest.fixture(
+    name="block",
+    params=[pytest.param(512, marks=pytest.mark.thorough), 3],
+    ids=["at once", "by threes"],
+)
+def _block(request, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(blockwise, "BLOCK", request.param)
+
+
+def combined(q, k, v, **options):
+    attend, parts = parts_of(**options)
+    got = [attend.part(q, k[:, keys], v[:, keys], stand) for keys, stand in parts]
+    log_sum = jnp.logaddexp(got[0][1], got[1][1])
+    return sum(jnp.exp(own - log_sum)[..., None] * mean for mean, own in got), log_sum
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", PART_OPTIONS, ids=lambda o: "-".join(o) or "plain")
+def test_two_parts_and_their_gradients_are_the_whole(options, block):
+    *qkv, cotangent = draw_parts()
+    out, log_sum = combined(*qkv, **options)
+    wanted, back = jax.vjp(lambda *qkv: attention(*qkv, **options), *qkv)
+    assert_close(out, wanted, 2e-6)
+
+    q, k, v = qkv
+    attend, parts = parts_of(**options)
+    told = log_sum, (out * cotangent).sum(-1), cotangent
+    got = [attend.part_gradient(q, k[:, own], v[:, own], at, *told) for own, at in parts]
+    grads = got[0][0] + got[1][0], *(jnp.concatenate(x, 1) for x in zip(*got, strict=True))
+    for ours, theirs in zip((grads[0], *grads[2:]), back(cotangent), strict=True):
+        assert_close(ours, theirs, 5e-6)
+
+
+@pytest.mark.thorough
+def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing(block):
+    q, k, v, cotangent = draw_parts()
+    attend, stand = (
+        Causal(),
+        BlockPositions(jnp.int32(-12), None),
+    )  # keys after all queries
+    mean, log_sum = attend.part(q, k, v, stand)
+    assert jnp.isfinite(mean).all()
+    assert (log_sum < -1e29).all()
+    of_others = jnp.zeros(log_sum.shape)
+    grads = attend.part_gradient(q, k, v, stand, of_others, of_others, cotangent)
+    assert not any(grad.any() for grad in grads)

@@ -13,7 +13,7 @@ from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.feed_forward import MixtureOfExperts
-from jtrain.models.networks.decoder import STD
+from jtrain.models.networks.block import STD
 from jtrain.models.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -33,16 +33,11 @@ DROPS = {"capacity", "capacity, one of them"}
 def made(name: str):
     """Make the layer as pure functions, and parameters far from their initial values."""
     activation = "gelu" if name.endswith("gelu") else "swiglu"
+    config = Transformer(width=WIDTH, hidden=HIDDEN, activation=activation)
+    stds = 30 * STD, 30 * STD
     model = from_nnx(
         lambda rngs: MixtureOfExperts(
-            experts=HOWS[name],
-            width=WIDTH,
-            hidden=HIDDEN,
-            activation=activation,
-            std=30 * STD,
-            std_out=30 * STD,
-            placement=Unplaced(),
-            rngs=KeySequence(rngs.params.key[...]),
+            config, HOWS[name], Unplaced(), KeySequence(rngs.params.key[...]), stds
         )
     )
     params, _ = jax.jit(model.init)(jax.random.key(0))

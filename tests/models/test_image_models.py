@@ -8,11 +8,8 @@ from comparison import assert_close
 from flax import nnx
 
 from jtrain.core.pytree import named_leaves, num_elements
-from jtrain.models.cnn import CNN
-from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.classifiers import CNN, EfficientNetLite, ResNet, ViT
 from jtrain.models.layers.convolution import convolve_channels, max_pool
-from jtrain.models.resnet import ResNet
-from jtrain.models.vit import ViT
 
 pytestmark = pytest.mark.thorough
 

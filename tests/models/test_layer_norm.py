@@ -13,7 +13,6 @@ from jtrain.core.mean import Mean
 from jtrain.models.adapters import mean_of_slices
 from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.layers.norms import EPSILON, BatchNorm, GroupNorm, layer_norm, standardize_rows
-from jtrain.models.layers.norms import EPSILON as EPSILON_OF_GROUPS
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -55,7 +54,7 @@ IMAGES = (3 + 2 * np.random.default_rng(0).standard_normal((4, 3, 5, 6))).astype
 def plain_groups(x, groups):
     split = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
     mean, var = split.mean((1, 3), keepdims=True), split.var((1, 3), keepdims=True)
-    return ((split - mean) / jnp.sqrt(var + EPSILON_OF_GROUPS)).reshape(x.shape)
+    return ((split - mean) / jnp.sqrt(var + EPSILON)).reshape(x.shape)
 
 
 def test_gives_the_numbers_and_the_gradient_of_the_formula():
@@ -167,7 +166,6 @@ def test_frozen_statistics_stay_and_couple_no_rows():
 
 ROWS = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
 OLD = {"mean": jnp.full(3, 0.1), "count": jnp.int32(2**24 - 1), "fixed": jnp.ones(2)}
-BATCH = {"x": ROWS, "row": np.arange(12, dtype=np.int32), "mask": np.ones(12, bool)}
 
 
 def loss(params, extra, batch, rng):
@@ -177,30 +175,18 @@ def loss(params, extra, batch, rng):
     return value, {}, mean_of_slices(extra, new, batch["mask"])
 
 
-def after(batch, **settings):
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "split", [{"rows_interact": "batch"}, {"rows_interact": "slice", "microbatches": 2}]
+)
+def test_slices_count_by_their_real_rows(split):
+    mask = np.arange(12) < 9  # slices of rows 0 2 4 6 8 and 1 3 5 7
+    batch = {"x": ROWS, "row": np.arange(12, dtype=np.int32), "mask": mask}
     optimizer = optax.sgd(0.1)
     state = jt.new_state(jnp.float32(1), optimizer, jax.random.key(0), OLD)
-    step = jt.make_step(jt.stateful(loss), optimizer, **settings)
+    step = jt.make_step(jt.stateful(loss), optimizer, ragged=True, **split)
     with jax.numpy_dtype_promotion("standard"):  # the step's own
-        return jax.jit(step)(state, batch)[0].extra
-
-
-@pytest.mark.thorough
-def test_what_saw_the_whole_batch_is_kept_as_it_came():
-    real = 7
-    batch = {**BATCH, "mask": np.arange(12) < real}
-    got = after(batch, rows_interact="batch", ragged=True)
-    want = jax.jit(lambda seen: 0.9 * OLD["mean"] + 0.1 * seen)(
-        ROWS[:real].sum(0) / np.float32(real)
-    )
-    assert_close(got["mean"], want, 1e-6)
-    assert got["count"] == 2**24
-    np.testing.assert_array_equal(got["fixed"], OLD["fixed"])
-
-
-@pytest.mark.thorough
-def test_slices_count_by_their_real_rows():
-    batch = {**BATCH, "mask": np.arange(12) < 9}  # slices of rows 0 2 4 6 8 and 1 3 5 7
-    got = after(batch, rows_interact="slice", microbatches=2, ragged=True)
+        got = jax.jit(step)(state, batch)[0].extra
     assert_close(got["mean"], 0.9 * 0.1 + 0.1 * ROWS[:9].mean(0), 1e-6)
     assert got["count"] == 2**24
+    np.testing.assert_array_equal(got["fixed"], OLD["fixed"])

@@ -7,11 +7,10 @@ import pytest
 from comparison import assert_close, distance
 from flax import nnx
 
+from jtrain.models.classifiers import MLP
 from jtrain.models.layers.dropout import KeySequence, drop
-from jtrain.models.layers.embedding import add_positions, look_up, take_rows
 from jtrain.models.layers.feed_forward import gelu
-from jtrain.models.layers.linear import Linear
-from jtrain.models.mlp import MLP
+from jtrain.models.layers.linear import Linear, add_positions, look_up, take_rows
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 X = jnp.ones((4, 50, 40))

@@ -15,6 +15,7 @@ from jtrain.models.adapters.nnx import from_nnx
 from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
 from jtrain.models.layers.feed_forward import MixtureOfExperts
+from jtrain.models.transformer import Transformer
 from jtrain.parallel import Axes
 
 ROWS, TIME, WIDTH, EXPERTS = 8, 6, 8, 4
@@ -48,16 +49,10 @@ CASES = [
 
 def layer(kind: str, placement: Any = Unplaced(), count: int = EXPERTS):
     experts = Dropless(count=count) if kind == "dropless" else Capacity(count=count)
+    config, stds = Transformer(width=WIDTH, hidden=16, activation="swiglu"), (0.6, 0.6)
     return from_nnx(
         lambda rngs: MixtureOfExperts(
-            experts=experts,
-            width=WIDTH,
-            hidden=16,
-            activation="swiglu",
-            std=0.6,
-            std_out=0.6,
-            placement=placement,
-            rngs=KeySequence(rngs.params.key[...]),
+            config, experts, placement, KeySequence(rngs.params.key[...]), stds
         )
     )
 

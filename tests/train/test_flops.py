@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from quick_study import config_of
 
-from jtrain.models.cnn import CNN
+from jtrain.models.classifiers import CNN
 from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.transformer import Transformer
 from jtrain.train.auto_layout import remat_regions, saved_residuals

@@ -42,8 +42,6 @@ def as_model(model: AnyModel) -> Model:
         return from_nnx(model)
     check_model_type(model)
     if callable(model):
-        from jtrain.models.adapters import from_function
-
         return from_function(_no_init, model)._replace(rows_interact="never")
     built = "values of a model: write .build() behind them." if hasattr(model, "build") else ""
     raise LossError(
@@ -118,19 +116,29 @@ def from_function(init: Callable[[Key], Any], apply: Callable[..., Any]) -> Mode
     def start(key: Key) -> tuple[Params, Extra]:
         return _pair(init(key), "init(key)", "params") if stateful else (init(key), {})
 
-    def call(
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool, **of_batch: Any):
+        options = {"extra": extra, "rng": rng, "train": train}
+        result = apply(params, *inputs, **{name: options[name] for name in names}, **of_batch)
+        return _pair(result, "apply", "outputs") if stateful else (result, extra)
+
+    named = tuple(name for name in OF_BATCH if name in taken)
+    return Model(start, make_apply(call), named=named)
+
+
+def make_apply(call: Callable[..., tuple[Any, Extra]]) -> Callable[..., tuple[Any, Extra]]:
+    """Return `call(params, extra, inputs, rng, train, ...)` as the `apply` of a `Model`."""
+
+    def apply(
         params: Params,
         extra: Extra,
         *inputs: Any,
         rng: Keys | None = None,
         train: bool | None = None,
-        **of_batch: Any,
-    ):
-        options = {"extra": extra, "rng": rng, "train": is_training(rng, train, inputs)}
-        result = apply(params, *inputs, **{name: options[name] for name in names}, **of_batch)
-        return _pair(result, "apply", "outputs") if stateful else (result, extra)
+        **named: Any,
+    ) -> tuple[Any, Extra]:
+        return call(params, extra, inputs, rng, is_training(rng, train, inputs), **named)
 
-    return Model(start, call, named=tuple(name for name in OF_BATCH if name in taken))
+    return apply
 
 
 def _pair(result: Any, function: str, first: str) -> tuple[Any, Extra]:

@@ -1,7 +1,9 @@
 """Models of linen, haiku and equinox as two pure functions over plain dicts of arrays."""
 
+import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -10,14 +12,15 @@ import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 
-from jtrain.core.model import Model, is_training
+from jtrain.core.model import Model
 from jtrain.core.pytree import name
 from jtrain.core.rows import check_no_hidden_rows, first_key, threefry
 from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.advice import CARRY_EXTRA
-from jtrain.models.adapters import OF_BATCH, keys_argument, make_switch
+from jtrain.models.adapters import OF_BATCH, keys_argument, make_apply, make_switch
 from jtrain.models.adapters.cpu_pools import fast_pools
 
 
@@ -26,9 +29,8 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
 
     `params` is the collection of that name and `extra` holds the others (`batch_stats`), as plain
     nested dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes `train` to the module
-    by the argument that the module has for it (`train`, `deterministic`, ...; see
-    `models.adapters.switch`), draws stream i of `streams` from `fold_in(rng, i)` and returns the
-    outputs and the new `extra`.
+    by the argument that the module has for it (`train`, `deterministic`, ...), draws stream i of
+    `streams` from `fold_in(rng, i)` and returns the outputs and the new `extra`.
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used: a flax
     layer draws one mask for all rows of a call.
@@ -50,16 +52,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
         variables = flax.core.meta.unbox(module.init(rngs, *like, **switch(False)))
         return variables.pop("params", {}), variables
 
-    @fast_pools
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-        **named: Any,
-    ):
-        train = is_training(rng, train, inputs)
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool, **named: Any):
         rngs = {} if rng is None or not train else _rngs(streams, first_key(rng))
         try:
             outputs, changed = module.apply(
@@ -75,7 +68,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
             raise _rng_error(error, streams, rng) from None
         return outputs, {**extra, **changed}
 
-    return Model(init, apply, named=named)
+    return Model(init, fast_pools(make_apply(call)), named=named)
 
 
 def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:
@@ -103,8 +96,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
 
     `inputs` are arrays or shapes like those that `f` takes. `params` and `extra` (haiku's state)
     are haiku's own dicts of dicts. `apply(params, extra, *inputs, rng=None, train=None)` passes
-    `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...; see
-    `jtrain.models.adapters`).
+    `train` to `f` by the argument that `f` has for it (`train`, `is_training`, ...).
 
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
     `hk.dropout` draws one mask for all rows of a call.
@@ -133,15 +125,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
         params, state = transformed.init(key, *like, **switch(True))
         return dict(params), dict(state)
 
-    @fast_pools
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-    ):
-        train = is_training(rng, train, inputs)
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool):
         if train and extra:
             check_no_hidden_rows("a haiku function with state")
         key = None if rng is None else first_key(rng)
@@ -156,11 +140,10 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
             ) from None
         return outputs, dict(changed) if train else extra
 
-    return Model(init, apply)
+    return Model(init, fast_pools(make_apply(call)))
 
 
 EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
-Path: TypeAlias = tuple[str, ...]
 
 
 def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]]) -> Model:
@@ -200,24 +183,18 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
 
     def select(arrays: Sequence[Leaf], kind: str) -> dict[str, Any]:
         chosen = zip(paths, arrays, kinds, strict=True)
-        return _nested([(path, array) for path, array, own in chosen if own == kind])
+        return unflatten_dict({path: array for path, array, own in chosen if own == kind})
+
+    def nest_state(state: Any) -> dict[str, Any]:
+        return unflatten_dict(dict(zip(state_paths, jax.tree.leaves(state), strict=True)))
 
     def init(key: Key) -> tuple[Params, Extra]:
         module, state = make(key) if with_state else (make(key), ())
         arrays = jax.tree.leaves(module)
-        pairs = zip(state_paths, jax.tree.leaves(state), strict=True)
-        extra = {"buffers": select(arrays, "buffers"), "state": _nested(list(pairs))}
+        extra = {"buffers": select(arrays, "buffers"), "state": nest_state(state)}
         return select(arrays, "params"), {name: tree for name, tree in extra.items() if tree}
 
-    @fast_pools
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-    ):
-        train = is_training(rng, train, inputs)
+    def call(params: Params, extra: Extra, inputs: Any, rng: Any, train: bool):
         if train and axis:
             check_no_hidden_rows("a batch norm of equinox")
         if missing := [name for name in carried if name not in extra]:
@@ -227,11 +204,11 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
             )
         trees = {"params": params, **extra}
         arrays = [
-            _at(trees[kind], path) if kind else leaf
+            functools.reduce(operator.getitem, path, trees[kind]) if kind else leaf
             for kind, path, (_, leaf) in zip(kinds, paths, leaves, strict=True)
         ]
         net = eqx.nn.inference_mode(jax.tree.unflatten(structure, arrays), not train)
-        before = [_at(extra["state"], path) for path in state_paths]
+        before = [functools.reduce(operator.getitem, p, extra["state"]) for p in state_paths]
 
         def call_row(key: Key | None, row: tuple[Any, ...], state: Any) -> Any:
             keyword = {"key": key} if takes_key else {}
@@ -247,10 +224,9 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
             raise _explain(error, axis or "batch") from None
         if not (train and with_state):
             return outputs, extra
-        pairs = zip(state_paths, jax.tree.leaves(after), strict=True)
-        return outputs, {**extra, "state": _nested(list(pairs))}
+        return outputs, {**extra, "state": nest_state(after)}
 
-    return Model(init, apply, rows_interact="batch" if axis else "never")
+    return Model(init, fast_pools(make_apply(call)), rows_interact="batch" if axis else "never")
 
 
 def _library(name: str, package: str) -> Any:
@@ -304,22 +280,5 @@ def _explain(error: Exception, axis: str) -> Exception:
     )
 
 
-def _strings(path: tuple[Any, ...]) -> Path:
+def _strings(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(name((entry,)) for entry in path)
-
-
-def _nested(pairs: Sequence[tuple[Path, Leaf]]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for (*folders, last), leaf in pairs:
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[last] = leaf
-    return tree
-
-
-def _at(tree: dict[str, Any], path: Path) -> Leaf:
-    inner: Any = tree
-    for folder in path:
-        inner = inner[folder]
-    return inner

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 from jtrain.core.loss import Stateful
-from jtrain.core.model import Model, is_training
+from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key, row_keys
 from jtrain.core.types import Batch, Dims, Extra, Key, Keys, Metrics, Params, RowsInteract
@@ -22,6 +23,7 @@ from jtrain.models.adapters import (
     OF_BATCH,
     TRAINS,
     keys_argument,
+    make_apply,
     stateful_output,
 )
 from jtrain.models.adapters.cpu_pools import fast_pools
@@ -75,25 +77,19 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
     def init(key: Key) -> tuple[Params, Extra]:
         return (split if given else SplitModule(make(nnx.Rngs(key)))).arrays()
 
-    def apply(
-        params: Params,
-        extra: Extra,
-        *inputs: Any,
-        rng: Keys | None = None,
-        train: bool | None = None,
-        method: str = "__call__",
-        **named: Any,
+    def call(
+        params: Params, extra: Extra, inputs: Any, rng: Any, train: bool, method="__call__", **named
     ):
-        module = split.module(params, extra, rng, is_training(rng, train, inputs))
-        call = getattr(module, method)
-        outputs = call(*inputs, **named, **keys_argument(call, rng))
+        module = split.module(params, extra, rng, train)
+        function = getattr(module, method)
+        outputs = function(*inputs, **named, **keys_argument(function, rng))
         return outputs, split.extra_of(module)
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
     # The networks of this package have no such pool, and start faster if traced once.
     own = type(module_like).__module__.startswith("jtrain.")
-    apply = apply if own else fast_pools(apply)
+    apply = make_apply(call) if own else fast_pools(make_apply(call))
     dims, linear = _dims(split.params), _linear(split.params)
     return Model(init, apply, dims, named, split.rows_interact, linear)
 
@@ -153,24 +149,16 @@ def _dims(state: State) -> dict[str, Dims]:
 
 def _linear(state: State) -> dict[str, bool]:
     """Return the kernels of `Linear` layers: whether each is stored as (outputs, inputs)."""
-    found = ((path, variable.get_metadata()) for path, variable in _variables(state))
     return {
-        "/".join(map(str, path)): about["transposed"]
-        for path, about in found
-        if "transposed" in about
+        "/".join(map(str, path)): variable.get_metadata()["transposed"]
+        for path, variable in _variables(state)
+        if "transposed" in variable.get_metadata()
     }
 
 
 def _plain(state: State) -> dict[str, Any]:
     """Return the arrays of a state in nested dicts; an index of a list becomes a string."""
-    tree: dict[str, Any] = {}
-    for path, variable in _variables(state):
-        *folders, name = map(str, path)
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[name] = variable.get_value()
-    return tree
+    return unflatten_dict({tuple(map(str, path)): x.get_value() for path, x in _variables(state)})
 
 
 def _fill(like: State, tree: Any, missing: str) -> State:
@@ -183,8 +171,9 @@ def _fill(like: State, tree: Any, missing: str) -> State:
     def at(path):
         inner = tree
         for name in map(str, path):
-            inner = _items(inner)
-            if name not in inner:
+            if isinstance(inner, list | tuple):  # as `jt.load` makes
+                inner = {str(i): child for i, child in enumerate(inner)}
+            if not isinstance(inner, Mapping) or name not in inner:
                 present = ", ".join(named_leaves(tree)) or "nothing in it"
                 raise LossError(missing.format(name="/".join(map(str, path)), present=present))
             inner = inner[name]
@@ -192,13 +181,6 @@ def _fill(like: State, tree: Any, missing: str) -> State:
 
     filled = [(path, variable.replace(at(path))) for path, variable in _variables(like)]
     return nnx.from_flat_state(filled)
-
-
-def _items(tree: Any) -> Mapping[str, Any]:
-    """Return the children of a node by name; children of a list, as `jt.load` makes, by index."""
-    if isinstance(tree, list | tuple):
-        return {str(i): child for i, child in enumerate(tree)}
-    return tree if isinstance(tree, Mapping) else {}
 
 
 def _streams(like: State, rng: Keys | None, train: bool) -> State:

@@ -5,7 +5,7 @@ its placement.
 """
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,21 @@ from jtrain.core.pytree import at_least_f32
 from jtrain.errors import ConfigError
 from jtrain.models.presets import nearest_divisor
 
+Queries: TypeAlias = Float[Array, "b t h k"]
+KV: TypeAlias = Float[Array, "b s g k"]  # keys or values, those of a group of heads
+Segments: TypeAlias = Int[Array, "b s"] | None
 Implementation: TypeAlias = Literal["xla", "cudnn", "splash"]
 
 
 def attention(
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b s g k"],
-    v: Float[Array, "b s g k"],
+    q: Queries,
+    k: KV,
+    v: KV,
     *,
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
-    segments: Int[Array, "b s"] | None = None,
+    segments: Segments = None,
     implementation: str | None = "xla",
     platform: str | None = None,
 ) -> Float[Array, "b t h k"]:
@@ -56,16 +59,12 @@ def attention(
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     _check(q, k, window, soft_cap)
-    if implementation == "cudnn":
-        from jtrain.models.attention.kernels import cudnn
+    if implementation in ("cudnn", "splash"):
+        from jtrain.models.attention import kernels
 
+        kernel = kernels.cudnn if implementation == "cudnn" else kernels.splash
         options = {"window": window, "soft_cap": soft_cap, "scale": scale, "segments": segments}
-        return cudnn(q, k, v, platform=platform, **options)
-    if implementation == "splash":
-        from jtrain.models.attention.kernels import check_tpu, splash  # pallas: 0.4 s
-
-        check_tpu(platform or jax.default_backend())
-        return splash(q, k, v, window=window, soft_cap=soft_cap, scale=scale, segments=segments)
+        return kernel(q, k, v, platform=platform, **options)
     if implementation not in (None, "xla"):
         raise ConfigError(
             f"there is no implementation {implementation!r} of attention. "
@@ -78,10 +77,10 @@ def attention(
 
 
 def attention_where(
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b s g k"],
-    v: Float[Array, "b s g k"],
-    mask: Bool[Array, "t s"] | Bool[Array, "b t s"],
+    q: Queries,
+    k: KV,
+    v: KV,
+    mask: Bool[Array, "*b t s"],
     *,
     scale: float,
     soft_cap: float | None = None,
@@ -159,13 +158,7 @@ class FullAttention:
     kernel = False
 
     def __call__(
-        self,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s h k"],
-        v: Float[Array, "b s h k"],
-        segments: Int[Array, "b s"] | None = None,
-        *,
-        platform: str | None = None,
+        self, q: Queries, k: KV, v: KV, segments: Segments = None, *, platform: str | None = None
     ) -> Float[Array, "b t h k"]:
         """Return softmax(q k / sqrt(head size)) v over all positions of the same segment."""
         del platform
@@ -173,36 +166,3 @@ class FullAttention:
         if segments is not None:
             visible = segments[:, :, None] == segments[:, None]
         return attention_where(q, k, v, visible, scale=1 / math.sqrt(q.shape[-1]))
-
-
-class KVCache(NamedTuple):
-    """The keys and values of a layer; s is the context, filled from the start."""
-
-    k: Float[Array, "b s g k"]
-    v: Float[Array, "b s g k"]
-
-
-def remembering(
-    cache: KVCache,
-    at: Int[Array, ""],
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Return `attend(q, k, v)` for new tokens at `at`, `at` + 1, ...; it also returns the cache.
-
-    A position sees itself and the positions before it, at most `window` in all. Entries of the
-    cache after the last new token are never seen.
-    """
-
-    def attend(q, k, v):
-        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, at, axis=1)
-        new_cache = KVCache(put(cache.k, k), put(cache.v, v))
-        positions = at + jnp.arange(q.shape[1], dtype=at.dtype)
-        back = positions[:, None] - jnp.arange(cache.k.shape[1], dtype=at.dtype)[None]  # t s
-        mask = back >= 0 if window is None else (back >= 0) & (back < window)
-        factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        return attention_where(q, *new_cache, mask, scale=factor, soft_cap=soft_cap), new_cache
-
-    return attend

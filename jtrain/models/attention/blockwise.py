@@ -7,13 +7,14 @@ FlashAttention, Dao et al. 2022, arXiv 2205.14135.
 
 import dataclasses
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jtrain.core.pytree import at_least_f32
-from jtrain.models.attention import attention
+from jtrain.models.attention import KV, Queries, Segments, attention, attention_where
 from jtrain.parallel.attention.protocol import BlockPositions
 
 BLOCK = 512
@@ -35,23 +36,13 @@ class Causal:
         return self.implementation not in (None, "xla")
 
     def __call__(
-        self,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s g k"],
-        v: Float[Array, "b s g k"],
-        segments: Int[Array, "b s"] | None = None,
-        *,
-        platform: str | None = None,
+        self, q: Queries, k: KV, v: KV, segments: Segments = None, *, platform: str | None = None
     ) -> Float[Array, "b t h k"]:
         """Return `attention(q, k, v)` with these values; raise as `attention` does."""
         return attention(q, k, v, segments=segments, platform=platform, **dataclasses.asdict(self))
 
     def part(
-        self,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s g k"],
-        v: Float[Array, "b s g k"],
-        positions: BlockPositions,
+        self, q: Queries, k: KV, v: KV, positions: BlockPositions
     ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t h"]]:
         """Return the weighted mean of the values and the log of the sum of the weights.
 
@@ -73,9 +64,9 @@ class Causal:
 
     def part_gradient(
         self,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b s g k"],
-        v: Float[Array, "b s g k"],
+        q: Queries,
+        k: KV,
+        v: KV,
         positions: BlockPositions,
         log_sum: Float[Array, "b t h"],
         dot: Float[Array, "b t h"],
@@ -104,6 +95,31 @@ class Causal:
         zeros = tuple(jnp.zeros_like(at_least_f32(x)) for x in (k, v))
         (grad_k, grad_v), grad_q = _scan_blocks(block_step, zeros, _blocks(given, positions))
         return _join_blocks(grad_q).reshape(q.shape), grad_k, grad_v
+
+
+class KVCache(NamedTuple):
+    """The keys and values of a layer; s is the context, filled from the start."""
+
+    k: Float[Array, "b s g k"]
+    v: Float[Array, "b s g k"]
+
+
+def remembering(cache: KVCache, at: Int[Array, ""], rule: Causal) -> Any:
+    """Return `attend(q, k, v)` for new tokens at `at`, `at` + 1, ...; it also returns the cache.
+
+    Entries of the cache after the last new token are never seen.
+    """
+
+    def attend(q, k, v):
+        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, at, axis=1)
+        new_cache = KVCache(put(cache.k, k), put(cache.v, v))
+        positions = at + jnp.arange(q.shape[1], dtype=at.dtype)
+        back = positions[:, None] - jnp.arange(cache.k.shape[1], dtype=at.dtype)[None]  # t s
+        mask = back >= 0 if rule.window is None else (back >= 0) & (back < rule.window)
+        scale = 1 / math.sqrt(q.shape[-1]) if rule.scale is None else rule.scale
+        return attention_where(q, *new_cache, mask, scale=scale, soft_cap=rule.soft_cap), new_cache
+
+    return attend
 
 
 def _scores(rule, q, k, positions):

@@ -11,24 +11,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jtrain.errors import ConfigError
+from jtrain.models.attention import KV, Queries, Segments
 from jtrain.parallel.devices import Device, compute_capability
 
-OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities
+AMPERE: tuple[int, int] = (8, 0)  # compute capabilities
+HOPPER: tuple[int, int] = (9, 0)
 DETERMINISTIC = r"xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(?i:true|1))?(\s|$)"
 
 
 def cudnn(
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b t g k"],
-    v: Float[Array, "b t g k"],
+    q: Queries,
+    k: KV,
+    v: KV,
     *,
     window: int | None,
     soft_cap: float | None,
     scale: float,
-    segments: Int[Array, "b t"] | None,
+    segments: Segments,
     platform: str | None = None,
 ) -> Float[Array, "b t h k"]:
     """Return `jtrain.models.attention`, in float16 or bfloat16, summed in float32.
@@ -41,9 +43,7 @@ def cudnn(
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html.
     """
-    capability = check_gpu(jax.devices()[0], platform)
-    check_kernel_exists(q, k, soft_cap=soft_cap, segments=segments, capability=capability)
-    check_order_is_free(os.environ.get("XLA_FLAGS", ""))
+    check_cudnn(q, k, soft_cap=soft_cap, segments=segments, platform=platform)
     same = None if segments is None else segments[:, :, None] == segments[:, None]
     try:
         return jax.nn.dot_product_attention(
@@ -67,79 +67,52 @@ def cudnn(
         ) from error
 
 
-def check_gpu(device: Device, platform: str | None = None) -> tuple[int, int] | None:
-    """Return the compute capability of an NVIDIA GPU; None for that of another machine.
+def check_cudnn(
+    q: Queries, k: KV, *, soft_cap: float | None, segments: Segments, platform: str | None = None
+) -> None:
+    """Raise ConfigError unless cuDNN has a kernel for the arguments, the GPU and XLA's flags.
 
     Args:
-        device: the first of this machine.
         platform: of the compiled program, if it is not that of this machine.
-
-    Raises:
-        ConfigError: if the program is for no GPU, or for one that cuDNN has no attention for.
     """
-    if device.platform == "cpu" and platform in {"gpu", "cuda"}:
-        return None
-    capability = compute_capability(device)
-    if capability is None:
-        raise ConfigError(
-            f"attention by cuDNN needs an NVIDIA GPU, and the first device is {device!r}. "
-            f"Install JAX for GPUs (pip install 'jtrain[cuda13]') if the machine has one, or take "
-            f'implementation="xla" (model.attention=xla).'
-        )
-    if capability < OLDEST:
-        raise ConfigError(
-            f"attention by cuDNN needs an NVIDIA GPU of compute capability 8.0 or newer (Ampere), "
-            f"and the first device is {device.device_kind} of {capability[0]}.{capability[1]}. "
-            f'Take implementation="xla" (model.attention=xla).'
-        )
-    return capability
-
-
-def check_kernel_exists(
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b s g k"],
-    *,
-    soft_cap: float | None,
-    segments: Int[Array, "b s"] | None,
-    capability: tuple[int, int] | None = None,
-) -> None:
-    """Raise ConfigError for arguments that cuDNN has no kernel for; None is a GPU not at hand."""
+    device: Device = jax.devices()[0]
+    elsewhere = device.platform == "cpu" and platform in {"gpu", "cuda"}
+    capability = HOPPER if elsewhere else compute_capability(device) or (0, 0)
     (_, t, _, size), s = q.shape, k.shape[1]
-    largest = 256 if capability is None or capability >= HOPPER else 128
+    largest = 256 if capability >= HOPPER else 128
     half = {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
-    wrong = None
-    if {q.dtype, k.dtype} - half:
-        wrong = (
-            f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16 (precision.kind=bf16)"
+    deterministic = re.search(DETERMINISTIC, os.environ.get("XLA_FLAGS", ""))
+    need = ""
+    if capability == (0, 0):
+        need = (
+            f"an NVIDIA GPU, and the first device is {device!r}; install JAX for GPUs (pip install "
+            f"'jtrain[cuda13]') if the machine has one"
         )
+    elif capability < AMPERE:
+        need = (
+            f"an NVIDIA GPU of compute capability 8.0 or newer (Ampere), and the first device is "
+            f"{device.device_kind} of {capability[0]}.{capability[1]}"
+        )
+    elif {q.dtype, k.dtype} - half:
+        need = f"float16 or bfloat16, and q is {q.dtype}: compute in bfloat16 (precision.kind=bf16)"
     elif size % 8 or size > largest:
-        wrong = (
-            f"a head size that is a multiple of 8 up to 128 (256 from Hopper on), and it is {size}"
-        )
+        need = f"a head size that is a multiple of 8 up to {largest}, and it is {size}"
     elif soft_cap is not None:
-        wrong = f"scores without a cap, and soft_cap is {soft_cap}"
+        need = f"scores without a cap, and soft_cap is {soft_cap}"
     elif t != s:
-        wrong = f"as many queries as keys, and there are {t} and {s}"
+        need = f"as many queries as keys, and there are {t} and {s}"
     elif segments is not None and t % 2:
-        wrong = f"an even number of positions where there are segments, and there are {t}"
-    if wrong:
-        raise ConfigError(
-            f'attention by cuDNN needs {wrong}; or take implementation="xla" (model.attention=xla).'
+        need = f"an even number of positions where there are segments, and there are {t}"
+    elif deterministic:
+        # XLA compiles such a program, and its first step on a GPU ends in an IndexError (an H200,
+        # jaxlib 0.11.2, cuDNN 9.19).
+        need = (
+            "operations that need not be deterministic, and xla.preset=deterministic or XLA_FLAGS "
+            "asks for deterministic ones; leave them free (xla.preset=none)"
         )
-
-
-def check_order_is_free(flags: str) -> None:
-    """Raise ConfigError if `flags` of XLA ask for deterministic operations.
-
-    XLA compiles such a program, and its first step on a GPU ends in an IndexError (an H200, jaxlib
-    0.11.2, cuDNN 9.19).
-    """
-    if re.search(DETERMINISTIC, flags):
+    if need:
         raise ConfigError(
-            "attention by cuDNN does not run with XLA's deterministic operations, which "
-            "xla.preset=deterministic and XLA_FLAGS ask for. Take attention by XLA "
-            '(model.attention=xla, implementation="xla"), or leave the operations free '
-            "(xla.preset=none)."
+            f'attention by cuDNN needs {need}; or take implementation="xla" (model.attention=xla).'
         )
 
 
@@ -148,14 +121,15 @@ BLOCK = 512  # positions at once, at most
 
 
 def splash(
-    q: Float[Array, "b t h k"],
-    k: Float[Array, "b s g k"],
-    v: Float[Array, "b s g k"],
+    q: Queries,
+    k: KV,
+    v: KV,
     *,
     window: int | None,
     soft_cap: float | None,
     scale: float,
-    segments: Int[Array, "b s"] | None,
+    segments: Segments,
+    platform: str | None = None,
     interpret: bool = False,
 ) -> Float[Array, "b t h k"]:
     """Return `jtrain.models.attention`; sums are float32 whatever the inputs.
@@ -163,8 +137,15 @@ def splash(
     `interpret` runs the kernel anywhere, in plain operations: for tests.
 
     Raises:
-        ConfigError: if the positions are no multiple of 128.
+        ConfigError: if the program is not for a TPU, or the positions are no multiple of 128.
     """
+    platform = platform or jax.default_backend()
+    if platform != "tpu" and not interpret:
+        raise ConfigError(
+            f"splash attention is a kernel for TPUs, and this program is for {platform!r}. "
+            f'Take implementation="xla" (model.attention=xla); to compile for a TPU of another '
+            f'machine, platform="tpu".'
+        )
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels  # 0.4 s
 
     t, s = q.shape[1], k.shape[1]
@@ -194,16 +175,6 @@ def splash(
         ids = kernels.SegmentIds(segments[:, s - t :], segments)
         out = jax.vmap(lambda *row: kernel(*row[:3], segment_ids=row[3]))(q, k, v, ids)
     return jnp.moveaxis(out, 1, 2)
-
-
-def check_tpu(platform: str) -> None:
-    """Raise ConfigError unless the program is for a TPU."""
-    if platform != "tpu":
-        raise ConfigError(
-            f"splash attention is a kernel for TPUs, and this program is for {platform!r}. "
-            f'Take implementation="xla" (model.attention=xla); to compile for a TPU of another '
-            f'machine, platform="tpu".'
-        )
 
 
 def _block(length):

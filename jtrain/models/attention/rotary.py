@@ -117,13 +117,6 @@ def frequencies(values: Rotary, head_size: int) -> np.ndarray:  # k/2
     return plain
 
 
-def local_rotary(values: Rotary) -> tuple[Rotary, ...]:
-    """Return the positions of layers with a window, where `local_base` sets them apart."""
-    if values.local_base is None:
-        return ()
-    return (Rotary(base=values.local_base),)
-
-
 def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     turns = scaling.context * plain / (2 * math.pi)
     share = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)

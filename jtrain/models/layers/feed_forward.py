@@ -19,6 +19,7 @@ from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
 from jtrain.models.experts import Activation, Capacity, Dropless
 from jtrain.models.layers.dropout import KeySequence
+from jtrain.models.transformer import Transformer
 
 SLOPE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
@@ -85,31 +86,27 @@ class MixtureOfExperts(nnx.Module):
     """A router, which sends each token to some of the experts, and the experts' MLPs.
 
     Args:
-        std: of the router and of the experts' first kernels.
-        std_out: of the experts' last kernels.
+        stds: of the router and of the experts' first kernels; of their last kernels.
     """
 
     def __init__(
         self,
-        *,
+        config: Transformer,
         experts: Dropless | Capacity,
-        width: int,
-        hidden: int,
-        activation: Activation,
-        std: float,
-        std_out: float,
         placement: Placement,
-        rngs: KeySequence,
+        rngs: nnx.Rngs | KeySequence,
+        stds: tuple[float, float],
     ):
+        std, std_out = stds
         self.experts, self.placement = experts, placement
-        self.activation: Activation = activation
-        count = experts.count
+        self.activation: Activation = config.activation
+        count, width, hidden = experts.count, config.width, config.size_of_hidden
 
         def normal(std: float, shape: tuple[int, ...], dims: tuple[str, ...]) -> nnx.Param:
             return nnx.Param(std * jax.random.normal(rngs.params(), shape), dims=dims)
 
         self.router = normal(std, (width, count), ("width", "choices"))
-        self.gate = normal(std, (count, width, hidden), UP) if activation in GATED else None
+        self.gate = normal(std, (count, width, hidden), UP) if self.activation in GATED else None
         self.up = normal(std, (count, width, hidden), UP)
         self.down = normal(std_out, (count, hidden, width), DOWN)
 

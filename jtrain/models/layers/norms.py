@@ -1,7 +1,7 @@
 """Norms with closed-form backward passes: LayerNorm and RMSNorm, batch norm and group norm."""
 
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from jaxtyping import Array, Bool, Float
 
 from jtrain.core.mean import Mean
 from jtrain.core.pytree import at_least_f32
+from jtrain.models.encoder import EncoderBlocks
+from jtrain.models.transformer import Transformer
 
 
 def rms_norm(
@@ -90,25 +92,24 @@ _scaled.defvjp(_layer_forward, _layer_backward)
 class Norm(nnx.Module):
     """LayerNorm with its scale and bias, or RMSNorm with its scale.
 
+    If it is `zero_centered`, it multiplies by 1 + scale, in at least float32.
+
     Args:
-        zero_centered: multiply by 1 + scale, in at least float32, with scales that begin at 0.
+        width: the dim that is normalised; 0: that between blocks.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        kind: Literal["layer", "rms"],
-        epsilon: float,
-        bias: bool,
-        zero_centered: bool = False,
-    ):
-        self.kind, self.epsilon, self.zero_centered = kind, epsilon, zero_centered
+    def __init__(self, config: Transformer | EncoderBlocks, width: int = 0):
+        width = width or config.width
+        self.kind, self.epsilon, self.zero_centered = (
+            config.norm,
+            config.epsilon,
+            config.zero_centered,
+        )
         # The dim has no mesh axis; its name is there so that a stack of layers can be recognised.
         no_name: Any = {"dims": (None,)}
-        scale = jnp.zeros(width) if zero_centered else jnp.ones(width)
+        scale = jnp.zeros(width) if self.zero_centered else jnp.ones(width)
         self.scale = nnx.Param(scale, **no_name)
-        biased = bias and kind == "layer"
+        biased = config.bias and self.kind == "layer"
         self.bias = nnx.Param(jnp.zeros(width), **no_name) if biased else None
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:

@@ -1,1 +1,1 @@
-"""Networks, as flax modules."""
+"""The flax modules that configs describe."""

@@ -14,15 +14,12 @@ from jaxtyping import Array, Bool, Float, Num, Shaped
 from jtrain.core.placement import Placement
 from jtrain.core.pytree import at_least_f32
 from jtrain.errors import DataError
-from jtrain.models.cnn import CNN
-from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.classifiers import CNN, MLP, EfficientNetLite, ResNet
 from jtrain.models.images import as_images
 from jtrain.models.layers.convolution import Convolution, DepthwiseConvolution, max_pool
 from jtrain.models.layers.dropout import drawn_from, drop
 from jtrain.models.layers.linear import Linear
 from jtrain.models.layers.norms import BatchNorm, GroupNorm
-from jtrain.models.mlp import MLP
-from jtrain.models.resnet import ResNet
 
 DIMS = ("batch", "height", "width", "channels")
 Keys: TypeAlias = Shaped[Array, "b"] | None
@@ -42,12 +39,7 @@ class MLPModule(nnx.Module):
         )
 
     def __call__(self, x: Num[Array, "b *s"], keys: Keys = None) -> Float[Array, "b c"]:
-        """Return the logits of each row.
-
-        Raises:
-            DataError: if a row does not hold `inputs` numbers.
-            LossError: if the network trains with dropout and `keys` is None.
-        """
+        """Return the logits of each row; raise DataError unless it holds `inputs` numbers."""
         size, rate = math.prod(x.shape[1:]), self.config.dropout
         if size != self.config.inputs:
             raise DataError(
@@ -86,12 +78,7 @@ class CNNModule(nnx.Module):
     def __call__(
         self, x: Num[Array, "b *s"], keys: Keys = None, mask: Mask = None
     ) -> Float[Array, "b c"]:
-        """Return the logits of each row.
-
-        Raises:
-            DataError: if the images have another shape.
-            LossError: if the network trains with dropout and `keys` is None.
-        """
+        """Return the logits of each row; raise DataError if the images have another shape."""
         rate = self.config.dropout
         keys = drawn_from(keys, rate, train=not self.deterministic)
         x = as_images(x, self.config.image, self.layers[0].kernel[...].dtype, mask)
@@ -128,12 +115,7 @@ class _ConvolutionalModule(nnx.Module):
     def __call__(
         self, x: Num[Array, "b *s"], keys: Keys = None, mask: Mask = None
     ) -> Float[Array, "b c"]:
-        """Return the logits of each row.
-
-        Raises:
-            DataError: if the images have another shape.
-            LossError: if the network trains with dropout and `keys` is None.
-        """
+        """Return the logits of each row; raise DataError if the images have another shape."""
         config = self.config
         keys = drawn_from(keys, config.dropout, train=not self.deterministic)
         x = as_images(x, config.image, self.stem.kernel[...].dtype, mask, config.pixels)
@@ -161,16 +143,8 @@ class ResNetModule(_ConvolutionalModule):
         self.blocks = nnx.List()
         for stage, count in enumerate(config.blocks):
             for index in range(count):
-                block = ResidualBlock(
-                    channels,
-                    config.width * 2**stage,
-                    stride=2 if stage and not index else 1,
-                    bottleneck=config.bottleneck,
-                    quiet=config.quiet,
-                    make_norm=make_norm,
-                    placement=placement,
-                    rngs=rngs,
-                )
+                sizes = channels, config.width * 2**stage, 2 if stage and not index else 1
+                block = ResidualBlock(config, placement, sizes, make_norm, rngs)
                 self.blocks.append(block)
                 channels = block.outputs
         self.head = Linear(channels, config.classes, std=0.01, rngs=rngs)
@@ -187,31 +161,32 @@ class ResNetModule(_ConvolutionalModule):
 
 
 class ResidualBlock(nnx.Module):
-    """Convolutions, each with a norm, added to the block's input; ReLU between and after."""
+    """Convolutions, each with a norm, added to the block's input; ReLU between and after.
+
+    Args:
+        sizes: inputs, width and stride.
+    """
 
     def __init__(
         self,
-        inputs: int,
-        width: int,
-        *,
-        stride: int,
-        bottleneck: bool,
-        quiet: bool,
-        make_norm: MakeNorm,
+        config: ResNet,
         placement: Placement,
+        sizes: tuple[int, int, int],
+        make_norm: MakeNorm,
         rngs: nnx.Rngs,
     ):
         self.placement = placement
-        self.outputs = width * (4 if bottleneck else 1)
+        inputs, width, stride = sizes
+        self.outputs = width * (4 if config.bottleneck else 1)
         # Inputs, outputs, kernel and stride of each convolution.
         basic = [(inputs, width, 3, stride), (width, width, 3, 1)]
         narrow = [(inputs, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
-        layers = narrow if bottleneck else basic
+        layers = narrow if config.bottleneck else basic
         self.convolutions = nnx.List(
             Convolution(a, b, kernel, stride=by, rngs=rngs) for a, b, kernel, by in layers
         )
         self.norms = nnx.List(make_norm(layer[1]) for layer in layers[:-1])
-        self.norms.append(make_norm(self.outputs, scale=0.0 if quiet else 1.0))
+        self.norms.append(make_norm(self.outputs, scale=0.0 if config.quiet else 1.0))
         same = inputs == self.outputs and stride == 1
         self.short = (
             None if same else Convolution(inputs, self.outputs, 1, stride=stride, rngs=rngs)
@@ -248,16 +223,9 @@ class EfficientNetLiteModule(_ConvolutionalModule):
         self.blocks = nnx.List()
         for stage, (width, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
             for index in range(count):
-                block = InvertedBlock(
-                    channels,
-                    width,
-                    expansion=EXPANSION if stage else 1,
-                    kernel=KERNELS[stage],
-                    stride=1 if index else STRIDES[stage],
-                    make_norm=make_norm,
-                    placement=placement,
-                    rngs=rngs,
-                )
+                stride = 1 if index else STRIDES[stage]
+                sizes = channels, width, EXPANSION if stage else 1, KERNELS[stage], stride
+                block = InvertedBlock(placement, sizes, make_norm, rngs)
                 self.blocks.append(block)
                 channels = width
         self.features = Convolution(channels, config.features, 1, rngs=rngs)
@@ -277,21 +245,20 @@ class InvertedBlock(nnx.Module):
     """A wide depthwise convolution between two 1x1 ones, added to its input where both are alike.
 
     The last norm has no activation.
+
+    Args:
+        sizes: inputs, outputs, expansion, kernel and stride.
     """
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
-        *,
-        expansion: int,
-        kernel: int,
-        stride: int,
-        make_norm: MakeNorm,
         placement: Placement,
+        sizes: tuple[int, int, int, int, int],
+        make_norm: MakeNorm,
         rngs: nnx.Rngs,
     ):
         self.placement = placement
+        inputs, outputs, expansion, kernel, stride = sizes
         self.adds = inputs == outputs and stride == 1
         wide = inputs * expansion
         self.expand = None if expansion == 1 else Convolution(inputs, wide, 1, rngs=rngs)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -10,46 +10,9 @@ import numpy as np
 
 from jtrain.errors import CheckpointError
 
-
-class Condition(NamedTuple):
-    """A condition on a value, in words and as a function."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
+MOST_LAYERS = 9999
 Supported: TypeAlias = Mapping[str, "tuple[Any, ...] | Supported"]
-"""What is computed of each entry: conditions or single values, or the table of an object."""
-
-SIZE = Condition("a whole number above 0", lambda x: type(x) is int and 0 < x < 2**31)
-# A model has a part for each: a count without a bound would be built for ever.
-COUNT = Condition("a whole number from 1 to 9999", lambda x: type(x) is int and 0 < x < 10_000)
-NUMBER = Condition("a number above 0", lambda x: type(x) in (int, float) and 0 < x < 1e300)
-FLAG = Condition("true or false", lambda x: type(x) is bool)
-TEXT = Condition("a text", lambda x: isinstance(x, str))
-OBJECT = Condition("an object", lambda x: isinstance(x, Mapping))
-
-
-def is_list_of(*supported: Any, length: int | None = None) -> Condition:
-    """Return the condition of a list of such values; None: of any length."""
-    return Condition(
-        f"a list of {_words(supported)}",
-        lambda x: (
-            isinstance(x, list | tuple)
-            and length in (None, len(x))
-            and all(is_supported(value, supported) for value in x)
-        ),
-    )
-
-
-def is_supported(value: Any, supported: tuple[Any, ...]) -> bool:
-    """Return whether a value is one of these, or fulfils one of the conditions."""
-    return any(
-        one.holds(value)
-        if isinstance(one, Condition)
-        else value == one and isinstance(value, bool) == isinstance(one, bool)
-        for one in supported
-    )
+"""The values that are computed of each entry, or the table of an object."""
 
 
 def check_entries(
@@ -64,58 +27,46 @@ def check_entries(
 
     Args:
         entries: those of a file; one that is missing has its default.
-        supported: the table of the family.
-        file: the name of the file.
         where: the objects around the entries, each with a dot behind it.
         family: the name of the family; empty: that in the entries.
     """
     family = family or entries.get("model_type") or entries.get("architecture", "")
-    for key in [key for key in supported if key in entries]:
-        values, found = supported[key], entries[key]
+    for key, values in supported.items():
+        found = entries.get(key)
         if isinstance(values, Mapping):
             if isinstance(found, Mapping):
                 check_entries(found, values, file=file, where=f"{where}{key}.", family=family)
-                continue
-            values = (OBJECT, None)
-        if not is_supported(found, values):
+        elif key in entries and found not in values:
             raise CheckpointError(
                 f"{file} has {where}{key}={reprlib.repr(found)}, and for the family {family} "
-                f"jtrain computes only {_words(values)}. Use a model with one of these; weights "
-                f"read into another function give wrong outputs."
+                f"jtrain computes only {' or '.join(map(repr, values))}. Use a model with one of "
+                f"these; weights read into another function give wrong outputs."
             )
-
-
-def _words(supported: tuple[Any, ...]) -> str:
-    return " or ".join(x.words if isinstance(x, Condition) else repr(x) for x in supported)
 
 
 Arrays: TypeAlias = tuple[Any, ...]  # numpy arrays, or tracers
 
 
-@dataclasses.dataclass(frozen=True)
-class Transform:
-    """A parameter from published tensors, and back."""
+class Transform(NamedTuple):
+    """Parameters from published tensors, and back; a tuple of arrays on both sides."""
 
-    join: Callable[[Arrays], Any]
-    """Published tensors to the parameter."""
-    split: Callable[[Any], Arrays]
-    """The parameter to published tensors."""
+    join: Callable[[Arrays], Arrays]
+    split: Callable[[Arrays], Arrays]
 
     def then(self, other: "Transform") -> "Transform":
-        """Return this transform followed by another one of a single array."""
-        return Transform(
-            lambda arrays: other.join((self.join(arrays),)),
-            lambda array: self.split(*other.split(array)),
-        )
+        """Return this transform followed by another one."""
+        return Transform(lambda x: other.join(self.join(x)), lambda x: self.split(other.split(x)))
 
 
-def single(forward: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> Transform:
-    """Return the transform of one tensor."""
-    return Transform(lambda arrays: forward(*arrays), lambda array: (inverse(array),))
+def each(forward: Callable[[Any], Any], inverse: Callable[[Any], Any]) -> Transform:
+    """Return the transform of every array alone."""
+    return Transform(lambda x: tuple(map(forward, x)), lambda x: tuple(map(inverse, x)))
 
 
-SAME = single(lambda x: x, lambda x: x)
-TRANSPOSE = single(lambda x: x.T, lambda x: x.T)
+SAME = each(lambda x: x, lambda x: x)
+TRANSPOSE = each(lambda x: x.T, lambda x: x.T)
+STACK = Transform(lambda x: (_module(x).stack(x),), lambda x: tuple(x[0]))
+"""Arrays to one with a leading dim."""
 
 
 def reshape(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
@@ -126,17 +77,12 @@ def reshape(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
             raise ValueError(f"{x.shape} is not {before}")
         return x.reshape(after)
 
-    return single(lambda x: change(x, theirs, ours), lambda x: change(x, ours, theirs))
+    return each(lambda x: change(x, theirs, ours), lambda x: change(x, ours, theirs))
 
 
 def linear(inputs: int, outputs: int) -> Transform:
     """Return the transform of o i to a kernel of `jtrain.models.layers.linear`: wide dim last."""
     return TRANSPOSE if outputs >= inputs else SAME
-
-
-def from_columns(inputs: int, outputs: int) -> Transform:
-    """Return the transform of i o, as GPT-2 stores linear maps, to a kernel: wide dim last."""
-    return SAME if outputs >= inputs else TRANSPOSE
 
 
 def by_group(heads: int, groups: int) -> Transform:
@@ -146,12 +92,12 @@ def by_group(heads: int, groups: int) -> Transform:
     """
     shared = heads // groups
 
-    def join(arrays: Arrays) -> Any:
-        q, k, v = arrays
-        each = [x.reshape(groups, -1, *x.shape[1:]) for x in (q, k, v)]
-        return _concatenate(each, axis=1).reshape(-1, *q.shape[1:])
+    def join(arrays: Arrays) -> Arrays:
+        rows = [x.reshape(groups, -1, *x.shape[1:]) for x in arrays]
+        return (_module(arrays).concatenate(rows, 1).reshape(-1, *arrays[0].shape[1:]),)
 
-    def split(x: Any) -> Arrays:
+    def split(arrays: Arrays) -> Arrays:
+        (x,) = arrays
         rows = x.reshape(groups, shared + 2, -1, *x.shape[1:])
         parts = rows[:, :shared], rows[:, shared : shared + 1], rows[:, shared + 1 :]
         return tuple(part.reshape(-1, *x.shape[1:]) for part in parts)
@@ -159,50 +105,17 @@ def by_group(heads: int, groups: int) -> Transform:
     return Transform(join, split)
 
 
-def thirds(axis: int) -> Transform:
-    """Return the transform of one tensor of queries, keys and values, joined by `by_group` next.
-
-    The tensor has its outputs at `axis`; they become the first dim.
-    """
-
-    def forward(arrays: Arrays) -> Arrays:
-        (x,) = arrays
-        x = x.T if axis else x
-        third = x.shape[0] // 3
-        return tuple(x[i * third : (i + 1) * third] for i in range(3))
-
-    def inverse(arrays: Arrays) -> Arrays:
-        x = _concatenate(arrays, axis=0)
-        return (x.T if axis else x,)
-
-    return Transform(forward, inverse)
+def _thirds(arrays: Arrays) -> Arrays:
+    (x,) = arrays
+    third = x.shape[0] // 3
+    return tuple(x[i * third : (i + 1) * third] for i in range(3))
 
 
-def stack(each: Transform) -> Transform:
-    """Return the transform of tensors to one with a leading dim, each of them changed first."""
-    return Transform(
-        lambda arrays: _stack([each.join((x,)) for x in arrays]),
-        lambda array: tuple(part for i in range(len(array)) for part in each.split(array[i])),
-    )
+THIRDS = Transform(_thirds, lambda x: (_module(x).concatenate(x, 0),))
+"""One tensor of queries, keys and values, rows first, to the three, which `by_group` joins."""
 
 
-def chain(first: Transform, second: Transform) -> Transform:
-    """Return `first`, whose result is a tuple of arrays, and then `second` of that tuple."""
-    return Transform(
-        lambda arrays: second.join(first.join(arrays)),
-        lambda array: first.split(second.split(array)),
-    )
-
-
-def _concatenate(arrays: Sequence[Any], axis: int) -> Any:
-    return _module(arrays).concatenate(arrays, axis)
-
-
-def _stack(arrays: Sequence[Any]) -> Any:
-    return _module(arrays).stack(arrays)
-
-
-def _module(arrays: Sequence[Any]) -> Any:
+def _module(arrays: Arrays) -> Any:
     return np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
 
 
@@ -256,14 +169,18 @@ class Family:
     """Mean and deviation of the pixels, where no file beside config.json says another."""
 
     def read(self, hf: HFConfig) -> Values:
-        """Return the fields of our config for a config.json.
-
-        Raises:
-            CheckpointError: if an entry is missing, or has a value that is not computed.
-        """
+        """Return the fields of our config; raise CheckpointError if an entry is not computed."""
         hf = {**self.defaults, **hf}
         check_entries(hf, self.entries)
-        return self.values(hf)
+        try:
+            return self.values(hf)
+        except CheckpointError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"config.json of the family {self.name} is broken ({type(error).__name__}: "
+                f"{error}). Download the folder again."
+            ) from None
 
 
 def layer_norm_leaves(ours: str, theirs: str) -> Iterator[Leaf]:
@@ -273,37 +190,42 @@ def layer_norm_leaves(ours: str, theirs: str) -> Iterator[Leaf]:
 
 
 def linear_leaves(
-    ours: str, theirs: str, inputs: int, outputs: int, bias: bool = True
+    ours: str, theirs: str, inputs: int, outputs: int, *, bias: bool = True, columns: bool = False
 ) -> Iterator[Leaf]:
-    """Yield the kernel of a linear map, and its bias."""
-    yield Leaf(f"{ours}/kernel", (f"{theirs}.weight",), linear(inputs, outputs))
+    """Yield the kernel of a linear map, and its bias; `columns`: it is stored as i o."""
+    stored = TRANSPOSE.then(linear(inputs, outputs)) if columns else linear(inputs, outputs)
+    yield Leaf(f"{ours}/kernel", (f"{theirs}.weight",), stored)
     if bias:
         yield Leaf(f"{ours}/bias", (f"{theirs}.bias",))
 
 
-def encoder_block_leaves(
-    model: Any, block: str, qkv: tuple[str, ...], names: Mapping[str, str]
+def block_leaves(
+    model: Any, block: str, qkv: tuple[str, ...], names: Mapping[str, str], columns: bool = False
 ) -> Iterator[Leaf]:
-    """Yield the tables of the blocks of an encoder.
+    """Yield the tables of blocks with biases, and an MLP of two linear maps.
 
     Args:
         block: name of a block, with its number as `{}`.
         qkv: names in it of queries, keys and values; one name: one tensor has all three.
         names: the other layers of a block, by our name.
+        columns: linear maps are stored as i o.
     """
     width, hidden = model.width, model.size_of_hidden
     sizes = {"out": (width, width), "up": (width, hidden), "down": (hidden, width)}
     grouped = by_group(model.heads, model.heads)
-    grouped = chain(thirds(0), grouped) if len(qkv) == 1 else grouped
+    grouped = THIRDS.then(grouped) if len(qkv) == 1 else grouped
+    kernel = grouped.then(linear(width, 3 * width))
+    kernel = TRANSPOSE.then(kernel) if columns else kernel
     for i in range(model.layers):
         ours, theirs = f"blocks/{i}", block.format(i)
         kernels, biases = (
             tuple(f"{theirs}.{name}.{end}" for name in qkv) for end in ("weight", "bias")
         )
-        yield Leaf(f"{ours}/qkv/kernel", kernels, grouped.then(linear(width, 3 * width)))
+        yield Leaf(f"{ours}/qkv/kernel", kernels, kernel)
         yield Leaf(f"{ours}/qkv/bias", biases, grouped)
         for our, their in names.items():
+            own, published = f"{ours}/{our}", f"{theirs}.{their}"
             if our in sizes:
-                yield from linear_leaves(f"{ours}/{our}", f"{theirs}.{their}", *sizes[our])
+                yield from linear_leaves(own, published, *sizes[our], columns=columns)
             else:
-                yield from layer_norm_leaves(f"{ours}/{our}", f"{theirs}.{their}")
+                yield from layer_norm_leaves(own, published)

@@ -14,17 +14,7 @@ from jtrain.io.regular_files import read_json
 from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, read_tensors
 from jtrain.models.images import Pixels
 from jtrain.models.pretrained.families.entries import get
-from jtrain.models.pretrained.family import (
-    FLAG,
-    NUMBER,
-    SIZE,
-    Family,
-    HFConfig,
-    Supported,
-    Values,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained.family import Family, HFConfig, Supported, Values, check_entries
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
@@ -39,11 +29,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read_config(folder: Path, name: str = CONFIG) -> HFConfig:
-    """Return the content of config.json, or of another file of a folder.
-
-    Raises:
-        CheckpointError: if it is missing or no JSON object.
-    """
+    """Return the content of config.json, or of another file of a folder."""
     path = folder / name
     try:
         found = read_json(path)
@@ -61,11 +47,7 @@ def read_config(folder: Path, name: str = CONFIG) -> HFConfig:
 
 
 def read_folder(folder: Path) -> Mapping[str, np.ndarray]:
-    """Map the tensors of a folder; the disk is read where a slice is used.
-
-    Raises:
-        CheckpointError: if there are none, several sets, only pickles, or a file is broken.
-    """
+    """Map the tensors of a folder; the disk is read where a slice is used."""
     if (folder / ADAPTER).is_file():  # `transformers` would add it
         raise CheckpointError(
             f"{folder} has an {ADAPTER}, and its adapter would be left out. Merge it into the "
@@ -113,47 +95,33 @@ def _weight_pickles(folder: Path) -> list[Path]:
 
 
 PREPROCESSOR = "preprocessor_config.json"
-_SIZE = {key: (SIZE,) for key in ("height", "width", "shortest_edge")}
-PREPROCESSOR_ENTRIES: Supported = {
-    **dict.fromkeys(("do_rescale", "do_normalize", "do_resize"), (FLAG, None)),
-    "do_center_crop": (FLAG, None),
-    "rescale_factor": (NUMBER,),
-    "image_mean": (is_list_of(0, NUMBER),),
-    "image_std": (is_list_of(NUMBER),),
-    "size": _SIZE,
-    "crop_size": _SIZE,
-    **dict.fromkeys(("do_flip_channel_order", "rescale_offset", "do_pad"), (False, None)),
-}
+PREPROCESSOR_ENTRIES: Supported = dict.fromkeys(
+    ("do_flip_channel_order", "rescale_offset", "do_pad"), (False, None)
+)
 """Values that `Pixels` has."""
 
 
 def read_pixels(folder: Path, family: Family, hf: HFConfig, model: Any) -> Values:
-    """Return the fields of `Pixels` for a published image classifier.
+    """Return the fields of `Pixels` for an image classifier, whose config of ours is `model`.
 
     They are those of preprocessor_config.json, or of timm's `pretrained_cfg`. Where neither gives a
     size, it is that of the images for a model whose parameters depend on it, and else the data's.
-
-    Args:
-        model: our config for config.json.
-
-    Raises:
-        CheckpointError: if the file is broken, or changes pixels in a way that `Pixels` has not.
     """
     height, width, channels = model.image
     found: Values = {"channels": channels, **_default_range(family, channels)}
     if hasattr(model, "positions"):
         found |= {"height": height, "width": width}
-    if family.timm:
-        return {**found, **_from_timm(hf.get("pretrained_cfg") or {})}
-    return {**found, **_from_file(folder)}
+    if not family.timm:
+        return found | _from_file(folder)
+    cfg = hf.get("pretrained_cfg") or {}
+    found |= {key: tuple(cfg[key]) for key in ("mean", "std") if key in cfg}
+    if "input_size" in cfg:
+        _, found["height"], found["width"] = cfg["input_size"]
+    return found
 
 
 def assumed_range(folder: Path, family: Family, hf: HFConfig, model: Any) -> list[str]:
-    """Return a line about the range of the pixels, where it is not in the folder of a classifier.
-
-    Args:
-        model: our config of the run; one whose range is set has no such line.
-    """
+    """Return a line about the range of the pixels, where neither the folder nor `model` sets it."""
     if family.timm:
         file, stated = "config.json", "mean" in (hf.get("pretrained_cfg") or {})
     else:
@@ -174,13 +142,6 @@ def _default_range(family: Family, channels: int) -> Values:
     if family.mean is None:
         return {}
     return {"mean": (family.mean,) * channels, "std": (family.mean,) * channels}
-
-
-def _from_timm(cfg: Mapping[str, Any]) -> Values:
-    found: Values = {key: tuple(cfg[key]) for key in ("mean", "std") if key in cfg}
-    if "input_size" in cfg:
-        _, found["height"], found["width"] = cfg["input_size"]
-    return found
 
 
 def _preprocessor(folder: Path) -> HFConfig:

@@ -7,7 +7,6 @@ package `gguf` dequantises.
 import dataclasses
 import functools
 import importlib
-import math
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,21 +17,11 @@ import numpy as np
 from jtrain.errors import CheckpointError
 from jtrain.io.gguf_header import TensorInfo, map_bytes, read_header
 from jtrain.models.attention.rotary import Llama3Scaling, Rotary, frequencies
-from jtrain.models.pretrained.families.entries import ABOVE_1, get
-from jtrain.models.pretrained.family import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    SIZE,
-    Condition,
-    HFConfig,
-    Supported,
-    check_entries,
-    is_list_of,
-)
+from jtrain.models.pretrained.families.entries import get, rotary_entries
+from jtrain.models.pretrained.family import MOST_LAYERS, HFConfig, Supported, check_entries
 
 GGUF = ".gguf"
-BROKEN = (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+BROKEN = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, struct.error)
 # Our families by the architecture of a file.
 ARCHITECTURES = {
     "llama": "llama",
@@ -104,19 +93,18 @@ def _open(path: Path, changed: int) -> GGUFFile:
     try:
         header = read_header(data)
         raw = {n: _tensor(path, n, t, data[header.end :]) for n, t in header.tensors.items()}
+        config = _config(path, header.metadata, raw)
+    except CheckpointError:
+        raise
     except BROKEN as error:
-        raise _broken_error(path, error) from None
-    config = _config(path, header.metadata, raw)
+        raise CheckpointError(
+            f"{path} is no complete GGUF file ({type(error).__name__}: {error}). Download it again."
+        ) from None
     return GGUFFile(config, _named(path, config, raw))
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Read the metadata of a GGUF file and map its tensors; the newest file is cached.
-
-    Raises:
-        CheckpointError: if the file is missing, broken or of an architecture that is not known, or
-            the package `gguf` is not installed.
-    """
+    """Read the metadata of a GGUF file and map its tensors; the newest file is cached."""
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
@@ -124,12 +112,6 @@ def read_gguf(path: Path) -> GGUFFile:
             f"{path} cannot be read ({error.strerror}). Name another file."
         ) from None
     return _open(path, changed)
-
-
-def _broken_error(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is no complete GGUF file ({type(error).__name__}: {error}). Download it again."
-    )
 
 
 def _tensor(path: Path, name: str, info: TensorInfo, data: np.ndarray) -> Dequantised:
@@ -211,19 +193,12 @@ def _query_scalar(config: HFConfig) -> int:
 
 def _llama3_scaling(path: Path, config: HFConfig, factors: np.ndarray) -> HFConfig:
     """Return the scaling of Llama 3.1 or 3.2 whose divisors of the angles a file has."""
-    base = config["rope_theta"]
+    plain = Rotary(base=config["rope_theta"])
     for factor in (8.0, 32.0):
-        scaling = Llama3Scaling(factor=factor)
-        rate = frequencies(Rotary(base=base), 2 * len(factors))
-        scaled = frequencies(Rotary(base=base, scaling=scaling), 2 * len(factors))
-        if np.allclose(rate / scaled, factors, rtol=1e-3):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": scaling.low,
-                "high_freq_factor": scaling.high,
-                "original_max_position_embeddings": scaling.context,
-            }
+        scaled = Rotary(base=plain.base, scaling=Llama3Scaling(factor=factor))
+        rate, slower = (frequencies(one, 2 * len(factors)) for one in (plain, scaled))
+        if np.allclose(rate / slower, factors, rtol=1e-3):
+            return rotary_entries(scaled)["rope_scaling"]
     raise CheckpointError(
         f"{path} scales its rotary angles by rope_freqs.weight in another way than Llama 3.1 and "
         f"3.2. Use the folder with safetensors of the same model."
@@ -294,19 +269,13 @@ ENTRIES = {
 }
 REQUIRED = tuple(ENTRIES)[:6]
 PER_LAYER = ("head_count", "head_count_kv", "feed_forward_length")  # a number, or one a layer
-NEUTRAL = Condition(
-    "0 or none", lambda x: x in (0, "", "none") or (isinstance(x, list) and not any(x))
+HEAD_SIZES = (
+    *("rope.dimension_count", "rope.dimension_count_swa"),
+    *("attention.key_length_swa", "attention.value_length_swa"),
 )
-ANY = Condition("any value", lambda x: True)
 KEYS: Supported = {
-    **dict.fromkeys(REQUIRED, (SIZE,)),
-    "block_count": (COUNT,),
-    **dict.fromkeys(("attention.head_count_kv", "attention.key_length"), (SIZE,)),
-    "attention.layer_norm_rms_epsilon": (NUMBER,),
     "attention.causal": (True,),
-    "rope.freq_base": (ABOVE_1,),
     "rope.scaling.type": ("none", "linear", "yarn"),
-    **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), (0, NUMBER)),
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (0, -1),
     "rope.scaling.yarn_attn_factor": (1, -1),
@@ -314,83 +283,68 @@ KEYS: Supported = {
     "expert_weights_norm": (True,),
     "expert_gating_func": (0, 1),
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
-    # Without an effect on logits, or found by the shapes of the tensors.
-    **dict.fromkeys(
-        (
-            *("vocab_size", "pooling_type", "tensor_data_layout", "attention.value_length"),
-            *("attention.layer_norm_epsilon", "expert_feed_forward_length"),
-            *(f"rope.scaling.{name}" for name in ("finetuned", "original_context_length")),
-            *(f"rope.scaling.yarn_beta_{name}" for name in ("fast", "slow")),
-        ),
-        (ANY,),
-    ),
 }
 """Values that are computed of the keys of an architecture that llama.cpp reads.
 
-Any other key is of another function, unless its value is 0 or none.
+Any other key than these and those below is of another function, unless its value is 0 or none.
 """
-GEMMA_KEYS: Supported = {
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (NUMBER,)),
-    "attention.sliding_window": (0, SIZE),
-    "attention.sliding_window_pattern": (COUNT, is_list_of(FLAG)),
-    "rope.freq_base_swa": (ABOVE_1,),
-}
-KEYS_OF: Mapping[str, Supported] = {
-    "llama": {"expert_count": (0, COUNT), "expert_used_count": (0, COUNT)},
-    "gemma2": GEMMA_KEYS,
-    "gemma3": GEMMA_KEYS,
+# Read, without an effect on logits, or found by the shapes of the tensors.
+FREE = (
+    *("model_type", *tuple(ENTRIES)[:9], "rope.scaling.factor", "rope.scale_linear"),
+    *("vocab_size", "pooling_type", "tensor_data_layout", "attention.value_length"),
+    *("attention.layer_norm_epsilon", "expert_feed_forward_length", "rope.scaling.finetuned"),
+    *(f"rope.scaling.{name}" for name in ("original_context_length", "yarn_beta_fast")),
+    "rope.scaling.yarn_beta_slow",
+)
+GEMMA_FREE = (
+    *("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window"),
+    *("attention.sliding_window_pattern", "rope.freq_base_swa"),
+)
+FREE_OF = {
+    "llama": ("expert_count", "expert_used_count"),
+    "gemma2": GEMMA_FREE,
+    "gemma3": GEMMA_FREE,
 }
 
 
 def read_keys(path: Path, kind: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an architecture's keys.
-
-    Raises:
-        CheckpointError: if one is missing, or has a value that is not computed.
-    """
+    """Return the values of an architecture's keys; raise CheckpointError if one is not computed."""
     keys: dict[str, Any] = {"model_type": kind}
+    supported: dict[str, Any] = dict(KEYS)
     for key, value in metadata.items():
         if key.startswith(f"{kind}."):
+            name = key.removeprefix(f"{kind}.")
             value = value.tolist() if isinstance(value, np.ndarray) else value
-            one = isinstance(value, list) and len(set(value)) == 1 and key.endswith(PER_LAYER)
-            keys[key.removeprefix(f"{kind}.")] = value[0] if one else value
-    supported = {**KEYS, **KEYS_OF.get(kind, {})}
-    rest = {name: (NEUTRAL,) for name in keys.keys() - supported.keys() - {"model_type"}}
-    where = {"file": f"{path}", "where": f"{kind}."}
+            if isinstance(value, list) and name.endswith(PER_LAYER):
+                supported[name] = (value[0],)
+                value = value[0] if len(set(value)) == 1 else value
+            keys[name] = value
     for name in REQUIRED:
         get(keys, name, file=f"{path}")
-    check_entries(keys, supported, **where)
-    heads, width = keys["attention.head_count"], keys["embedding_length"]
-    head = keys.get("attention.key_length", width // heads)
-    fewer = Condition(f"at most {width}, the embedding_length", lambda x: head > 0)
-    check_entries(keys, {"attention.head_count": (fewer,)}, **where)
-    window = keys.get("attention.sliding_window", 0)
-    names = ("attention.key_length_swa", "attention.value_length_swa")
-    scale = Condition(f"{head}**-0.5", lambda x: _is_close(x, head**-0.5))
-    same: Supported = {
-        **dict.fromkeys(("rope.dimension_count", "rope.dimension_count_swa", *names), (head,)),
-        "embedding_length_out": (width,),
-        "attention.scale": (0, scale),
-    }
-    if type(window) is int and window >= keys["context_length"]:
-        same = {**same, "attention.sliding_window": (ANY,)}
-    if kind == "gemma2":
-        same = {**same, "rope.freq_base_swa": (keys.get("rope.freq_base", 10000.0),)}
-    check_entries(keys, {**rest, **same}, **where)
+    width, window = keys["embedding_length"], keys.get("attention.sliding_window", 0)
+    head = keys.get("attention.key_length", width // keys["attention.head_count"])
+    supported |= dict.fromkeys(HEAD_SIZES, (head,))
+    supported["embedding_length_out"] = (width,)
+    supported["attention.scale"] = (0, head**-0.5, float(np.float32(head**-0.5)))
     if keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0)) not in (0, 1):
-        check_entries(keys, {"rope.scaling.type": ("none", "linear")}, **where)
+        supported["rope.scaling.type"] = ("none", "linear")
+    free = {*FREE, *FREE_OF.get(kind, ())}
+    if window >= keys["context_length"]:
+        free.add("attention.sliding_window")
+    if kind == "gemma2":
+        supported["rope.freq_base_swa"] = (keys.get("rope.freq_base", 10000.0),)
+    for name in keys.keys() - supported.keys() - free:
+        if keys[name] and not (isinstance(keys[name], list) and not any(keys[name])):
+            supported[name] = (0, "none")
+    check_entries(keys, supported, file=f"{path}", where=f"{kind}.")
     return keys
-
-
-def _is_close(value: Any, other: float) -> bool:
-    return NUMBER.holds(value) and math.isclose(value, other, rel_tol=1e-6)
 
 
 def layer_windows(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the window of Gemma's layers, and which of them have it."""
     window = keys.get("attention.sliding_window", 4096 if kind == "gemma2" else 0)
     found = keys.get("attention.sliding_window_pattern", 2 if kind == "gemma2" else 6)
-    layers = range(keys["block_count"])
+    layers = range(min(keys["block_count"], MOST_LAYERS))
     windowed = found if isinstance(found, list) else [(i + 1) % found for i in layers]
     kinds = ["sliding_attention" if one else "full_attention" for one in windowed]
     return {"sliding_window": window or None, "layer_types": kinds}

@@ -1,7 +1,7 @@
 """Published weights as a source of a new state's parameters, read one at a time."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,17 @@ from jtrain.models.pretrained.folder import (
 from jtrain.models.pretrained.gguf import GGUF, read_gguf
 from jtrain.models.pretrained.tensors_table import (
     HEAD,
+    Index,
     Tensors,
     make_table,
     model_shapes,
     put_slices,
     release_host_memory,
-    same_numbers,
 )
 
 TOKENIZER = "tokenizer.json"
 TIED = "tie_word_embeddings"
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight")  # of families with a head of words
 RELEASED = 1 << 20
 """Bytes of a parameter after which freed memory is returned: less is not worth the call."""
 
@@ -57,9 +58,6 @@ def read_hf_config(path: Path) -> HFConfig:
 
     A head that differs from the embedding is used, also where config.json ties them: programs that
     train parts of a model apart write both. `transformers` 5 does the same.
-
-    Raises:
-        CheckpointError: if the path is neither.
     """
     if path.suffix == GGUF:
         return read_gguf(path).config
@@ -78,29 +76,32 @@ def _has_own_head(path: Path, hf: HFConfig) -> bool:
     family = FAMILIES.get(family_name(hf))
     if family is None or not family.read(hf).get("tied"):
         return False
-    tokens = next(leaf for leaf in family.leaves(build_model(family, hf)) if leaf.ours == "tokens")
     files = sorted(path.glob("*.safetensors*"))
     stats = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    return _heads_differ(path, tokens.theirs[0].removeprefix(family.prefix), stats)
+    return _heads_differ(path, stats)
 
 
 @functools.lru_cache(maxsize=8)
-def _heads_differ(path: Path, embedding: str, stats: tuple) -> bool:
+def _heads_differ(path: Path, stats: tuple) -> bool:
     del stats
     try:
         tensors = read_folder(path)
     except CheckpointError:  # a folder without tensors has values
         return False
-    found = {name: x for name, x in tensors.items() if name.endswith((HEAD, embedding))}
-    return len(found) == 2 and not same_numbers(*found.values())
+    found = [x for name, x in tensors.items() if name.endswith((HEAD, *EMBEDDINGS))]
+    if len(found) != 2:
+        return False
+    one, other = found
+    if one.shape != other.shape:
+        return True
+    return any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))  # row by row
 
 
 def read_values(path: str, kind: str) -> Mapping[str, Any]:
     """Return the fields of our config of a kind for a folder or a GGUF file.
 
     Raises:
-        CheckpointError: if the path is neither, or the model is none that jtrain computes, or one
-            of another kind.
+        CheckpointError: if jtrain does not compute the model, or it is of another kind.
     """
     hf = read_hf_config(Path(path))
     family = find_family(hf, path)
@@ -176,33 +177,23 @@ class PretrainedWeights:
 
     def _place(self, name: str, like: Array) -> Array:
         stacked = self._layers and name.startswith("blocks/")
-        part = self._stacked(name, like) if stacked else self._single(name, like)
+        view = None if stacked else self._table.read(name)
+
+        def part(index: Index) -> np.ndarray:
+            shape = (len(range(n)[one]) for one, n in zip(index, like.shape, strict=True))
+            array = np.empty(tuple(shape), like.dtype)
+            if view is not None:
+                view.copy(index, array)
+                return array
+            rest = name.removeprefix("blocks/")
+            for i, layer in enumerate(range(self._layers)[index[0]]):
+                self._table.read(f"blocks/{layer}/{rest}").copy(index[1:], array[i, ...])
+            return array
+
         sharding = getattr(like, "sharding", None)
         if sharding is None:
             return part((slice(None),) * len(like.shape))
         return put_slices(like.shape, sharding, part)
-
-    def _single(self, name: str, like: Array):
-        view = self._table.read(name)
-
-        def part(index):
-            array = np.empty(_shape_of(index, like.shape), like.dtype)
-            view.copy(index, array)
-            return array
-
-        return part
-
-    def _stacked(self, name: str, like: Array):
-        rest = name.removeprefix("blocks/")
-
-        def part(index):
-            layers = range(self._layers)[index[0]]
-            array = np.empty((len(layers), *_shape_of(index[1:], like.shape[1:])), like.dtype)
-            for i, layer in enumerate(layers):
-                self._table.read(f"blocks/{layer}/{rest}").copy(index[1:], array[i, ...])
-            return array
-
-        return part
 
 
 def params_from_timm(model: Any, weights: Mapping[str, np.ndarray]) -> tuple[Params, Extra]:
@@ -229,17 +220,8 @@ def params_from_timm(model: Any, weights: Mapping[str, np.ndarray]) -> tuple[Par
     return jax.tree.unflatten(jax.tree.structure((params, extra)), arrays)
 
 
-def _shape_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a slice of an array."""
-    return tuple(len(range(n)[one]) for one, n in zip(index, shape, strict=True))
-
-
 def vocabulary_of(path: Path) -> Mapping[str, int] | None:
-    """Return the number of each token of a published model's tokenizer; None if it has none.
-
-    Raises:
-        DataError: if the file is no tokenizer.
-    """
+    """Return the number of each token of a published tokenizer; None if there is none."""
     if path.suffix == GGUF:
         tokens = read_header(path).get("tokenizer.ggml.tokens", [])
         return {token: i for i, token in enumerate(tokens)} or None
@@ -248,20 +230,17 @@ def vocabulary_of(path: Path) -> Mapping[str, int] | None:
         return None
     try:
         return vocabulary_of_parsed(read_json(file))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{file} is no tokenizer ({error}). Download it again.") from None
 
 
 def vocabulary_of_parsed(parsed: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of each token of a tokenizer.json; raise KeyError if it is none."""
     vocab = parsed["model"]["vocab"]
-    pairs = vocab.items() if isinstance(vocab, dict) else _unigram(vocab)
+    if not isinstance(vocab, dict):  # pairs of a token and its chance
+        vocab = {token: i for i, (token, _) in enumerate(vocab)}
     added = {token["content"]: token["id"] for token in parsed.get("added_tokens") or []}
-    return {**dict(pairs), **added}
-
-
-def _unigram(vocab: Any) -> Iterator[tuple[str, int]]:
-    return ((token, i) for i, (token, _) in enumerate(vocab))
+    return {**vocab, **added}
 
 
 def check_vocabulary(pretrained: str, tokenizer: Tokenizer, *, option: str = "") -> None:

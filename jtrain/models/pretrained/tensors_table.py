@@ -36,36 +36,32 @@ class TensorTable:
         """Return a parameter, of which slices are read."""
         leaf = self.leaves[name]
         arrays = tuple(np.asarray(self.tensors[theirs]) for theirs in leaf.theirs)
-        view = ParameterView(leaf.transform.join(arrays), arrays)
+        view = ParameterView(leaf.transform.join(arrays)[0], arrays)
         view.let_go()
         return view
 
 
 def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> TensorTable:
-    """Match the tensors of a file with the table of a family.
-
-    Args:
-        family: the family.
-        model: the config of ours that belongs to the file.
-        tensors: what the file has.
-        where: its name, for the message.
+    """Match the tensors of a file with the table of a family, for our config `model`.
 
     Raises:
         CheckpointError: with each tensor that is missing, not known, or of another shape.
     """
     bare = lambda name: name.removeprefix(family.prefix)  # some files leave it out
     names = {family.rename(model, bare(name)): name for name in tensors}
-    shapes = expected_shapes(family, model)
+    shapes = published_shapes(family, model)
     rows, leaves, used = [], {}, set()
     for leaf in family.leaves(model):
         used |= set(map(bare, leaf.theirs))
-        for theirs, shape in zip(leaf.theirs, shapes[leaf.ours], strict=True):
-            if bare(theirs) not in names:
+        for theirs in leaf.theirs:
+            found, shape = tensors.get(names.get(bare(theirs), "")), shapes[theirs].shape
+            if found is None:
                 rows.append((theirs, "is missing"))
-            elif (found := tensors[names[bare(theirs)]].shape) != shape:
-                rows.append((theirs, f"is {_text(found)}, and config.json says {_text(shape)}"))
-            elif not jnp.issubdtype(dtype := tensors[names[bare(theirs)]].dtype, jnp.floating):
-                rows.append((theirs, f"is {dtype}, and a weight is a floating number"))
+            elif found.shape != shape:
+                words = [" x ".join(map(str, x)) or "a number" for x in (found.shape, shape)]
+                rows.append((theirs, f"is {words[0]}, and config.json says {words[1]}"))
+            elif not jnp.issubdtype(found.dtype, jnp.floating):
+                rows.append((theirs, f"is {found.dtype}, and a weight is a floating number"))
         leaves[leaf.ours] = leaf._replace(
             theirs=tuple(names.get(bare(theirs), theirs) for theirs in leaf.theirs)
         )
@@ -85,13 +81,13 @@ def make_table(family: Family, model: Any, tensors: Tensors, where: str) -> Tens
     return TensorTable(leaves, found, tensors)
 
 
-def expected_shapes(family: Family, model: Any) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the shapes of the published tensors of each parameter, by our name."""
-    like = model_shapes(model)
-    return {
-        leaf.ours: tuple(x.shape for x in jax.eval_shape(leaf.transform.split, like[leaf.ours]))
-        for leaf in family.leaves(model)
-    }
+def published_shapes(family: Family, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and the dtype of each published tensor of a model."""
+    like, shapes = model_shapes(model), {}
+    for leaf in family.leaves(model):
+        parts = jax.eval_shape(leaf.transform.split, (like[leaf.ours],))
+        shapes |= dict(zip(leaf.theirs, parts, strict=True))
+    return shapes
 
 
 def model_shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
@@ -108,25 +104,18 @@ def model_shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
 def _shape(leaf: Leaf, tensors: Tensors) -> jax.ShapeDtypeStruct:
     arrays = (tensors[theirs] for theirs in leaf.theirs)
     structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
-    return jax.eval_shape(leaf.transform.join, structs)
+    return jax.eval_shape(leaf.transform.join, structs)[0]
 
 
 def _message(family: Family, where: str, rows: Sequence[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows[:SHOWN])
-    lines = [f"  {name:{width}}  {words}" for name, words in rows[:SHOWN]]
-    more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
-    return "\n".join(
-        [
-            f"{where} has {len(rows)} tensors that do not fit the {family.name} of config.json:",
-            *lines,
-            *more,
-            "Download the folder again, or correct config.json if it belongs to another model.",
-        ]
-    )
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "a number"
+    lines = [
+        f"{where} has {len(rows)} tensors that do not fit the {family.name} of config.json:",
+        *(f"  {name:{width}}  {words}" for name, words in rows[:SHOWN]),
+        *([f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []),
+        "Download the folder again, or correct config.json if it belongs to another model.",
+    ]
+    return "\n".join(lines)
 
 
 CHUNK = 1 << 23
@@ -166,20 +155,6 @@ def _let_go(tensors: Sequence[np.ndarray]) -> None:
             base = base.base
         if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
             base.madvise(mmap.MADV_DONTNEED)
-
-
-def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return whether two mapped matrices have the same numbers, read until the first difference."""
-    if a.shape != b.shape:
-        return False
-    a, b = np.atleast_1d(a), np.atleast_1d(b)
-    rows = max(1, CHUNK * len(a) // max(a.nbytes, b.nbytes, 1))
-    for first in range(0, len(a), rows):
-        one, other = (x[first : first + rows].astype(np.float32) for x in (a, b))
-        if not np.array_equal(one, other, equal_nan=True):
-            return False
-        _let_go((a, b))
-    return True
 
 
 def put_slices(

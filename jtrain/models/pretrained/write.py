@@ -2,8 +2,9 @@
 
 import functools
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -16,7 +17,7 @@ from jtrain.io.safetensors import INDEX_SUFFIX, SUFFIX, write_safetensors
 from jtrain.models.pretrained.families.images import label_count, timm_classes
 from jtrain.models.pretrained.family import Family, HFConfig, Leaf, Values
 from jtrain.models.pretrained.folder import CONFIG, write_preprocessor
-from jtrain.models.pretrained.tensors_table import model_shapes
+from jtrain.models.pretrained.tensors_table import published_shapes
 
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 SHARD = 5_000_000_000  # bytes of a file, as transformers has it
@@ -68,11 +69,13 @@ def write_folder(
         CheckpointError: if the directory has files, or cannot be written.
     """
     check_empty(directory)
-    shapes = model_shapes(model)
     ordered = _ordered_leaves(family, model)
     leaves = {their: leaf for leaf in ordered for their in leaf.theirs}
-    tensors = _tensors(ordered, shapes, dtype)
-    pieces = functools.lru_cache(maxsize=1)(lambda leaf: leaf.transform.split(read(leaf.ours)))
+    shapes, kind = published_shapes(family, model), jnp.dtype(dtype)
+    floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    cast = lambda x: jax.ShapeDtypeStruct(x.shape, kind if floating(x) else x.dtype)
+    tensors = {name: cast(shapes[name]) for name in leaves}
+    pieces = functools.lru_cache(maxsize=1)(lambda leaf: leaf.transform.split((read(leaf.ours),)))
 
     def tensor(name: str) -> np.ndarray:
         leaf: Leaf = leaves[name]
@@ -145,26 +148,7 @@ def _ordered_leaves(family: Family, model: Any) -> list[Leaf]:
     leaves = list(family.leaves(model))
     if not getattr(model, "scan", False):
         return leaves
-    stacks: dict[str, list[Leaf]] = {}
-    for leaf in leaves:
-        kind, *rest = leaf.ours.split("/")
-        stack = "/".join((kind, *rest[1:])) if kind == "blocks" else leaf.ours
-        stacks.setdefault(stack, []).append(leaf)
-    return [leaf for stack in stacks.values() for leaf in stack]
-
-
-def _tensors(
-    leaves: Iterable[Leaf], shapes: Mapping[str, jax.ShapeDtypeStruct], dtype: DType
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each published tensor."""
-    found = {}
-    for leaf in leaves:
-        parts = jax.eval_shape(leaf.transform.split, shapes[leaf.ours])
-        for name, part in zip(leaf.theirs, parts, strict=True):
-            floating = jnp.issubdtype(part.dtype, jnp.floating)
-            kind = jnp.dtype(dtype) if floating else part.dtype
-            found[name] = jax.ShapeDtypeStruct(part.shape, kind)
-    return found
+    return sorted(leaves, key=lambda leaf: re.sub(r"^blocks/\d+", "blocks", leaf.ours))
 
 
 def _files(tensors: Mapping[str, jax.ShapeDtypeStruct], shard: int) -> dict[str, list[str]]:

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 
 from jtrain.core.pytree import named_leaves
 from jtrain.errors import CheckpointError
+from jtrain.models.classifiers import MLP
 from jtrain.models.encoder import Encoder
-from jtrain.models.mlp import MLP
 from jtrain.models.pretrained.families import FAMILIES, family_name, family_of
 from jtrain.models.pretrained.source import PretrainedWeights, describe_source
 from jtrain.models.pretrained.write import write_folder
@@ -47,7 +47,6 @@ def read(folder: Path, **changes: Any) -> tuple[Any, Any]:
     return model, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", some(CAUSAL))
 def test_a_causal_model_gives_the_logits_of_transformers(name: str, tmp_path):
     golden = published.golden(name)

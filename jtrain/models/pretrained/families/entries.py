@@ -5,17 +5,7 @@ from typing import Any
 
 from jtrain.errors import CheckpointError
 from jtrain.models.attention.rotary import LinearScaling, Llama3Scaling, Rotary
-from jtrain.models.pretrained.family import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    SIZE,
-    Condition,
-    HFConfig,
-    Supported,
-    Values,
-    is_list_of,
-)
+from jtrain.models.pretrained.family import MOST_LAYERS, HFConfig, Supported, Values
 
 DECODER = {
     "vocab": "vocab_size",
@@ -28,53 +18,31 @@ DECODER = {
 }
 """Our fields by the entry of a decoder's config.json."""
 COMMON: Supported = {
-    "tie_word_embeddings": (FLAG,),
     **dict.fromkeys(("quantization_config", "pruned_heads"), (None, {})),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), (False, None)),
 }
 """Entries that `transformers` reads for every model."""
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
-ABOVE_1 = Condition("a number above 1", lambda x: NUMBER.holds(x) and x > 1)
 ROPE: Supported = {
     **dict.fromkeys(("rope_type", "type"), ("default", "linear", "llama3")),
-    "rope_theta": (ABOVE_1,),
-    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), (NUMBER,)),
-    "original_max_position_embeddings": (SIZE,),
     "partial_rotary_factor": (1.0, None),
     # Angles for each kind of layer, which Gemma 3 alone has.
     **dict.fromkeys(("full_attention", "sliding_attention"), (None,)),
 }
 """Entries of rotary positions."""
-
-
-def size_entries(names: Mapping[str, str]) -> Supported:
-    """Return what is computed of entries by our names of them: sizes, beside layers and epsilon."""
-    others = {"layers": COUNT, "epsilon": NUMBER}
-    return {theirs: (others.get(ours, SIZE),) for ours, theirs in names.items()}
-
-
 DECODER_ENTRIES: Supported = {
     **COMMON,
-    **size_entries(DECODER),
     "hidden_act": ("silu", "swish"),
-    **dict.fromkeys(("num_key_value_heads", "head_dim"), (SIZE, None)),
-    "rope_theta": (ABOVE_1,),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), ROPE),
-    "original_max_position_embeddings": (SIZE,),
     "partial_rotary_factor": (1.0, None),
     "is_causal": (True, None),
     "use_bidirectional_attention": (False, None),
-    "layer_types": (is_list_of("full_attention"), None),
 }
 """Entries of a decoder of Llama's layers."""
 
 
 def get(hf: HFConfig, key: str, default: Any = ..., file: str = "config.json") -> Any:
-    """Return an entry.
-
-    Raises:
-        CheckpointError: if the config has none, and it has no default.
-    """
+    """Return an entry; raise CheckpointError if there is none and no default."""
     if (found := hf.get(key, default)) is ...:
         raise CheckpointError(
             f"{file} of the family {hf.get('model_type')} should have {key}, and has "
@@ -85,7 +53,26 @@ def get(hf: HFConfig, key: str, default: Any = ..., file: str = "config.json") -
 
 def sizes(hf: HFConfig, names: Mapping[str, str]) -> Values:
     """Return our fields by the names of the entries."""
+    if get(hf, names["layers"]) > MOST_LAYERS:  # its table would be built for ever
+        raise CheckpointError(
+            f"config.json has {names['layers']}={hf[names['layers']]}, and jtrain has models of at "
+            f"most {MOST_LAYERS} layers. Download the folder again."
+        )
     return {ours: get(hf, theirs) for ours, theirs in names.items()}
+
+
+def size_entries(model: Any, names: Mapping[str, str]) -> Values:
+    """Return the entries of our fields."""
+    return {theirs: explicit(model, ours) for ours, theirs in names.items()}
+
+
+def explicit(model: Any, name: str) -> Any:
+    """Return a field of our config, of which 0 may mean a value that follows from others."""
+    return getattr(model, EXPLICIT.get(name, name))
+
+
+EXPLICIT = {"kv_heads": "groups", "head_size": "size_of_head", "hidden": "size_of_hidden"}
+"""Fields of which 0 means a value that follows from others, and the properties that have it."""
 
 
 def head_sizes(hf: HFConfig) -> Values:
@@ -98,11 +85,7 @@ def head_sizes(hf: HFConfig) -> Values:
 
 
 def rotary(hf: HFConfig) -> Values:
-    """Return rotary positions, from `rope_scaling` or `rope_parameters`, and `rope_theta`.
-
-    Raises:
-        CheckpointError: if an entry of their scaling is missing.
-    """
+    """Return rotary positions, from `rope_scaling` or `rope_parameters`, and `rope_theta`."""
     where = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     rope = {f"{where}.{key}": value for key, value in (hf.get(where) or {}).items()}
     base = rope.get(f"{where}.rope_theta", hf.get("rope_theta", 10000.0))
@@ -139,12 +122,7 @@ def rotary_entries(positions: Rotary) -> Values:
 def windows(hf: HFConfig, pattern: int) -> Values:
     """Return the window of a model in which every so many layers one sees all.
 
-    Args:
-        hf: the config.json.
-        pattern: layers to a layer that sees all, where the config names none.
-
-    Raises:
-        CheckpointError: if the layers with a window have another pattern.
+    `pattern` are layers to a layer that sees all, where the config names none.
     """
     layers, window = get(hf, "num_hidden_layers"), get(hf, "sliding_window", None)
     pattern = hf.get("sliding_window_pattern", 0 if hf.get("layer_types") else pattern)

@@ -1,35 +1,28 @@
-"""What families of image classifiers share, and folders as timm lays them out."""
+"""What families of image classifiers share, folders as timm lays them out, and ViT."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jtrain.errors import CheckpointError
-from jtrain.models.pretrained.families.entries import COMMON
+from jtrain.models.pretrained.families.entries import COMMON, explicit, get, size_entries, sizes
 from jtrain.models.pretrained.family import (
-    NUMBER,
-    OBJECT,
-    SIZE,
-    TEXT,
+    Family,
     HFConfig,
     Leaf,
     Supported,
     Transform,
     Values,
-    is_list_of,
+    block_leaves,
+    check_entries,
+    each,
     layer_norm_leaves,
     linear,
-    single,
+    linear_leaves,
+    reshape,
 )
 
-CONVOLUTION = single(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
+CONVOLUTION = each(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 """Between o i k k and k k i o."""
-IMAGE_ENTRIES: Supported = {
-    **COMMON,
-    "num_channels": (SIZE,),
-    "num_labels": (SIZE, None),
-    "id2label": (OBJECT, is_list_of(TEXT), None),
-}
-"""Entries of a classifier of `transformers`."""
 COUNTERS = ("num_batches_tracked",)  # of the norms: a fixed momentum does not read them
 
 
@@ -44,50 +37,25 @@ def label_entries(classes: int) -> Values:
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 
-def batch_norm_leaves(ours: str, theirs: str) -> Iterator[Leaf]:
-    """Yield scale and bias, and the running statistics, which a model carries as `extra`."""
-    yield from layer_norm_leaves(ours, theirs)
-    yield Leaf(f"extra/{ours}/mean", (f"{theirs}.running_mean",))
-    yield Leaf(f"extra/{ours}/var", (f"{theirs}.running_var",))
-
-
-def convolution_leaves(ours: str, theirs: str, our_norm: str, their_norm: str) -> Iterator[Leaf]:
-    """Yield a convolution without a bias, and its norm."""
+def convolution_leaves(ours: str, our_norm: str, theirs: str, their_norm: str) -> Iterator[Leaf]:
+    """Yield a convolution without a bias, and its batch norm, whose statistics are `extra`."""
     yield Leaf(f"{ours}/kernel", (f"{theirs}.weight",), CONVOLUTION)
-    yield from batch_norm_leaves(our_norm, their_norm)
+    yield from layer_norm_leaves(our_norm, their_norm)
+    for name in ("mean", "var"):
+        yield Leaf(f"extra/{our_norm}/{name}", (f"{their_norm}.running_{name}",))
 
 
 def patches(patch: int, channels: int, width: int) -> Transform:
     """Return the transform of a convolution o i k k to a linear map of patches, k k i."""
     inputs = patch * patch * channels
-    flat = single(
+    flat = each(
         lambda x: x.transpose(0, 2, 3, 1).reshape(x.shape[0], -1),
         lambda x: x.reshape(-1, patch, patch, channels).transpose(0, 3, 1, 2),
     )
     return flat.then(linear(inputs, width))
 
 
-def square(image: tuple[int, int, int]) -> int | list[int]:
-    """Return height and width as config.json has them: a number if they are equal."""
-    height, width, _ = image
-    return height if height == width else [height, width]
-
-
-def sides(size: int | list[int]) -> tuple[int, int]:
-    """Return height and width for an entry of config.json."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-TIMM_ENTRIES: Supported = {
-    "num_classes": (SIZE, None),
-    "model_args": (None, {}),
-    "pretrained_cfg": {
-        "num_classes": (SIZE, None),
-        "input_size": (is_list_of(SIZE, length=3),),
-        "mean": (is_list_of(0, NUMBER),),
-        "std": (is_list_of(NUMBER),),
-    },
-}
+TIMM_ENTRIES: Supported = {"model_args": (None, {})}
 """Entries of a config.json of timm."""
 
 
@@ -109,20 +77,17 @@ def timm_image(hf: HFConfig, image: tuple[int, int, int]) -> tuple[int, int, int
 def timm_entries(
     architectures: Mapping[str, Values], model: Any, *, head: str, first: str
 ) -> Values:
-    """Return config.json for our config.
+    """Return config.json for our config; raise CheckpointError if no architecture has its sizes.
 
     Args:
         architectures: fields of our config by the name of an architecture.
         head, first: the names of the last and of the first layer.
-
-    Raises:
-        CheckpointError: if no architecture has these sizes.
     """
     height, width, channels = model.shape
     pixels = model.pixels
     for name, values in architectures.items():
         fields = {key: value for key, value in values.items() if key != "image"}
-        ours = {key: _explicit(model, key) for key in fields}
+        ours = {key: explicit(model, key) for key in fields}
         side = values.get("image", (height, width, channels))
         if ours == fields and side == (height, width, channels):
             about: Values = {
@@ -145,5 +110,133 @@ def timm_entries(
     )
 
 
-def _explicit(model: Any, name: str) -> Any:
-    return model.size_of_hidden if name == "hidden" else getattr(model, name)
+VIT_SIZES = {
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "width": "hidden_size",
+    "hidden": "intermediate_size",
+    "patch": "patch_size",
+    "epsilon": "layer_norm_eps",
+}
+VIT_ENTRIES: Supported = {
+    **COMMON,
+    "hidden_act": ("gelu", "gelu_python"),
+    "qkv_bias": (True,),
+}
+# Width and heads by the name in timm; Dosovitskiy et al. 2021 and Touvron et al. 2021.
+TIMM_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
+TIMM_VITS = {
+    f"vit_{size}_patch{patch}_{side}": {
+        "image": (side, side, 3),
+        "patch": patch,
+        "layers": 24 if size == "large" else 12,
+        "heads": heads,
+        "width": width,
+        "hidden": 4 * width,
+        "epsilon": 1e-6,
+        "pool": "class",
+    }
+    for size, (width, heads) in TIMM_SIZES.items()
+    for patch in (8, 14, 16, 32)
+    for side in (224, 384)
+}
+
+
+def _vit_values(hf: HFConfig) -> Values:
+    size = get(hf, "image_size")
+    height, width = (size, size) if isinstance(size, int) else size
+    found = sizes(hf, VIT_SIZES)
+    check_entries(hf, {"head_dim": (found["width"] // found["heads"], None)})
+    return {
+        **found,
+        "image": (height, width, hf.get("num_channels", 3)),
+        "pool": "class",
+        "classes": label_count(hf),
+    }
+
+
+def _vit_entries(model: Any) -> Values:
+    height, width, _ = model.shape
+    return {
+        **size_entries(model, VIT_SIZES),
+        "image_size": list(model.shape[:2]) if height != width else height,
+        "num_channels": model.shape[2],
+        "hidden_act": "gelu",
+        "qkv_bias": True,
+        **label_entries(model.classes),
+    }
+
+
+def _vit_leaves(model: Any) -> Iterator[Leaf]:
+    yield from _embedding_leaves(
+        model,
+        convolution="vit.embeddings.patch_embeddings.projection",
+        token="vit.embeddings.cls_token",
+        positions="vit.embeddings.position_embeddings",
+    )
+    names = {
+        "out": "attention.output.dense",
+        "norm_attention": "layernorm_before",
+        "up": "intermediate.dense",
+        "down": "output.dense",
+        "norm_mlp": "layernorm_after",
+    }
+    qkv = tuple(f"attention.attention.{name}" for name in ("query", "key", "value"))
+    yield from block_leaves(model, "vit.encoder.layer.{}", qkv, names)
+    yield from layer_norm_leaves("norm", "vit.layernorm")
+    yield from linear_leaves("head", "classifier", model.width, model.classes)
+
+
+def _timm_values(hf: HFConfig) -> Values:
+    return {**TIMM_VITS[hf["architecture"]], "classes": timm_classes(hf)}
+
+
+def _timm_leaves(model: Any) -> Iterator[Leaf]:
+    yield from _embedding_leaves(
+        model, convolution="patch_embed.proj", token="cls_token", positions="pos_embed"
+    )
+    names = {
+        "out": "attn.proj",
+        "norm_attention": "norm1",
+        "up": "mlp.fc1",
+        "down": "mlp.fc2",
+        "norm_mlp": "norm2",
+    }
+    yield from block_leaves(model, "blocks.{}", ("attn.qkv",), names)
+    yield from layer_norm_leaves("norm", "norm")
+    yield from linear_leaves("head", "head", model.width, model.classes)
+
+
+def _embedding_leaves(
+    model: Any, *, convolution: str, token: str, positions: str
+) -> Iterator[Leaf]:
+    width = model.width
+    kernel = patches(model.patch, model.shape[2], width)
+    yield Leaf("patches/kernel", (f"{convolution}.weight",), kernel)
+    yield Leaf("patches/bias", (f"{convolution}.bias",))
+    yield Leaf("token", (token,), reshape((1, 1, width), (width,)))
+    count = model.positions
+    yield Leaf("positions", (positions,), reshape((1, count, width), (count, width)))
+
+
+VIT = Family(
+    name="vit",
+    architecture="ViTForImageClassification",
+    kind="vit",
+    entries=VIT_ENTRIES,
+    values=_vit_values,
+    hf=_vit_entries,
+    leaves=_vit_leaves,
+    prefix="vit.",
+    surplus=lambda model: ("pooler.",),
+)
+TIMM_VIT = Family(
+    name="timm_vit",
+    architecture="",
+    kind="vit",
+    timm=frozenset(TIMM_VITS),
+    entries={**TIMM_ENTRIES, "global_pool": ("token", "", None)},
+    values=_timm_values,
+    hf=lambda model: timm_entries(TIMM_VITS, model, head="head", first="patch_embed.proj"),
+    leaves=_timm_leaves,
+)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from jtrain.models.pretrained.families.entries import (
-    ABOVE_1,
     DECODER,
     DECODER_ENTRIES,
     ROPE,
@@ -14,17 +13,13 @@ from jtrain.models.pretrained.families.entries import (
     layer_types,
     rotary,
     rotary_entries,
+    size_entries,
     sizes,
     windows,
 )
 from jtrain.models.pretrained.family import (
-    COUNT,
-    FLAG,
-    NUMBER,
-    SIZE,
-    TEXT,
+    STACK,
     TRANSPOSE,
-    Condition,
     Family,
     HFConfig,
     Leaf,
@@ -32,15 +27,11 @@ from jtrain.models.pretrained.family import (
     Values,
     by_group,
     check_entries,
-    is_list_of,
     linear,
     linear_leaves,
-    stack,
 )
 
 MLP: TypeAlias = Callable[[Any, str, str], Iterator[Leaf]]
-
-_BUFFERS = (".rotary_emb.inv_freq",)
 
 
 def decoder_values(hf: HFConfig) -> Values:
@@ -58,9 +49,8 @@ def decoder_values(hf: HFConfig) -> Values:
 
 def decoder_entries(model: Any) -> Values:
     """Return the entries of `decoder_values`."""
-    fields = {ours: getattr(model, ours) for ours in DECODER} | {"hidden": model.size_of_hidden}
     return {
-        **{theirs: fields[ours] for ours, theirs in DECODER.items()},
+        **size_entries(model, DECODER),
         "num_key_value_heads": model.groups,
         "head_dim": model.size_of_head,
         "hidden_act": "silu",
@@ -86,9 +76,8 @@ def decoder_leaves(model: Any, mlp: MLP | None = None) -> Iterator[Leaf]:
         if model.qk_norm:
             for name in "qk":
                 yield Leaf(f"{ours}/norm_{name}/scale", (f"{theirs}.self_attn.{name}_norm.weight",))
-        yield from linear_leaves(
-            f"{ours}/out", f"{theirs}.self_attn.o_proj", inner, width, model.bias
-        )
+        out = f"{theirs}.self_attn.o_proj"
+        yield from linear_leaves(f"{ours}/out", out, inner, width, bias=model.bias)
         yield from (mlp or mlp_leaves)(model, ours, theirs)
         for our, their in block_norms(model).items():
             yield Leaf(f"{ours}/{our}/scale", (f"{theirs}.{their}.weight",))
@@ -113,7 +102,8 @@ def mlp_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
     """Yield the table of a gated MLP."""
     width, hidden = model.width, model.size_of_hidden
     for name, a, b in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):
-        yield from linear_leaves(f"{ours}/{name}", f"{theirs}.mlp.{name}_proj", a, b, model.bias)
+        layer = f"{theirs}.mlp.{name}_proj"
+        yield from linear_leaves(f"{ours}/{name}", layer, a, b, bias=model.bias)
 
 
 def _expert_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
@@ -122,14 +112,20 @@ def _expert_leaves(model: Any, ours: str, theirs: str) -> Iterator[Leaf]:
     yield Leaf(f"{mixture}/router", (f"{moe}.gate.weight",), TRANSPOSE)
     for our, their in {"gate": "w1", "up": "w3", "down": "w2"}.items():
         names = tuple(f"{moe}.experts.{i}.{their}.weight" for i in range(model.experts.count))
-        yield Leaf(f"{mixture}/{our}", names, stack(TRANSPOSE))
+        yield Leaf(f"{mixture}/{our}", names, TRANSPOSE.then(STACK))
 
 
 def _llama_values(hf: HFConfig) -> Values:
     bias = hf.get("attention_bias", False)
-    same = Condition(f"that of attention_bias, {bias}", lambda x: x == bias)
-    check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (same,)})
+    check_entries({"mlp_bias": False, **hf}, {"mlp_bias": (bias,)})  # that of attention_bias
+    _check_layers(hf, "full_attention")
     return {**decoder_values(hf), "bias": bias}
+
+
+def _check_layers(hf: HFConfig, kind: str) -> None:
+    """Raise CheckpointError unless all layers are of one kind."""
+    if set(hf.get("layer_types") or (kind,)) != {kind}:
+        check_entries(hf, {"layer_types": (f"{kind} in every layer", None)})
 
 
 def _llama_entries(model: Any) -> Values:
@@ -139,8 +135,7 @@ def _llama_entries(model: Any) -> Values:
 
 def _mistral_values(hf: HFConfig) -> Values:
     window = hf["sliding_window"]
-    kind = "sliding_attention" if window else "full_attention"
-    check_entries(hf, {"layer_types": (is_list_of(kind), None)})
+    _check_layers(hf, "sliding_attention" if window else "full_attention")
     return {**decoder_values(hf), "window": window}
 
 
@@ -170,6 +165,7 @@ def _qwen2_values(hf: HFConfig) -> Values:
     full = hf.get("layer_types") or hf["max_window_layers"] >= get(hf, "num_hidden_layers")
     if not full and hf["sliding_window"]:
         check_entries(hf, {"use_sliding_window": (False,)})
+    _check_layers(hf, "full_attention")
     return {**decoder_values(hf), "qkv_bias": True}
 
 
@@ -177,85 +173,50 @@ def _qwen3_values(hf: HFConfig) -> Values:
     return {**_qwen2_values(hf), "qkv_bias": False, "qk_norm": True}
 
 
-def decoder_family(
-    name: str,
-    architecture: str,
-    *,
-    entries: Supported,
-    defaults: HFConfig,
-    values: Callable[[HFConfig], Values],
-    hf: Callable[[Any], Values],
-    leaves: Callable[[Any], Iterator[Leaf]] = decoder_leaves,
+def _family(
+    name: str, architecture: str, *, entries: Supported | None = None, **others: Any
 ) -> Family:
-    """Return a family of decoders whose tensors are named as Llama's; arguments as of `Family`.
-
-    `entries` are those beside, or in place of, `DECODER_ENTRIES`.
-    """
+    """Return a family whose tensors are named as Llama's; `entries` go over `DECODER_ENTRIES`."""
+    shared: dict[str, Any] = {"leaves": decoder_leaves, **others}
     return Family(
-        name=name,
-        architecture=architecture,
-        kind="transformer",
-        entries={**DECODER_ENTRIES, **entries},
-        defaults=defaults,
-        values=values,
-        hf=hf,
-        leaves=leaves,
-        prefix="model.",
-        ignored=_BUFFERS,
-    )
+        name=name, architecture=architecture, kind="transformer", prefix="model.",
+        entries={**DECODER_ENTRIES, **(entries or {})}, ignored=(".rotary_emb.inv_freq",),
+        **shared,
+    )  # fmt: skip
 
 
-_WINDOW: Supported = {
-    "sliding_window": (SIZE, None),
-    "layer_types": (is_list_of(TEXT), None),
-}
-_EXPERTS = {key: (COUNT,) for key in ("num_local_experts", "num_experts_per_tok")}
-_BIASES = {key: (FLAG,) for key in ("attention_bias", "mlp_bias")}
-_QWEN: Supported = {
-    "use_sliding_window": (FLAG,),
-    "sliding_window": (SIZE, None),
-    "max_window_layers": (COUNT, 0),
-}
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-LLAMA = decoder_family(
-    "llama", "LlamaForCausalLM", entries={**_BIASES, "pretraining_tp": (1, None)}, defaults={},
+LLAMA = _family(
+    "llama", "LlamaForCausalLM", entries={"pretraining_tp": (1, None)},
     values=_llama_values, hf=_llama_entries,
 )  # fmt: skip
-MISTRAL = decoder_family(
-    "mistral", "MistralForCausalLM", entries=_WINDOW,
-    defaults={"num_key_value_heads": 8, "sliding_window": 4096}, values=_mistral_values,
-    hf=_mistral_entries,
+MISTRAL = _family(
+    "mistral", "MistralForCausalLM", values=_mistral_values, hf=_mistral_entries,
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
 )  # fmt: skip
-MIXTRAL = decoder_family(
-    "mixtral", "MixtralForCausalLM", entries={**_WINDOW, **_EXPERTS},
+MIXTRAL = _family(
+    "mixtral", "MixtralForCausalLM", values=_mixtral_values, hf=_mixtral_entries,
     defaults={"num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6},
-    values=_mixtral_values, hf=_mixtral_entries,
     leaves=lambda model: decoder_leaves(model, _expert_leaves),
 )  # fmt: skip
-QWEN2 = decoder_family(
-    "qwen2", "Qwen2ForCausalLM", entries=_QWEN, defaults=_QWEN_DEFAULTS, values=_qwen2_values,
+QWEN2 = _family(
+    "qwen2", "Qwen2ForCausalLM", defaults=_QWEN_DEFAULTS, values=_qwen2_values,
     hf=lambda model: {**decoder_entries(model), "use_sliding_window": False},
 )  # fmt: skip
-QWEN3 = decoder_family(
-    "qwen3", "Qwen3ForCausalLM", entries={**_QWEN, "attention_bias": (False,)},
+QWEN3 = _family(
+    "qwen3", "Qwen3ForCausalLM", entries={"attention_bias": (False,)},
     defaults={**_QWEN_DEFAULTS, "head_dim": 128}, values=_qwen3_values,
     hf=lambda model: {**QWEN2.hf(model), "attention_bias": False},
 )  # fmt: skip
 
 
 _GEMMA: Supported = {
-    "hidden_act": (TEXT,),  # of older files; `hidden_activation` wins
+    "hidden_act": ("gelu", *TANH_GELU),  # of older files; `hidden_activation` wins
     "hidden_activation": TANH_GELU,
     "attention_bias": (False,),
-    "query_pre_attn_scalar": (NUMBER,),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (NUMBER, None)),
-    "sliding_window": (SIZE, None),
-    "sliding_window_pattern": (COUNT,),
-    "layer_types": (is_list_of("full_attention", "sliding_attention"), None),
 }
 _GEMMA3: Supported = {
     **_GEMMA,
-    "rope_local_base_freq": (ABOVE_1,),
     "rope_parameters": {
         **dict.fromkeys(ROPE, (None,)),
         "full_attention": ROPE,
@@ -339,12 +300,12 @@ def _gemma3_entries(model: Any) -> Values:
     }
 
 
-GEMMA2 = decoder_family(
+GEMMA2 = _family(
     "gemma2", "Gemma2ForCausalLM", entries=_GEMMA,
     defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     values=_gemma2_values, hf=_shared_entries,
 )  # fmt: skip
-GEMMA3 = decoder_family(
+GEMMA3 = _family(
     "gemma3_text", "Gemma3ForCausalLM", entries=_GEMMA3,
     defaults={**_GEMMA_DEFAULTS, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
     values=_gemma3_values, hf=_gemma3_entries,
