@@ -67,7 +67,7 @@ class ImageModel:
         of the rows (`jtrain.row_keys`), for dropout; `mask` (b) may be left out. With batch norm
         `extra` holds the running statistics. In training the statistics are those of the rows that
         the mask shows, or of all, and are returned as Means: a stateful loss returns them
-        unchanged, and declares `rows_interact=config.couples`.
+        unchanged, and declares `rows_interact=config.rows_interact`.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.
