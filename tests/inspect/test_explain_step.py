@@ -19,7 +19,8 @@ from jtrain.inspect.explain.operations import list_operations, parse_scope
 from jtrain.inspect.explain.recompile import advise, compare_with_run
 from jtrain.inspect.explain.residuals import list_residuals
 from jtrain.inspect.explain.text import render_page
-from jtrain.inspect.plan.collectives import read_collectives
+from jtrain.inspect.plan.collectives import collectives_of
+from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.train.compile_step import (
     Signature,
     compare_signatures,
@@ -149,7 +150,9 @@ def test_collectives_and_fusions_are_those_of_the_program():
     compiled = found.compiled
     assert compiled is not None
     assert not compiled.unread
-    sent = sum(c.sent for c in read_collectives(hlo, program.resolved.strategy.axes).collectives)
+    sent = sum(
+        c.sent for c in collectives_of(HloProgram(hlo), program.resolved.strategy.axes).collectives
+    )
     assert sum(c.sent for c in compiled.collectives) == sent > 0
     assert any(c.module.startswith("blocks/*") for c in compiled.collectives)
     assert sum(f.fusions for f in compiled.fusions) == len(re.findall(r" fusion\(", hlo))

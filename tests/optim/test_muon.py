@@ -11,7 +11,8 @@ import jtrain as jt
 from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
-from jtrain.inspect.plan.collectives import read_collectives
+from jtrain.inspect.plan.collectives import collectives_of
+from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.optim import AdamW, Muon
 from jtrain.optim.muon import scale_by_orthogonal_momentum
 from jtrain.parallel import Axes, Single
@@ -195,7 +196,8 @@ def test_whole_matrices_cost_one_exchange_there_and_one_back():
     def sent(rule) -> dict[str, int]:
         program, _ = compiled(where, rule)
         found: dict[str, int] = {}
-        for one in read_collectives(program.as_text(), dict(where.mesh.shape)).collectives:
+        text = HloProgram(program.as_text())
+        for one in collectives_of(text, dict(where.mesh.shape)).collectives:
             found[one.kind] = found.get(one.kind, 0) + one.sent
         return found
 

@@ -75,27 +75,40 @@ class _Broken(NamedTuple):
     origin: NonfiniteOrigin | None
 
 
-class _Execution(Interpreter[TracedValue]):
-    """Execution one primitive at a time: loops turn by turn, of a cond the selected branch."""
+class NonfiniteTrace(Interpreter[TracedValue]):
+    """The execution of a traced program, with the origin of each value that is not finite.
+
+    Loops run turn by turn, and of a cond the selected branch.
+    """
 
     enters = PROGRAMS - {"shard_map", "custom_partitioning"}
 
-    def __init__(self):
+    def __init__(self, program: Any, inputs: Sequence[Any]):
         self._numbers = itertools.count()
         self._turn: tuple[int, ...] = ()
+        self._broken: dict[int, _Broken] = {}
+        self._inputs = inputs
+        for number, array in enumerate(inputs):
+            if (values := _nonfinite_values(array)) is not None:
+                self._broken[number] = _Broken(bool(np.isnan(values).any()), (), None)
+        self.outputs = self.run(program, [self._number(x) for x in inputs])
 
     def constant(self, value: Any, aval: Any) -> TracedValue:
+        """Number a constant."""
         return self._number(value)
 
     def operation(self, equation: Equation, inputs: list[TracedValue]) -> list[TracedValue]:
+        """Execute a primitive."""
         return self._made(equation, inputs, bind(equation, [value.array for value in inputs]))
 
     def cond(self, equation: Equation, index: TracedValue, branches: Any) -> list[TracedValue]:
+        """Execute the selected branch."""
         return branches[int(jnp.clip(index.array, 0, len(branches) - 1))]()
 
     def while_loop(
         self, equation: Equation, condition: Any, turn: Any, carry: list[TracedValue]
     ) -> list[TracedValue]:
+        """Execute a loop turn by turn."""
         around = self._turn
         for number in itertools.count():
             self._turn = (*around, number)
@@ -108,6 +121,7 @@ class _Execution(Interpreter[TracedValue]):
     def scan(
         self, equation: Equation, turn: Any, carry: list[TracedValue], rows: list[TracedValue]
     ) -> list[TracedValue]:
+        """Execute a loop turn by turn, and stack what it returns."""
         around, order = self._turn, range(equation.params["length"])
         backwards, count = equation.params["reverse"], len(carry)
         stacks: list[list[TracedValue]] = [[] for _ in equation.outvars[count:]]
@@ -130,25 +144,6 @@ class _Execution(Interpreter[TracedValue]):
 
     def _number(self, array: Any) -> TracedValue:
         return TracedValue(array, next(self._numbers))
-
-    def _made(
-        self, equation: Equation, inputs: Sequence[TracedValue], arrays: Sequence[Any]
-    ) -> list[TracedValue]:
-        """Number the outputs of an operation."""
-        return [self._number(array) for array in arrays]
-
-
-class NonfiniteTrace(_Execution):
-    """The execution of a traced program, with the origin of each value that is not finite."""
-
-    def __init__(self, program: Any, inputs: Sequence[Any]):
-        super().__init__()
-        self._broken: dict[int, _Broken] = {}
-        self._inputs = inputs
-        for number, array in enumerate(inputs):
-            if (values := _nonfinite_values(array)) is not None:
-                self._broken[number] = _Broken(bool(np.isnan(values).any()), (), None)
-        self.outputs = self.run(program, [self._number(x) for x in inputs])
 
     def broken(self, value: TracedValue) -> bool:
         """Return whether an output of the program is not finite."""
@@ -184,7 +179,7 @@ class NonfiniteTrace(_Execution):
         self, equation: Equation, inputs: Sequence[TracedValue], arrays: Sequence[Any]
     ) -> list[TracedValue]:
         """Number the outputs of an operation, and record those that are not finite."""
-        outputs = super()._made(equation, inputs, arrays)
+        outputs = [self._number(array) for array in arrays]
         for output in outputs:
             values = _nonfinite_values(output.array)
             if values is None:

@@ -64,12 +64,14 @@ def count_status(findings: Sequence[Finding], status: Status) -> int:
     return sum(finding.status == status for finding in findings)
 
 
-# The child sees the same modules as this process, also those beside the current directory.
+# The child sees the same modules as this process, also those beside the current directory. It ends
+# by itself after its time: its parent may have died.
 _CODE = (
-    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[1]); "
-    "importlib.import_module(sys.argv[2]).main(json.loads(sys.argv[3]), int(sys.argv[4]))"
+    "import sys, json, importlib, signal; sys.path[:], module, given, seconds = "
+    "map(json.loads, sys.argv[1:]); signal.setitimer(signal.ITIMER_REAL, seconds); "
+    "importlib.import_module(module).main(given)"
 )
-_TAIL = 1 << 16  # bytes of the child's errors that are read
+_TAIL = 1 << 16  # bytes of the child's output that are read
 _GRACE = 2.0  # seconds; a process that waits for a file server cannot be killed
 
 
@@ -81,7 +83,7 @@ class ChildResult(NamedTuple):
     code: int | None
     """Exit code, negative for a signal; None if the timeout ended it."""
     errors: str
-    """The end of its stdout and stderr."""
+    """The end of its stderr."""
     seconds: float
 
     @property
@@ -95,7 +97,7 @@ class ChildResult(NamedTuple):
 
 
 class Child:
-    """A child process that runs `main(given, report)` of a module.
+    """A child process that runs `main(given)` of a module.
 
     It ends after `timeout` seconds at the latest.
     """
@@ -108,18 +110,16 @@ class Child:
         timeout: float,
         environ: Mapping[str, str] = os.environ,
     ):
-        self._report, self._output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
+        self._output, self._errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self._begun, self._timeout = time.monotonic(), timeout
-        report = self._report.fileno()
-        text = json.dumps({**given, "timeout": timeout})
+        arguments = map(json.dumps, (sys.path, module, given, timeout + 5))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, json.dumps(sys.path), module, text, str(report)],
+            [sys.executable, "-c", _CODE, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
-            stderr=self._output,
+            stderr=self._errors,
             env=dict(environ),
             start_new_session=True,
-            pass_fds=[report],
         )
 
     def __enter__(self) -> "Child":
@@ -127,8 +127,8 @@ class Child:
 
     def __exit__(self, *_) -> None:
         self._kill()
-        self._report.close()
         self._output.close()
+        self._errors.close()
 
     def wait(self) -> ChildResult:
         """Wait for the end, or end the process after its timeout; return its reports."""
@@ -139,11 +139,10 @@ class Child:
             code = None
             self._kill()
         reports: dict[str, Any] = {}
-        for line in _read(self._report).splitlines():
-            with contextlib.suppress(ValueError):  # a line that a kill cut
-                reports.update(json.loads(line))
-        errors = _read(self._output).decode("utf-8", "replace")
-        return ChildResult(reports, code, errors, time.monotonic() - self._begun)
+        for line in _read(self._output).splitlines():
+            with contextlib.suppress(ValueError):  # another library's line, or one that a kill cut
+                reports |= json.loads(line) if line.startswith("{") else {}
+        return ChildResult(reports, code, _read(self._errors), time.monotonic() - self._begun)
 
     def _kill(self) -> None:
         """End the process and those that it started."""
@@ -154,20 +153,11 @@ class Child:
             self._process.wait(_GRACE)
 
 
-class Reporter:
-    """The child's side: appends a value at a time."""
-
-    def __init__(self, file: int, timeout: float):
-        """Take the open file; a child whose parent died ends by itself."""
-        self._file = file
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, timeout + 5)
-
-    def __call__(self, **values: Any) -> None:
-        """Append values; they outlive a crash."""
-        os.write(self._file, json.dumps(values).encode() + b"\n")
+def report(**values: Any) -> None:
+    """Report values from a child; they outlive a crash."""
+    print(f"\n{json.dumps(values)}", flush=True)  # noqa: T201
 
 
-def _read(file: BinaryIO) -> bytes:
+def _read(file: BinaryIO) -> str:
     size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), _TAIL, max(size - _TAIL, 0))
+    return os.pread(file.fileno(), _TAIL, max(size - _TAIL, 0)).decode("utf-8", "replace")

@@ -5,9 +5,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jtrain.distributed.accelerators import (
     CUDA_13_DRIVER,
@@ -16,7 +16,7 @@ from jtrain.distributed.accelerators import (
     unused_accelerators,
 )
 from jtrain.distributed.cpu_threads import count_cpu_devices, describe_small_pool
-from jtrain.inspect.doctor.checks import ChildResult, Finding, Reporter, error, ok, warning
+from jtrain.inspect.doctor.checks import ChildResult, Finding, error, ok, report, warning
 from jtrain.inspect.doctor.packages import PLUGIN, PackageFacts
 
 CUDA_12_DRIVER = 525  # https://docs.jax.dev/en/latest/installation.html
@@ -28,41 +28,9 @@ PYTHON = Path(sys.executable).name
 CPU = "export JAX_PLATFORMS=cpu"
 
 
-class DeviceFacts(NamedTuple):
-    """What the machine has, and what the environment says about it."""
-
-    plugins: tuple[str, ...]
-    """Installed packages for accelerators: jax-cuda12-plugin, libtpu."""
-    unused: tuple[str, ...]
-    """Lines about unused accelerators, if JAX computes on the CPU."""
-    nvidia: str
-    """NVIDIA's GPUs in words; empty without one."""
-    driver: int
-    """Version of NVIDIA's driver; 0 if it is unknown."""
-    cuda_folders: tuple[str, ...]
-    """Folders of LD_LIBRARY_PATH with libraries of CUDA."""
-
-
-def gather_devices(
-    environ: Mapping[str, str], packages: PackageFacts, root: Path = Path("/")
-) -> DeviceFacts:
-    """Read a few files of the machine; nothing is started."""
-    names = tuple(n for n in packages.first() if PLUGIN.fullmatch(n) or n == "libtpu")
-    unused = unused_accelerators(
-        ["cpu"], None, root=root, environ=environ, has_package=names.__contains__
-    )
-    return DeviceFacts(
-        plugins=names,
-        unused=tuple(unused),
-        nvidia=find_nvidia(root),
-        driver=nvidia_driver(root),
-        cuda_folders=tuple(_cuda_folders(environ.get("LD_LIBRARY_PATH", ""))),
-    )
-
-
-def main(given: dict[str, Any], file: int) -> None:
+def main(given: dict[str, Any]) -> None:
     """Start JAX and its devices in a child process, and report each."""
-    report = Reporter(file, given["timeout"])
+    del given
     messages = _collect_messages()
     begun = time.perf_counter()
     import jax
@@ -99,72 +67,86 @@ def _collect_messages() -> list[str]:
 
 
 def check_devices(
-    facts: DeviceFacts, environ: Mapping[str, str], result: ChildResult
+    packages: PackageFacts,
+    environ: Mapping[str, str],
+    result: ChildResult,
+    root: Path = Path("/"),
 ) -> Iterator[Finding]:
     """Return findings about the devices.
 
     Args:
         result: what `main` reported.
+        root: of the machine's files.
     """
-    found = result.reports
-    static = [*_check_cuda(facts, environ)]
+    plugins = [name for name in packages.first() if PLUGIN.fullmatch(name) or name == "libtpu"]
+    unused = unused_accelerators(
+        ["cpu"], None, root=root, environ=environ, has_package=plugins.__contains__
+    )
+    found, static = result.reports, [*_check_cuda(plugins, environ, root)]
     yield from static
     if "jax" not in found:
         yield _import_failed(result)
     elif "devices" not in found:
-        yield _start_failed(facts, environ, result)
+        yield _start_failed(plugins, unused, environ, result)
     else:
-        yield from _check_started(facts, found, bool(static))
+        yield from _check_unused(plugins, unused, found, explained=bool(static))
+        yield _started(found)
         for line in found.get("pool", []):
             words, _, remedy = line.partition(". ")
             yield warning("devices", "device-threads", words, remedy)
 
 
-def _check_started(
-    facts: DeviceFacts, found: Mapping[str, Any], explained: bool
+def _check_unused(
+    plugins: Sequence[str], unused: Sequence[str], found: Mapping[str, Any], explained: bool
 ) -> Iterator[Finding]:
-    """Check devices that JAX has, while an accelerator may be idle."""
-    devices, chosen = found["devices"], found["chosen"]
-    platforms = {each["platform"] for each in devices}
-    if not ({"gpu", "tpu"} & platforms or chosen):
-        reasons = [x for x in found.get("messages", []) if not _NOT_INSTALLED.search(x)]
-        if facts.plugins and not facts.unused and not explained:
-            words = f"{', '.join(facts.plugins)} is installed and found no device: "
-            words += f"{_shorten(reasons)}. JAX computes on the CPU"
-            cuda = any("cuda" in name for name in facts.plugins)
-            remedy = f"nvidia-smi || {CPU}" if cuda else CPU
-            yield warning("devices", "plugin-without-device", words, remedy)
-        for line in facts.unused:
-            words, _, remedy = line.rpartition(": ")
-            words = words.removesuffix(". See why")
-            why = f": {_shorten(reasons)}" if facts.plugins and reasons else ""
-            yield warning("devices", "accelerator-unused", f"{words}{why}", remedy)
-    kinds = [f"{each['kind']} ({each['platform']})" for each in devices]
+    """Check for an accelerator that is idle while JAX computes on the CPU."""
+    if found["chosen"] or {"gpu", "tpu"} & {each["platform"] for each in found["devices"]}:
+        return
+    reasons = [x for x in found.get("messages", []) if not _NOT_INSTALLED.search(x)]
+    if plugins and not unused and not explained:
+        words = f"{', '.join(plugins)} is installed and found no device: "
+        words += f"{_shorten(reasons)}. JAX computes on the CPU"
+        cuda = any("cuda" in name for name in plugins)
+        remedy = f"nvidia-smi || {CPU}" if cuda else CPU
+        yield warning("devices", "plugin-without-device", words, remedy)
+    for line in unused:
+        words, _, remedy = line.rpartition(": ")
+        words = words.removesuffix(". See why")
+        why = f": {_shorten(reasons)}" if plugins and reasons else ""
+        yield warning("devices", "accelerator-unused", f"{words}{why}", remedy)
+
+
+def _started(found: Mapping[str, Any]) -> Finding:
+    kinds = [f"{each['kind']} ({each['platform']})" for each in found["devices"]]
     counts = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     words = f"{counts}, jax {found['jax']} (imported in {found['import_seconds']:.1f} s, "
-    yield ok("devices", f"{words}started in {found['device_seconds']:.1f} s)")
+    return ok("devices", f"{words}started in {found['device_seconds']:.1f} s)")
 
 
-def _check_cuda(facts: DeviceFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
-    cuda = [name for name in facts.plugins if "cuda" in name]
-    if cuda and facts.cuda_folders:
+def _check_cuda(
+    plugins: Sequence[str], environ: Mapping[str, str], root: Path
+) -> Iterator[Finding]:
+    cuda = [name for name in plugins if "cuda" in name]
+    folders = list(_cuda_folders(environ.get("LD_LIBRARY_PATH", "")))
+    if cuda and folders:
         yield warning(
             "devices",
             "cuda-library-path",
-            f"LD_LIBRARY_PATH has CUDA's libraries in {', '.join(facts.cuda_folders)}, which are "
+            f"LD_LIBRARY_PATH has CUDA's libraries in {', '.join(folders)}, which are "
             f"loaded in place of those that {cuda[0]} was built for",
             "unset LD_LIBRARY_PATH",
         )
-    hidden = environ.get("CUDA_VISIBLE_DEVICES")
-    if facts.nvidia and hidden is not None and hidden.strip() in {"", "-1", "NoDevFiles"}:
-        words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides {facts.nvidia}"
+    hidden, nvidia = environ.get("CUDA_VISIBLE_DEVICES"), find_nvidia(root)
+    if nvidia and hidden is not None and hidden.strip() in {"", "-1", "NoDevFiles"}:
+        words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides {nvidia}"
         yield warning("devices", "gpus-hidden", words, "unset CUDA_VISIBLE_DEVICES")
+    driver = nvidia_driver(root)
     drivers = {"jax-cuda13-plugin": CUDA_13_DRIVER, "jax-cuda12-plugin": CUDA_12_DRIVER}
     for name, least in drivers.items():
-        if name in cuda and 0 < facts.driver < least:
-            found = f"{name} needs NVIDIA's driver {least} or newer, and it is {facts.driver}"
+        if name in cuda and 0 < driver < least:
+            found = f"{name} needs NVIDIA's driver {least} or newer, and it is {driver}"
             remedy = "update the driver: https://www.nvidia.com/drivers"
-            if facts.driver >= CUDA_12_DRIVER:
+            if driver >= CUDA_12_DRIVER:
                 remedy = f"{PYTHON} -m pip uninstall -y {name}; "
                 remedy += f"{PYTHON} -m pip install 'jtrain[cuda12]'"
             yield error("devices", "driver-old", found, remedy)
@@ -185,7 +167,9 @@ def _import_failed(result: ChildResult) -> Finding:
     return error("devices", "jax-import", f"jax cannot be imported: {last}", remedy)
 
 
-def _start_failed(facts: DeviceFacts, environ: Mapping[str, str], result: ChildResult) -> Finding:
+def _start_failed(
+    plugins: Sequence[str], unused: Sequence[str], environ: Mapping[str, str], result: ChildResult
+) -> Finding:
     """Return a finding about devices that did not start."""
     platforms = environ.get("JAX_PLATFORMS", "")
     reasons = [x for x in result.reports.get("messages", []) if not _NOT_INSTALLED.search(x)]
@@ -194,8 +178,7 @@ def _start_failed(facts: DeviceFacts, environ: Mapping[str, str], result: ChildR
         found = f"another process holds {LIBTPU_LOCK}: one process at a time may use the TPU"
         return error("devices", "libtpu-locked", found, f"lsof {LIBTPU_LOCK}")
     if result.code is None:
-        tpu = "libtpu" in facts.plugins
-        remedy = "export TPU_SKIP_MDS_QUERY=1" if tpu else CPU
+        remedy = "export TPU_SKIP_MDS_QUERY=1" if "libtpu" in plugins else CPU
         return error("devices", "devices-hang", f"the start of the devices {result.ending}", remedy)
     if result.code < 0:
         words = f"the start of the devices {result.ending}: {why}"
@@ -204,7 +187,7 @@ def _start_failed(facts: DeviceFacts, environ: Mapping[str, str], result: ChildR
         if not reasons:
             why = f"no package for {platforms} is installed"
         # The last line of `unused` has the command that installs the package for this machine.
-        remedy = facts.unused[-1].rpartition(": ")[2] if facts.unused else CPU
+        remedy = unused[-1].rpartition(": ")[2] if unused else CPU
         words = f"JAX_PLATFORMS={platforms} asks for devices that JAX does not find: {why}"
         return error("devices", "platform-missing", words, remedy)
     return error("devices", "devices-fail", f"no device starts: {why}", CPU)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jtrain.inspect.doctor.checks import ChildResult, Finding, Reporter, error, ok, warning
+from jtrain.inspect.doctor.checks import ChildResult, Finding, error, ok, report, warning
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.formatting import format_bytes, format_seconds
 
@@ -18,9 +18,9 @@ CHUNK, MOST, SECONDS = 1 << 20, 1 << 25, 0.7  # bytes and seconds of the write t
 ELSEWHERE = "jtrain doctor --directory /another/disk"
 
 
-def main(given: dict[str, Any], file: int) -> None:
+def main(given: dict[str, Any]) -> None:
     """Report on the directory in a child process: a file server may hang."""
-    probe(Path(given["directory"]), Reporter(file, given["timeout"]))
+    probe(Path(given["directory"]), report)
 
 
 def probe(directory: Path, report: Callable[..., None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from jtrain.distributed.cluster import Cluster, detect
 from jtrain.errors import ConfigError
 from jtrain.inspect.doctor.checks import Child, Finding, count_status, error, ok, warning
-from jtrain.inspect.doctor.devices import check_devices, gather_devices
+from jtrain.inspect.doctor.devices import check_devices
 from jtrain.inspect.doctor.disk import check_disk
 from jtrain.inspect.doctor.packages import check_packages, gather_packages
 
@@ -65,7 +65,6 @@ def examine(
     facts: dict[str, Any] = {}
     found: dict[str, list[Finding]] = {}
     cluster, packages = gather_cluster(environ), gather_packages(sys.path)
-    machine = gather_devices(environ, packages)  # before libtpu is started
     given = {"disk": {"directory": str(directory.absolute())}, "devices": {}}
     with contextlib.ExitStack() as stack:
         children = {
@@ -81,7 +80,7 @@ def examine(
         found["cluster"] = list(check_cluster(cluster, environ))
         ended = {name: child.wait() for name, child in children.items()}
     if result := ended.get("devices"):
-        found["devices"] = list(check_devices(machine, environ, result))
+        found["devices"] = list(check_devices(packages, environ, result))
         names = ("jax", "import_seconds", "device_seconds")
         facts["jax"] = {name: result.reports[name] for name in names if name in result.reports}
         facts["devices"] = result.reports.get("devices", [])

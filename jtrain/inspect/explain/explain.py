@@ -11,6 +11,8 @@ from jtrain.inspect.explain.compiled import CompiledProgram, read_compiled
 from jtrain.inspect.explain.modules import ModuleCost, sum_by_module
 from jtrain.inspect.explain.operations import (
     Operation,
+    format_aval,
+    grouped_path,
     list_operations,
     outer_paths,
     split_own_work,
@@ -54,8 +56,6 @@ class Explanation:
     modules: ModuleCost
     residuals: tuple[Residual, ...]
     flops: StepFlops
-    recomputed: float
-    """FLOPs that rematerialization computes again."""
     sharding: ShardingTable
     activations: tuple[ActivationSharding, ...]
     seconds: float
@@ -63,6 +63,11 @@ class Explanation:
     compiled: CompiledProgram | None
     notes: tuple[str, ...]
     """Parts whose cost is unknown."""
+
+    @property
+    def recomputed(self) -> float:
+        """FLOPs that rematerialization computes again."""
+        return self.modules.flops["recomputed"]
 
     @property
     def saved(self) -> int:
@@ -133,7 +138,6 @@ def explain(
         modules=modules,
         residuals=tuple(residuals),
         flops=flops,
-        recomputed=modules.flops["recomputed"],
         sharding=describe_sharding(program),
         activations=tuple(_activations(operations)),
         seconds=seconds,
@@ -159,25 +163,12 @@ def _activations(operations: Sequence[Operation]) -> list[ActivationSharding]:
     for operation in operations:
         if operation.sharding is None or operation.phase != "forward":
             continue
-        if _copies_argument(operations, operation):
-            continue
         spec, aval = getattr(operation.sharding, "spec", ()), operation.outputs[0]
         parts = (*spec, *[None] * (len(aval.shape) - len(spec)))
         split = tuple((x,) if isinstance(x, str) else tuple(x or ()) for x in parts)
-        name = "/".join("*" if part.isdigit() else part for part in operation.path)
-        array = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-        key = (name, array, split)
+        key = ("/".join(grouped_path(operation.path)), format_aval(aval), split)
         counts[key] = counts.get(key, 0) + operation.times
     return [ActivationSharding(*key, count) for key, count in counts.items()]
-
-
-def _copies_argument(operations: Sequence[Operation], operation: Operation) -> bool:
-    """Return whether an operation places a parameter, or a parameter in another type."""
-    while (producer := operation.inputs[0].producer) >= 0:
-        operation = operations[producer]
-        if operation.primitive != "convert_element_type":
-            return False
-    return True
 
 
 def _notes(operations: Sequence[Operation]) -> list[str]:

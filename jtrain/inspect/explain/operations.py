@@ -1,4 +1,4 @@
-"""The operations of a traced program in a flat list: module, pass, FLOPs, bytes and producers."""
+"""The operations of a traced program in a flat list: module, pass, FLOPs and bytes."""
 
 import math
 import re
@@ -103,19 +103,10 @@ class Operation(NamedTuple):
     """FLOPs of a product in all runs, 0 for other operations; None for an unknown kernel."""
     bytes: int
     """Bytes of its inputs and outputs in all runs."""
-    inputs: tuple["Value", ...]
     outputs: tuple[Any, ...]
     """Shapes and dtypes of its results."""
     sharding: Any = None
-    """The sharding that it constrains its result to, if it does nothing else."""
-
-
-class Value(NamedTuple):
-    """An input of an operation."""
-
-    producer: int
-    """Index of the operation that computes it; -1 for an argument of the program."""
-    aval: Any
+    """The sharding that it constrains a computed array to, if it does nothing else."""
 
 
 def list_operations(program: Any) -> list[Operation]:
@@ -125,32 +116,32 @@ def list_operations(program: Any) -> list[Operation]:
     FLOPs is listed.
     """
     lister = _Lister()
-    lister.run(program, [-1] * len(program.in_avals))
+    lister.run(program, [True] * len(program.in_avals))
     return lister.found
 
 
-class _Lister(Interpreter[int]):
-    """Values as the indices of the operations that compute them; -1: an argument or a constant."""
+class _Lister(Interpreter[bool]):
+    """Values as whether they are an argument or a constant, maybe in another type."""
 
     def __init__(self) -> None:
         self.found: list[Operation] = []
 
-    def constant(self, value: Any, aval: Any) -> int:
-        return -1
+    def constant(self, value: Any, aval: Any) -> bool:
+        return True
 
-    def join(self, *values: int) -> int:
+    def join(self, *values: bool) -> bool:
         return values[0]  # so a body is evaluated once
 
-    def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[int]:
+    def scan(self, equation: Equation, turn: Any, carry: Any, rows: Any) -> Sequence[bool]:
         return turn(carry, rows)
 
     def while_loop(
-        self, equation: Equation, condition: Any, turn: Any, carry: list[int]
-    ) -> Sequence[int]:
+        self, equation: Equation, condition: Any, turn: Any, carry: list[bool]
+    ) -> Sequence[bool]:
         condition(carry)
         return turn(carry)
 
-    def cond(self, equation: Equation, index: int, branches: Any) -> Sequence[int]:
+    def cond(self, equation: Equation, index: bool, branches: Any) -> Sequence[bool]:
         """List the branch with the most FLOPs."""
         before, listed = self.found, []
         for branch in branches:
@@ -161,15 +152,15 @@ class _Lister(Interpreter[int]):
         _, self.found, outputs = max(listed, key=lambda each: each[0])
         return outputs
 
-    def operation(self, equation: Equation, inputs: list[int]) -> Sequence[int]:
+    def operation(self, equation: Equation, inputs: list[bool]) -> Sequence[bool]:
         name, own = equation.primitive.name, product_flops(equation)
         scope = scope_in(self.calls, equation)
         source = find_line(equation, self.calls)
         runs = [repetitions(call) for call in self.calls]
         times = math.prod(1 if n is None else n for n in runs)
-        values = tuple(Value(p, a.aval) for p, a in zip(inputs, equation.invars, strict=True))
         outputs = tuple(x.aval for x in equation.outvars)
-        each = 0 if name in _VIEWS else sum(map(num_bytes, [*(v.aval for v in values), *outputs]))
+        each = sum(map(num_bytes, [*(x.aval for x in equation.invars), *outputs]))
+        constrains = name == "sharding_constraint" and not inputs[0]
         operation = Operation(
             primitive=name,
             path=scope.path or function_path(source),
@@ -178,13 +169,12 @@ class _Lister(Interpreter[int]):
             times=times,
             counted=None not in runs,
             flops=None if own is None else own * times,
-            bytes=each * times,
-            inputs=values,
+            bytes=0 if name in _VIEWS else each * times,
             outputs=outputs,
-            sharding=equation.params.get("sharding") if name == "sharding_constraint" else None,
+            sharding=equation.params.get("sharding") if constrains else None,
         )
         self.found.append(operation)
-        return [len(self.found) - 1] * len(equation.outvars)
+        return [name == "convert_element_type" and inputs[0] for _ in equation.outvars]
 
 
 def scope_in(calls: Sequence[Equation], equation: Equation) -> Scope:
@@ -227,17 +217,11 @@ def split_own_work(
 
 
 def num_bytes(aval: Any) -> int:
-    """Return the bytes of an array of this shape and type; 0 for what is no array."""
-    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+    """Return the bytes of an array of this shape and type; 0 for a key, or what is no array."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return 0
-    size = 1
-    for dim in aval.shape:
-        size *= dim
-    return size * jax.dtypes.canonicalize_dtype(aval.dtype).itemsize if _is_plain(aval) else 0
-
-
-def _is_plain(aval: Any) -> bool:
-    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    return math.prod(aval.shape) * jax.dtypes.canonicalize_dtype(dtype).itemsize
 
 
 def format_aval(aval: Any) -> str:

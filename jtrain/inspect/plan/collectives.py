@@ -56,22 +56,13 @@ class CollectiveTraffic(NamedTuple):
     unread: tuple[str, ...] = ()  # descriptions of collectives that could not be read
 
 
-def read_collectives(text: str, mesh: Mapping[str, int]) -> CollectiveTraffic:
+def collectives_of(program: HloProgram, mesh: Mapping[str, int]) -> CollectiveTraffic:
     """Return the collectives of a program compiled for the devices of a mesh.
 
     For an array of B bytes on n devices each device sends (n - 1) / n B in an all-gather, a
     reduce-scatter or an all-to-all, twice that in an all-reduce, and B in a permutation. A
     collective that the compiler split into pieces counts once, at its first piece in the outermost
-    loop. A collective in an unknown format is named in `unread` and not counted; nothing is raised.
-    """
-    try:
-        return collectives_of(HloProgram(text), mesh)
-    except NOT_UNDERSTOOD as error:
-        return CollectiveTraffic((), (f"no collective: {reason(error)}",))
-
-
-def collectives_of(program: HloProgram, mesh: Mapping[str, int]) -> CollectiveTraffic:
-    """Return the collectives of a parsed program; see `read_collectives`.
+    loop. A collective in an unknown format is named in `unread` and not counted.
 
     Raises:
         HloError: if the program has an unknown format.

@@ -160,9 +160,19 @@ def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -
     program = set_up(single_step(config), among=topology.devices)
     step = load_or_compile_step(program, topology, dump)
     bound = bound_step_flops(program)
-    plan = _read(program, topology, step)
-    return dataclasses.replace(
-        plan,
+    layout, state = program.resolved.strategy.axes or {"data": 1}, describe_sharding(program)
+    devices = math.prod(layout.values())
+    return Plan(
+        topology=topology.name,
+        devices=devices,
+        unused=len(topology.devices) - devices,
+        layout=layout,
+        memory={**step.memory, "limit": topology.limit},
+        leaves=state.device + state.host,
+        parts=state_parts(program),
+        schedule=program.resolved.strategy.schedule,
+        why=program.resolved.why,
+        **_read(program, topology, step, layout),
         flops=bound.flops,
         flops_exact=bound.exact,
         seconds=time.perf_counter() - start,
@@ -180,42 +190,26 @@ def single_step(config: RunConfig) -> RunConfig:
     )
 
 
-def _read(program: Program, topology: Topology, step: CompiledStep) -> Plan:
-    """Return the plan of a compiled step; parts that cannot be read are in `unread`."""
-    layout, state = program.resolved.strategy.axes or {"data": 1}, describe_sharding(program)
-    devices = math.prod(layout.values())
-    plan = Plan(
-        topology=topology.name,
-        devices=devices,
-        unused=len(topology.devices) - devices,
-        layout=layout,
-        memory={**step.memory, "limit": topology.limit},
-        leaves=state.device + state.host,
-        parts=state_parts(program),
-        collectives=(),
-        seconds=step.seconds,
-        schedule=program.resolved.strategy.schedule,
-        why=program.resolved.why,
-    )
+def _read(
+    program: Program, topology: Topology, step: CompiledStep, layout: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return what the text of a step says; `unread` has what could not be read."""
     try:
         hlo = HloProgram(step.text)
         traffic = collectives_of(hlo, layout)
         collectives = mark_overlapped(traffic.collectives, hlo, layout)
     except NOT_UNDERSTOOD as error:
-        return dataclasses.replace(plan, unread=(f"no collective: {reason(error)}",))
-    unread, tensors, estimate = traffic.unread, (), None
+        return {"collectives": (), "unread": (f"no collective: {reason(error)}",)}
+    found: dict[str, Any] = {"collectives": collectives, "unread": traffic.unread}
+    devices = mesh_devices(program.resolved.abstract_state) or topology.devices[:1]
     try:
-        tensors = name_tensors(hlo, step.text, step.buffers)[:LISTED]
-        estimate = estimate_step(
-            hlo, layout, mesh_devices(program.resolved.abstract_state) or topology.devices[:1]
-        )
+        found["tensors"] = name_tensors(hlo, step.text, step.buffers)[:LISTED]
+        found["estimate"] = estimate_step(hlo, layout, devices)
     except NOT_UNDERSTOOD as error:
-        unread = (*unread, f"no estimate: {reason(error)}")
+        found["unread"] += (f"no estimate: {reason(error)}",)
     if names := unknown_kernels(hlo):
-        unread = (*unread, f"no FLOPs of {', '.join(names)}: the estimate is a lower bound")
-    return dataclasses.replace(
-        plan, collectives=collectives, unread=unread, tensors=tensors, estimate=estimate
-    )
+        found["unread"] += (f"no FLOPs of {', '.join(names)}: the estimate is a lower bound",)
+    return found
 
 
 SHOWN = 10  # tensors in the text
@@ -310,13 +304,13 @@ def _format_work(plan: Plan) -> list[str]:
     found = plan.estimate
     if found is None:
         return [*lines, f"no estimate of the time: figures of {plan.topology} are not known"]
-    share = f", MFU {plan.mfu:.0%}" if plan.mfu else ""
+    share, line = f", MFU {plan.mfu:.0%}" if plan.mfu else "", found.timeline
     return [
         *lines,
         f"estimate, not a measurement: {format_seconds(found.seconds)} a step{share}; "
         f"{found.bound} takes longest",
-        f"  compute {format_seconds(found.compute)}, memory {format_seconds(found.memory)}, "
-        f"interconnect {format_seconds(found.links)}, of which the device waits for "
-        f"{format_seconds(found.exposed)}",
+        f"  compute {format_seconds(line.compute)}, memory {format_seconds(line.memory)}, "
+        f"interconnect {format_seconds(line.links)}, of which the device waits for "
+        f"{format_seconds(line.exposed)}",
         "  " + " ".join(filter(None, [f"from {found.chip}", found.source and f"({found.source})"])),
     ]

@@ -15,7 +15,7 @@ import numpy as np
 from jtrain.inspect.plan.collectives import Collective
 from jtrain.inspect.plan.compile import plan_cache
 from jtrain.inspect.plan.hlo import HloProgram
-from jtrain.inspect.plan.schedule import Simulation, Speeds
+from jtrain.inspect.plan.schedule import Simulation, Speeds, Timeline
 from jtrain.io.regular_files import atomic_write
 from jtrain.parallel.chips import Chip, devices_per_chip, find_chip
 
@@ -27,18 +27,8 @@ HOST = {"tpu": 16e9, "gpu": 55e9}
 class Estimate:
     """Estimate of a step: no measurement, and faster than a real one."""
 
-    seconds: float
-    """Time of the step by the simulated schedule."""
-    compute: float
-    """Seconds of the products alone, at the peak."""
-    memory: float
-    """Seconds of all bytes between chips and their memory."""
-    links: float
-    """Seconds of the collectives on the busiest link, one after the other."""
-    exposed: float
-    """Seconds in which the device waits for collectives or copies."""
-    flops: float
-    """Operations of the products that each device runs."""
+    timeline: Timeline
+    """The simulated schedule on each device."""
     peak: float
     """Operations a second of a device."""
     chip: str
@@ -47,9 +37,15 @@ class Estimate:
     """The page that they are from."""
 
     @property
+    def seconds(self) -> float:
+        """Time of the step."""
+        return self.timeline.total
+
+    @property
     def bound(self) -> str:
         """The largest part: compute, memory or interconnect."""
-        parts = {"compute": self.compute, "memory": self.memory, "interconnect": self.links}
+        line = self.timeline
+        parts = {"compute": line.compute, "memory": line.memory, "interconnect": line.links}
         return max(parts, key=lambda name: parts[name])
 
     def mfu(self, model_flops: float, devices: int) -> float:
@@ -58,7 +54,12 @@ class Estimate:
 
     def plain(self) -> dict[str, Any]:
         """Return the contents as JSON values, in seconds."""
-        return {**dataclasses.asdict(self), "bound": self.bound}
+        names = ("compute", "memory", "links", "exposed", "flops")
+        return {
+            "seconds": self.seconds,
+            **{name: getattr(self.timeline, name) for name in names},
+            **{name: getattr(self, name) for name in ("peak", "chip", "source", "bound")},
+        }
 
 
 def estimate_step(
@@ -79,18 +80,7 @@ def estimate_step(
     else:
         speeds = chip_speeds(chip, axes, devices)
         figures, source = describe_chip(chip), chip.source
-    line = Simulation(program, axes, speeds).run()
-    return Estimate(
-        seconds=line.total,
-        compute=line.compute,
-        memory=line.memory,
-        links=line.links,
-        exposed=line.exposed,
-        flops=line.flops,
-        peak=speeds.flops,
-        chip=figures,
-        source=source,
-    )
+    return Estimate(Simulation(program, axes, speeds).run(), speeds.flops, figures, source)
 
 
 def chip_speeds(chip: Chip, axes: Mapping[str, int], devices: Sequence[Any]) -> Speeds:

@@ -276,43 +276,44 @@ def _config(path: Path, troubles: list[str]) -> Mapping[str, Any]:
 
 
 def _text(path: Path, troubles: list[str]) -> str:
+    data = _read(path, path.parent, TEXT_BYTES, troubles)
+    return data.decode("utf-8", "replace")
+
+
+def _read(path: Path, folder: Path, most: int, troubles: list[str]) -> bytes:
+    """Return the contents of a file of a run; empty, with a trouble, if it cannot be read."""
+    name = path.relative_to(folder)
     try:
-        return read_bytes(path, most=TEXT_BYTES, inside=path.parent).decode("utf-8", "replace")
+        return read_bytes(path, most=most, inside=folder)
     except (FileNotFoundError, NotADirectoryError):
-        return ""
+        return b""
     except LinkError as error:
-        troubles.append(f"{path.name} {error.strerror}: it is skipped")
+        troubles.append(f"{name} {error.strerror}: it is skipped")
     except OSError as error:
-        troubles.append(f"{path.name} cannot be read: {error.strerror}")
+        troubles.append(f"{name} cannot be read: {error.strerror}")
     except TooLargeError as error:
-        troubles.append(f"{path.name} {error} and is skipped")
-    return ""
+        troubles.append(f"{name} {error} and is skipped")
+    return b""
 
 
 def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
     """Return the newest pictures, `NAME-STEP.png`, by name and step."""
-    found, pictures = [], []
     try:
         check_no_link(folder)
     except LinkError as error:
         troubles.append(f"{folder.name} {error.strerror}: its files are skipped")
         return ()
+    found, pictures = [], []
     for file in folder.glob("*.png"):
         name, _, step = file.stem.rpartition("-")
         if name and step.isdecimal():
             found.append((int(step), name, file))
     for step, name, file in sorted(found)[-PICTURES:]:
-        try:
-            data = read_bytes(file, most=PICTURE_BYTES, inside=folder.parent)
-        except LinkError as error:
-            troubles.append(f"pictures/{file.name} {error.strerror}: it is skipped")
-            continue
-        except (OSError, TooLargeError):
-            data = b""
-        if data.startswith(b"\x89PNG\r\n\x1a\n"):
-            pictures.append(RunPicture(name, step, data))
-        else:
-            troubles.append(f"pictures/{file.name} is not a PNG of at most {PICTURE_BYTES:,} bytes")
+        if data := _read(file, folder.parent, PICTURE_BYTES, troubles):
+            if data.startswith(b"\x89PNG\r\n\x1a\n"):
+                pictures.append(RunPicture(name, step, data))
+            else:
+                troubles.append(f"pictures/{file.name} is not a PNG")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
 
 

@@ -8,12 +8,12 @@ from fakes import install, names, result, the, write_files
 from jtrain.distributed.cpu_threads import describe_small_pool
 from jtrain.inspect.doctor import packages
 from jtrain.inspect.doctor.checks import ChildResult
-from jtrain.inspect.doctor.devices import check_devices, gather_devices
+from jtrain.inspect.doctor.devices import check_devices
 
 
 def judged(root: Path, ended: ChildResult, site: Path | None = None, **environ: str):
     installed = packages.gather_packages([str(site)] if site else [])
-    return list(check_devices(gather_devices(environ, installed, root), environ, ended))
+    return list(check_devices(installed, environ, ended, root))
 
 
 CPU = {"platform": "cpu", "id": 0, "kind": "cpu"}

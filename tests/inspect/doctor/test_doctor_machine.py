@@ -65,7 +65,7 @@ def test_space_and_speed(tmp_path):
 
 
 def test_a_file_server_that_hangs(tmp_path, monkeypatch):
-    write_files(tmp_path, {"hanging.py": "import time\ndef main(given, file): time.sleep(60)\n"})
+    write_files(tmp_path, {"hanging.py": "import time\ndef main(given): time.sleep(60)\n"})
     monkeypatch.syspath_prepend(str(tmp_path))
     with Child("hanging", {}, timeout=0.5) as child:
         ended = child.wait()

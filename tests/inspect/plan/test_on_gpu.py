@@ -55,8 +55,8 @@ def test_two_machines_send_as_much_and_wait_longer():
     one, two = planned("h200:8", *FSDP), planned("2*h200:4", *FSDP)
     assert two.devices == 8
     assert near(sum(sent(two, "fsdp").values()), sum(sent(one, "fsdp").values()), 0.05)
-    assert two.estimate.links > 1.9 * one.estimate.links  # 4 x 50 GB/s, not 450
-    assert near(two.estimate.compute, one.estimate.compute, 0.05)
+    assert two.estimate.timeline.links > 1.9 * one.estimate.timeline.links  # 4 x 50 GB/s, not 450
+    assert near(two.estimate.timeline.compute, one.estimate.timeline.compute, 0.05)
 
 
 def test_data_parallel_sends_the_gradients_once():
@@ -81,11 +81,11 @@ TENSOR = ("precision.kind=fp8", "precision.scaling=tensor")
 @pytest.mark.parametrize(("words", "products"), [(("precision.kind=fp8",), 2), (TENSOR, 3)])
 def test_products_of_fp8_take_half_the_time_of_those_in_bfloat16(words, products):
     narrow, wide = planned("h100:1", *words), planned("h100:1")
-    assert near(narrow.estimate.flops, wide.estimate.flops, 0.02)
+    assert near(narrow.estimate.timeline.flops, wide.estimate.timeline.flops, 0.02)
     # Of the three products of the linear layers; not the head, not attention.
     linear = products * 2 * BLOCKS * ROWS * TIME  # a multiplication and an addition
     saved = linear / 989e12 - linear / 1979e12
-    assert near(wide.estimate.compute - narrow.estimate.compute, saved, 0.02)
+    assert near(wide.estimate.timeline.compute - narrow.estimate.timeline.compute, saved, 0.02)
 
 
 def test_with_a_scale_for_each_array_a_linear_layer_is_three_products_of_cublaslt_in_fp8():

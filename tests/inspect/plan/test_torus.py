@@ -10,8 +10,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jtrain.inspect.plan.collectives import read_collectives
+from jtrain.inspect.plan.collectives import collectives_of
 from jtrain.inspect.plan.compile import compile_step, read_dump
+from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.topology import find_topology
 from jtrain.parallel.mesh import host_order, order_devices
 from jtrain.parallel.strategies.sharded import Sharded
@@ -42,7 +43,7 @@ def sent(ordered: np.ndarray, axes: tuple[str, ...], split: str, tmp_path) -> di
     x = jax.ShapeDtypeStruct(rows, jnp.bfloat16, sharding=placed(split))
     compile_step(step.lower(kernel, x), tmp_path)
     found = collections.Counter()
-    for each in read_collectives(read_dump(tmp_path), dict(mesh.shape)).collectives:
+    for each in collectives_of(HloProgram(read_dump(tmp_path)), dict(mesh.shape)).collectives:
         found[each.kind] += each.sent
     return dict(found)
 
