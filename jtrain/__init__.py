@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from jtrain.train.experiment import RunConfig as RunConfig
     from jtrain.train.fit import fit as fit
     from jtrain.train.fit_result import Fitted as Fitted
-    from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
+    from jtrain.train.hooks.evaluation import EarlyStop as EarlyStop
     from jtrain.train.loaded_run import LoadedRun as LoadedRun
     from jtrain.train.loaded_run import load as load
     from jtrain.train.predict import evaluate as evaluate
@@ -94,7 +94,7 @@ _HOME = {
     "Rollback": "core.loop",
     "Stop": "core.loop",
     "train_loop": "core.loop",
-    "EarlyStop": "train.hooks.early_stop",
+    "EarlyStop": "train.hooks.evaluation",
     "run": "train.run",
     "fit": "train.fit",
     "Fitted": "train.fit_result",

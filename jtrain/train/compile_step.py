@@ -1,18 +1,24 @@
-"""Compilation of the step beside the first state, and what decides that it is compiled again."""
+"""Compilation of the step beside the first state, its time, and why it is compiled again."""
 
+import functools
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jtrain.config.dump import flatten, to_plain
+from jtrain.core.loop import train_loop
 from jtrain.core.pytree import named_leaves
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn
+from jtrain.data import ReadAhead
+from jtrain.data.batches.step_batches import StackedBatches
 from jtrain.distributed.compiler_flags import VARIABLES
 from jtrain.distributed.heartbeat import HEARTBEAT
+from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.io.environment import installed_version
 from jtrain.io.jsonl import JsonlWriter, complete_rows
 from jtrain.train.check_batch.first_batch import (
@@ -22,7 +28,9 @@ from jtrain.train.check_batch.first_batch import (
     trace_train_batch,
 )
 from jtrain.train.code_digest import PYTHON, digest_code
+from jtrain.train.experiment import RunConfig
 from jtrain.train.program import Program
+from jtrain.train.resolve import Resolved, resolve
 from jtrain.train.supersteps import CallBatches, CallSchedule
 
 
@@ -181,3 +189,63 @@ def _leaf(leaf: Any) -> str:
 
 def _array(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+WARMUP, LEAST, MOST = 3, 20, 2000  # calls of the step; between the last two, as fit in SECONDS
+SECONDS, LIMIT = 1.5, 15.0  # to measure in; even fewer calls than LEAST, not to take longer
+
+
+def resolve_with_step_time(config: RunConfig, seconds: float = 0.0) -> Resolved:
+    """Resolve a config, with durations in time counted by the time of a step.
+
+    The run's own program is timed: calls take as many steps as in the run, unless a cadence in time
+    is shorter than 50 steps.
+
+    Args:
+        seconds: of a step, as measured before; 0: it is measured, if a duration needs it.
+
+    Raises:
+        UserError: as `resolve` and the compilation of a step.
+    """
+    resolved = resolve(config, seconds)
+    if not resolved.lengths.provisional:
+        return resolved
+    return resolved.count_again(seconds_per_step(Program(resolved)))
+
+
+def seconds_per_step(program: Program) -> float:
+    """Return the seconds of a step, data included, the same in all processes.
+
+    The run's own program trains a state of its own, which is thrown away.
+    """
+    config, schedule = program.resolved.config, program.schedule
+    batches = program.batches()
+    step, state = compile_step(program, program.initial_state, batches)
+    each = schedule.longest  # every call has the most steps, as most calls of the run do
+    last = max(1, config.steps // each)  # a program of several may take fewer steps
+    again = functools.partial(_read_again, batches.stacked, last)
+    reader = config.workers.build(again, start=0, stop=None)
+    read = lambda call: program.place(reader(call))
+    feed = ReadAhead(read, start=0, stop=None, close=reader.close)
+    size = (lambda step: each) if schedule.varies else each
+
+    def run_calls(calls: int) -> float:
+        nonlocal state
+        began = time.perf_counter()
+        stop = calls * each
+        state = train_loop(step, state, feed, start=0, stop=stop, steps_per_call=size).state
+        took = (time.perf_counter() - began) / calls
+        return broadcast_from_first(lambda: {"seconds": took})["seconds"]
+
+    try:
+        run_calls(WARMUP)
+        roughly = run_calls(WARMUP)
+        calls = min(max(math.ceil(SECONDS / roughly), LEAST), MOST)
+        return run_calls(max(min(calls, int(LIMIT / roughly)), WARMUP)) / each
+    finally:
+        feed.close()
+
+
+def _read_again(calls: StackedBatches, last: int, call: int) -> Mapping[str, Any]:
+    """Return the batches of a call, from the first again after the last."""
+    return calls[call % last]

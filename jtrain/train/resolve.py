@@ -79,7 +79,7 @@ def resolve(
     Args:
         among: devices to use in the place of those of this machine.
         seconds: of a step, by which durations in time are counted. While it is 0 their
-            steps are provisional; `jtrain.train.step_time.resolve_with_step_time` measures it.
+            steps are provisional; `jtrain.train.compile_step.resolve_with_step_time` measures it.
 
     Raises:
         ConfigError: if batches do not divide into the devices and microbatches, or `build` gives

@@ -21,14 +21,13 @@ from jtrain.errors import ConfigError, UserError
 from jtrain.errors.user_code import api_boundary
 from jtrain.io.log import LOG, RunLog
 from jtrain.train.code_digest import digest_code
-from jtrain.train.compile_step import record_compile
+from jtrain.train.compile_step import record_compile, resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import Observer, to_hook
 from jtrain.train.hooks.signals import GraceBudget, Signals
 from jtrain.train.longer_run import describe_length_change
 from jtrain.train.processes import join_run
 from jtrain.train.program import Program
-from jtrain.train.remote_copies import RemoteRun
 from jtrain.train.resume import (
     describe_code,
     describe_missing_checkpoint,
@@ -39,9 +38,8 @@ from jtrain.train.resume import (
 from jtrain.train.rollback import ResumePoint
 from jtrain.train.run_dir import RunDir, get_environment
 from jtrain.train.run_result import RunResult, find_finished
-from jtrain.train.run_store import DirectoryStore, RunStore, StartedRun
+from jtrain.train.run_store import DirectoryStore, RemoteRun, RunStore, StartedRun
 from jtrain.train.runtime import enable_compilation_cache, pause_collection, reuse_memory
-from jtrain.train.step_time import resolve_with_step_time
 from jtrain.train.supersteps import find_hook_ends
 from jtrain.train.trackers import check_installed
 from jtrain.train.trainer import train_to_end

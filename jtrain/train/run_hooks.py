@@ -21,13 +21,12 @@ from jtrain.distributed.multihost import barrier
 from jtrain.io.disk_errors import disk_advice
 from jtrain.io.log import LOG, RunLog
 from jtrain.io.regular_files import open_regular
+from jtrain.train.charts import Pictures
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStepLog, StepRows
 from jtrain.train.hooks.bad_steps import BadSteps
-from jtrain.train.hooks.early_stop import EarlyStop
-from jtrain.train.hooks.evaluation import EvaluateEvery, Results, add_listeners
+from jtrain.train.hooks.evaluation import EarlyStop, EvaluateEvery, Results, add_listeners
 from jtrain.train.hooks.log import read_results
-from jtrain.train.hooks.pictures import Pictures
 from jtrain.train.hooks.progress import ProgressBar
 from jtrain.train.hooks.signals import GracePeriod, Signals
 from jtrain.train.hooks.speed import Speed, measure_memory

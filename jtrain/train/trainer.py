@@ -28,9 +28,8 @@ from jtrain.distributed.multihost import barrier
 from jtrain.distributed.watchdog import DeadlockWatch
 from jtrain.io.log import RunLog
 from jtrain.train import run_hooks
-from jtrain.train.banner import log_banner
-from jtrain.train.failure import explain_failure
 from jtrain.train.hooks.bad_step_log import BadStepLog
+from jtrain.train.hooks.bad_steps import explain_failure
 from jtrain.train.hooks.evaluation import (
     EvaluationResult,
     Results,
@@ -48,6 +47,7 @@ from jtrain.train.run_result import Status
 from jtrain.train.run_store import DirectoryStore, MemoryStore, RunStore, StartedRun
 from jtrain.train.runtime import explain_leaked_tracer
 from jtrain.train.save import CheckpointSaver, SaveHook
+from jtrain.train.summary import log_banner
 
 STATUS: Mapping[str, Status] = {"finished": "done", "interrupted": "stopped", "failed": "failed"}
 # Phases of the heartbeat, by what the progress bar shows; an evaluation is `eval`.
@@ -246,7 +246,8 @@ class Trainer:
         interrupted = ended.stop if ended.stop and ended.stop.kind != "finished" else None
         stop = interrupted or bad or ended.stop or already_over
         if stop is not None and stop.kind == "failed":
-            stop = explain_failure(self.attempt, self.bad_steps, stop, ended.step)
+            looks = {"last": ended.step, "record_every": self.attempt.record_every}
+            stop = explain_failure(config, self.bad_steps, stop, **looks)
         return dataclasses.replace(ended, stop=stop)
 
     def loop_options(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from quick_study import config_of, write_study
 
 from jtrain.distributed import accelerators
 from jtrain.distributed.accelerators import unused_accelerators
-from jtrain.train.banner import banner_lines
 from jtrain.train.program import set_up
+from jtrain.train.summary import banner_lines
 
 NEW = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Sun May 12 2024\n"

@@ -5,9 +5,9 @@ from quick_study import config_of, kept, trained
 
 from jtrain.config.dump import flatten
 from jtrain.core.loop import Hook
+from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.hooks.log import read_results
 from jtrain.train.restore import evaluate_run
-from jtrain.train.step_time import resolve_with_step_time
 
 pytestmark = pytest.mark.usefixtures("study_home")
 CONFIG = "configs/quick.yaml"
@@ -25,7 +25,7 @@ IN_TIME = [
 @pytest.fixture
 def a_tenth(monkeypatch: pytest.MonkeyPatch):
     """Make a step take a tenth of a second for any measurement."""
-    monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
+    monkeypatch.setattr("jtrain.train.compile_step.seconds_per_step", lambda parts: 0.1)
 
 
 @pytest.mark.usefixtures("a_tenth")
@@ -75,11 +75,11 @@ class Kill(Hook):
 
 @pytest.mark.thorough
 def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
-    monkeypatch.setattr("jtrain.train.step_time.seconds_per_step", lambda parts: 0.1)
+    monkeypatch.setattr("jtrain.train.compile_step.seconds_per_step", lambda parts: 0.1)
     with pytest.raises(KilledError):
         trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
     monkeypatch.setattr(
-        "jtrain.train.step_time.seconds_per_step", lambda parts: pytest.fail("measured again")
+        "jtrain.train.compile_step.seconds_per_step", lambda parts: pytest.fail("measured again")
     )
     ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
     assert (ended.status, ended.step) == ("done", 12)

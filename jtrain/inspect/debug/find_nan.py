@@ -21,6 +21,7 @@ from jtrain.inspect.debug.single_device import (
     term_weights,
     to_single_device,
 )
+from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.log import read_metrics
 from jtrain.train.program import Program
@@ -28,7 +29,6 @@ from jtrain.train.resume import match_config
 from jtrain.train.rollback import apply_decisions
 from jtrain.train.run_dir import RunDir
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.step_time import resolve_with_step_time
 
 ROWS = 4096  # the largest batch whose rows are checked one by one
 

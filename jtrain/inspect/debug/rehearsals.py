@@ -25,13 +25,13 @@ from jtrain.distributed.cluster import detect
 from jtrain.errors import CheckpointError, ConfigError
 from jtrain.io.formatting import format_bytes, format_number
 from jtrain.train.check_batch.first_batch import check_batches, trace_set_batches, trace_train_batch
+from jtrain.train.compile_step import resolve_with_step_time
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.function_hooks import on_numbers
 from jtrain.train.program import Program
 from jtrain.train.resolve import Resolved, resolve
 from jtrain.train.run_dir import temporary_directory
 from jtrain.train.runtime import enable_compilation_cache
-from jtrain.train.step_time import resolve_with_step_time
 from jtrain.train.supersteps import CallBatches
 
 CALLS = 4  # calls of the step: half before the state is saved, half after

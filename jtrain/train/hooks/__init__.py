@@ -14,7 +14,7 @@ class Worst(Hook):
 The hooks of a run, and the order in which they are called, stand in `jtrain.train.trainer`.
 """
 
-from jtrain.train.hooks.early_stop import EarlyStop as EarlyStop
+from jtrain.train.hooks.evaluation import EarlyStop as EarlyStop
 from jtrain.train.hooks.evaluation import EvaluateEvery as EvaluateEvery
 from jtrain.train.hooks.evaluation import EvaluationListener as EvaluationListener
 from jtrain.train.hooks.evaluation import EvaluationResult as EvaluationResult

@@ -1,17 +1,21 @@
-"""Bad steps: the recorder that judges each step, and hands bad ones to the config's `guard`."""
+"""Bad steps: the recorder that judges each step by the config's `guard`, and why a run failed."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jtrain.config.lookup import FIT
 from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Stop
-from jtrain.data.batches.scan import find_nonfinite
+from jtrain.data.batches.scan import describe_nonfinite, find_nonfinite
+from jtrain.distributed.multihost import all_gather
+from jtrain.optim.recipe import OptimizerConfig
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done, StepRows
-from jtrain.train.hooks.guards import EndGuard, OwnGuard, SkipGuard, StepNumbers
+from jtrain.train.hooks.guards import FIND, EndGuard, OwnGuard, SkipGuard, StepNumbers
 
 
 class BadSteps(Recorder):
@@ -133,3 +137,61 @@ def _column(finished: FinishedSteps, name: str) -> Any:
     """Return a number of each step; NaN where there is none."""
     found = finished.metrics.get(name)
     return [math.nan] * len(finished.steps) if found is None else found.value().tolist()
+
+
+def explain_failure(
+    config: RunConfig, bad_steps: BadSteps, stop: Stop, *, last: int, record_every: int
+) -> Stop:
+    """Return the `Stop` of a failed run, with the data that explains it and what to type.
+
+    Args:
+        last: step at which the run ended.
+        record_every: steps between two looks at the numbers of all steps.
+    """
+    bad, rows = bad_steps.bad, bad_steps.batches
+    window = min(getattr(config.guard, "window", 0), config.steps)
+    first = max(1, last - window - 10 * record_every)
+    rows_of = lambda step: rows.report(step).get("rows", ())
+    blame = describe_nonfinite(rows.train, range(first, last + 1), rows_of)
+    if bad:  # in every process, each of which has read rows of its own
+        blame = next((each for each in all_gather(blame) if "every value" not in each), blame)
+        late = f"It was found at step {last}: numbers are read some calls late. "
+        late = late if last > bad.step else ""
+        blame = f"{late}{blame} {_advise(config, bad, rows.report(bad.step)['batch'])}"
+    why = f"{stop.why} {blame}"
+    if bad:
+        bad_steps.record(bad, "stopped", why=why)
+    return dataclasses.replace(stop, why=why)
+
+
+def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
+    """Return what to type after a bad step that ended a run.
+
+    Args:
+        batch: number of the batch that the step took.
+    """
+    run = f"runs/{config.name}/config.yaml"
+    if math.isfinite(bad.loss + bad.grad_norm) and not math.isfinite(bad.update_norm):
+        return (
+            f"It took batch {batch}, and loss and gradient of that are finite: the update alone "
+            f"is not, so the data is not the cause. {_smaller_updates(config, run)}"
+        )
+    how = f": jtrain run {run} guard.without='[[{batch}, {batch + 1}]]'"
+    if config.experiment == FIT:  # no config of it can be run
+        how = ', repeat the call with guard="skip"'
+    return f"It took batch {batch}. To go on without that batch{how}. {FIND}"
+
+
+def _smaller_updates(config: RunConfig, run: str) -> str:
+    """Return what to type for smaller updates."""
+    optimizer = config.optimizer
+    if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
+        return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
+    lr = f"{min(1e-3, optimizer.lr / 10):g}"
+    if config.experiment == FIT:
+        return f"Lower the learning rate: repeat the call with lr={lr}."
+    clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
+    return (
+        f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} name={config.name}-2 "
+        f"optimizer.lr={lr}"
+    )

@@ -12,8 +12,7 @@ import pytest
 from jtrain.cli.run_summary import smooth
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
-from jtrain.train.charts import text_chart
-from jtrain.train.hooks.pictures import Pictures, write_pictures
+from jtrain.train.charts import Pictures, text_chart, write_pictures
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 
