@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from jtrain.errors import STOPPED
 from jtrain.parallel import Server
 from jtrain.server.coordinator import Coordinator
-from jtrain.server.engines import Listening, Role
+from jtrain.server.engines import Role
 from jtrain.server.plan import Plan
 from jtrain.server.plan_checks import check_plan
 from jtrain.server.process import serve, work
@@ -22,14 +22,14 @@ class ThreadProcess:
         self.end, self.error = "", ""
         self.leaving = threading.Event()
         """Set to let a worker leave."""
-        self._listener = serve(plan, index, environ) if role == "shard" else None
+        self._listener = serve(plan, index, environ)[0] if role == "shard" else None
         if role == "worker":
             arguments = plan, index, environ
             threading.Thread(target=self._work, args=arguments, daemon=True).start()
 
     def _work(self, plan: Plan, index: int, environ: Mapping[str, str]) -> None:
         try:
-            if not work(plan, index, environ, leaving=self.leaving):
+            if work(plan, index, environ, leaving=self.leaving) == STOPPED:
                 self.end = f"exit code {STOPPED}"
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}\n"
@@ -53,9 +53,9 @@ class ThreadEngine:
         self._plan, self._environ = plan, environ
         self.workers = plan.server.workers
 
-    def listening(self, server: Server) -> Listening:
+    def hosts(self, server: Server) -> tuple[str, str]:
         """Return the address in the config: the loopback by default."""
-        return Listening(server.host, server.host, server.port)
+        return server.host, server.host
 
     def start(self, role: Role, index: int, environ: Mapping[str, str]) -> ThreadProcess:
         """Start a thread."""

@@ -4,6 +4,7 @@ Schedule, fragments, codecs, error feedback and outer optimizers are those of on
 take their turns in order.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -12,8 +13,7 @@ import numpy as np
 from jtrain.core.state import TrainState
 from jtrain.core.types import Batch, Params
 from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo, has_feedback
-from jtrain.server.compute import Head
-from jtrain.server.feedback import Publisher, PushEncoder, Subscriber
+from jtrain.server.codec import Publisher, PushEncoder, Subscriber
 from jtrain.server.local_worker import change_of
 from jtrain.server.plan import Plan
 from jtrain.server.shard import Facts, Shard
@@ -34,20 +34,20 @@ class Simulation:
             lambda state, batches: jax.lax.scan(plan.programs.inner, state, batches)
         )
         opt_state = plan.inner_rule.init(state.params)
-        self.states = [Head.of(state).state(state.params, opt_state)] * workers
-        keeps = has_feedback(plan.server.compress)
+        self.states = [dataclasses.replace(state, opt_state=opt_state)] * workers
+        feedback = has_feedback(plan.server.compress)
         self._encoders = [
-            PushEncoder(plan.codecs.push, plan.parts, keeps=keeps) for _ in self.states
+            PushEncoder(plan.push_codec, plan.parts, feedback=feedback) for _ in self.states
         ]
         parts = range(len(plan.parts.shards))
         rows = [plan.parts.of_params(state.params, part) for part in parts]
         self._shards = [self._shard(each) for each in rows]
-        self._subscriber = Subscriber(plan.codecs.pull)
+        self._subscriber = Subscriber(plan.pull_codec)
         self._like = jax.tree.map(np.array, state.params)
 
     def _shard(self, rows: Params) -> Shard:
         plan = self.plan
-        publisher = Publisher(plan.codecs.pull) if plan.publishes else None
+        publisher = Publisher(plan.pull_codec) if plan.publishes else None
         return Shard(plan.optimizer, rows, plan.optimizer.init(rows), publisher=publisher)
 
     def take(self, worker: int, first: int, last: int) -> None:
@@ -66,7 +66,7 @@ class Simulation:
         if self.plan.publishes:
             change = self._shards[part].pull_change(self._subscriber.known(part))
             return self._subscriber.take(part, change)
-        codec, leaves = self.plan.codecs.pull, self._shards[part].pull(0)
+        codec, leaves = self.plan.pull_codec, self._shards[part].pull(0)
         return codec.decode(codec.encode(leaves), leaves)
 
     def push(self, worker: int, part: int, change: Params) -> list[np.ndarray]:
@@ -122,7 +122,7 @@ def _stream(simulation: Simulation, mode: StreamingDiLoCo, stop: int) -> None:
             _merge(simulation, before, found.merge, alpha)
         simulation.take_all(middle, found.last)
         changes = [change_of(before, state.params) for state in simulation.states]
-        for part in plan.parts_of(0, found.pushes):
+        for part in found.pushes:
             sent = [simulation.push(worker, part, each) for worker, each in enumerate(changes)]
             means = [sum(xs) / np.float32(len(xs)) for xs in zip(*sent, strict=True)]
             simulation.apply(part, [np.asarray(mean) for mean in means])
@@ -132,14 +132,14 @@ def _stream(simulation: Simulation, mode: StreamingDiLoCo, stop: int) -> None:
 def _merge(simulation: Simulation, before: Params, fragment: int, alpha: np.float32) -> None:
     """Mix a fragment of all workers with the outer step."""
     of = simulation.plan.parts.of_params
-    for part in simulation.plan.parts_of(0, [fragment]):
+    for part in simulation.plan.parts_of(fragment):
         pulled = simulation.pull(part)
         _write(jax.tree.leaves(of(before, part)), pulled)
         for worker, state in enumerate(simulation.states):
             params = jax.tree.map(np.array, state.params)
             own = jax.tree.leaves(of(params, part))
             _write(own, [alpha * x + (1 - alpha) * y for x, y in zip(own, pulled, strict=True)])
-            simulation.states[worker] = Head.of(state).state(params, state.opt_state)
+            simulation.states[worker] = dataclasses.replace(state, params=params)
 
 
 def _take_turns(simulation: Simulation, mode: AsyncDiLoCo, stop: int) -> None:
@@ -149,7 +149,7 @@ def _take_turns(simulation: Simulation, mode: AsyncDiLoCo, stop: int) -> None:
     for first in range(1, stop + 1, mode.inner_steps):
         for worker in range(workers):
             state = simulation.states[worker]
-            simulation.states[worker] = Head.of(state).state(pulled[worker], state.opt_state)
+            simulation.states[worker] = dataclasses.replace(state, params=pulled[worker])
             simulation.take(worker, first, min(first + mode.inner_steps - 1, stop))
             change = change_of(pulled[worker], simulation.states[worker].params)
             for part in range(len(simulation.plan.parts.shards)):

@@ -26,7 +26,7 @@ def take(coordinator: Coordinator, first: int, steps: int) -> int:
     """Let the workers take steps, and return the last one."""
     done = first
     while done < first + steps:
-        done = coordinator.advance(first + steps)[-1].step
+        done = coordinator.advance(first + steps)[-1][0]
     return done
 
 

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     from jtrain.parallel import Server
 
     if isinstance(resolved.config.parallel, Server):
-        from jtrain.server.join import take_part
+        from jtrain.server.process import take_part
 
         code = take_part(resolved.config, os.environ, print_error)
         if code is not None:

@@ -1,6 +1,5 @@
 """`jtrain work RUN`: take part in a running run as one worker more."""
 
-import threading
 from collections.abc import Sequence
 
 from jtrain.cli.arguments import Arguments, find_config
@@ -12,13 +11,11 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments().parse(argv)
     directory = find_config(args.run, "work").parent
 
-    from jtrain.server.join import join, read_config
-    from jtrain.server.process import leave_on_signals
+    from jtrain.server.process import join, leave_on_signals, read_config
     from jtrain.train.runtime import enable_compilation_cache
 
     read_config(directory)
-    leaving = threading.Event()
-    leave_on_signals(leaving)
+    leaving = leave_on_signals()
     enable_compilation_cache()
     return join(directory, wait=args.wait, leaving=leaving, log=print_error)
 

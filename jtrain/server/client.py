@@ -13,27 +13,11 @@ from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.distributed.cluster.rendezvous import check_peer
 from jtrain.errors import ConfigError, PeerError
 from jtrain.server.listener import keep_alive
-from jtrain.server.wire import BufferPool, Message, VersionError, receive, send
+from jtrain.server.wire import BufferPool, Message, receive, send
 
 RETRY = 0.1  # seconds between two attempts to connect
 Locate = Callable[[], tuple[str, int]]
 """Function that returns host and port of a peer; an OSError says that it is nowhere yet."""
-
-
-class SilentError(PeerError):
-    """A peer has the request, and does not answer."""
-
-    def __init__(self, client: "Client", seconds: float):
-        super().__init__(f"{client.name} did not answer within {seconds:g} s")
-        self.client = client
-
-
-class AbsentError(PeerError):
-    """A peer cannot be connected to."""
-
-    def __init__(self, client: "Client"):
-        super().__init__(f"{client.name} is not there: no answer in {client.patience:g} s")
-        self.client = client
 
 
 class RefusedError(Exception):
@@ -71,6 +55,8 @@ class Client:
         self._locate = (lambda: (LOOPBACK, address)) if isinstance(address, int) else address
         self._most, self._timeout = most, timeout
         self.patience = timeout if patience is None else patience
+        self.is_silent = False
+        """Whether a reply was late, or there was none for as long as the patience lasts."""
         self._connection: socket.socket | None = None
         self._due = False  # a reply is
         self._pool = BufferPool() if reuse else None
@@ -81,24 +67,14 @@ class Client:
         Raises:
             PeerError: if there is none within the deadline.
             RefusedError: if the peer refuses, with its words.
-            ConfigError: if it has another version or another token.
+            ConfigError: if it has another token.
         """
         return call_all([self], [request])[0]
 
+    @property
     def local_host(self) -> str:
-        """Return the address of this machine by which it reaches the peer.
-
-        Raises:
-            PeerError: if the peer is not there within the deadline.
-        """
-        end = time.monotonic() + self.patience
-        while self._connection is None:
-            try:
-                self._connection = self._connect()
-            except OSError as error:
-                if time.monotonic() > end:
-                    raise PeerError(f"{self.name} is not there: {error}") from None
-                time.sleep(RETRY)
+        """Address of this machine by which it has called the peer."""
+        assert self._connection is not None, "it was called"
         return self._connection.getsockname()[0]
 
     def close(self) -> None:
@@ -107,8 +83,8 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def _send(self, request: Message) -> bool:
-        """Send a request over the connection; return whether there is one."""
+    def _send(self, request: Message) -> None:
+        """Send a request, if there is a connection or one can be made."""
         if self._due:  # the call before was interrupted: its reply is not that of this one
             self.close()
         self._due = True
@@ -117,10 +93,8 @@ class Client:
                 self._connection = self._connect()
             self._connection.settimeout(self._timeout)
             send(self._connection, request)
-            return True
         except OSError as error:
-            self._lost(error)
-            return False
+            self._lose(error)
 
     def _receive(self) -> Message | None:
         """Return the reply; None if the connection is lost."""
@@ -129,19 +103,30 @@ class Client:
         try:
             reply = receive(self._connection, self._most, self._pool)
         except OSError as error:
-            self._lost(error)
+            self._lose(error)
             return None
-        self._due = False
+        self._due = self.is_silent = False
         if reply.name == "refused":
             raise RefusedError(f"{self.name}: {reply.fields.get('why')}")
         return reply
 
-    def _lost(self, error: Exception) -> None:
+    def _lose(self, error: OSError) -> None:
+        self.is_silent |= isinstance(error, TimeoutError)  # it is there and does not answer
         self.close()
-        if isinstance(error, VersionError):
-            raise ConfigError(f"{self.name}: {error}") from None
-        if isinstance(error, TimeoutError):  # it is there and does not answer
-            raise SilentError(self, self._timeout) from None
+
+    def _finish(self, request: Message, end: float, meanwhile: Callable[[], None]) -> Message:
+        """Return the reply to a request that was sent, and is sent again until `end`."""
+        while (reply := self._receive()) is None:
+            late, silent = time.monotonic() > end, self.is_silent
+            self.is_silent |= late
+            meanwhile()
+            if late and silent:
+                raise PeerError(f"{self.name} did not answer within {self._timeout:g} s")
+            if late:
+                raise PeerError(f"{self.name} is not there: no answer in {self.patience:g} s")
+            time.sleep(RETRY)
+            self._send(request)
+        return reply
 
     def _connect(self) -> socket.socket:
         host, port = self._locate()
@@ -163,49 +148,26 @@ class Client:
         return connection
 
 
-def call_all(clients: Sequence[Client], requests: Sequence[Message]) -> list[Message]:
+def call_all(
+    clients: Sequence[Client],
+    requests: Sequence[Message],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[Message]:
     """Return the reply of each client to its request, which they work on at the same time.
+
+    Args:
+        meanwhile: called before each further attempt.
 
     Raises:
         PeerError, RefusedError, ConfigError: as `Client.call`.
     """
     ends = [time.monotonic() + each.patience for each in clients]
-    pending = [_start(each, request) for each, request in zip(clients, requests, strict=True)]
-    replies: list[Message] = []
-    error: Exception | None = None
-    for client, request, sent, end in zip(clients, requests, pending, ends, strict=True):
-        try:
-            replies.append(_finish(client, request, sent, end))
-        except Exception as found:  # the replies of the others are read all the same
-            error = error or found
-    if error is not None:
-        raise error
-    return replies
-
-
-def _start(client: Client, request: Message) -> bool | Exception:
-    """Send a request; return whether it is sent, or the error that `_finish` is to raise."""
-    try:
-        return client._send(request)
-    except Exception as error:
-        return error
-
-
-def _finish(client: Client, request: Message, sent: bool | Exception, end: float) -> Message:
-    while True:
-        try:
-            if isinstance(sent, Exception):
-                raise sent
-            reply = client._receive() if sent else None
-            if reply is not None:
-                return reply
-        except SilentError:
-            if time.monotonic() > end:
-                raise
-        if time.monotonic() > end:
-            raise AbsentError(client)
-        time.sleep(RETRY)
-        sent = _start(client, request)
+    for client, request in zip(clients, requests, strict=True):
+        client._send(request)
+    return [
+        client._finish(request, end, meanwhile)
+        for client, request, end in zip(clients, requests, ends, strict=True)
+    ]
 
 
 @contextlib.contextmanager
@@ -229,14 +191,12 @@ class ShardCalls:
         clients: connections to them.
         supervise: called where one does not answer; it starts those that died again, and says by
             `lost` which.
-        patience: seconds in which a shard that died has to be there again.
     """
 
-    def __init__(self, clients: Sequence[Client], supervise: Callable[[], None], patience: float):
-        self._clients, self._supervise, self._patience = clients, supervise, patience
+    def __init__(self, clients: Sequence[Client], supervise: Callable[[], None]):
+        self._clients, self._supervise = clients, supervise
         self.lost: set[int] = set()
         """Shards that were started again, and hold nothing."""
-        self._silent: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -247,6 +207,7 @@ class ShardCalls:
         Raises:
             ShardsLostError: if one was.
         """
+        self._supervise()
         if self.lost:
             raise ShardsLostError
 
@@ -255,9 +216,11 @@ class ShardCalls:
         lost, self.lost = sorted(self.lost), set()
         return lost
 
-    def take_silent(self) -> set[int]:
+    def take_silent(self) -> list[int]:
         """Return the shards that did not answer, and forget that they did not."""
-        silent, self._silent = self._silent, set()
+        silent = [shard for shard, client in enumerate(self._clients) if client.is_silent]
+        for shard in silent:
+            self._clients[shard].is_silent = False
         return silent
 
     def call_all(self, name: str, fields: dict[str, Any]) -> list[Message]:
@@ -281,15 +244,8 @@ class ShardCalls:
                 self.lost -= set(requests)
 
     def _call(self, clients: Sequence[Client], requests: Sequence[Message]) -> list[Message]:
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                return call_all(clients, requests)
-            except (PeerError, RefusedError) as error:
-                late = time.monotonic() > end
-                if isinstance(error, SilentError) or (isinstance(error, AbsentError) and late):
-                    self._silent.add(self._clients.index(error.client))
-                self._supervise()
-                self.check()
-                if isinstance(error, RefusedError) or time.monotonic() > end:
-                    raise
+        try:
+            return call_all(clients, requests, self.check)
+        except RefusedError:
+            self.check()  # one that was started again knows nothing of the step
+            raise

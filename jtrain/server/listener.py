@@ -1,4 +1,4 @@
-"""Listener: answers the requests of peers that know the token."""
+"""Listener: answers the requests of peers that know the token. Registry: where servers listen."""
 
 import collections
 import contextlib
@@ -7,26 +7,18 @@ import hmac
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.errors import ConfigError
-from jtrain.server.wire import BufferPool, Message, VersionError, WireError, frame_of, receive, send
+from jtrain.server.wire import BufferPool, Message, WireError, encode, receive, send
 
 RETRY = 0.05  # seconds after a connection that could not be accepted
 GREETING = 10.0  # seconds within which a peer says who it is
-STRANGERS = 64  # peers at a time that have not said so; the oldest gives way
+WATCH = 1.0  # seconds after which a watching server is told to ask again
+SENDING = 0.1  # seconds for the last replies
 Handler = Callable[[Message], Message]
-
-
-class Traffic(NamedTuple):
-    """Bytes of frames: headers, JSON and arrays."""
-
-    received: int
-    sent: int
-    named: int
-    """Bytes of some requests and their replies, of those above."""
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -84,12 +76,13 @@ class Listener:
                 f"parallel.port={port} is not available ({error.strerror}). Set parallel.port=0 to "
                 f"use a free one."
             ) from None
+        self.received = self.sent = 0
+        """Bytes of whole frames so far."""
+        self.by_name: collections.Counter[str] = collections.Counter()
+        """Bytes of requests and their replies, by the name of the request."""
         self._peers: set[socket.socket] = set()
-        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._pool = BufferPool()
         self._lock, self._closed = threading.Lock(), False
-        self._received = self._sent = 0
-        self._by_name: collections.Counter[str] = collections.Counter()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> "Listener":
@@ -102,12 +95,6 @@ class Listener:
     def port(self) -> int:
         """Port that it listens at."""
         return self._socket.getsockname()[1]
-
-    def traffic(self, *names: str) -> Traffic:
-        """Return the bytes so far, and those of requests of some names."""
-        with self._lock:
-            named = sum(self._by_name[name] for name in names)
-            return Traffic(self._received, self._sent, named)
 
     def close(self) -> None:
         """Close all connections."""
@@ -125,16 +112,13 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                self._let_go(0)  # the peer is gone already, or this process has no file left
-                time.sleep(RETRY)
+                time.sleep(RETRY)  # the peer is gone already, or this process has no file left
                 continue
             with self._lock:
                 if self._closed:
                     peer.close()
                     return
                 self._peers.add(peer)
-                self._strangers[peer] = None
-            self._let_go(STRANGERS)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -142,51 +126,33 @@ class Listener:
         try:
             keep_alive(peer)
             is_known = self._greet(peer)
-            with self._lock:
-                self._strangers.pop(peer, None)
-            if is_known:
-                while True:
-                    peer.settimeout(None)  # it may compute for long between two requests
-                    peer.recv(1, socket.MSG_PEEK)
-                    peer.settimeout(self._timeout)
-                    request = receive(peer, self._most, self._pool)
-                    last = Message(request.name, request.fields)  # without its arrays
-                    self._answer(peer, request)
-                    del request  # so that its buffer is free for the next
+            while is_known:
+                peer.settimeout(None)  # it may compute for long between two requests
+                peer.recv(1, socket.MSG_PEEK)
+                peer.settimeout(self._timeout)
+                request = receive(peer, self._most, self._pool)
+                last = Message(request.name, request.fields)  # without its arrays
+                self._answer(peer, request)
+                del request  # so that its buffer is free for the next
         except OSError:
             pass  # the peer is gone
         finally:
             with self._lock:
                 self._peers.discard(peer)
-                self._strangers.pop(peer, None)
             peer.close()
             if last is not None and not self._closed:
                 self._lost(last)
 
-    def _let_go(self, most: int) -> None:
-        """End the oldest greeting if there are more than `most`."""
-        with self._lock:
-            if len(self._strangers) > most:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-
     def _greet(self, peer: socket.socket) -> bool:
-        """Return whether the peer has the version and the token; it is told what it lacks."""
+        """Return whether the peer has the token."""
         peer.settimeout(GREETING)
-        try:
-            hello = receive(peer, 0)
-        except VersionError as error:
-            send(peer, _refusal(error))
-            return False
+        hello = receive(peer, 0)
         token = hello.fields.get("token")
         token = token if hello.name == "hello" and isinstance(token, str) else ""
-        if not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
-            send(peer, _refusal(PermissionError("the token is not that of this run")))
-            return False
-        send(peer, Message("welcome"))
-        return True
+        known = hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
+        refusal = Message("refused", {"why": "the token is not that of this run"})
+        send(peer, Message("welcome") if known else refusal)
+        return known
 
     def _answer(self, peer: socket.socket, request: Message) -> None:
         try:
@@ -194,15 +160,79 @@ class Listener:
         except WireError:
             raise
         except Exception as error:
-            reply = _refusal(error)
-        frame = frame_of(reply)
+            reply = Message("refused", {"why": str(error)})
+        frame = encode(reply)
+        size = sum(map(len, frame))
         with self._lock:  # before it is sent: a peer that has its reply finds it counted
-            self._received += request.frame_bytes
-            self._sent += frame.num_bytes
-            self._by_name[request.name] += request.frame_bytes + frame.num_bytes
-        frame.send(peer)
+            self.received += request.frame_bytes
+            self.sent += size
+            self.by_name[request.name] += request.frame_bytes + size
+        for buffer in frame:
+            peer.sendall(buffer)
 
 
-def _refusal(error: Exception) -> Message:
-    fields: dict[str, Any] = {"error": type(error).__name__, "why": str(error)}
-    return Message("refused", fields)
+class Registry:
+    """Registry of the servers' addresses, in the run's own process.
+
+    A server listens at a port that is free on its machine and reports its address; workers ask for
+    it at each connection. So a server that was started again may be on another machine.
+    """
+
+    def __init__(self, shards: int):
+        self._shards = shards
+        self._changed = threading.Condition()
+        self._servers: dict[int, Mapping[str, Any]] = {}  # reports, by shard
+        self._ended = False
+
+    def handle(self, request: Message) -> Message | None:
+        """Answer a request that is about addresses; None if it is about something else."""
+        if request.name not in {"register", "where", "watch"}:
+            return None
+        shard = request.fields["shard"]
+        if not isinstance(shard, int) or not 0 <= shard < self._shards:
+            raise ValueError(f"there is no server {shard!r}")
+        with self._changed:
+            if request.name == "where":
+                return Message("there", self._servers.get(shard, {}))
+            if request.name == "register":
+                self._servers[shard] = request.fields
+                self._changed.notify_all()
+                return Message("registered")
+            over = lambda: self._ended or self.find(shard) != request.fields
+            return Message("end" if self._changed.wait_for(over, WATCH) else "wait")
+
+    def find(self, shard: int) -> Mapping[str, Any] | None:
+        """Return what the server of a shard has reported; None before it has."""
+        return self._servers.get(shard)
+
+    def locate(self, shard: int) -> tuple[str, int]:
+        """Return host and port of a shard.
+
+        Raises:
+            ConnectionError: if it has reported none yet.
+        """
+        return read_address(shard, self.find(shard))
+
+    def dismiss(self, shard: int) -> None:
+        """Let the process of a shard end."""
+        with self._changed:
+            self._servers.pop(shard, None)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Tell the servers that the run ends."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        time.sleep(SENDING)
+
+
+def read_address(shard: int, fields: Mapping[str, Any] | None) -> tuple[str, int]:
+    """Return host and port in a report of a server.
+
+    Raises:
+        ConnectionError: if it has reported none yet.
+    """
+    if not fields:
+        raise ConnectionError(f"server {shard} has not reported its address")
+    return fields["host"], fields["port"]

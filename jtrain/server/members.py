@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ class Member:
     """Leases that it has done."""
     request: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of its last request."""
-    broken: float | None = None
-    """Time at which its connection broke."""
+    heard: float = dataclasses.field(default_factory=time.monotonic)
+    """Time of its last request."""
+    broken: float = 0.0
+    """Time at which its connection broke; 0 while it holds."""
 
     @property
     def name(self) -> str:
@@ -41,8 +43,12 @@ class Member:
         place = f" ({self.about.get('host')}, process {self.about.get('pid')})"
         return f"worker {self.worker}" + (place if self.process is None else "")
 
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Record a request."""
+        self.request, self.heard, self.broken = fields, time.monotonic(), 0.0
 
-class Members:
+
+class Members(dict[int, Member]):
     """Workers of a run by their numbers. Called with the coordinator's lock.
 
     Args:
@@ -58,109 +64,59 @@ class Members:
         *,
         most: int = 1 << 30,
     ):
+        super().__init__()
         self._record, self._log, self._most = record, log, most
-        self._present: dict[int, Member] = {}
-        self._count = itertools.count(1)
-        self.reserved: set[int] = set()
-        """Numbers of processes that the run has started, for which they are kept."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._present)
-
-    def __len__(self) -> int:
-        return len(self._present)
-
-    def __getitem__(self, worker: int) -> Member:
-        return self._present[worker]
 
     def find(self, fields: Mapping[str, Any]) -> Member | None:
         """Return the member that has sent a request; None if it is none any more."""
-        key, members = fields.get("key"), self._present.values()
-        found = next((member for member in members if member.key == key), None)
-        if found is None or fields.get("worker", found.worker) != found.worker:
-            return None
-        return found
-
-    def hear(self, fields: Mapping[str, Any]) -> None:
-        """Note that a worker has sent a request."""
-        if (found := self.find(fields)) is not None:
-            found.request, found.broken = fields, None
-
-    @property
-    def processes(self) -> int:
-        """Number of members that are processes of the run's own."""
-        return sum(member.process is not None for member in list(self._present.values()))
+        return next((member for member in self.values() if member.key == fields["key"]), None)
 
     def of_process(self, process: int) -> Member | None:
         """Return the member that is a process of the run's own."""
-        mine = (member for member in self._present.values() if member.process == process)
-        return next(mine, None)
+        return next((member for member in self.values() if member.process == process), None)
 
     def join(self, fields: Mapping[str, Any], step: int) -> Member:
-        """Let a worker join; a process of the run's own has its number where it can.
-
-        That is not so if another has taken it, or if a number that computes is free.
-        """
-        process: int | None = fields.get("process")
-        number = self.free_number()
-        if process is not None and process not in self._present:
-            number = number if number < self._most <= process else process
+        """Let a worker join; a process of the run's own has its number if that computes."""
+        number = process = fields.get("process")
+        if number is None or number in self or number >= self._most:
+            number = self.free_number()
         about = {name: fields.get(name) for name in ("host", "pid")}
-        key = fields.get("key") or f"member {next(self._count)}"
-        member = Member(number, key, process, about, request=fields)
-        self._present[number] = member
-        self._record({"step": step, "event": "joined", **self._row(member)})
+        member = self[number] = Member(number, fields["key"], process, about, request=fields)
+        self._record({"step": step, "event": "joined", **_describe(member)})
         if process is None:
             self._log(f"{member.name} joined at step {step}: {len(self)} are there")
         return member
 
-    def leave(self, member: Member, why: str, step: int) -> bool:
-        """Take a worker out; return False if it was taken out before."""
-        if self._present.get(member.worker) is not member:
-            return False
-        del self._present[member.worker]
-        row = {"step": step, "event": "left", **self._row(member), "why": why}
+    def leave(self, member: Member, why: str, step: int) -> None:
+        """Take a worker out."""
+        del self[member.worker]
+        row = {"step": step, "event": "left", **_describe(member), "why": why}
         self._record({**row, "leases": member.leases})
         self._log(
             f"{member.name} left at step {step} ({why}), after {member.leases} leases: "
             f"{len(self)} are there"
         )
-        return True
 
-    def dismiss(self, fields: Mapping[str, Any]) -> None:
-        """Take out a worker that knows that the run has ended."""
-        found = self.find(fields)
-        if found is not None:
-            del self._present[found.worker]
-
-    def has_guests(self) -> bool:
-        """Return whether workers are there that the run has not started."""
-        members = self._present.values()
-        return any(member.process is None and member.broken is None for member in members)
-
-    def broken(self, fields: Mapping[str, Any]) -> None:
-        """Note that the connection of a worker broke, over which a request came.
-
-        Another one may have come since, over a new connection.
-        """
+    def lose(self, fields: Mapping[str, Any]) -> None:
+        """Note that the connection of a worker broke, unless it has asked over another since."""
         found = self.find(fields)
         if found is not None and found.request is fields:
             found.broken = time.monotonic()
 
     def gone(self) -> list[Member]:
         """Return the members that have not come back after their connection broke."""
-        limit = time.monotonic() - LOST
-        return [m for m in self._present.values() if m.broken is not None and m.broken < limit]
+        now = time.monotonic()
+        return [each for each in self.values() if each.broken and now > each.broken + LOST]
 
     def free_number(self) -> int:
         """Return the smallest number that is free."""
-        taken = self._present.keys() | self.reserved
-        return next(number for number in itertools.count() if number not in taken)
+        return next(number for number in itertools.count() if number not in self)
 
-    def _row(self, member: Member) -> dict[str, Any]:
-        by = "itself" if member.process is None else "the run"
-        row = {"time": round(time.time(), 3), "worker": member.worker, "started_by": by}
-        return {**row, **member.about}
+
+def _describe(member: Member) -> dict[str, Any]:
+    by = "itself" if member.process is None else "the run"
+    row = {"time": round(time.time(), 3), "worker": member.worker, "started_by": by}
+    return {**row, **member.about}
 
 
 FILE = "workers.jsonl"

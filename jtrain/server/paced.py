@@ -5,31 +5,34 @@ no time, no arrays. Steps are numbers from 1 on; a lease is the right to compute
 reported once, by whoever has its lease, so that the rows of its batch count once.
 """
 
+import abc
 import collections
 import dataclasses
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jtrain.core.mean import Mean
+from jtrain.core.types import Metrics
 from jtrain.parallel.strategies.server_modes import SSP, Compensate, Drop, Scale, Staleness
-from jtrain.server.client import ShardsLostError
-from jtrain.server.compute import Head, finish, step_metrics
-from jtrain.server.coordinator import Coordinator, StepResult
+from jtrain.server.coordinator import Coordinator, Steps
+from jtrain.server.plan import finish, step_metrics
 from jtrain.server.wire import Message
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Lease:
     """The right of a worker to compute a step."""
 
     step: int
     done: int
     """Steps that were done when the lease was given: their updates are in what is pulled."""
+    staleness: int | None = None
+    """That of its gradient, once it is admitted."""
 
 
 class Clock:
@@ -44,6 +47,8 @@ class Clock:
     def __init__(self, start: int = 0, *, workers: int, bound: int | None = None):
         self.limit = start
         """The last step that may be leased."""
+        self.newest = start
+        """The last step that was ever leased."""
         self.clocks: dict[int, int] = {}
         """Steps done, by worker; those that are gone are not in it."""
         self.staleness: collections.Counter[int] = collections.Counter()
@@ -51,47 +56,37 @@ class Clock:
         self.leases: dict[int, Lease] = {}
         """Leases by worker."""
         self._bound, self._most_workers = bound, workers
-        self._next, self._free = start + 1, []
+        self._free: list[int] = []  # leased to workers that are gone
         self._done = 0  # steps reported
         self._admitted = 0  # steps of which a gradient was admitted
         self._pending: set[int] = set()  # those of them that are not reported
-        self._admissions: dict[int, int] = {}  # staleness by worker, of the lease that it has
         self._gone: dict[int, int] = {}  # clocks of workers that are gone
-
-    @property
-    def newest(self) -> int:
-        """The last step that was ever leased."""
-        return self._next - 1
-
-    def join(self, worker: int) -> None:
-        """Let a worker begin, with the clock of the slowest, or its own if it had one."""
-        self.leave(worker)
-        slowest = min(self.clocks.values(), default=0)
-        self.clocks[worker] = max(slowest, self._gone.pop(worker, 0))
 
     def leave(self, worker: int) -> None:
         """Take a worker out: its lease is free for another, and nobody waits for it."""
-        clock = self.clocks.pop(worker, None)
         lease = self.leases.pop(worker, None)
         if lease is not None:
             heapq.heappush(self._free, lease.step)
-        if clock is not None:  # what was admitted may be applied
-            self._gone[worker] = clock + (self._admissions.pop(worker, None) is not None)
+        if worker in self.clocks:  # what was admitted may be applied
+            admitted = lease is not None and lease.staleness is not None
+            self._gone[worker] = self.clocks.pop(worker) + admitted
 
     def lease(self, worker: int) -> Lease | None:
         """Return the worker's lease, an open one or a new one; None: it has to wait."""
-        if worker not in self.clocks:
-            self.join(worker)
         if worker in self.leases:
             return self.leases[worker]
         # Steps are shared, so that a slow worker has none to catch up: it begins with the slowest
         # of the others, which therefore wait for its step, and not for all that it is behind.
         others = [clock for other, clock in self.clocks.items() if other != worker]
-        own = self.clocks[worker] = max(self.clocks[worker], min(others, default=0))
+        own = self.clocks.get(worker, self._gone.pop(worker, 0))
+        own = self.clocks[worker] = max(own, min(others, default=0))
         if self._bound is not None and own - min(self.clocks.values()) > self._bound:
             return None
-        step = self._take_step()
-        if step is None:
+        if self._free:
+            step = heapq.heappop(self._free)
+        elif self.newest < self.limit:
+            step = self.newest = self.newest + 1
+        else:
             return None
         self.leases[worker] = Lease(step, self._done)
         return self.leases[worker]
@@ -107,17 +102,17 @@ class Clock:
         lease = self.leases.get(worker)
         if lease is None or lease.step != step:
             return None
-        if worker not in self._admissions:
+        if lease.staleness is None:
             counted = step in self._pending  # for a worker that is gone
-            stale = self._admitted - lease.done - counted
-            self._admissions[worker] = stale
+            lease.staleness = self._admitted - lease.done - counted
             self._admitted += not counted
             self._pending.add(step)
-            self.staleness[stale] += 1
+            self.staleness[lease.staleness] += 1
             if self._bound is not None:
                 most = (2 * self._bound + 1) * (self._most_workers - 1)
-                assert stale <= most, f"staleness {stale} is above the bound of {most}"
-        return self._admissions[worker]
+                says = f"staleness {lease.staleness} is above the bound of {most}"
+                assert lease.staleness <= most, says
+        return lease.staleness
 
     def report(self, worker: int, step: int) -> bool:
         """Record that a step is done; return False if its lease is another's."""
@@ -125,19 +120,10 @@ class Clock:
         if lease is None or lease.step != step:
             return False
         del self.leases[worker]
-        self._admissions.pop(worker, None)
         self._pending.discard(step)
         self.clocks[worker] += 1
         self._done += 1
         return True
-
-    def _take_step(self) -> int | None:
-        if self._free:
-            return heapq.heappop(self._free)
-        if self._next > self.limit:
-            return None
-        self._next += 1
-        return self._next - 1
 
 
 class LeasesCoordinator(Coordinator):
@@ -147,9 +133,10 @@ class LeasesCoordinator(Coordinator):
     go on.
     """
 
-    def _begin_leases(self, clock: Clock) -> None:
-        """Begin from the snapshot, which the shards hold."""
-        self._clock = clock
+    _clock: Clock
+
+    def _begin(self) -> None:
+        super()._begin()
         self._missed = dict.fromkeys(range(self.plan.server.shards), 0)  # since it was loaded
         self.lost_updates = 0
         """Updates that shards have lost with their process."""
@@ -157,17 +144,13 @@ class LeasesCoordinator(Coordinator):
     def _clocks(self) -> dict[int, int]:
         return dict(sorted(self._clock.clocks.items()))
 
-    def _staleness(self) -> dict[int, int]:
-        return dict(sorted(self._clock.staleness.items()))
-
-    def _counts(self) -> dict[str, int]:
-        return {"lost": self.lost_updates}
+    def _counts(self) -> dict[str, Any]:
+        staleness = dict(sorted(self._clock.staleness.items()))
+        return {"staleness": staleness, "lost": self.lost_updates}
 
     def _give_back(self, worker: int) -> None:
+        self._shares.leave(worker)
         self._clock.leave(worker)
-
-    def _working(self) -> set[int]:
-        return set(self._clock.leases)
 
     def _recover(self) -> None:
         lost = self._shards.take_lost()
@@ -184,10 +167,29 @@ class LeasesCoordinator(Coordinator):
             more, self._missed[shard] = updates - self._missed[shard], updates
             if more:
                 self.lost_updates += more
-                self._log(f"server {shard} has lost {more} updates up to step {self._step}")
+                self._log(f"server {shard} has lost {more} updates up to step {self.done}")
 
-    def _catch_up(self, step: int) -> None:
-        del step  # the steps are done
+    def _answer(self, request: Message, worker: int) -> Message | None:
+        number = request.fields["step"]
+        staleness = self._clock.admit(worker, number)
+        match request.name:
+            case "admit":
+                return Message("late") if staleness is None else self._admit(worker, staleness)
+            case "report":
+                if staleness is not None and self._clock.report(worker, number):
+                    self.members[worker].leases += 1
+                    self._take(request, number, staleness)
+                    self._changed.notify_all()
+                return Message("thanks")
+        raise ValueError(f"unknown request {request.name!r}")
+
+    @abc.abstractmethod
+    def _admit(self, worker: int, staleness: int) -> Message:
+        """Admit the push of a worker's lease."""
+
+    @abc.abstractmethod
+    def _take(self, report: Message, number: int, staleness: int) -> None:
+        """Take the report of a lease."""
 
 
 class PacedCoordinator(LeasesCoordinator):
@@ -198,20 +200,22 @@ class PacedCoordinator(LeasesCoordinator):
     """
 
     def _begin(self) -> None:
+        super()._begin()
         mode = self.plan.server.mode
         bound = mode.bound if isinstance(mode, SSP) else None
         self._policy = getattr(mode, "staleness")  # noqa: B009
-        workers = self.plan.server.most_workers
-        self._begin_leases(Clock(self.snapshot.step, workers=workers, bound=bound))
-        self._results: dict[int, StepResult] = {}
-        self._next = self.snapshot.step + 1
+        self._clock = Clock(self.done, workers=self.plan.server.most_workers, bound=bound)
+        self._results: dict[int, Metrics] = {}
         self.dropped = 0
         """Gradients that were too old."""
 
-    def _updates(self) -> int:
-        return self._next - 1
+    def _loaded_version(self) -> int:
+        return self.snapshot.step
 
-    def _counts(self) -> dict[str, int]:
+    def _updates(self) -> int:
+        return self.done
+
+    def _counts(self) -> dict[str, Any]:
         return {"dropped": self.dropped, **super()._counts()}
 
     def close(self) -> int:
@@ -220,80 +224,42 @@ class PacedCoordinator(LeasesCoordinator):
             self._clock.limit = self._clock.newest
             return self._clock.limit
 
-    @property
-    def _step(self) -> int:
-        return self._next - 1
-
-    def _complete(self) -> None:
-        """Do nothing: workers have no state of their own."""
-
-    def advance(self, limit: int) -> Sequence[StepResult]:
+    def _advance(self, limit: int) -> Steps:
         """Return the next steps that are done, in order."""
         with self._changed:
             self._clock.limit = max(limit, self._clock.limit)
-            self._changed.notify_all()
-        while True:
-            try:
-                self._wait(lambda: self._next in self._results)
-                break
-            except ShardsLostError:
-                self._recover()
+        self._wait(lambda: self.done + 1 in self._results)
         with self._changed:
             found = []
-            while self._next in self._results:
-                found.append(self._results.pop(self._next))
-                self._next += 1
+            while self.done + 1 in self._results:
+                self.done += 1
+                found.append((self.done, self._results.pop(self.done)))
             return found
 
-    def _answer(self, request: Message, worker: int) -> Message | None:
-        match request.name:
-            case "lease":
-                if worker >= self.plan.server.most_workers:  # it stands by
-                    return None
-                lease = self._clock.lease(worker)
-                if lease is None:
-                    return None
-                keep = isinstance(self._policy, Compensate)
-                fields = {"first": lease.step, "number": lease.step, "keep": keep}
-                head = self._head_at(lease.step)
-                return self._send_head(head, fields)
-            case "admit":
-                return self._admit(request, worker)
-            case "report":
-                self._report(request, worker)
-                return Message("thanks")
-        raise ValueError(f"unknown request {request.name!r}")
+    def _lease(self, worker: int) -> Message | None:
+        lease = self._clock.lease(worker)
+        if lease is None:
+            return None
+        keep = isinstance(self._policy, Compensate)
+        return self._send_lease(lease.step, {"number": lease.step, "keep": keep})
 
-    def _head_at(self, step: int) -> Head:
-        """Return the head for a step, whose random key and loss scale it has."""
-        return dataclasses.replace(self.head, step=jnp.int32(step - 1))
+    def _admit(self, worker: int, staleness: int) -> Message:
+        treatment = treat(self._policy, staleness)
+        self.dropped += treatment.factor == 0
+        return Message("admitted", treatment._asdict())
 
-    def _admit(self, request: Message, worker: int) -> Message:
-        staleness = self._clock.admit(worker, request.fields["step"])
-        if staleness is None:
-            return Message("late")
-        factor, compensate = treat(self._policy, staleness)
-        self.dropped += factor == 0
-        return Message("admitted", {"factor": factor, "compensate": compensate})
-
-    def _report(self, request: Message, worker: int) -> None:
-        step = request.fields["step"]
-        staleness = self._clock.admit(worker, step)
-        if not self._clock.report(worker, step):
-            return
-        self.members[worker].leases += 1
-        *leaves, grad_norm = request.arrays
-        sums = jax.tree.structure(self.plan.sums).unflatten(leaves)
+    def _take(self, report: Message, number: int, staleness: int) -> None:
+        *leaves, grad_norm = report.arrays
+        sums = jax.tree.structure(self.plan.report).unflatten(leaves)
         before = self.head
         # What the loss carries is dropped with the gradient.
-        if staleness is not None and treat(self._policy, staleness).factor == 0:
+        if treat(self._policy, staleness).factor == 0:
             sums = sums._replace(changes=jax.tree.map(lambda _: None, before.extra))
         self.head, _ = finish(before, sums, grad_norm)
-        norms = float(grad_norm), float(np.sqrt(request.fields["update"]))
+        norms = float(grad_norm), float(np.sqrt(report.fields["update"]))
         metrics = step_metrics(before, self.head, sums, norms)
         late = Mean(jnp.float32(staleness), jnp.float32(1))
-        self._results[step] = StepResult(step, {**metrics, "staleness": late})
-        self._changed.notify_all()
+        self._results[number] = {**metrics, "staleness": late}
 
 
 class Treatment(NamedTuple):

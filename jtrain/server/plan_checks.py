@@ -12,8 +12,7 @@ from jtrain.core.types import Params
 from jtrain.errors import ConfigError, DataError, ShardingError
 from jtrain.optim import WithEvalParams
 from jtrain.parallel import check_divides
-from jtrain.parallel.strategies.server_modes import StreamingDiLoCo, Sync
-from jtrain.server.compute import splits_rows
+from jtrain.parallel.strategies.server_modes import StreamingDiLoCo, Sync, splits_rows
 from jtrain.server.partition import Partition
 from jtrain.server.plan import Plan, shapes_of
 
@@ -29,9 +28,30 @@ def check_plan(plan: Plan) -> None:
         DataError: if the data has no rows for a worker.
         ShardingError: if the optimizer cannot be split.
     """
-    config, server = plan.program.resolved.config, plan.server
-    if splits_rows(server.mode):
+    _check_config(plan)
+    for name, leaf in named_leaves(plan.abstract_state.params).items():
+        if jnp.iscomplexobj(leaf):
+            raise ConfigError(
+                f"servers send real numbers, and {name} holds {leaf.dtype}. Set "
+                f"parallel.kind=mirrored, or give the real and the imaginary part as two "
+                f"parameters."
+            )
+    mode = plan.server.mode
+    if splits_rows(mode):
         _check_rows(plan)
+    if plan.is_local:
+        _check_local(plan)
+    if isinstance(mode, StreamingDiLoCo):
+        _check_streaming(plan)
+    if isinstance(mode, Sync) and mode.backups:
+        _check_terms(plan, mode.backups)
+    _check_update(plan)
+    if plan.server.shards > 1:
+        check_splits(plan.optimizer, plan.abstract_state.params, plan.partition)
+
+
+def _check_config(plan: Plan) -> None:
+    config, mode = plan.program.resolved.config, plan.server.mode
     if config.checks.recompute:
         raise ConfigError(
             "checks.recompute computes steps of one program twice, and parallel.kind=server has "
@@ -49,27 +69,19 @@ def check_plan(plan: Plan) -> None:
             f"parallel.kind=server fetches only for evaluations and checkpoints. Set "
             f"guard.kind=skip."
         )
-    _check_real(plan)
-    if plan.is_local:
-        _check_local(plan)
-        if not isinstance(server.mode, StreamingDiLoCo):  # whose workers have no common state
-            _check_cadences(plan)
-    if isinstance(server.mode, StreamingDiLoCo):
-        _check_streaming(plan)
-    if isinstance(server.mode, Sync) and server.mode.backups:
-        _check_terms(plan)
-    _check_update(plan)
-    if server.shards > 1:
-        check_splits(plan.optimizer, plan.program.resolved.abstract_state.params, plan.partition)
-
-
-def _check_real(plan: Plan) -> None:
-    for name, leaf in named_leaves(plan.program.resolved.abstract_state.params).items():
-        if jnp.iscomplexobj(leaf):
+    if not plan.is_local or isinstance(mode, StreamingDiLoCo):
+        return  # a worker of streaming_diloco has its own state in a checkpoint at any step
+    for key, steps in {
+        "evaluate.every": config.evaluate.every,
+        "checkpoint.every": config.checkpoint.every,
+        "log.leaves": config.log.leaves,
+        "log.pictures": config.log.pictures,
+    }.items():
+        if steps % plan.inner_steps:
+            near = -(-steps // plan.inner_steps) * plan.inner_steps
             raise ConfigError(
-                f"servers send real numbers, and {name} holds {leaf.dtype}. Set "
-                f"parallel.kind=mirrored, or give the real and the imaginary part as two "
-                f"parameters."
+                f"{key}={steps} is no multiple of parallel.mode.inner_steps={plan.inner_steps}, "
+                f"after which the workers of {mode.kind} have one state. Nearest: {key}={near}."
             )
 
 
@@ -77,14 +89,12 @@ def _check_rows(plan: Plan) -> None:
     config, workers = plan.program.resolved.config, plan.server.workers
     try:
         check_divides(config.batch, workers, config.microbatches)
-    except ConfigError as error:
-        words = str(error).replace("devices", "workers")
-        raise ConfigError(
-            f"{words} Or take parallel.workers=1, or parallel.mode.kind=async, whose workers take "
-            f"whole batches."
-        ) from None
-    try:
         plan.program.resolved.experiment.train.shard(workers - 1, workers)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{str(error).replace('devices', 'workers')} Or take parallel.workers=1, or "
+            f"parallel.mode.kind=async, whose workers take whole batches."
+        ) from None
     except DataError as error:
         raise DataError(
             f"parallel.workers={workers}, each of which is a process that reads its rows: {error} "
@@ -97,12 +107,11 @@ def _check_update(plan: Plan) -> None:
     update = with_named_arguments(plan.optimizer).update
 
     def take(params: Params):
-        scalar = jnp.float32(1)
-        known = {"value": scalar, "grad": params, "grad_norm": scalar}
+        known = {"value": jnp.float32(1), "grad": params, "grad_norm": jnp.float32(1)}
         return update(params, plan.optimizer.init(params), params, **known)
 
     try:
-        jax.eval_shape(take, plan.program.resolved.abstract_state.params)
+        jax.eval_shape(take, plan.abstract_state.params)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"this optimizer evaluates the loss while it updates, and servers have none: {error}. "
@@ -111,26 +120,9 @@ def _check_update(plan: Plan) -> None:
         ) from None
 
 
-def _check_cadences(plan: Plan) -> None:
-    config, every = plan.program.resolved.config, plan.inner_steps
-    kind = plan.server.mode.kind
-    for key, steps in {
-        "evaluate.every": config.evaluate.every,
-        "checkpoint.every": config.checkpoint.every,
-        "log.leaves": config.log.leaves,
-        "log.pictures": config.log.pictures,
-    }.items():
-        if steps % every:
-            near = -(-steps // every) * every
-            raise ConfigError(
-                f"{key}={steps} is no multiple of parallel.mode.inner_steps={every}, after which "
-                f"the workers of {kind} have one state. Nearest: {key}={near}."
-            )
-
-
 def _check_local(plan: Plan) -> None:
     kind = plan.server.mode.kind
-    if jax.tree.leaves(plan.program.resolved.abstract_state.scale):
+    if jax.tree.leaves(plan.abstract_state.scale):
         raise ConfigError(
             f"parallel.mode.kind={kind}: each worker would adapt a loss scale of its own. Set "
             f"precision.kind=bf16 or f32."
@@ -144,37 +136,37 @@ def _check_local(plan: Plan) -> None:
 
 
 def _check_streaming(plan: Plan) -> None:
-    schedule, most = plan.fragment_schedule, plan.fragment_schedule.shortest - 1
+    schedule = plan.fragment_schedule
     apart = schedule.overlap + 1  # steps between two pushes, at least
-    least = schedule.fragments * apart
     if schedule.fragments > schedule.inner_steps:
         raise ConfigError(
             f"parallel.mode.inner_steps={schedule.inner_steps} are fewer than the "
             f"{schedule.fragments} fragments, which are pushed after different steps. Set "
-            f"parallel.mode.inner_steps={least}, or parallel.mode.fragments="
+            f"parallel.mode.inner_steps={schedule.fragments * apart}, or parallel.mode.fragments="
             f"{max(schedule.inner_steps // apart, 1)}."
         )
-    if schedule.overlap > most:
+    if schedule.shortest < apart:
         raise ConfigError(
             f"parallel.mode.overlap={schedule.overlap}: {schedule.fragments} fragments of "
-            f"{schedule.inner_steps} inner steps are pushed {most + 1} steps apart, and a fragment "
-            f"is merged before the next one is pushed. Set parallel.mode.overlap={most}."
+            f"{schedule.inner_steps} inner steps are pushed {schedule.shortest} steps apart, and a "
+            f"fragment is merged before the next one is pushed. Set parallel.mode.overlap="
+            f"{schedule.shortest - 1}."
         )
-    if jax.tree.leaves(plan.program.resolved.abstract_state.extra):
+    if jax.tree.leaves(plan.abstract_state.extra):
         raise ConfigError(
             "parallel.mode.kind=streaming_diloco averages parameters only, and this loss has other "
             "state, such as the statistics of batch norm. Set parallel.mode.kind=diloco."
         )
 
 
-def _check_terms(plan: Plan) -> None:
+def _check_terms(plan: Plan, backups: int) -> None:
     batch = shapes_of(plan.program.batches().train[0])
-    weights = jax.eval_shape(plan.programs.weights, plan.program.resolved.abstract_state, batch)
-    if len(weights) > 1:
+    terms = len(jax.eval_shape(plan.programs.weights, plan.abstract_state, batch))
+    if terms > 1:
         raise ConfigError(
-            f"parallel.mode.backups={getattr(plan.server.mode, 'backups', 0)}: the loss has "
-            f"{len(weights)} terms, each with a weight of its own, and a gradient whose slowest "
-            f"shares are left out can be divided by one weight only. Set parallel.mode.backups=0."
+            f"parallel.mode.backups={backups}: the loss has {terms} terms, each with a weight of "
+            f"its own, and a gradient whose slowest shares are left out can be divided by one "
+            f"weight only. Set parallel.mode.backups=0."
         )
 
 
@@ -190,29 +182,26 @@ def check_splits(
     """
     draws = np.random.default_rng(0)
     random = lambda leaf: draws.standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
-    weights = jax.tree.map(random, params)
+    before = weights = jax.tree.map(random, params)
     steps = [jax.tree.map(random, params) for _ in range(2)]
     steps[1] = jax.tree.map(lambda x: x * x.dtype.type(LARGE), steps[1])
     norms = [norm(grads) for grads in steps]
     whole = _walk(optimizer, weights, steps, norms)
-    count = len(partition.shards)
-    of = partition.of_params
+    count, of = len(partition.shards), partition.of_params
     parts = [
         _walk(optimizer, of(weights, i), [of(grads, i) for grads in steps], norms)
         for i in range(count)
     ]
-    before = weights
+    distance = lambda a, b: norm(jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), a, b))
     for step, after in enumerate(whole):
         joined = partition.join(params, [jax.tree.leaves(part[step]) for part in parts])
-        change = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), after, before)
-        apart = norm(jax.tree.map(lambda a, b: np.asarray(a) - b, after, joined))
-        before = after
-        if not apart <= APART * norm(change):
+        if not distance(after, joined) <= APART * distance(after, before):
             raise ShardingError(
                 f"this optimizer takes another step where the parameters are split over "
                 f"parallel.shards={count}: it needs whole matrices, or a norm over all of them "
                 f"that is not `optimizer.clip` alone. Set parallel.shards=1."
             )
+        before = after
 
 
 def _walk(

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,18 @@ from jtrain.distributed.cluster import detect
 from jtrain.errors import ConfigError
 from jtrain.io.jsonl import JsonlWriter
 from jtrain.io.log import LOG
-from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import AsyncDiLoCo, StreamingDiLoCo
+from jtrain.server.async_diloco import AsyncDiLoCoCoordinator
 from jtrain.server.coordinator import Coordinator
-from jtrain.server.diloco import AsyncDiLoCoCoordinator, StreamingCoordinator
-from jtrain.server.engines import ClusterEngine, Engine, LocalEngine
-from jtrain.server.join import announced
+from jtrain.server.engines import ClusterEngine, Engine, LocalEngine, open_ray_engine
+from jtrain.server.listener import Registry
 from jtrain.server.members import FILE
 from jtrain.server.paced import PacedCoordinator
 from jtrain.server.plan import Plan
 from jtrain.server.plan_checks import check_plan
-from jtrain.server.registry import Registry
+from jtrain.server.process import announced
 from jtrain.server.rounds import RoundCoordinator
+from jtrain.server.streaming import StreamingCoordinator
 from jtrain.server.supervisor import open_cluster
 from jtrain.train.hooks.speed import Speed
 from jtrain.train.program import Program
@@ -65,7 +65,12 @@ def server_loop(
     check_plan(plan)
     registry = Registry(plan.server.shards)
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(_open_engine(plan.server, directory, registry))
+        config = directory / "config.yaml"
+        engine: Engine = LocalEngine(config, plan.server.workers)
+        if plan.server.engine == "ray":
+            engine = stack.enter_context(open_ray_engine(config, plan.server))
+        elif plan.server.engine == "cluster":
+            engine = ClusterEngine(detect(os.environ), registry)
         rows = JsonlWriter(directory / FILE, retain=lambda row: True)
         stack.callback(rows.close)
         coordinator, supervisor = stack.enter_context(
@@ -89,27 +94,13 @@ def server_loop(
         )
 
 
-@contextlib.contextmanager
-def _open_engine(server: Server, directory: Path, registry: Registry) -> Iterator[Engine]:
-    """Yield the engine of a run."""
-    config = directory / "config.yaml"
-    if server.engine == "ray":
-        from jtrain.server.ray_engine import open_ray_engine
-
-        with open_ray_engine(config, server) as engine:
-            yield engine
-    elif server.engine == "cluster":
-        yield ClusterEngine(detect(os.environ), registry)
-    else:
-        yield LocalEngine(config, server.workers)
-
-
 def coordinator_of(plan: Plan) -> type[Coordinator]:
     """Return the coordinator of a mode."""
-    if isinstance(plan.server.mode, StreamingDiLoCo):
-        return StreamingCoordinator
-    if isinstance(plan.server.mode, AsyncDiLoCo):
-        return AsyncDiLoCoCoordinator
+    match plan.server.mode:
+        case StreamingDiLoCo():
+            return StreamingCoordinator
+        case AsyncDiLoCo():
+            return AsyncDiLoCoCoordinator
     return PacedCoordinator if plan.has_clock else RoundCoordinator
 
 
@@ -138,12 +129,15 @@ def take_steps(
     while number < gate or (number < stop and calls.asked is None):
         if number == gate:
             gate = next_gate(number)
-        for result in coordinator.advance(gate):
-            if result.step <= number:  # taken again, after a server was restored
+        for step, metrics in coordinator.advance(gate):
+            if step <= number:  # taken again, after a server was restored
                 continue
-            _look(between, number, calls)
-            number = result.step
-            if calls.add(range(number, number + 1), result.metrics) or calls.asked:
+            try:
+                between(number)
+            except StoppedError as error:  # the run ends at the next gate
+                calls.asked = calls.asked or error.stop
+            number = step
+            if calls.add(range(number, number + 1), metrics) or calls.asked:
                 due = number + 1 if calls.asked else next_gate(number)
                 if due < gate:  # a hook asks for an earlier state, or for the end
                     gate = min(gate, max(coordinator.close(), number))
@@ -153,11 +147,3 @@ def take_steps(
     calls.deliver()
     calls.end(number, over=number >= stop)
     return LoopResult(state, number, calls.asked, calls.last)
-
-
-def _look(between: Callable[[int], None], number: int, calls: FinishedCalls) -> None:
-    """Call `between`; what it raises to end the run ends it at the next gate."""
-    try:
-        between(number)
-    except StoppedError as error:
-        calls.asked = calls.asked or error.stop

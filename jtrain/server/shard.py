@@ -1,9 +1,10 @@
-"""Shard: a part of the parameters and of the optimizer's state, and the updates of it.
+"""Shards: parts of the parameters and of the optimizer's state, and what a server answers of them.
 
 A shard knows no network. Its methods are called by one thread at a time.
 """
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ import optax
 from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.pytree import at_least_f32, norm
 from jtrain.core.types import Leaf, Params
-from jtrain.server.feedback import Published, Publisher
+from jtrain.server.codec import Published, Publisher
+from jtrain.server.listener import Listener
+from jtrain.server.plan import Plan
+from jtrain.server.wire import Message, WireError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Shard:
         publisher: Publisher | None = None,
     ):
         self._publisher = publisher
+        self.updates = 0
+        """Updates since this shard was made."""
         update = _make_update(optimizer)
         self._update = jax.jit(update, donate_argnums=(0, 1))
         self._update_keeping = jax.jit(update)
@@ -120,7 +126,7 @@ class Shard:
         """
         if number not in self.applied:
             self._last = self._take(self._mean, facts)
-            self.applied.add(number)
+            self._count(number)
             self._parts, self._mean = {}, None
         return self._last
 
@@ -143,7 +149,7 @@ class Shard:
         """
         if number in self.applied:
             return 0.0
-        self.applied.add(number)
+        self._count(number)
         before = self._pulled.pop(worker, None)
         if factor == 0:
             return 0.0
@@ -163,6 +169,10 @@ class Shard:
             self.missed += done - self.version
             self.applied = Applied(done)
         return [np.asarray(leaf) for leaf in jax.tree.leaves((self.params, self.opt_state))]
+
+    def _count(self, number: int) -> None:
+        self.applied.add(number)
+        self.updates += 1
 
     def _take(self, grads: Params, facts: Facts) -> float:
         if not facts.finite:
@@ -237,3 +247,81 @@ class Applied:
         while self.low + 1 in self._above:
             self.low += 1
             self._above.remove(self.low)
+
+
+class ShardService:
+    """Answers of a shard, which is one for each fragment; workers wait until it is loaded."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self.traffic: Listener | None = None
+        """Counts the bytes."""
+        self._lock = threading.Lock()
+        self._loaded = threading.Event()
+        self._shards: dict[int, Shard] = {}  # by fragment
+
+    def handle(self, request: Message) -> Message:
+        """Answer a request; called in a thread of each peer."""
+        if request.name == "load":
+            with self._lock:
+                self._load(request)
+            return Message("loaded")
+        if not self._loaded.wait(self._plan.server.timeout / 2):
+            raise WireError("the server holds no parameters yet")  # the peer asks again
+        with self._lock:
+            return self._answer(request)
+
+    def _load(self, request: Message) -> None:
+        plan, fragment = self._plan, request.fields["fragment"]
+        tree = jax.tree.structure((plan.abstract_state.params, plan.shard_opt_state))
+        state, version = tree.unflatten(request.arrays), request.fields["version"]
+        if fragment in self._shards:
+            self._shards[fragment].load(*state, version=version)
+        else:
+            publisher = Publisher(plan.pull_codec) if plan.publishes else None
+            made = Shard(plan.optimizer, *state, version=version, publisher=publisher)
+            self._shards[fragment] = made
+        if len(self._shards) == plan.fragments:
+            self._loaded.set()
+
+    def _answer(self, request: Message) -> Message:
+        fields = request.fields
+        shard = self._shards[fields.get("fragment", 0)]
+        match request.name:
+            case "pull" if self._plan.publishes:
+                found = shard.pull_change(fields["known"])
+                return Message("change", {"stamp": found.stamp, "kind": found.kind}, found.arrays)
+            case "pull":
+                leaves = shard.pull(fields["worker"], keep=fields["keep"])
+                return Message("params", {}, self._plan.pull_codec.encode(leaves))
+            case "push":
+                return self._push(shard, request)
+            case "reduce":
+                factors = {int(part): float(factor) for part, factor in fields["factors"]}
+                return Message("sum", {"squares": shard.reduce(fields["number"], factors)})
+            case "apply":
+                update = shard.apply(fields["number"], Facts(**fields["facts"]))
+                return Message("applied", {"update": update})
+            case "state":
+                leaves = shard.state(done=fields["done"])
+                return Message("state", {"missed": shard.missed}, leaves)
+            case "statistics":
+                assert self.traffic is not None, "it is set when it listens"
+                found = {"received": self.traffic.received, "sent": self.traffic.sent}
+                found["worker_bytes"] = sum(self.traffic.by_name[x] for x in ("push", "pull"))
+                found["queue"] = sum(each.queue for each in self._shards.values())
+                found["updates"] = sum(each.updates for each in self._shards.values())
+                return Message("statistics", found)
+        raise ValueError(f"unknown request {request.name!r}")
+
+    def _push(self, shard: Shard, request: Message) -> Message:
+        fields = request.fields
+        like = jax.tree.leaves(shard.params)
+        grads = [np.asarray(g) for g in self._plan.push_codec.decode(request.arrays, like)]
+        if "facts" not in fields:
+            shard.push(fields["number"], fields["worker"], grads)
+            return Message("stored")
+        options = {name: fields[name] for name in ("factor", "compensate")}
+        facts = Facts(**fields["facts"])
+        update = shard.push_and_apply(fields["number"], fields["worker"], grads, facts, **options)
+        return Message("applied", {"update": update})

@@ -4,7 +4,25 @@ Pure logic: no threads, no network. A share stays with its worker from round to 
 when that worker is gone, and moves when another worker has none.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterable
+from typing import Any
+
+
+@dataclasses.dataclass
+class Share:
+    """A share of the rows."""
+
+    step: int
+    """Step that its state is after."""
+    saved: int
+    """Step that the copy of its state in the run's own process is after."""
+    worker: int | None = None
+    """Worker that has it."""
+    is_leased: bool = False
+    """Whether it is being computed."""
+    state: Any = None
+    """Copy of its state."""
 
 
 class Shares:
@@ -12,70 +30,62 @@ class Shares:
 
     Args:
         count: of the shares.
-        keeps: whether each share has a state of its own, which its worker keeps. Then a worker may
+        stateful: whether each share has a state of its own, which its worker has. Then a worker may
             take several shares one after the other; otherwise all are computed at the same time.
         step: of the snapshot, whose states are in the run's own process.
     """
 
-    def __init__(self, count: int, *, keeps: bool, step: int):
-        self._count, self._keeps = count, keeps
-        self._holders: dict[int, int] = {}  # worker, by share
-        self._leased: set[int] = set()  # shares that are being computed
-        self._steps = [step] * count  # the step that the state of a share is after
-        self._copies = [step] * count  # that of the copy in the run's own process
+    def __init__(self, count: int, *, stateful: bool, step: int):
+        self.all = [Share(step, step) for _ in range(count)]
+        """The shares, by their numbers."""
+        self._stateful = stateful
 
     def held(self, worker: int) -> list[int]:
         """Return the shares of a worker."""
-        return [share for share in range(self._count) if self._holders.get(share) == worker]
+        return [share for share, each in enumerate(self.all) if each.worker == worker]
 
     def lease(self, worker: int, reported: Collection[int]) -> int | None:
         """Return the share that a worker computes next; None: there is none for it."""
-        held = self.held(worker)
         if (current := self.lease_of(worker)) is not None:
             return current
-        busy = self._leased | set(reported)
-        share = next((share for share in held if share not in busy), None)
-        if share is None and (self._keeps or not held):
-            free = [share for share in range(self._count) if share not in self._holders]
-            free = [share for share in free if share not in busy]
-            share = worker if worker in free else next(iter(free), None)
-        if share is not None:
-            self._holders[share] = worker
-            self._leased.add(share)
-        return share
+        wanted = held = self.held(worker)
+        if self._stateful or not held:
+            free = [share for share, each in enumerate(self.all) if each.worker is None]
+            wanted = [*held, *sorted(free, key=lambda share: share != worker)]
+        for share in wanted:
+            if not self.all[share].is_leased and share not in reported:
+                self.all[share].worker, self.all[share].is_leased = worker, True
+                return share
+        return None
 
     def lease_of(self, worker: int) -> int | None:
         """Return the share that a worker is computing."""
-        return next((share for share in self.held(worker) if share in self._leased), None)
-
-    def step(self, share: int) -> int:
-        """Return the step that the state of a share is after."""
-        return self._steps[share]
+        return next((share for share in self.held(worker) if self.all[share].is_leased), None)
 
     def report(self, share: int, step: int) -> None:
         """Record that a share is computed up to a step."""
-        self._leased.discard(share)
-        self._steps[share] = step
+        self.all[share].step, self.all[share].is_leased = step, False
 
-    def end_lease(self, worker: int) -> None:
-        """End the lease of a worker that has stopped; the share stays its own until it leaves."""
-        self._leased -= set(self.held(worker))
-
-    def end_round(self) -> None:
-        """End all leases of a round."""
-        self._leased.clear()
+    def end_leases(self, worker: int | None = None) -> None:
+        """End the lease of a worker, whose share stays its own, or the leases of all."""
+        for each in self.all:
+            each.is_leased &= worker is not None and each.worker != worker
 
     def leave(self, worker: int) -> set[int]:
         """Free the shares of a worker that is gone; return those whose state is gone with it."""
         held = self.held(worker)
         for share in held:
-            del self._holders[share]
-            self._leased.discard(share)
-        return {share for share in held if not self._is_here(share)}
+            self.all[share].worker, self.all[share].is_leased = None, False
+        return {share for share in held if not self.is_saved(share)}
 
-    def behind(self) -> list[int]:
-        """Return the shares whose state is not in the run's own process."""
-        return [share for share in range(self._count) if not self._is_here(share)]
+    def is_saved(self, share: int) -> bool:
+        """Return whether the state of a share is in the run's own process."""
+        return self.all[share].saved == self.all[share].step or not self._stateful
+
+    def unsaved(self) -> list[int]:
+        """Return the shares whose state only a worker has."""
+        held = [share for share, each in enumerate(self.all) if each.worker is not None]
+        return [share for share in held if not self.is_saved(share)]
 
     def to_hand_over(self, worker: int, everything: bool, others: Iterable[int] = ()) -> list[int]:
         """Return the shares whose state a worker has to hand over before it goes on.
@@ -85,23 +95,19 @@ class Shares:
                 free as soon as its state is in the run's own process.
             others: the workers that are there.
         """
-        held = [share for share in self.held(worker) if share not in self._leased]
+        held = [share for share in self.held(worker) if not self.all[share].is_leased]
         if not everything and held:
             counts = {other: len(self.held(other)) for other in others}
             most = max(counts, key=lambda other: counts[other], default=worker)
             moves = 0 in counts.values() and counts[most] > 1 and most == worker
             held = held[-1:] if moves else []
             for share in held:
-                if self._is_here(share):
-                    del self._holders[share]
-        return [share for share in held if not self._is_here(share)]
+                if self.is_saved(share):
+                    self.all[share].worker = None
+        return [share for share in held if not self.is_saved(share)]
 
-    def take_over(self, share: int, worker: int, done: int) -> bool:
-        """Record that the state of a share is in the run's own process; False if it is not that."""
-        if self._holders.get(share) != worker or done != self._steps[share]:
-            return False
-        self._copies[share] = done
-        return True
-
-    def _is_here(self, share: int) -> bool:
-        return self._copies[share] == self._steps[share] or not self._keeps
+    def take_over(self, share: int, worker: int, step: int, state: Any = None) -> None:
+        """Take the state of a share that its worker hands over, unless it is another's or older."""
+        found = self.all[share]
+        if (found.worker, found.step) == (worker, step):
+            found.saved, found.state = step, state

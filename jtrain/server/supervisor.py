@@ -14,11 +14,10 @@ from jtrain.errors import STOPPED, PeerError
 from jtrain.server.client import Client, closing
 from jtrain.server.coordinator import LATE, Coordinator
 from jtrain.server.engines import Engine, Process, Role
-from jtrain.server.listener import Listener
+from jtrain.server.listener import Listener, Registry
 from jtrain.server.plan import Plan
 from jtrain.server.process import ADDRESS, TOKEN
-from jtrain.server.registry import Registry
-from jtrain.server.wire import Message, with_huge_pages
+from jtrain.server.wire import with_huge_pages
 
 _NAMES: dict[Role, str] = {"shard": "server", "worker": "worker"}
 
@@ -32,29 +31,23 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        engine: Engine,
-        registry: Registry,
-        environ: Mapping[str, str],
-        log: Callable[[str], None],
+        self, plan: Plan, engine: Engine, environ: Mapping[str, str], log: Callable[[str], None]
     ):
-        self._plan, self._engine, self._registry, self._log = plan, engine, registry, log
+        self._plan, self._engine, self._log = plan, engine, log
         self.environ = environ
         """Variables that say where the run's own process is."""
         self.processes: dict[tuple[Role, int], Process] = {}
         """Processes by role and index."""
         self._restarts: collections.Counter[tuple[Role, int]] = collections.Counter()
         self._snapshot = -1
-        self._resting: set[int] = set()  # workers that have left, and may be needed again
         self._short: float | None = None  # time since which there are too few workers
 
     def start(self, coordinator: Coordinator) -> None:
         """Start all processes."""
         for index in range(self._plan.server.shards):
-            self._start("shard", index)
+            self._start("shard", index, coordinator)
         for index in range(self._engine.workers):
-            self._start_worker(index, coordinator)
+            self._start("worker", index, coordinator)
 
     def check(self, coordinator: Coordinator) -> None:
         """Start processes that died again, and tell the coordinator.
@@ -67,8 +60,7 @@ class Supervisor:
             self._restarts.clear()
             self._snapshot = coordinator.snapshot.step
         for role, index in coordinator.silent():
-            name = _NAMES[role]
-            self._log(f"{name} {index} has not answered for long, and is killed")
+            self._log(f"{_NAMES[role]} {index} has not answered for long, and is killed")
             self.processes[role, index].kill()
         for (role, index), process in list(self.processes.items()):
             if process.end:
@@ -80,72 +72,56 @@ class Supervisor:
         for process in self.processes.values():
             process.kill()
 
-    def _start(self, role: Role, index: int) -> None:
+    def _start(self, role: Role, index: int, coordinator: Coordinator) -> None:
         pages = with_huge_pages(os.environ) if role == "shard" else {}
         self.processes[role, index] = self._engine.start(role, index, {**self.environ, **pages})
-
-    def _start_worker(self, index: int, coordinator: Coordinator) -> None:
-        coordinator.members.reserved.add(index)
-        self._resting.discard(index)
-        self._start("worker", index)
-        coordinator.worker_started(index)
-
-    def _check_number(self, coordinator: Coordinator) -> None:
-        """Start a worker that has left again, or wait for others, while there are too few."""
-        missing = coordinator.missing()
-        if not missing:
-            self._short = None
-            return
-        running = [role for role, _ in self.processes].count("worker")
-        if self._resting and running < missing + coordinator.members.processes:
-            index = min(self._resting)
-            self._log(f"worker {index} is started again, since the run needs it")
-            self._start_worker(index, coordinator)
-        now = time.monotonic()
-        if self._short is None:
-            self._short = now
-        limit = LATE * self._plan.server.timeout
-        if now > self._short + limit:
-            key = "workers" if self._plan.server.needs_all_workers else "min_workers"
-            raise PeerError(
-                f"{len(coordinator.members)} workers were there for {limit:g} s, and "
-                f"{missing} more are needed. Start them by jtrain work RUN, and resume the run by "
-                f"the same command; or set parallel.{key} to a smaller number."
-            )
+        if role == "worker":
+            coordinator.worker_started(index)
 
     def _replace(self, role: Role, index: int, process: Process, coordinator: Coordinator) -> None:
-        name = _NAMES[role]
+        name, end, server = f"{_NAMES[role]} {index}", process.end, self._plan.server
         process.kill()
+        del self.processes[role, index]
         if role == "worker":
-            coordinator.process_left(index, process.end)
-            if process.end == f"exit code {STOPPED}":  # it has left; another may have its number
-                del self.processes[role, index]
-                coordinator.members.reserved.discard(index)
-                self._resting.add(index)
+            coordinator.process_left(index, end)
+            if end == f"exit code {STOPPED}":  # it was asked to leave
+                if coordinator.missing():
+                    self._log(f"worker {index} is started again, since the run needs it")
+                    self._start(role, index, coordinator)
                 return
         self._restarts[role, index] += 1
-        if self._restarts[role, index] > self._plan.server.restarts:
+        if self._restarts[role, index] > server.restarts:
             error = PeerError(
-                f"{process.output()}{name} {index} ended ({process.end}) "
-                f"{self._restarts[role, index]} times since step {coordinator.snapshot.step}, and "
-                f"parallel.restarts={self._plan.server.restarts}. Its last output is above."
+                f"{process.output()}{name} ended ({end}) {self._restarts[role, index]} times since "
+                f"step {coordinator.snapshot.step}, and parallel.restarts={server.restarts}. Its "
+                f"last output is above."
             )
             if role == "shard" or coordinator.missing():
                 raise error
             self._log(f"{error} The others go on without it.")
-            del self.processes[role, index]
-            coordinator.members.reserved.discard(index)
             return
         last = process.output().strip().rpartition("\n")[2]
         words = f": {last}" if last else ""
-        self._log(f"{name} {index} ended ({process.end}), and is started again{words}")
+        self._log(f"{name} ended ({end}), and is started again{words}")
+        self._start(role, index, coordinator)
         if role == "shard":
-            self._registry.forget(index)
-        self._start(role, index)
-        if role == "worker":
-            coordinator.worker_started(index)
-        else:
             coordinator.shard_left(index)
+
+    def _check_number(self, coordinator: Coordinator) -> None:
+        """Raise if there were too few workers for long."""
+        missing, now = coordinator.missing(), time.monotonic()
+        if not missing:
+            self._short = None
+            return
+        self._short = self._short or now
+        limit = LATE * self._plan.server.timeout
+        if now > self._short + limit:
+            key = "workers" if self._plan.server.needs_all_workers else "min_workers"
+            raise PeerError(
+                f"{len(coordinator.members)} workers were there for {limit:g} s, and {missing} "
+                f"more are needed. Start them by jtrain work RUN, and resume the run by the same "
+                f"command; or set parallel.{key} to a smaller number."
+            )
 
 
 @contextlib.contextmanager
@@ -168,46 +144,36 @@ def open_cluster(
     Raises:
         ConfigError: if the port is in use.
     """
-    token = secrets.token_hex(16)
+    token, server = secrets.token_hex(16), plan.server
+    options = {"token": token, **plan.limits}
+    registry = registry or Registry(server.shards)
     with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {
-            "token": token,
-            "most": plan.most,
-            "timeout": plan.server.timeout,
-        }
-        # After a second the supervisor looks whether they run. A snapshot is large, and rare.
-        calls = {"patience": 1.0, "reuse": False, **options}
-        registry = registry or Registry(plan.server.shards)
+        # A server that died is started again meanwhile. A snapshot is large, and rare.
+        calls = {"patience": server.start_timeout, "reuse": False, **options}
         shards = [
             Client(f"server {shard}", functools.partial(registry.locate, shard), **calls)
-            for shard in range(plan.server.shards)
+            for shard in range(server.shards)
         ]
         stack.enter_context(closing(shards))
-        supervisor: Supervisor | None = None
-
-        def supervise(coordinator: Coordinator) -> None:
-            assert supervisor is not None, "started below"
-            supervisor.check(coordinator)
-
+        # The processes need the port of the listener, which needs the coordinator.
+        supervise = lambda coordinator: supervisor.check(coordinator)
         coordinator = make(plan, shards, supervise=supervise, log=log, record=record)
-
-        def lost(request: Message) -> None:
-            registry.lost(request)
-            coordinator.connection_lost(request)
-
-        where = engine.listening(plan.server)
-        listener = stack.enter_context(
-            Listener(
-                lambda request: registry.handle(request) or coordinator.handle(request),
-                port=where.port,
-                host=where.bind,
-                lost=lost,
-                **options,
-            )
+        bind, host = engine.hosts(server)
+        listener = Listener(
+            lambda request: registry.handle(request) or coordinator.handle(request),
+            port=server.port,
+            host=bind,
+            lost=coordinator.connection_lost,
+            **options,
         )
-        coordinator.traffic = lambda: listener.traffic("register", "watch")
-        environ = {ADDRESS: str(CoordinatorAddress(where.host, listener.port)), TOKEN: token}
-        supervisor = Supervisor(plan, engine, registry, environ, log)
+        stack.enter_context(listener)
+        coordinator.traffic = lambda: sum(
+            size
+            for name, size in dict(listener.by_name).items()
+            if name not in ("register", "watch")
+        )
+        environ = {ADDRESS: str(CoordinatorAddress(host, listener.port)), TOKEN: token}
+        supervisor = Supervisor(plan, engine, environ, log)
         stack.callback(supervisor.kill)
         stack.callback(registry.end)
         stack.callback(coordinator.end)

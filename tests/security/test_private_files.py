@@ -20,7 +20,7 @@ from jtrain.io.regular_files import (
     check_no_links,
     create_new,
 )
-from jtrain.server.join import FILE, announced
+from jtrain.server.process import FILE, announced
 from jtrain.train.runtime import enable_compilation_cache
 
 

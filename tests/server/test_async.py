@@ -19,12 +19,11 @@ from server_runs import Losses, host, server_setup, train_on_one_device, train_o
 from jtrain.core.loop import Stop
 from jtrain.core.mean import Mean
 from jtrain.core.precision.loss_scale import Unscaled
+from jtrain.core.state import TrainState
 from jtrain.parallel.strategies.outer_optimizer import delayed_nesterov
 from jtrain.parallel.strategies.server_modes import Apply, Compensate, Drop, Scale
-from jtrain.server.compute import Head
 from jtrain.server.paced import Clock, treat
 from jtrain.server.rounds import take_metrics
-from jtrain.server.shard import Applied
 from jtrain.server.wire import Message
 
 SGD = "optimizer={kind: sgd, lr: 0.1, clip: 0.5}"
@@ -182,17 +181,20 @@ def test_a_stop_waits_for_what_is_leased_and_leases_no_more(study):
     assert coordinators[0].lost_updates == 0
 
 
-def head(mean: float) -> Head:
+def head(mean: float) -> TrainState:
     extra = {"mean": jnp.full(2, mean), "count": jnp.int32(4)}
     zero = jnp.int32(0)
-    return Head(step=zero, skipped=zero, scale=Unscaled(), extra=extra, seed=jnp.uint32(0))
+    return TrainState(
+        **{"step": zero, "skipped": zero, "scale": Unscaled(), "extra": extra},
+        **{"params": (), "opt_state": (), "seed": jnp.uint32(0)},
+    )
 
 
 @pytest.mark.parametrize(("rows", "want"), [([3, 1], 3.0), ([0, 0], 5.0)])
 def test_the_mean_over_workers_is_by_the_weights_of_their_rows(rows, want):
     metrics = [{"loss": Mean(jnp.ones(1), jnp.full(1, float(n)))} for n in rows]
     heads = [head(1.0), head(9.0)]
-    plan: Any = SimpleNamespace(metrics=metrics[0], head=heads[0])
+    plan: Any = SimpleNamespace(report=(metrics[0], heads[0]))
     reports = {
         worker: Message("report", {}, [np.asarray(x) for x in jax.tree.leaves(each)])
         for worker, each in enumerate(zip(metrics, heads, strict=True))
@@ -270,17 +272,6 @@ def test_each_step_is_taken_once_though_workers_die(bound):
     found = Simulation(clock, 4, 3_000, seed=1, deaths=0.02).run()
     assert sorted(found.done) == list(range(1, 3_001))
     assert not clock.leases
-
-
-def test_pushes_that_come_again_are_known():
-    applied = Applied(3)
-    assert 3 in applied
-    assert 4 not in applied
-    for number in (5, 4, 7):
-        applied.add(number)
-    assert applied.low == 5
-    assert [number in applied for number in (4, 5, 6, 7)] == [True, True, False, True]
-    assert len(applied) == 6
 
 
 def test_treatments_are_those_of_the_papers():

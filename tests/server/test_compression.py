@@ -18,8 +18,7 @@ from jtrain.parallel.strategies.server_modes import (
     Uncompressed,
     has_feedback,
 )
-from jtrain.server.codec import make_codec
-from jtrain.server.feedback import Publisher, PushEncoder, Subscriber
+from jtrain.server.codec import Publisher, PushEncoder, Subscriber, make_codec
 from jtrain.server.partition import make_partition
 
 DRAW = np.random.default_rng(0)
@@ -104,7 +103,7 @@ def test_what_is_sent_and_what_is_left_are_all_that_was_pushed(compress):
     params = {"a": np.zeros((40, 5), np.float32), "b": np.zeros((), np.float32)}
     parts = 3
     partition = make_partition(params, parts)
-    encoder = PushEncoder(make_codec(compress), partition, keeps=True)
+    encoder = PushEncoder(make_codec(compress), partition, feedback=True)
     pushed = {name: np.zeros(leaf.shape) for name, leaf in params.items()}
     sent = {name: np.zeros(leaf.shape) for name, leaf in params.items()}
     for _ in range(20):
@@ -121,7 +120,7 @@ def test_what_is_sent_and_what_is_left_are_all_that_was_pushed(compress):
     residual = encoder.residual(params)
     total = {name: sent[name] + residual[name] for name in params}
     assert distance(total, pushed) <= 1e-6
-    again = PushEncoder(make_codec(compress), partition, keeps=True)
+    again = PushEncoder(make_codec(compress), partition, feedback=True)
     again.load(residual)
     assert bitwise(again.residual(params), residual)
     again.load(())

@@ -218,12 +218,12 @@ def test_a_worker_with_other_packages_is_refused(study):
     plan = Plan(server_setup(study, "{kind: async}", workers=2))
     coordinator = coordinator_of(plan)(plan, [])
     facts = code_facts(plan.program.resolved.config)
-    assert coordinator.handle(Message("join", {"facts": facts})).name == "joined"
+    assert coordinator.handle(Message("join", {"facts": facts, "key": "a1"})).name == "joined"
     other = {**facts, "package jax": "0.1.0"}
     with pytest.raises(
         ConfigError, match=r"this worker differs .*\n  package jax: .* in the run, 0"
     ):
-        coordinator.handle(Message("join", {"facts": other}))
+        coordinator.handle(Message("join", {"facts": other, "key": "b2"}))
 
 
 def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more(study):
@@ -235,4 +235,4 @@ def test_a_worker_that_asks_to_join_again_is_one_and_known_where_it_says_no_more
     assert len(coordinator.members) == 1
     coordinator.connection_lost(join)
     (worker,) = coordinator.members
-    assert coordinator.members[worker].broken is not None
+    assert coordinator.members[worker].broken

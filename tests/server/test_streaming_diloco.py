@@ -10,7 +10,7 @@ from server_runs import KillAt, Losses, host, server_setup, train_on_servers
 
 from benchmarks.server_threads import thread_cluster
 from jtrain.errors import ConfigError
-from jtrain.server.fragments import FragmentSchedule, assign_fragments
+from jtrain.server.partition import FragmentSchedule, assign_fragments
 from jtrain.server.plan import Plan
 from jtrain.server.server_loop import take_steps
 

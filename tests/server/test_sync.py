@@ -10,7 +10,6 @@ from server_runs import Losses, server_setup, train_on_one_device, train_on_serv
 
 from jtrain.core.loop import Hook, Stop
 from jtrain.core.mean import Mean
-from jtrain.server.coordinator import StepResult
 from jtrain.server.server_loop import take_steps
 
 SGD = "optimizer={kind: sgd, lr: 0.3, momentum: 0.9, clip: 0.5}"
@@ -53,10 +52,10 @@ class Steps:
     def __init__(self):
         self._done = 0
 
-    def advance(self, limit: int) -> list[StepResult]:
+    def advance(self, limit: int) -> list:
         self._done += 1
         loss = Mean(jnp.float32(self._done), jnp.float32(1))
-        return [StepResult(self._done, {"loss": loss})]
+        return [(self._done, {"loss": loss})]
 
     def close(self) -> int:
         return self._done

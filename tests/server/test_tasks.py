@@ -18,7 +18,7 @@ from jtrain.distributed.port import free_port
 from jtrain.errors import ConfigError
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.server_modes import Async
-from jtrain.server.join import find_task, take_part
+from jtrain.server.process import find_task, take_part
 
 PS = {"chief": ["a:1"], "ps": ["b:1", "c:1"], "worker": ["d:1", "e:1"]}
 

@@ -14,8 +14,7 @@ import pytest
 from comparison import bitwise
 
 from jtrain.errors import ConfigError, PeerError
-from jtrain.server import listener as listener_module
-from jtrain.server import wire as wire
+from jtrain.server import wire
 from jtrain.server.client import Client, RefusedError, call_all
 from jtrain.server.listener import LOOPBACK, Listener
 from jtrain.server.wire import ALIGNMENT, SMALL, BufferPool, Message, WireError, receive, send
@@ -37,8 +36,8 @@ def through(frame: bytes, most: int = 1000) -> Message:
         return receive(there, most)
 
 
-def frame(text: bytes, size: int = 0, magic: bytes = b"JTPS", version: int = wire.VERSION) -> bytes:
-    return struct.pack("<4sHIQ", magic, version, len(text), size) + text
+def frame(text: bytes, size: int = 0, magic: bytes = wire.MAGIC) -> bytes:
+    return struct.pack("<4sIQ", magic, len(text), size) + text
 
 
 def test_a_message_arrives_as_it_was_sent():
@@ -57,7 +56,7 @@ def test_a_message_arrives_as_it_was_sent():
         (frame(b"[]", magic=b"HTTP"), "no parameter server"),
         (frame(b"[]", size=2000), "over the limit"),
         (frame(b"{"), "malformed"),
-        (frame(json.dumps(["a", {}, [["object", [1]]]]).encode(), 8), "an array 'object'"),
+        (frame(json.dumps(["a", {}, [["object", [1]]]]).encode(), 8), "malformed.*object"),
         (frame(json.dumps(["a", {}, [["float32", [1]]]]).encode(), 4), "cut off"),
     ],
 )
@@ -105,14 +104,6 @@ def test_a_request_is_sent_again_over_a_new_connection(listener):
 def test_a_wrong_token_is_refused_with_what_to_type(listener):
     with pytest.raises(ConfigError, match=r"token is not that of this run.*parallel.port=0"):
         client(listener, token="b" * 32).call(Message("hello"))
-
-
-def test_a_peer_of_another_version_is_refused_with_what_to_do(monkeypatch, listener):
-    with socket.create_connection((LOOPBACK, listener.port), timeout=60) as stranger:
-        stranger.sendall(frame(b'["hello", {}, []]', version=9))
-        reply = receive(stranger, 0)
-    assert reply.name == "refused"
-    assert "Install one version of jtrain" in reply.fields["why"]
 
 
 def test_a_server_that_does_not_answer_is_given_up(listener):
@@ -173,19 +164,6 @@ def test_a_frame_without_a_token_ends_its_connection_and_nothing_else(monkeypatc
             assert one.call(Message("ask", {"x": 1})).fields == {"x": 1}, kind
             one.close()
     assert raised == []
-
-
-def test_a_crowd_that_says_nothing_does_not_hold_up_a_server(monkeypatch):
-    monkeypatch.setattr(listener_module, "STRANGERS", 8)
-    with Listener(echo, token="ours", most=1000) as found, contextlib.ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection((LOOPBACK, found.port), 60))
-            for _ in range(100)
-        ]
-        one = client(found, token="ours")
-        assert one.call(Message("ask", {"x": 1})).fields == {"x": 1}
-        assert silent[0].recv(1) == b"", "the oldest gave way"
-        one.close()
 
 
 def place(array):
