@@ -1,6 +1,7 @@
 """Networks whose positions see one another: a vision transformer and a text encoder."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -138,7 +139,10 @@ class TextEncoder(nnx.Module):
 
 
 def _through(
-    blocks: nnx.List, x: Float[Array, "b t d"], keys: Keys, segments: Segments = None
+    blocks: Sequence[TransformerBlock],
+    x: Float[Array, "b t d"],
+    keys: Keys,
+    segments: Segments = None,
 ) -> Float[Array, "b t d"]:
     """Return `x` after every block; each position sees all of its segment."""
     for index, block in enumerate(blocks):
