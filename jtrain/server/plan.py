@@ -89,7 +89,7 @@ class Plan:
     @property
     def abstract_state(self) -> TrainState:
         """Shapes of the state of the run."""
-        return self.program.resolved.like
+        return self.program.resolved.abstract_state
 
     @property
     def inner_steps(self) -> int:
@@ -221,7 +221,7 @@ class Plan:
         """
         config, x = self.program.resolved.config, self.program.resolved.experiment
         copies = splits_rows(self.server.mode) and self.server.workers > 1
-        check_split_rows(x.couples, config.microbatches, copies)
+        check_split_rows(x.rows_interact, config.microbatches, copies)
         arguments = {"microbatches": config.microbatches, "ragged": x.train.ragged}
         arguments |= {"compute": config.precision.compute}
 
@@ -243,7 +243,7 @@ class Plan:
             sums, grad_norm = Sums(value, metrics, changes), norm(grads)
             return sums, grads, grad_norm, finish(head_of(state), sums, grad_norm)[1]
 
-        step = make_step(x.loss, self.inner_rule, couples=x.couples, **arguments)
+        step = make_step(x.loss, self.inner_rule, rows_interact=x.rows_interact, **arguments)
 
         def inner(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             weight = sum(weights(state, batch), start=jnp.float32(0))

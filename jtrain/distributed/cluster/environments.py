@@ -112,7 +112,9 @@ def read_tf_config(env: ClusterVariables) -> Cluster:
             return Cluster(role="evaluates")
         addresses = {name: list(found["cluster"].get(name, ())) for name in TASKS}
         trainers = [address for name in TASKS for address in addresses[name]]
-        range(len(addresses[kind]))[number]  # the task exists
+        unknown = found["cluster"].keys() - {*TASKS, "evaluator"}
+        if unknown or not 0 <= number < len(addresses[kind]):
+            raise KeyError(kind)
         index = sum(len(addresses[name]) for name in TASKS[: TASKS.index(kind)]) + number
         where = CoordinatorAddress.parse(trainers[0], "TF_CONFIG")
     except (KeyError, IndexError, TypeError, AttributeError, ConfigError):

@@ -233,6 +233,7 @@ WRONG = {
     "tasks of type ps, and no task of type chief.* Set a chief": tf_config(
         "worker", 0, worker=["b:1", "c:1"], ps=["d:1", "e:1"]
     ),
+    "`task` one of those, counted from 0. Set TF_CONFIG=": tf_config("worker", -1),
     "jtrain is half set: JTRAIN_PROCESSES=2 is set, and JTRAIN_PROCESS is missing": without(
         OWN, "JTRAIN_PROCESS"
     ),
