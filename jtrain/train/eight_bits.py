@@ -1,7 +1,6 @@
 """Losses with their linear layers in 8 bits: a traced program whose products become others."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -91,16 +90,11 @@ class QuantizedFunction:
     def _fault(
         self, names: Sequence[str], leaves: set[int], chosen: set[int], found: "_Products"
     ) -> str:
-        if not leaves:
-            return f"it matches none of the {len(names)} leaves that could multiply in 8 bits"
-        some = ", ".join(names[leaf] for leaf in sorted(leaves)[:3])
-        if not leaves & chosen:
+        some = ", ".join(names[leaf] for leaf in sorted(leaves)[:3]) or "none"
+        if leaves and not leaves & chosen:
             return f"{self.key}.exclude leaves out all that it matches ({some})"
         why = next((f" ({found.kept[leaf]})" for leaf in sorted(leaves) if leaf in found.kept), "")
-        return (
-            f"no leaf that it matches ({some}) multiplies activations in a plain matrix "
-            f"product{why}"
-        )
+        return f"no leaf that it matches ({some}) multiplies activations in a plain product{why}"
 
 
 def quantize_loss(
@@ -208,16 +202,11 @@ def quantize_experiment(x: "Experiment", config: "RunConfig") -> "Experiment":
             f"them, so {config.microbatches} microbatches would take other steps than one batch. "
             f"Set precision.scaling=rows, or microbatches=1."
         )
-    product = functools.partial(fp8_product, scaling=precision.scaling)
-    quantize = functools.partial(
-        quantize_loss,
-        product=lambda x, w, dims: product(x, w, dims),
-        products=precision.products,
-        exclude=precision.exclude,
-        key="precision",
-    )
+    product: Any = lambda x, w, dims: fp8_product(x, w, dims, precision.scaling)
+    patterns = {"products": precision.products, "exclude": precision.exclude}
+    loss = quantize_loss(x.loss, product, **patterns, key="precision")
     rows_interact = "batch" if by_tensor and x.rows_interact == "never" else x.rows_interact
-    return dataclasses.replace(x, loss=quantize(x.loss), rows_interact=rows_interact)
+    return dataclasses.replace(x, loss=loss, rows_interact=rows_interact)
 
 
 def int8_loss(loss: LossFn | Stateful, products: Sequence[str]) -> LossFn | Stateful:

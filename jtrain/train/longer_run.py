@@ -13,7 +13,6 @@ from jtrain.config.dump import plain_values
 from jtrain.config.durations import find_durations, find_own_steps
 from jtrain.config.top import BaseConfig
 from jtrain.errors import ConfigError
-from jtrain.io.formatting import format_number
 
 C = TypeVar("C", bound=BaseConfig)
 
@@ -145,24 +144,15 @@ def describe_length_change(config: BaseConfig, change: LengthChange) -> list[str
     """
     before = get_schedule_lengths(_with_lengths(config, change.before))
     after = get_schedule_lengths(config)
-    return [_describe(config, key, before[key], after[key], change.step) for key in after]
-
-
-def _describe(config: BaseConfig, key: str, before: int, after: int, step: int) -> str:
-    rate = _rate(config) if key == "optimizer.schedule" else None
-    if before != after:
-        line = f"{key} is stretched from {before} to {after} steps"
-        if rate and step < config.steps:
-            line += f": the learning rate of step {step + 1} is {format_number(rate(step))}"
-        return line
-    line = f"{key} keeps the {after} steps that it was made for"
-    if after == config.steps:
-        return line
-    if rate and after < config.steps:
-        first, last = rate(after), rate(config.steps - 1)
-        verb = "stays" if first == last else "continues to"
-        line += f": after them the learning rate {verb} {format_number(last)}"
-    return f"{line}. {key}.steps=100% stretches it over the run"
+    lines = []
+    for key, steps in after.items():
+        if steps != before[key]:
+            lines.append(f"{key} is stretched from {before[key]} to {steps} steps")
+        else:
+            stretch = f". {key}.steps=100% stretches it over the run"
+            more = stretch if steps != config.steps else ""
+            lines.append(f"{key} keeps the {steps} steps that it was made for{more}")
+    return lines
 
 
 def _rate(config: Any) -> Any:

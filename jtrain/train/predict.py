@@ -8,20 +8,19 @@ import jax
 import numpy as np
 
 from jtrain.core.batches import FiniteBatches
-from jtrain.core.evaluate import evaluate as over
-from jtrain.core.evaluate import make_evaluate
 from jtrain.core.loop import IN_FLIGHT
-from jtrain.core.loss import LossOutput, Stateful, normalize_loss
+from jtrain.core.loss import Stateful, normalize_loss
 from jtrain.core.pytree import named_leaves
 from jtrain.core.types import Batch, Extra, LossFn, Params, RowsInteract
+from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary, check_takes, user_code
 from jtrain.models.adapters import check_model_type, is_nnx
 from jtrain.models.model_loss import ModelLoss
 from jtrain.parallel import Layout, Strategy, check_divides
 from jtrain.train import fit_arguments, fit_data
-from jtrain.train.check_batch.first_batch import FirstBatch
-from jtrain.train.check_batch.hidden_rows import check_hidden_rows
+from jtrain.train.check_batch.first_batch import FirstBatch, on_devices
+from jtrain.train.evaluation import SetEvaluations
 from jtrain.train.runtime import enable_compilation_cache
 
 ROWS = 128  # at a time, by default
@@ -75,30 +74,25 @@ def evaluate(
     start = fit_arguments.build_start(loss, params, extra)
     weights = _placed(strategy, _weights(start))
     if check_batch:
-        shard = rows.shard(*strategy.part)[0]
         check = FirstBatch(
             normalize_loss(start.loss, ragged=rows.ragged),
-            shard,
+            rows.shard(*strategy.part)[0],
             rows.size,
             "the first batch",
             weights=weights,
             draws=False,
         )
-        sums = check.sums(strategy.psum)
-
-        def run(batch: Batch) -> Any:
-            placed = strategy.place(batch)
-            return jax.device_get(strategy.compile(sums, weights, placed)(weights, placed))
-
-        check.check(run)
-    program = make_evaluate(
-        start.loss, rows_interact=rows_interact, psum=strategy.psum, ragged=rows.ragged
+        check.check(on_devices(strategy, check.sums(strategy.psum), weights))
+    sets = SetEvaluations(
+        {"data": rows},
+        start.loss,
+        strategy,
+        rows_interact=rows_interact,
+        workers=Workers(),
+        weights=weights,
+        check_hidden=check_batch,
     )
-    program = strategy.compile(program, weights, _batch(strategy, rows, 0))
-    if check_batch and rows.ragged:
-        placed = lambda batch: LossOutput(*program(weights, strategy.place(batch)), extra=())
-        check_hidden_rows(placed, rows.shard(*strategy.part)[0], rows.size, "the first batch")
-    return over(program, weights, (_batch(strategy, rows, i) for i in range(len(rows))))
+    return sets.measure(weights, "data", iter)
 
 
 @api_boundary

@@ -8,13 +8,12 @@ Nothing here imports JAX before it is called.
 import contextlib
 import ctypes
 import gc
-import inspect
 import logging
 import os
 import platform
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ def _fault(path: Path, owners: set[int], writers: int) -> str:
     return ""
 
 
-def explain_leaked_tracer(error: Exception, loss: Any) -> LossError | None:
+def explain_leaked_tracer(error: Exception) -> LossError | None:
     """Return an explanation of an error that a value of an earlier trace caused; None for others.
 
     A loss may store such a value in a global, closure, list or attribute, and use it in the next
@@ -179,28 +178,9 @@ def explain_leaked_tracer(error: Exception, loss: Any) -> LossError | None:
     """
     if not (isinstance(error, TypeError) and "Computation compiled for" in str(error)):
         return None
-    from jax.core import Tracer
-
-    function, names = inspect.unwrap(getattr(loss, "loss", loss)), []
-    if inspect.isfunction(function):
-        reached = inspect.getclosurevars(function)
-        for name, value in {**reached.globals, **reached.nonlocals}.items():
-            if any(isinstance(each, Tracer) for each in (value, *_contents(value))):
-                names.append(f"`{name}`")
-    where = f"in {', '.join(names)} " if names else ""
     return LossError(
-        f"the loss uses a value that it stored {where}while it was traced before, and which holds "
-        f'no numbers. Return values that are needed later as metrics: return loss, {{"name": '
-        f'jt.Mean.of(values, batch["mask"])}}; or print it: jax.debug.print("{{}}", x).'
-    )
-
-
-def _contents(value: Any) -> Iterable[Any]:
-    """Return the items of a container, or the attributes of an object."""
-    if isinstance(value, list | tuple | set | Mapping):
-        return value.values() if isinstance(value, Mapping) else value
-    return (
-        ()
-        if inspect.ismodule(value) or callable(value)
-        else getattr(value, "__dict__", {}).values()
+        "the loss uses a value that it stored, in a global, a list or an attribute, while it was "
+        "traced before, and which holds no numbers. Return values that are needed later as "
+        'metrics: return loss, {"name": jt.Mean.of(values, batch["mask"])}; or print it: '
+        'jax.debug.print("{}", x).'
     )

@@ -8,7 +8,6 @@ steps as an argument: where calls end changes no bit of a result.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
@@ -41,8 +40,8 @@ RATES = {"cpu": (2e10, 1e10), "gpu": (2e13, 1e12), "tpu": (2e13, 5e11)}
 class HookEnds:
     """Steps after which hooks take the state."""
 
-    cadences: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """Steps of whose multiples a hook takes it; and the name of a plain function, "" of a hook."""
+    cadences: Set[int] = frozenset()
+    """Steps of whose multiples a hook takes it."""
     points: Set[int] = frozenset()
     """Single steps."""
 
@@ -55,9 +54,8 @@ def find_hook_ends(hooks: Sequence[Hook], stop: int) -> HookEnds:
     takes_state = [hook for hook in hooks if overrides(hook, "on_state")]
     points = [point for hook in takes_state for point in _points(hook, stop)]
     takes_state = [hook for hook in takes_state if not overrides(hook, "next_state")]
-    found = all_gather([[(x.every, _function_name(x)) for x in takes_state], points])
-    cadences, points = (itertools.chain(*each) for each in zip(*found, strict=True))
-    return HookEnds(dict(cadences), frozenset(points))
+    found = all_gather([[hook.every for hook in takes_state], points])
+    return HookEnds(*(frozenset().union(*each) for each in zip(*found, strict=True)))
 
 
 def _points(hook: Hook, stop: int) -> Iterator[int]:
@@ -65,15 +63,6 @@ def _points(hook: Hook, stop: int) -> Iterator[int]:
     step = 0
     while overrides(hook, "next_state") and (step := hook.next_state(step)) <= stop:
         yield step
-
-
-def _function_name(hook: Hook) -> str:
-    """Return the name of the function that a hook calls; "" if it calls none."""
-    function = getattr(hook, "function", None)
-    if function is None:
-        return ""
-    name = getattr(function, "__name__", "")
-    return name if name.isidentifier() else "function"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,10 +131,8 @@ class CallSchedule:
         least = min([longest, *hooks.cadences])
         if least < longest:
             why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
-            name, every = hooks.cadences[least], f"every={longest}"
-            more = f"on_state({name}, {every}) of jtrain.train.hooks" if name else ""
-            why += f"{f'{least} steps' if least > 1 else 'step'}. With "
-            why += f"{more or f'{every} for this hook'} it would be {longest}, which trains faster"
+            why += f"{f'{least} steps' if least > 1 else 'step'}. With every={longest} for this "
+            why += f"hook, on_state(function, every={longest}), it would be {longest}: faster"
         longest = max(LEAST, least)
         ends = tuple(
             sorted({x for x in {self.longest, *self.ends, *hooks.cadences} if x % longest})

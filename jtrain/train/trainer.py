@@ -160,8 +160,8 @@ class Trainer:
         self.history = MetricHistory(every=every)
         self.metrics: MetricsFile | MetricHistory = self.history
         if files:
-            self.metrics = MetricsFile(files.metrics, every=every, resumed_at=at)
-            run.closing.callback(self.metrics.close)
+            self.metrics = metrics = MetricsFile(files.metrics, every=every, resumed_at=at)
+            run.closing.callback(metrics.close)
         self.times = TimeRows(files.times, start=run.start) if files else None
         if self.times:
             run.closing.callback(self.times.close)
@@ -215,8 +215,7 @@ class Trainer:
 
     def train(self, step_fn: StepFn, state: TrainState) -> LoopResult[TrainState]:
         """Train from `state` on; return the last state, and why it stopped early if it did."""
-        resume, resolved = self.attempt.resume, self.attempt.program.resolved
-        config = self.attempt.config
+        resume, config = self.attempt.resume, self.attempt.config
         with self._watch_deadlocks():
             log_banner(self.attempt.program, resume)
             try:
@@ -237,7 +236,7 @@ class Trainer:
                     **self.loop_options(),
                 )
             except TypeError as error:
-                explained = explain_leaked_tracer(error, resolved.experiment.loss)
+                explained = explain_leaked_tracer(error)
                 if explained is None:
                     raise
                 raise explained from error

@@ -164,7 +164,7 @@ CASES = [
          'ce((b["x"] @ p["w"]).T, b["y"])'),
     Case(a_loss_of_two_arguments, "is called as loss(params, batch, rng), and it takes (params, b",
          "def loss(params, batch, rng):", "in <lambda>"),
-    Case(a_value_kept_from_a_trace, "uses a value that it stored in `kept`",
+    Case(a_value_kept_from_a_trace, "uses a value that it stored",
          'return loss, {"name": jt.Mean.of(values, batch["mask"])}'),
     Case(a_batch_norm_without_extra, "the module carries norm/mean beside its parameters",
          "jt.classifier(model)", "model.apply(params, {}, batch"),
@@ -287,19 +287,21 @@ def test_outside_of_a_project_the_advice_names_what_comes_with_jtrain(tmp_path, 
 
 
 def test_an_argument_of_another_library_has_its_name_here():
-    for typed, argument in [
-        (["model"], "params="),
-        (["model", "x", "y"], "params=, data="),
-        (["dataset"], "data="),
-        (["train_loader"], "data="),
-        (["epochs_"], "epochs="),
-        (["criterion"], "loss="),
-        (["batch_size"], "batch="),
-        (["learning_rate"], "lr="),
-        (["callbacks"], "hooks="),
-        (["validation_data"], "valid="),
-        (["val_loader"], "valid="),
-        (["verbose"], "quiet="),
-    ]:
+    ours = [
+        "params=",
+        "data=",
+        "data=",
+        "epochs=",
+        "loss=",
+        "batch=",
+        "lr=",
+        "hooks=",
+        "valid=",
+        "valid=",
+        "quiet=",
+    ]
+    theirs = "model dataset train_loader epochs_ criterion batch_size learning_rate callbacks "
+    theirs += "validation_data val_loader verbose"
+    for typed, argument in zip(theirs.split(), ours, strict=True):
         with pytest.raises(ConfigError, match=f"Did you mean {argument}\\?$"):
-            jt.fit(**dict.fromkeys(typed))  # pyright: ignore
+            jt.fit(**{typed: None})  # pyright: ignore

@@ -105,15 +105,6 @@ def test_a_batch_norm_says_that_rows_meet():
         jt.fit(loss, net, (X, Y), microbatches=2, rows_interact="slice", **HOW)
 
 
-def test_running_statistics_are_those_of_flax():
-    net = Net(nnx.Rngs(0), norm=True)
-    result = jt.fit(of_module, net, (X, Y), "sgd", lr=0.1, **(HOW | {"steps": 1}))
-    rows = jt.data.Shuffled(jt.data.Arrays(x=X, y=Y), size=16)[0]["x"]
-    net.train()
-    net(jnp.asarray(rows))  # flax moves its own
-    assert_close(result.extra["norm"]["mean"], net.norm.mean[...], 1e-5)
-
-
 def test_regression_is_the_mean_squared_error_in_either_shape():
     net = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
     target = X.sum(1)

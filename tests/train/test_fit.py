@@ -108,25 +108,6 @@ def test_goes_on_where_a_named_call_was_stopped():
         jt.fit(loss, zeros(), (X, Y), **(call | {"batch": 8}), name="mine")
 
 
-@pytest.mark.thorough
-def test_lasts_as_long_as_is_said():
-    result = jt.fit(
-        loss,
-        zeros(),
-        (X, Y),
-        steps="2 epochs",
-        batch=16,
-        every="32 rows",
-        valid=X_AND_Y,
-        quiet=True,
-    )
-    assert result.step == 7  # 100 rows, 16 a step
-    assert list(result.history["loss"]) == [2, 4, 6, 7]
-    assert list(result.history["valid/loss"]) == [1, 2, 3, 4, 5, 6, 7]
-    with pytest.raises(ConfigError, match=r"^steps=.*found '2 epocs'; did you mean epochs\?$"):
-        jt.fit(loss, zeros(), (X, Y), steps="2 epocs", quiet=True)
-
-
 def test_data_comes_in_many_forms_and_is_the_same():
     rows = Shuffled(Arrays(x=X, y=Y), size=32, seed=1)
     for data in ({"x": X, "y": Y}, (X, Y), Arrays(x=X, y=Y), rows):

@@ -11,7 +11,6 @@ from jax.extend.core import Primitive
 from quick_study import config_of
 
 from jtrain.models.classifiers import CNN
-from jtrain.models.experts import Capacity, Dropless
 from jtrain.models.transformer import Transformer
 from jtrain.train.auto_layout import remat_regions, saved_residuals
 from jtrain.train.flops import count_flops, count_model_flops
@@ -133,25 +132,6 @@ def test_a_transformer(changes, options):
         assert hardware == model_flops + again[remat]
     else:
         assert hardware < 1.1 * model_flops
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("experts", "rows"),
-    [
-        (Dropless(count=4, top_k=2), 2 * B * T),
-        (Capacity(count=4, top_k=2, factor=1.25), 4 * B * 10),  # all places, also empty ones
-    ],
-    ids=["dropless", "capacity"],
-)
-def test_experts_count_for_the_rows_that_they_get(experts, rows):
-    model = transformer(experts=experts, layers=LAYERS)
-    tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
-    router = B * T * 4
-    routed = LAYERS * 2 * WIDTH * (rows * 2 * 4 * WIDTH + router)
-    dense = LAYERS * 2 * (B * T) * WIDTH * 2 * 4 * WIDTH
-    by_hand = 3 * (transformer_flops() - dense + routed)
-    assert counted(model, tokens)[0] == pytest.approx(by_hand, rel=0.01)
 
 
 def test_what_gets_no_gradient_is_counted_once():

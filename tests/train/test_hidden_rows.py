@@ -155,21 +155,6 @@ def padded(end: str = "pad") -> Shuffled:
 
 
 @pytest.mark.thorough
-def test_a_run_is_refused_before_it_measures_padding(compiled):
-    steps = []
-    how: dict[str, Any] = {
-        **QUICK,
-        "devices": 1,
-        "hooks": [lambda step, numbers: steps.append(step)],
-        "valid": DATA,
-    }
-    data = {key: array[:32] for key, array in DATA.items()}
-    with pytest.raises(LossError, match="counts rows that the mask hides"):
-        jt.fit(own_mask, PARAMS, data, **how)
-    assert not steps
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("parallel", [Mirrored(devices=4, impl="shard_map"), FSDP(devices=2)])
 def test_microbatches_and_running_statistics_are_checked_under_every_layout(parallel, compiled):
     how: dict[str, Any] = {

@@ -97,14 +97,6 @@ def test_gives_parameters_model_and_predictions(params):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("parallel", ["fsdp"])
-def test_any_layout_gives_the_same_predictions(parallel: str, params):
-    run = jt.load("runs/quick", 8, parallel=parallel)
-    assert len(run.params["up"].sharding.device_set) == 8
-    assert_close(run.predict(ROWS)["logits"], by_hand(params, ROWS), 1e-5)
-
-
-@pytest.mark.thorough
 def test_a_step_is_named_as_in_eval():
     best = jt.load("quick", "best")
     assert (best.step, jt.load("quick", 4).step) == (4, 4)

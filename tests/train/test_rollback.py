@@ -4,11 +4,9 @@ import importlib
 import json
 import math
 import os
-import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import jtrain as jt
@@ -17,7 +15,6 @@ from jtrain.checkpoint import CheckpointManager
 from jtrain.config.sections import RollbackPolicy, Spike, StopPolicy
 from jtrain.config.top import CheckpointConfig, LogConfig
 from jtrain.distributed.launcher import launch
-from jtrain.errors import LossError
 from jtrain.io import jsonl
 from jtrain.train.program import set_up
 from jtrain.train.rollback import _took, find_resume_point
@@ -218,31 +215,6 @@ def test_nothing_later_than_a_bad_step_is_saved():
     assert ran(given, "run").status == "failed"
     with CheckpointManager(Path("runs/run/checkpoints")) as checkpoints:
         assert checkpoints.steps() == [2]
-
-
-X = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
-Y = X @ np.float32([1, 2, 3])
-
-
-def loss(params, batch, rng):
-    del rng
-    error = batch["x"] @ params["w"] - batch["y"]
-    return jt.Mean.of(error**2, batch["mask"])
-
-
-WITH_NAN = np.where(np.arange(48) == 7, np.nan, Y).astype(np.float32)
-
-
-@pytest.mark.thorough
-def test_where_rows_that_are_no_numbers_end_a_run_is_no_matter_of_the_log():
-    why = []
-    for every in (1, 1000):
-        call = {"batch": 16, "every": every, "quiet": True, "parallel": "single"}
-        with pytest.raises(LossError) as error:
-            jt.fit(loss, {"w": np.zeros(3, np.float32)}, (X, WITH_NAN), steps=49, **call)
-        why.append(str(error.value))
-    assert re.match(r"\d+ of \d+ steps were skipped because the data is not finite", why[0])
-    assert why[0] == why[1]
 
 
 SCRIPT = Path(__file__).with_name("rollback_process.py")

@@ -84,22 +84,6 @@ def test_each_step_has_one_row_and_each_evaluation_another(finished: RunResult):
     assert finished.results[12]["rows"] == 50  # all of them, none twice
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("study_home")
-def test_the_cadences_are_those_of_the_config_and_the_best_checkpoint_is_kept():
-    worst = "highest loss"  # for the lowest is the newest
-    settings = ("log.every=5", "evaluate.every=4", "checkpoint.every=4", "checkpoint.keep=1")
-    outcome = trained(CONFIG, *settings, f"checkpoint.best={worst}")
-    assert [*measured(outcome.directory.metrics, "")] == [5, 10, 12]
-    found = {step: numbers["loss"] for step, numbers in outcome.results.items()}
-    assert [*found] == [4, 8, 12]
-    best = max(found, key=found.__getitem__)
-    assert best < 12
-    with CheckpointManager(outcome.directory.checkpoints, best=worst) as checkpoints:
-        assert checkpoints.steps() == [best, 12]
-        assert checkpoints.best() == best
-
-
 def test_a_finished_run_is_not_run_again(finished: RunResult, monkeypatch):
     files = {p: p.read_bytes() for p in finished.directory.path.rglob("*") if p.is_file()}
     computes = lambda _: pytest.fail("it computes")
@@ -346,21 +330,6 @@ def test_a_run_resumes_under_another_layout(unbroken):
     alone = [row["loss"] for row in rows if "loss" in row]
     found = [row["loss"] for row in measured(outcome.directory.metrics, "").values()]
     assert_close(found, alone, 1e-4)
-
-
-@pytest.mark.thorough
-def test_values_that_change_no_result_may_differ_and_are_reported(cut_run: Path):
-    settings = ["checkpoint.keep=3", "evaluate.every=4", "log.every=2", "microbatches=2"]
-    outcome = trained(CONFIG, *settings)
-    assert outcome.status == "done"
-    lines = outcome.directory.log.read_text().splitlines()
-    assert {
-        "checkpoint.keep: 2 -> 3",
-        "evaluate.every: 6 -> 4",
-        "log.every: 1 -> 2",
-        "microbatches: 1 -> 2",
-    } <= set(lines)
-    assert config_of(outcome.directory.config) == config_of(CONFIG, settings)
 
 
 @pytest.mark.parametrize(

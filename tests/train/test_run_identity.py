@@ -12,7 +12,7 @@ import pytest
 from quick_study import at_home, config_of, kept, trained, write_study
 from unreachable_files import Disk
 
-from jtrain.checkpoint import layout, seal
+from jtrain.checkpoint import layout
 from jtrain.checkpoint.weights_source import open_source
 from jtrain.cli import main
 from jtrain.errors import FAULT, ConfigError, DamagedError, DataError
@@ -84,16 +84,6 @@ HURTS: dict[str, Callable[[Path], object]] = {
         '"tokenizer": 4, "seconds_per_step": "NaN", "seconds_per_save": null}'
     ),
 }
-
-
-@pytest.mark.thorough
-def test_a_run_has_one_id_which_every_checkpoint_seals():
-    run = said()["id"]
-    assert [seal.sealed_run(path) for path in CHECKPOINTS.glob("[0-9]*")] == [run, run]
-    assert said(Path("runs/foreign"))["id"] != run
-    about = json.loads((CHECKPOINTS / "8/about.json").read_text())["about"]
-    assert about["identity"]["id"] == run
-    assert about["identity"]["config"]["optimizer"]["lr"] == 0.03
 
 
 @pytest.mark.thorough

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quick_study import config_of
 
-from jtrain.errors import ConfigError
 from jtrain.io.log import LOG
 from jtrain.train.hooks.tracking import Tracking
 from jtrain.train.trackers import MLflow, TensorBoard, TrackedRun
@@ -150,18 +148,6 @@ def test_a_run_that_goes_on_adds_to_the_same_one_and_doubles_no_step(about: Trac
     assert valid == [10, 20, 30]
 
 
-def test_trackers_are_a_list_of_choices_in_a_config(study_home):
-    path = study_home
-    config = config_of(path, ["trackers=[{kind: tensorboard, directory: logs}, {kind: mlflow}]"])
-    assert config.trackers[0] == TensorBoard(directory="logs")
-    assert [tracker.kind for tracker in config.trackers] == ["tensorboard", "mlflow"]
-    with pytest.raises(ConfigError, match=r"trackers.*wandb"):
-        config_of(path, ["trackers=[{kind: wandbb}]"])
-    with path.open("a") as file:
-        file.write("trackers:\n  - kind: wandb\n    mode: offline\n")
-    assert config_of(path).trackers[0].mode == "offline"
-
-
 LOSSES = {step: 1.0 / step for step in range(1, 21)}
 
 
@@ -172,7 +158,7 @@ def quietly(module: str) -> Any:
         return pytest.importorskip(module)
 
 
-def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, list[str]]:
+def killed_and_gone_on_with(tracker: Any, directory: Path) -> list[str]:
     """Track a run of 20 steps, killed at step 12 with a checkpoint of step 5; return the log."""
     about = TrackedRun(name="try", directory=directory, config={"optimizer.lr": 0.1, "name": "try"})
     with logged() as told:
@@ -183,55 +169,42 @@ def killed_and_gone_on_with(tracker: Any, directory: Path) -> tuple[TrackedRun, 
                 if step % 10 == 0:
                     tracking.row(step, "valid", {"loss": 2 * LOSSES[step]})
             tracking.close(end)
-    return about, told
+    return told
 
 
 def read_tensorboard(directory: Path) -> Callable[[str], list[tuple[int, float]]]:
     quietly("tensorboard")
     module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    events = module.EventAccumulator(str(directory))
+    events = module.EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
     return lambda tag: [(each.step, each.value) for each in events.Scalars(tag)]
 
 
-def alike(found: list[tuple[int, float]], expected: dict[int, float]) -> None:
-    assert [step for step, _ in found] == list(expected)
-    for step, value in found:
-        assert value == pytest.approx(expected[step], rel=1e-6)  # some keep float32
+def read_mlflow(directory: Path) -> Callable[[str], list[tuple[int, float]]]:
+    client = quietly("mlflow.tracking").MlflowClient((directory / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("jtrain").experiment_id])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "try")
+    assert run.data.params == {"optimizer.lr": "0.1", "name": "try"}
+    history = lambda tag: client.get_metric_history(run.info.run_id, tag)
+    return lambda tag: [(each.step, each.value) for each in history(tag)]
 
 
-VALID = {10: 0.2, 20: 0.1}
+SERVICES = {
+    "tensorboardX": (lambda path: TensorBoard(), read_tensorboard),
+    "mlflow": (lambda path: MLflow(uri=(path / "mlruns").as_uri()), read_mlflow),
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages, about themselves
 @pytest.mark.slow
-def test_tensorboard_has_each_step_once(tmp_path: Path):
-    quietly("tensorboardX")
-    quietly("tensorboard")
-    _, told = killed_and_gone_on_with(TensorBoard(), tmp_path)
-    assert told == []
-    read = read_tensorboard(tmp_path / "tensorboard")
-    alike(read("loss"), LOSSES)
-    alike(read("valid/loss"), VALID)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
-def test_mlflow_has_each_step_once(tmp_path: Path, monkeypatch):
-    quietly("mlflow")
+@pytest.mark.parametrize("package", SERVICES)
+def test_a_service_has_each_step_once(package: str, tmp_path: Path, monkeypatch):
+    quietly(package)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # put back afterwards
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
-    from mlflow.tracking import MlflowClient
-
-    uri = (tmp_path / "mlruns").as_uri()
-    _, told = killed_and_gone_on_with(MLflow(uri=uri), tmp_path)
-    assert told == []
-    client = MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name("jtrain")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.info.run_name == "try"
-    assert run.data.params == {"optimizer.lr": "0.1", "name": "try"}
-    of = lambda name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
-    alike(of("loss"), LOSSES)
-    alike(of("valid/loss"), VALID)
+    make, read = SERVICES[package]
+    assert killed_and_gone_on_with(make(tmp_path), tmp_path) == []
+    for tag, expected in (("loss", LOSSES), ("valid/loss", {10: 0.2, 20: 0.1})):
+        found = dict(points := read(tmp_path)(tag))
+        assert found == pytest.approx(expected, rel=1e-6)  # some keep float32
+        assert len(points) == len(found), "each step once"

@@ -20,6 +20,7 @@ from jtrain.core.types import Batch, Extra, Key, LossFn, Params
 from jtrain.data.batches.step_batches import SkipBatches
 from jtrain.data.sources.source import to_native
 from jtrain.distributed.multihost import all_gather
+from jtrain.parallel import Strategy
 from jtrain.parallel.offload import device_shardings, to_device
 from jtrain.train.check_batch.broadcasts import check_broadcasts
 from jtrain.train.check_batch.hidden_rows import check_hidden_rows
@@ -263,19 +264,17 @@ def check_batches(program: "Program", batches: Sequence[FirstBatch], state: Trai
     for name in program.resolved.sets:
         program.check_set(name, state)
     like = program.resolved.abstract_state.params, program.resolved.abstract_state.extra
+    strategy = program.resolved.strategy
     for batch in batches:
         weights = to_device((state.params, state.extra), like)
-        compiled = functools.partial(
-            _on_devices, program, batch.sums(program.resolved.strategy.psum), weights
-        )
-        batch.check(compiled())
+        sums = functools.partial(on_devices, strategy, batch.sums(strategy.psum), weights)
+        batch.check(sums())
         if batch.draws and program.resolved.experiment.train.ragged:
-            batch.check_hidden(compiled(), program.resolved.config.microbatches)
+            batch.check_hidden(sums(), program.resolved.config.microbatches)
 
 
-def _on_devices(program: "Program", fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
-    """Return `fn(weights, batch)` as a function of a host batch, computed on the run's devices."""
-    strategy = program.resolved.strategy
+def on_devices(strategy: Strategy, fn: Callable[..., Any], weights: Any) -> Callable[[Batch], Any]:
+    """Return `fn(weights, batch)` as a function of a host batch, computed on the devices."""
     compiled: Callable[..., Any] | None = None
 
     def call(batch: Batch) -> Any:

@@ -12,7 +12,6 @@ from jtrain.config.sections import RollbackPolicy, SkipPolicy, StopPolicy
 from jtrain.core.loop import FinishedSteps, Recorder, Stop
 from jtrain.data.batches.scan import describe_nonfinite, find_nonfinite
 from jtrain.distributed.multihost import all_gather
-from jtrain.optim.recipe import OptimizerConfig
 from jtrain.train.experiment import RunConfig
 from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, Done, StepRows
 from jtrain.train.hooks.guards import FIND, EndGuard, OwnGuard, SkipGuard, StepNumbers
@@ -170,28 +169,13 @@ def _advise(config: RunConfig, bad: BadStep, batch: int) -> str:
     Args:
         batch: number of the batch that the step took.
     """
-    run = f"runs/{config.name}/config.yaml"
     if math.isfinite(bad.loss + bad.grad_norm) and not math.isfinite(bad.update_norm):
         return (
             f"It took batch {batch}, and loss and gradient of that are finite: the update alone "
-            f"is not, so the data is not the cause. {_smaller_updates(config, run)}"
+            f"is not, so the data is not the cause. Lower the learning rate, or clip the gradient, "
+            f"in a run of its own: optimizer.lr, optimizer.clip."
         )
-    how = f": jtrain run {run} guard.without='[[{batch}, {batch + 1}]]'"
+    how = f": jtrain run runs/{config.name}/config.yaml guard.without='[[{batch}, {batch + 1}]]'"
     if config.experiment == FIT:  # no config of it can be run
         how = ', repeat the call with guard="skip"'
     return f"It took batch {batch}. To go on without that batch{how}. {FIND}"
-
-
-def _smaller_updates(config: RunConfig, run: str) -> str:
-    """Return what to type for smaller updates."""
-    optimizer = config.optimizer
-    if not isinstance(optimizer, OptimizerConfig):  # one that was handed over whole
-        return "Lower its learning rate, or clip the gradient: optax.clip_by_global_norm(1.0)."
-    lr = f"{min(1e-3, optimizer.lr / 10):g}"
-    if config.experiment == FIT:
-        return f"Lower the learning rate: repeat the call with lr={lr}."
-    clip = "" if optimizer.clip or optimizer.kind == "lbfgs" else " or set optimizer.clip=1.0"
-    return (
-        f"Lower optimizer.lr{clip}, in a run of its own: jtrain run {run} name={config.name}-2 "
-        f"optimizer.lr={lr}"
-    )

@@ -44,7 +44,6 @@ class EvaluateEvery(Hook):
         name: of the evaluation set.
         best: `lowest loss`, `highest accuracy`, ...: which result is the best one.
         results: numbers by step so far, in order; new ones are added to it.
-        listeners: get each result.
     """
 
     def __init__(
@@ -56,9 +55,10 @@ class EvaluateEvery(Hook):
         name: str = "valid",
         best: str = "lowest loss",
         results: dict[int, Mapping[str, float]] | None = None,
-        listeners: Sequence[EvaluationListener] = (),
     ):
-        self.every, self.name, self.listeners = every, name, listeners
+        self.every, self.name = every, name
+        self.listeners: list[EvaluationListener] = []
+        """Hooks that get each result; see `add_listeners`."""
         self._stop: Stop | None = None
         self.results: dict[int, Mapping[str, float]] = {} if results is None else results
         """Numbers by evaluated step, in order."""
@@ -82,10 +82,6 @@ class EvaluateEvery(Hook):
         """Return the number of a step that decides which is best; None if it has none."""
         name = self._goal.name if self._goal else ""
         return self.results.get(step, {}).get(name)
-
-    def latest(self, name: str = "loss") -> float | None:
-        """Return a number of the newest result; None before the first."""
-        return latest_number(self.results, name)
 
     def at(self, step: int, state: Any) -> Mapping[str, float]:
         """Return the numbers of a state; it is measured unless its step already was."""
@@ -142,7 +138,7 @@ def add_listeners(
                     f"{names}{near}: valid=..."
                 )
             for each in evaluations.values() if name is None else [evaluations[name]]:
-                each.listeners = [*each.listeners, hook]
+                each.listeners.append(hook)
     return list(evaluations.values())
 
 

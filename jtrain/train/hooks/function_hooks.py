@@ -36,7 +36,7 @@ def to_hook(observer: Observer, *, steps_per_call: int = 1) -> Hook:
     name = getattr(observer, "__name__", type(observer).__name__)
     raise ConfigError(
         f"{name} is no hook: it is neither a jt.Hook nor a function of (step, numbers), (step, "
-        f"state) or (step, results), by these names. Write def {_suggest(name)}(step, numbers): ..."
+        f"state) or (step, results), by these names. Write def look(step, numbers): ..."
     )
 
 
@@ -60,10 +60,6 @@ def _names(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # not a Python function
         return []
     return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-
-
-def _suggest(name: str) -> str:
-    return name.lower() if name.isidentifier() else "look"
 
 
 def on_numbers(

@@ -111,13 +111,7 @@ class MetricsFile(Hook):
         CheckpointError: if the rows of the resumed run cannot be read.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        *,
-        every: int,
-        resumed_at: int | None = None,
-    ):
+    def __init__(self, path: Path | str, *, every: int, resumed_at: int | None = None):
         self.every = every
         self.rows = JsonlWriter(path, resumed_at=resumed_at)
         """The file."""
@@ -135,10 +129,6 @@ class MetricsFile(Hook):
                 'another name in the metrics that the loss returns, such as "position".'
             )
         self.rows.append({"step": step, **named})
-
-    def sync(self) -> None:
-        """Flush the rows to the disk, before a checkpoint, so that a power cut loses neither."""
-        self.rows.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -185,9 +175,3 @@ class MetricHistory(Hook):
         for name, number in numbers.items():
             name = f"{prefix}/{name}" if prefix else name
             self.numbers.setdefault(name, {})[step] = number
-
-    def sync(self) -> None:
-        """Do nothing: no file is written."""
-
-    def close(self) -> None:
-        """Do nothing: no file is written."""

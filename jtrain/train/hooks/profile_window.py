@@ -1,26 +1,22 @@
 """A profiler trace of a window of steps, written while a run trains."""
 
 import contextlib
-import dataclasses
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jtrain.core.loop import NEVER, Hook
-from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError
-from jtrain.io.formatting import format_bytes
 
-ROOM = 200_000_000  # bytes that must be free; 6 steps of configs/shakespeare.yaml take 3 MB
 STEP, PHASE = "train", "jtrain: "  # names in the trace
 
 
-@dataclasses.dataclass(frozen=True)
-class StepWindow:
+class StepWindow(NamedTuple):
     """The steps `first` .. `last`, counted from 1."""
 
     first: int
@@ -34,20 +30,13 @@ class StepWindow:
             ConfigError: if it is no such window.
         """
         found = re.fullmatch(r"(\d+):(\d+)", text)
-        if found is None:
-            raise ConfigError(f"{option} {text} is no window of steps; write {option} 10:15")
-        first, last = int(found[1]), int(found[2])
-        if first > last:
+        window = cls(*map(int, found.groups())) if found else cls(0, 0)
+        if not 2 <= window.first <= window.last:
             raise ConfigError(
-                f"{option} {text} ends before it begins; write {option} "
-                f"{max(2, last)}:{max(2, first)}"
+                f"{option} {text} is no window of steps; write {option} 10:15. It begins with step "
+                f"2 or later, as the first step of a process warms up."
             )
-        if first < 2:
-            raise ConfigError(
-                f"{option} {text} begins with step {first}: the first step of a process warms up, "
-                f"and is not measured. Write {option} 2:{max(last, 2)}"
-            )
-        return cls(first, last)
+        return window
 
     def check_steps(self, steps: int, option: str = "--profile") -> None:
         """Raise unless a run of `steps` steps takes all steps of the window.
@@ -87,12 +76,10 @@ class ProfileWindow(Hook):
         *,
         steps_per_call: int = 1,
         log: Callable[[str], object] = print,
-        heartbeat: Heartbeat = HEARTBEAT,
     ):
         self.traced: tuple[int, int] | None = None
         """First and last step of the trace; None while there is none."""
         self._window, self._folder, self._log = window, folder, log
-        self._heartbeat = heartbeat
         each = steps_per_call
         self._begin = max((window.first - 1) // each, 1) * each
         self._end = max(-(-window.last // each) * each, self._begin + each)
@@ -146,11 +133,6 @@ class ProfileWindow(Hook):
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
-            free = shutil.disk_usage(self._folder).free
-            if free < ROOM:
-                raise OSError(
-                    f"{format_bytes(free)} are free, and a trace needs up to {format_bytes(ROOM)}"
-                )
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # it would slow the host down
             jax.profiler.start_trace(str(self._folder), profiler_options=options)
@@ -158,10 +140,10 @@ class ProfileWindow(Hook):
             self._give_up(error)
             return
         self._traces = True
-        self._heartbeat.observer = self._enter_phase
+        HEARTBEAT.observer = self._enter_phase
 
     def _stop(self, step: int) -> None:
-        self._heartbeat.observer = None
+        HEARTBEAT.observer = None
         self._phase.close()
         self._traces, self._over = False, True
         try:

@@ -1,7 +1,7 @@
-"""Progress display: a live bar on a terminal or in a notebook, drawn by rich."""
+"""Progress display: a live bar on a terminal, drawn by rich, or in a notebook, as HTML."""
 
 import contextlib
-import io
+import html
 import os
 import sys
 import time
@@ -134,17 +134,9 @@ class ProgressBar(Hook):
     def _draw_cell(self) -> None:
         """Replace the output of the cell, so that a long run adds nothing to the notebook."""
         from IPython.display import display
-        from rich.console import Console
 
-        console = Console(
-            file=io.StringIO(),
-            record=True,
-            width=100,
-            color_system="truecolor",
-            force_jupyter=False,  # it would display what is printed
-        )
-        console.print(self._line())
-        line = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        bar = f'<progress value="{self._step}" max="{max(self._stop, 1)}"></progress>'
+        line = f"<div>{bar} <code>{html.escape(self._text())}</code></div>"
         chart = svg_chart("loss", {"train": self._losses, "valid": self._valid()})
         data = {"text/html": line + chart, "text/plain": self._text()}
         if self._output is None:

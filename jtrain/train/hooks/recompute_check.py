@@ -16,7 +16,6 @@ from jtrain.checkpoint import fingerprint, leaf_table, replica_check
 from jtrain.checkpoint.fingerprint import PendingSums
 from jtrain.core.types import Metrics
 from jtrain.errors import DeviceError
-from jtrain.parallel.offload import is_on_host
 
 NAMED = 3  # leaves that an error names
 
@@ -55,7 +54,7 @@ class RecomputeCheck:
             self._step = self._after(self._step)
             if self._step % self._cadence:
                 return step(state, batch)
-            copy = _copy(state)
+            copy = jax.tree.map(jnp.copy, state)
             first, metrics = step(state, batch)
             second, _ = step(copy, batch)
             prints = lambda state: fingerprint.start(leaf_table.flatten(state))
@@ -72,19 +71,6 @@ class RecomputeCheck:
         """
         while self._pending:
             _check_equal(*self._pending.popleft())
-
-
-def _copy(state: Any) -> Any:
-    """Copy the arrays on their devices: one call takes an eighth of the time of 161."""
-    arrays, tree = jax.tree.flatten(state)
-    if any(map(is_on_host, arrays)):  # a jitted function would move these to the device
-        return tree.unflatten(map(jnp.copy, arrays))
-    return tree.unflatten(_copies(arrays))
-
-
-@jax.jit
-def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.copy(each) for each in arrays]
 
 
 def _check_equal(step: int, first: PendingSums, second: PendingSums) -> None:

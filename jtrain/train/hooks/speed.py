@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jtrain.core.loop import FinishedSteps, Hook, Recorder
-from jtrain.distributed.heartbeat import HEARTBEAT, Heartbeat
+from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.io.jsonl import JsonlWriter
 
 _PAGE = resource.getpagesize()
@@ -234,18 +234,10 @@ class TimeRows:
         start: step that training resumes from.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        start: int,
-        heartbeat: Heartbeat = HEARTBEAT,
-        clock: Callable[[], float] = time.time,
-    ):
-        self._heartbeat, self._clock = heartbeat, clock
+    def __init__(self, path: Path, *, start: int):
         self._file = JsonlWriter(path, retain=lambda row: True)
         self._next, self._step = 0.0, start
-        self._began = self._clock() - sum(heartbeat.seconds().values())
+        self._began = time.time() - sum(HEARTBEAT.seconds().values())
         self._write(start, resumed=True)
 
     def tick(self, step: int) -> None:
@@ -260,7 +252,7 @@ class TimeRows:
         self._file.close()
 
     def _write(self, step: int, *, resumed: bool = False) -> None:
-        phases = self._heartbeat.seconds()
+        phases = HEARTBEAT.seconds()
         elapsed = sum(phases.values())
         row = {"step": step, "began": round(self._began, 3), "seconds": round(elapsed, 3)}
         row["phases"] = {name: round(x, 3) for name, x in phases.items() if x >= 5e-4}

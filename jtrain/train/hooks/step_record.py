@@ -41,12 +41,7 @@ class StepRecorder(Recorder):
         resumed_at: step of the checkpoint that the run resumes from.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        resumed_at: int | None = None,
-    ):
+    def __init__(self, path: Path | None, *, resumed_at: int | None = None):
         self.newest = 0
         """Digest of the batch of the last step that was written."""
         self.rows = JsonlWriter(path, resumed_at=resumed_at) if path else None

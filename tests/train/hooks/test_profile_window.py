@@ -52,7 +52,7 @@ def test_a_run_writes_a_trace_and_reads_it_back(study, capsys):
 @pytest.mark.parametrize(
     ("window", "advice"),
     [
-        ("10:5", "--profile 5:10"),
+        ("10:5", "--profile 10:15"),
         ("ten", "--profile 10:15"),
         ("10:15", "--profile 7:12"),
     ],

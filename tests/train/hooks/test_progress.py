@@ -147,13 +147,3 @@ def test_a_cell_has_one_output_with_the_curves_that_is_replaced(monkeypatch):
     assert 100 < len(lines[0].split()) < 205, "the losses of the training"
     assert len(lines) == 2
     assert stream.getvalue() == "a warning [not markup]\n"
-
-
-def test_a_kernel_that_shows_text_alone_has_the_printed_lines(monkeypatch):
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    stream = OutStream()
-    with ProgressBar(stop=10, stream=stream) as progress:
-        assert not progress.live
-        progress.on_numbers(10, {"loss": 1.0})
-        progress.print("a line")
-    assert stream.getvalue() == "a line\n"

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import os
-import signal
 import subprocess
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 from jtrain.core.loop import FinishedSteps
 from jtrain.errors import CheckpointError, LossError
-from jtrain.io.formatting import format_count, format_duration, format_number, signal_name
 from jtrain.io.log import LOG, RunLog, log_progress
 from jtrain.optim import Cosine
 from jtrain.train.hooks import LogHook, Speed, log
@@ -56,15 +54,6 @@ def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path):
     assert (row["up"], row["each"]) == (math.inf, [-math.inf, 1.5])
 
 
-def test_floats_keep_all_their_bits(tmp_path):
-    values = np.random.default_rng(0).normal(size=1000).astype(np.float32).tolist()
-    file = MetricsFile(tmp_path / "m.jsonl", every=1)
-    for step, value in enumerate(values, 1):
-        file.on_numbers(step, {"loss": value})
-    file.close()
-    assert [row["loss"] for row in log.read_metrics(tmp_path / "m.jsonl")] == values
-
-
 def test_a_file_cut_at_any_byte_is_completed_by_the_resumed_run(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
     whole = written(tmp_path / "whole.jsonl", stop=4)
@@ -81,7 +70,7 @@ def test_rows_can_be_forced_to_the_disk_before_a_checkpoint(tmp_path, monkeypatc
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
     file = MetricsFile(tmp_path / "m.jsonl", every=1)
     file.on_numbers(1, {"loss": 1.0})
-    file.sync()
+    file.rows.sync()
     file.close()
     assert synced == [len('{"step": 1, "loss": 1.0}\n')]
 
@@ -187,13 +176,3 @@ def test_a_live_display_gets_what_it_does_not_show_already(capsys):
         LOG.warning("careful")
         assert outer.display is None
     assert capsys.readouterr().out == "above: careful\n"
-
-
-def test_numbers_counts_durations_and_signals_are_short():
-    numbers = [format_number(x) for x in (2.14321, -10.5, 1.31e-5, 2.5e6, float("nan"))]
-    assert numbers == ["2.1432", "-10.5000", "1.310e-05", "2.500e+06", "nan"]
-    counts = [format_count(x) for x in (0, 9.996, 99.96, 999.7, 1_250_000, 3e15)]
-    assert counts == ["0.00", "10.0", "100", "1.00k", "1.25M", "3000T"]
-    durations = [format_duration(seconds) for seconds in (0.2, 59.6, 11525, 184_320)]
-    assert durations == ["0:00", "1:00", "3:12:05", "2d 03:12"]
-    assert signal_name(signal.SIGRTMIN + 6) == f"signal {signal.SIGRTMIN + 6}"

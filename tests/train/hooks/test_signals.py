@@ -18,19 +18,6 @@ from jtrain.distributed.heartbeat import Channel, read_beat
 from jtrain.train.hooks import Signals
 
 
-def test_a_second_signal_counts_two_seconds_after_the_warning():
-    now = [0.0]
-    request = shutdown.ShutdownRequest(clock=lambda: now[0])
-    assert not request.repeats
-    came = [request.signalled()]
-    now[0] = 60.0  # whoever is to say the warning is held up
-    came.append(request.signalled())
-    request.warned()
-    for now[0] in (60.0, 61.99, 62.0):
-        came.append(request.signalled())
-    assert came == ["first", "repeat", "repeat", "repeat", "second"]
-
-
 def test_a_signal_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

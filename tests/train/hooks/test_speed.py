@@ -138,19 +138,6 @@ def test_memory_is_the_fullest_device_or_the_process():
     assert measure_memory(jax.devices("cpu")).in_use > process.in_use + held.nbytes / 2
 
 
-@pytest.mark.thorough
-def test_a_run_has_its_speed(finished, capsys):
-    assert main(["show", "quick", "--speed"]) == 0
-    table = capsys.readouterr().out
-    assert "mean, without pauses" in table
-    assert "of the process, at most so far" in table
-    assert main(["show", "quick", "--speed", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["compile"] > 0
-    assert found["first_call"] > 0
-    assert found["memory"] <= found["memory_peak"]
-
-
 def row(step, seconds, /, *, began=100.0, resumed=False, **phases):
     assert sum(phases.values()) == pytest.approx(seconds)
     made = {"step": step, "began": began, "seconds": seconds, "phases": phases}

@@ -13,7 +13,6 @@ from jtrain.train.eight_bit_products import (
     fp8_product,
     int8_product,
     quantize_fp8,
-    quantize_int8,
 )
 
 # bits of the fraction, exponent of the smallest normal number, largest number
@@ -79,17 +78,6 @@ def test_rounds_every_number_of_the_type_to_itself_and_ties_to_even(kind):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_scale_is_the_largest_power_of_two_that_fits(kind):
-    dtype, (*_, largest) = TYPES[kind]
-    just = np.float32(largest) * 2.0 ** np.arange(-100, 90, 7, dtype=np.float32)
-    for x, factor in ((just, 1), (np.nextafter(just, np.float32(np.inf)), 2)):
-        found = quantize_fp8(jnp.asarray(x)[:, None], dtype, (1,))
-        assert_equal(np.asarray(found.scale)[:, 0], factor * just / np.float32(largest))
-        assert np.isfinite(np.asarray(found.values, np.float32)).all()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", TYPES)
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(kind):
     dtype = TYPES[kind][0]
     x = jnp.asarray([[0, 0], [1, jnp.nan], [1, jnp.inf], [3e-39, -0.0], [3e38, 1.0]], jnp.float32)
@@ -101,18 +89,6 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(kind):
     assert not np.isfinite(inf[1])
     assert np.isfinite(largest).all()
     assert largest[0] > 2.9e38
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("dims", [None, (0,)])
-def test_int8_is_within_half_a_step(dims):
-    x = numbers(1)
-    found = quantize_int8(jnp.asarray(x), dims)
-    step = np.abs(x).max(None if dims is None else dims[0], keepdims=True) / 127
-    # Half a step, and the float32 roundings of the quotient and the scale.
-    assert (np.abs(value(found) - x) <= step * (0.5 + 127 * 2.0**-22)).all()
-    assert np.abs(np.asarray(found.values, np.int32)).max() == 127
-    assert quantize_int8(jnp.zeros((2, 3)), dims).values.max() == 0
 
 
 ROWS, INPUTS, OUTPUTS = 24, 16, 40

@@ -114,7 +114,7 @@ def everything(p, x):
             [],
             r"products\[1\] is 'scale': no leaf that it matches \(scale\) mul",
         ),
-        (["image"], [], r"plain matrix product \(a convolution\).*Nearest that do: .*kernel"),
+        (["image"], [], r"plain product \(a convolution\).*Nearest that do: .*kernel"),
         (["kernel"], ["ker*"], r"precision.exclude leaves out all that it matches \(kernel\)"),
     ],
 )
