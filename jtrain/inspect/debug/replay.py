@@ -16,7 +16,7 @@ from jtrain.core.state import TrainState
 from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
-from jtrain.errors import CheckpointError, ConfigError, DamagedError
+from jtrain.errors import ConfigError, DamagedError
 from jtrain.inspect.debug.single_device import StepReport, dissect
 from jtrain.inspect.report.read_run import read_run
 from jtrain.train.experiment import RunConfig
@@ -211,25 +211,13 @@ def _before(
 ) -> tuple[int, TrainState]:
     """Return the newest saved step before the call with the step, and its state."""
     last = batches.schedule.first(step)
-    owner = run_dir.owner()
-    with CheckpointManager(run_dir.checkpoints, owner=owner) as checkpoints:
-
-        def find() -> dict[str, int | None]:
-            for start in reversed([each for each in checkpoints.steps() if each <= last]):
-                try:
-                    layout.check_valid(run_dir.checkpoints, start, owner)
-                except CheckpointError as error:
-                    log(f"skipped: {error}")
-                else:
-                    return {"start": start}
-            return {"start": None}
-
-        while (start := broadcast_from_first(find)["start"]) is not None:
+    with CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()) as checkpoints:
+        steps = broadcast_from_first(lambda: {"steps": checkpoints.steps()})["steps"]
+        for start in sorted((each for each in steps if each <= last), reverse=True):
             try:
                 state = checkpoints.restore(start, program.resolved.abstract_state)
-            except DamagedError as error:  # the files are complete, but a leaf is damaged
+            except DamagedError as error:  # the same for all processes, who read the same files
                 log(f"skipped: {error}")
-                last = start - 1
             else:
                 batches.stacked.restore(checkpoints.about(start).get("batches", {}))
                 return start, state

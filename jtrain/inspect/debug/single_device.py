@@ -65,7 +65,7 @@ def make_gradient(program: Program) -> Callable[..., StepGradient]:
     All rows are computed at once, since microbatches change no result. The terms are divided by
     `weights`; None: by the weights of the batch itself.
     """
-    terms = _terms(program)
+    terms = loss_terms(program)
 
     def gradient(state: TrainState, batch: Batch, weights: Any = None) -> StepGradient:
         rng = state.step_key()
@@ -84,13 +84,13 @@ def make_gradient(program: Program) -> Callable[..., StepGradient]:
 
 def term_weights(program: Program, state: TrainState, batch: Batch) -> list[Leaf]:
     """Return the weight of each term of the loss in this batch."""
-    output = _terms(program)(state.params, state.extra, batch, state.step_key())
+    output = loss_terms(program)(state.params, state.extra, batch, state.step_key())
     return [mean.weight for mean in output.terms.means]
 
 
 def compute_loss(program: Program, state: TrainState, batch: Batch, rng: Key | None) -> Leaf:
     """Return the loss of a batch; `rng` is None in evaluation."""
-    output = _terms(program)(state.params, state.extra, batch, rng)
+    output = loss_terms(program)(state.params, state.extra, batch, rng)
     return combine(output.terms, [mean.weight for mean in output.terms.means])
 
 
@@ -110,7 +110,8 @@ def to_device(batch: Batch) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in batch.items()}
 
 
-def _terms(program: Program) -> Callable[..., LossOutput]:
+def loss_terms(program: Program) -> Callable[..., LossOutput]:
+    """Return `(params, extra, batch, rng) -> LossOutput`, whose operations have their lines."""
     # Without jit: an inlined call would lose the source lines of the loss.
     return inspect.unwrap(
         normalize_loss(program.loss, ragged=program.resolved.experiment.train.ragged)

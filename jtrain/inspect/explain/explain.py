@@ -129,7 +129,14 @@ def explain(
     modules = sum_by_module(operations, residuals, sizes)
     flops = count_step_flops(program)
     seconds = time.perf_counter() - start
-    compiled, hlo = _compile(program, topology) if compiles else (None, "")
+    compiled, hlo = None, ""
+    if compiles:
+        begin = time.perf_counter()
+        step = load_or_compile_step(program, topology)
+        mesh, platform = program.resolved.strategy.axes, program.resolved.devices[0].platform
+        took = time.perf_counter() - begin
+        compiled = read_compiled(step, mesh or {"data": 1}, seconds=took, platform=platform)
+        hlo = step.text
     found = Explanation(
         name=program.resolved.config.name,
         rows=program.resolved.config.batch,
@@ -145,16 +152,6 @@ def explain(
         notes=tuple(_notes(operations)),
     )
     return found, f"# loss\n{traced.loss}\n\n# gradient\n{traced.gradient}", hlo
-
-
-def _compile(program: Program, topology: Topology | None) -> tuple[CompiledProgram, str]:
-    start = time.perf_counter()
-    step = load_or_compile_step(program, topology)
-    mesh, seconds = program.resolved.strategy.axes or {"data": 1}, time.perf_counter() - start
-    compiled = read_compiled(
-        step, mesh, seconds=seconds, platform=program.resolved.devices[0].platform
-    )
-    return compiled, step.text
 
 
 def _activations(operations: Sequence[Operation]) -> list[ActivationSharding]:

@@ -1,7 +1,6 @@
 """Traced programs of a loss, and what autodiff saves in the forward pass for the backward pass."""
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -9,10 +8,11 @@ import jax
 import numpy as np
 
 from jtrain.core.interpret import Interpreter, equations_within
-from jtrain.core.loss import combine, normalize_loss
+from jtrain.core.loss import combine
 from jtrain.core.state import TrainState
 from jtrain.errors import LossError
 from jtrain.errors.user_code import user_code
+from jtrain.inspect.debug.single_device import loss_terms
 from jtrain.inspect.debug.source import SourceLine
 from jtrain.inspect.explain.operations import (
     find_line,
@@ -55,10 +55,7 @@ def trace_loss(program: Program) -> TracedLoss:
     of = lambda array, *dims: jax.ShapeDtypeStruct(dims, jax.dtypes.canonicalize_dtype(array.dtype))
     first = program.resolved.experiment.train[0]
     batch = {name: of(array, *array.shape) for name, array in first.items()}
-    # Without jit: the call would be inlined, and operations would lose their source lines.
-    terms = inspect.unwrap(
-        normalize_loss(program.loss, ragged=program.resolved.experiment.train.ragged)
-    )
+    terms = loss_terms(program)
 
     def loss(params: Any, extra: Any, batch: Any, key: Any) -> Any:
         output = terms(params, extra, batch, key)

@@ -71,22 +71,21 @@ class Tensor(NamedTuple):
     arrays: int = 1  # arrays alike
 
 
-class Frames:
-    """Source lines of a program's instructions, from the tables at the head of its text."""
-
-    def __init__(self, text: str):
-        tables = {name: dict(_rows(rows)) for name, rows in _TABLE.findall(text[:400_000])}
-        self._files = tables.get("FileNames", {})
-        self._locations = tables.get("FileLocations", {})
-        self._frames = tables.get("StackFrames", {})
-
-    def line(self, frame: str) -> str:
-        """Return `package/file.py:12` of a stack frame; empty if it is not known."""
-        location = self._locations.get(_field(self._frames.get(frame, ""), "file_location_id"), "")
-        file = self._files.get(_field(location, "file_name_id"), "").strip('"')
-        if not file:
-            return ""
-        return f"{'/'.join(file.split('/')[-2:])}:{_field(location, 'line')}"
+def source_lines(text: str) -> dict[str, str]:
+    """Return `package/file.py:12` of each stack frame, from the tables at the head of a program."""
+    tables = {
+        name: dict(line.split(" ", 1) for line in rows.splitlines())
+        for name, rows in _TABLE.findall(text[:400_000])
+    }
+    names = ("FileNames", "FileLocations", "StackFrames")
+    files, locations, frames = (tables.get(name, {}) for name in names)
+    lines = {}
+    for frame, row in frames.items():
+        location = locations.get(_field(row, "file_location_id"), "")
+        file = files.get(_field(location, "file_name_id"), "").strip('"')
+        if file:
+            lines[frame] = f"{'/'.join(file.split('/')[-2:])}:{_field(location, 'line')}"
+    return lines
 
 
 def name_tensors(
@@ -98,7 +97,7 @@ def name_tensors(
         text: the program's, for the tables of its source lines.
         buffers: as `CompiledStep` has them.
     """
-    frames, made = Frames(text), {}
+    lines, made = source_lines(text), {}
     for within, scope in program.computations.items():
         for each in scope.values():
             made.setdefault(each.name, (each, within))
@@ -107,7 +106,7 @@ def name_tensors(
     for name, element, size in buffers:
         if name not in made:
             continue
-        tensor = _tensor(program, callers, frames, *made[name], element, size)
+        tensor = _tensor(program, callers, lines, *made[name], element, size)
         same = found.get(tensor[1:5])
         if same is not None:
             tensor = tensor._replace(bytes=same.bytes + size, arrays=same.arrays + 1)
@@ -129,7 +128,7 @@ def _callers(program: HloProgram) -> dict[str, tuple[Instruction, str]]:
 def _tensor(
     program: HloProgram,
     callers: Mapping[str, tuple[Instruction, str]],
-    frames: Frames,
+    lines: Mapping[str, str],
     each: Instruction,
     within: str,
     element: str,
@@ -146,7 +145,7 @@ def _tensor(
         return Tensor(size, role if maker is each else f"copy of {role}", path, text)
     backward, forward = "transpose(" in stack, "jvp(" in stack
     role = "backward" if backward else "forward" if forward else "update"
-    source = frames.line(str(maker.number("stack_frame_id")))
+    source = lines.get(str(maker.number("stack_frame_id")), "")
     return Tensor(size, role, _short(stack) or each.name, text, source)
 
 
@@ -207,11 +206,6 @@ def _short(stack: str) -> str:
     """Return a name stack without the transformations around the model's own names."""
     parts = [part for part in stack.split("/") if part and not _WRAPPERS.match(part)]
     return "/".join(parts[-3:])
-
-
-def _rows(text: str) -> list[tuple[str, str]]:
-    split = (line.split(" ", 1) for line in text.splitlines())
-    return [(number, rest) for number, rest in split]
 
 
 def _field(text: str, name: str) -> str:

@@ -61,9 +61,7 @@ def op_flops(
     """
     scope = program.computations[within]
     if fp8 and instruction.operation in {"dot", "convolution", "custom-call"}:
-        factors = [
-            operand_shape(instruction, i, scope) for i in range(len(instruction.operands))[:2]
-        ]
+        factors = _operands(instruction, scope)[:2]
         if not factors or not all(factor.kind.startswith("f8") for factor in factors):
             return 0.0
     if instruction.operation == "dot":
@@ -142,8 +140,7 @@ def _bytes(program: HloProgram, within: str, instruction: Instruction) -> tuple[
     elif operation in UPDATES:
         moved = [operand_shape(instruction, -1 if operation == "scatter" else 1, scope)] * 2
     else:
-        operands = (operand_shape(instruction, i, scope) for i in range(len(instruction.operands)))
-        moved = [*operands, *outputs]
+        moved = [*_operands(instruction, scope), *outputs]
     on_host = sum(array.num_bytes for array in moved if array.space == HOST)
     return sum(array.num_bytes for array in moved if array.space == DEVICE), on_host
 
@@ -154,8 +151,7 @@ def _fusion_bytes(
     """Return the arrays, or the slices of arrays, that a fusion reads and writes."""
     name = fusion.called["calls"][0]
     inside, root = program.computations[name], program.roots[name]
-    given = [operand_shape(fusion, i, scope) for i in range(len(fusion.operands))]
-    moved = _read_inputs(program, name, given)
+    moved = _read_inputs(program, name, _operands(fusion, scope))
     results = [inside[o] for o in root.operands] if root.operation == "tuple" else [root]
     for out, result in zip(array_shapes(fusion.shape), results, strict=False):
         source = _through(result, inside)
@@ -258,8 +254,8 @@ def _ragged_flops(left: ArrayShape, right: ArrayShape, out: ArrayShape) -> float
     return 2.0 * out.size * left.dims[-1]
 
 
-def _operands(kernel: Instruction, scope: Mapping[str, Instruction]) -> list[ArrayShape]:
-    return [operand_shape(kernel, index, scope) for index in range(len(kernel.operands))]
+def _operands(instruction: Instruction, scope: Mapping[str, Instruction]) -> list[ArrayShape]:
+    return [operand_shape(instruction, index, scope) for index in range(len(instruction.operands))]
 
 
 def _is_float(array: ArrayShape) -> bool:
