@@ -9,6 +9,7 @@ rows split over as many devices (`parallel.devices`), the way of jtrain to use t
 """
 
 import argparse
+import inspect
 import os
 import sys
 import time
@@ -17,16 +18,20 @@ from collections.abc import Callable
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from pairs import machine, ratio, table, take_turns
 from peers import nnx_cnn
 from torch_process import torch_process
 
+from jtrain.core.model import Model
 from jtrain.core.state import new_state
 from jtrain.core.step import make_step
 from jtrain.losses.cross_entropy import cross_entropy
+from jtrain.models.adapters.libraries import from_linen
 from jtrain.models.classifiers import CNN
 from jtrain.parallel import Mirrored
 from jtrain.train.runtime import reuse_memory
@@ -48,8 +53,13 @@ def main() -> None:
     optimizer = optax.adam(1e-3)
     plain = "plain nnx, jax.jit over dicts"
     split = f"jtrain, {devices} devices"
+    linen = from_linen(Linen(), jnp.zeros((1, 28, 28, 1)))
     trainers = {
         "jtrain": trainer(optimizer),
+        "jtrain, the network in linen": trainer(optimizer, model=linen),
+        "the same, XLA's pool": trainer(
+            optimizer, model=linen._replace(apply=inspect.unwrap(linen.apply))
+        ),
         **({split: trainer(optimizer, devices)} if devices > 1 else {}),
         plain: nnx_cnn.dict_trainer(optimizer),
         "plain nnx, nnx.jit": nnx_cnn.module_trainer(optimizer),
@@ -69,10 +79,23 @@ def main() -> None:
     print(f"\ntarget {TARGET}: {'met' if over.median <= TARGET else 'missed'}")
 
 
-def trainer(optimizer: optax.GradientTransformation, devices: int = 1) -> Callable:
+class Linen(nn.Module):
+    """The network as linen's documentation would write it."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the logits of each row."""
+        for channels in (32, 64):
+            x = nn.max_pool(nn.relu(nn.Conv(channels, (3, 3))(x)), (2, 2), strides=(2, 2))
+        return nn.Dense(10)(x.reshape(len(x), -1))
+
+
+def trainer(
+    optimizer: optax.GradientTransformation, devices: int = 1, model: Model | None = None
+) -> Callable:
     """Return a function of images and labels that takes a step of jtrain on so many devices."""
     strategy = Mirrored(devices=devices).build()
-    model = CNN(image=(28, 28, 1), classes=10).build(strategy.placement)
+    model = model or CNN(image=(28, 28, 1), classes=10).build(strategy.placement)
 
     def loss(params, batch, rng):
         logits, _ = model.apply(params, {}, batch["image"], rng=rng, train=True)
@@ -89,7 +112,7 @@ def trainer(optimizer: optax.GradientTransformation, devices: int = 1) -> Callab
     }
     whole = strategy.gradient_sharding(like.params, model.dims)
     step = make_step(loss, optimizer, psum=strategy.psum, sharding=whole)
-    program = strategy.compile(step, state[0], strategy.place(batch), keeps=True)
+    program = strategy.compile(step, state[0], strategy.place(batch), returns_state=True)
 
     def take(image, label):
         placed = strategy.place({**batch, "image": image, "label": label})

@@ -143,7 +143,7 @@ def gradient(case: Case, where: Strategy, microbatches: int) -> dict[str, np.nda
     state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
     step = make_step(case.loss, optimizer, microbatches=microbatches, psum=where.psum)
     batch = where.place(case.batch)
-    state, _ = where.compile(step, state, batch, keeps=True)(state, batch)
+    state, _ = where.compile(step, state, batch, returns_state=True)(state, batch)
     return named_leaves(jax.device_get(state.opt_state))
 
 

@@ -89,7 +89,7 @@ def warm_params(program: Program, steps: int) -> Params:
     )
     key = hashlib.sha256(repr(config).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"jtrain_warm_{key}.npz"
-    tree = jax.tree.structure(program.resolved.like.params)
+    tree = jax.tree.structure(program.resolved.abstract_state.params)
     if not path.exists():
         single = set_up(config)
         batches = (single.place(single.batches().train[step]) for step in range(steps))

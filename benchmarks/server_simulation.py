@@ -69,7 +69,7 @@ class Programs:
     def __init__(self, program: Program, most: int):
         x, config = program.resolved.experiment, program.resolved.config
         arguments = {"microbatches": config.microbatches, "ragged": x.train.ragged}
-        step = make_step(x.loss, x.transformation, couples=x.couples, **arguments)
+        step = make_step(x.loss, x.transformation, rows_interact=x.rows_interact, **arguments)
         bind = make_gradient(x.loss, **arguments)
         update = optax.with_extra_args_support(x.transformation).update
 

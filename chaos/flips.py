@@ -164,7 +164,7 @@ def _program() -> tuple[Any, Any]:
         after, metrics = taken(chained, batch)
         return dataclasses.replace(after, opt_state=_second(after.opt_state)), metrics
 
-    to = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.like)
+    to = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.abstract_state)
     compiled = jax.jit(step, out_shardings=(to, None), donate_argnums=0)
     return lambda state, batch: compiled(state, batch, NOTHING), compiled
 

@@ -75,7 +75,7 @@ def came_to(each: int = 1) -> dict[str, Any]:
     """Return the digests of a run's newest checkpoint, leaf by leaf, and of its metrics."""
     from jtrain.train.program import set_up
 
-    like = set_up(subject.config(each)).resolved.like
+    like = set_up(subject.config(each)).resolved.abstract_state
     checkpoints = CheckpointManager(CHECKPOINTS)
     newest = checkpoints.newest()
     assert newest is not None

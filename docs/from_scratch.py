@@ -260,7 +260,7 @@ def walk_with_jtrain(values):
     state = jax.jit(new, out_shardings=strategy.shardings(jax.eval_shape(new)))()
     place = lambda step: strategy.place({**batch_of(step), "row": np.arange(SIZE, dtype=np.int32)})
     step = jt.make_step(same_loss, optimizer, microbatches=4, psum=strategy.psum, ragged=True)
-    step = strategy.compile(step, state, place(0), keeps=True)
+    step = strategy.compile(step, state, place(0), returns_state=True)
     losses = []
     for number in range(STEPS):
         state, metrics = step(state, place(number))

@@ -52,7 +52,7 @@ class Additions:
     tokenizer: str = ""
     """A tokenizer.json; empty: one token a character."""
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Yield the values that conflict."""
         count = (9 * 10 ** (self.digits - 1)) ** 2
         if self.questions + self.validation >= count:
@@ -114,10 +114,10 @@ class AdditionsConfig(jt.RunConfig):
     model: Transformer = Transformer()
     """The network; with vocab=0 it has the tokens of the data."""
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
-        yield from self.data.misfits()
+        yield from super().problems()
+        yield from self.data.problems()
         text = 3 * self.data.digits + 4  # characters: two numbers, their sum, + and = and its end
         if self.model.context < text:
             yield (

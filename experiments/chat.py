@@ -64,10 +64,10 @@ class Config(jt.RunConfig):
         model = info.data.get("model")
         return data.with_gguf(model.pretrained) if model else data
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
-        yield from self.model.context_misfits(self.data.context)
+        yield from super().problems()
+        yield from self.model.context_problems(self.data.context)
         if self.model.experts.kind != "none":
             yield "model.experts.kind", "is not trained by this loss; set model.experts.kind=none"
         if self.answers.verifier and self.answers.verifier not in VERIFIERS:

@@ -36,9 +36,9 @@ class Config(jt.RunConfig):
     would compare rows within each alone. The backward pass computes them again. They change no
     result."""
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
+        yield from super().problems()
         if self.model.pooler:
             yield (
                 "model.pooler",
@@ -104,7 +104,7 @@ class Config(jt.RunConfig):
             init=model.init,
             dims=model.dims,
             loss=loss,
-            couples="batch",
+            rows_interact="batch",
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer,

@@ -81,7 +81,7 @@ class Config(jt.RunConfig):
         return jt.Experiment(
             init=model.init,
             loss=loss,
-            couples="batch" if values.couples == "batch" else "nothing",
+            rows_interact="batch" if values.rows_interact == "batch" else "never",
             train=self.data.augment.build(train, classes=data.classes),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer,

@@ -21,10 +21,10 @@ class Config(AdditionsConfig):
     policy: GroupPolicy = GroupPolicy()
     """How answers are sampled and learned from."""
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
-        yield from self.policy.misfits()
+        yield from super().problems()
+        yield from self.policy.problems()
         if self.lora.dropout:
             yield (
                 "lora.dropout",

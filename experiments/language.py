@@ -32,10 +32,10 @@ class Config(jt.RunConfig):
     logits_chunk: int = Field(default=128, gt=0)
     """Positions of a row whose logits exist at once: more are faster on a GPU, and take memory."""
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
-        yield from self.model.context_misfits(self.data.context)
+        yield from super().problems()
+        yield from self.model.context_problems(self.data.context)
 
     def build(self, place: Placement) -> jt.Experiment:
         """Build the tokens, the network and the loss."""
@@ -67,7 +67,7 @@ class Config(jt.RunConfig):
             init=model.init,
             dims=model.dims,
             loss=loss,
-            couples=how.couples,
+            rows_interact=how.rows_interact,
             train=corpus.shuffled(size=self.batch, seed=self.seed),
             valid=corpus.in_order(size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer,

@@ -25,9 +25,11 @@ def moved(state: Float[Array, "b 4"], push: Float[Array, "b"]) -> Float[Array, "
     _, speed, angle, turn = state.T
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     pull = (push + pole * half * turn**2 * sin) / (cart + pole)
-    bend = (gravity * sin - cos * pull) / (half * (4 / 3 - pole * cos**2 / (cart + pole)))
-    gain = pull - pole * half * bend * cos / (cart + pole)
-    return state + seconds * jnp.stack([speed, gain, turn, bend], 1)
+    angular_acceleration = (gravity * sin - cos * pull) / (
+        half * (4 / 3 - pole * cos**2 / (cart + pole))
+    )
+    gain = pull - pole * half * angular_acceleration * cos / (cart + pole)
+    return state + seconds * jnp.stack([speed, gain, turn, angular_acceleration], 1)
 
 
 def rollout(

@@ -39,9 +39,9 @@ class Config(jt.RunConfig):
     model: Transformer = Transformer()
     """The network; its vocabulary is the characters of the text."""
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
+        yield from super().problems()
         if self.data.context > self.model.context:
             context = self.data.context
             yield (

@@ -62,7 +62,7 @@ class Config(jt.RunConfig):
         return jt.Experiment(
             init=init,
             loss=loss,
-            couples="batch",
+            rows_interact="batch",
             train=Shuffled(data.train, size=self.batch, seed=self.seed),
             valid=InOrder(data.validation, size=self.evaluate.batch or self.batch),
             optimizer=self.optimizer,

@@ -96,7 +96,7 @@ class Walker:
             ragged=case.data != "full",
         )
         batch = self.strategy.place(next(batches(case.data, 1)))
-        self.step = self.strategy.compile(step, self.start(), batch, keeps=True)
+        self.step = self.strategy.compile(step, self.start(), batch, returns_state=True)
 
     def start(self) -> TrainState:
         """The state before the first step; each is a copy, as the step takes it away."""

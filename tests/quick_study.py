@@ -158,7 +158,7 @@ def read_otherwise(path: Path) -> None:
 def kept(outcome: RunResult, config: Path | None = None) -> dict[str, bytes]:
     """What a run has come to, bit for bit: its metrics and its last state."""
     directory = outcome.directory
-    like = set_up(config_of(config or directory.config)).resolved.like
+    like = set_up(config_of(config or directory.config)).resolved.abstract_state
     with CheckpointManager(directory.checkpoints) as checkpoints:
         step = checkpoints.newest()
         assert step == outcome.step, "the last state is kept"

@@ -54,7 +54,9 @@ def trainer(kind: str, rows: int, image: tuple[int, int, int], width: int) -> An
         return new_state(params, optimizer, key, extra)
 
     state = [jax.jit(init)(jax.random.key(0))]
-    made = make_step(stateful(loss), optimizer, couples=config.couples, compute=jnp.bfloat16)
+    made = make_step(
+        stateful(loss), optimizer, rows_interact=config.rows_interact, compute=jnp.bfloat16
+    )
     step = jax.jit(made, donate_argnums=0)
     draw = np.random.default_rng(0)
     batch = jax.device_put(

@@ -58,7 +58,7 @@ def main() -> None:
     mine = slice(jax.process_index(), None, jax.process_count())
     rows, mask = np.arange(size, dtype=np.int32)[mine], np.ones(size, bool)[mine]
     batch = lambda i: {"tokens": tokens[i % BATCHES, mine], "row": rows, "mask": mask}
-    program = strategy.compile(step, state, strategy.place(batch(0)), keeps=True)
+    program = strategy.compile(step, state, strategy.place(batch(0)), returns_state=True)
     first = jax.process_index() == 0
     if first:
         print(f"{len(jax.devices())} devices, {jax.process_count()} processes", file=answers)

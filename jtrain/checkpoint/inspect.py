@@ -228,11 +228,13 @@ def read_arrays(directory: Path, step: int, names: list[str]) -> dict[str, np.nd
         CheckpointError: if they cannot be read.
     """
     leaves = layout.read_record(directory, step)["leaves"]
-    like: dict[str, Leaf] = {name: leaf_table.parse_leaf(leaves[name]) for name in names}
-    if not like:
+    abstract: dict[str, Leaf] = {name: leaf_table.parse_leaf(leaves[name]) for name in names}
+    if not abstract:
         return {}
     try:
-        arrays = storage.read((directory / str(step) / layout.STATE).absolute(), like, some=True)
+        arrays = storage.read(
+            (directory / str(step) / layout.STATE).absolute(), abstract, some=True
+        )
     except storage.UnreadableError as error:
         raise layout.damaged_error(directory, step, str(error)) from None
     return {name: np.asarray(arrays[name]) for name in names}

@@ -47,8 +47,8 @@ def flatten(state: Any) -> dict[str, Leaf]:
     return flat
 
 
-def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
-    """Return a tree with the structure of `like` and the arrays of `flat`."""
+def unflatten(abstract: Tree, flat: Mapping[str, Leaf]) -> Tree:
+    """Return a tree with the structure of `abstract` and the arrays of `flat`."""
 
     def leaf(path, like_leaf):
         array = flat[pytree.name(path)]
@@ -56,7 +56,7 @@ def unflatten(like: Tree, flat: Mapping[str, Leaf]) -> Tree:
             jax.random.wrap_key_data(array, impl=_impl(like_leaf)) if _is_key(like_leaf) else array
         )
 
-    return jax.tree_util.tree_map_with_path(leaf, like)
+    return jax.tree_util.tree_map_with_path(leaf, abstract)
 
 
 def parse_leaf(described: str) -> jax.ShapeDtypeStruct:
@@ -82,20 +82,20 @@ def parse_leaf(described: str) -> jax.ShapeDtypeStruct:
 
 
 def check_same(
-    found: Mapping[str, str], like: Any, where: str, *, cast: bool = False
+    found: Mapping[str, str], abstract: Any, where: str, *, cast: bool = False
 ) -> dict[str, Leaf]:
-    """Check that a checkpoint has the leaves of `like`, and return what to request from it.
+    """Check that a checkpoint has the leaves of `abstract`, and return what to request from it.
 
     Args:
         found: the dtype and shape of each stored leaf (of pytree.describe), by its name.
-        like: the expected state.
+        abstract: the expected state.
         where: names the checkpoint in the message.
         cast: allow other dtypes; such a leaf is then requested as stored.
 
     Raises:
         CheckpointError: with a row for each leaf that differs.
     """
-    expected, requested = pytree.describe(like), flatten(like)
+    expected, requested = pytree.describe(abstract), flatten(abstract)
     for name in expected.keys() & found.keys() if cast else ():
         dtype, _, shape = found[name].partition("[")
         if expected[name].endswith(f"[{shape}") and "key<" not in dtype + expected[name]:
@@ -123,9 +123,9 @@ def check_same(
     return requested
 
 
-def cast_like(flat: Mapping[str, Leaf], like: Any) -> dict[str, Leaf]:
-    """Cast the arrays of `flat` to the dtypes of `like`."""
-    return {name: flat[name].astype(leaf.dtype) for name, leaf in flatten(like).items()}
+def cast_like(flat: Mapping[str, Leaf], abstract: Any) -> dict[str, Leaf]:
+    """Cast the arrays of `flat` to the dtypes of `abstract`."""
+    return {name: flat[name].astype(leaf.dtype) for name, leaf in flatten(abstract).items()}
 
 
 def format_rows(rows: list[tuple[str, str, str, str]]) -> str:

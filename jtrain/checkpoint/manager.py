@@ -230,12 +230,12 @@ class CheckpointManager(contextlib.AbstractContextManager):
         self._list_in_place({step} & self._valid)
         return layout.read_record(self.directory, step)["about"]
 
-    def restore(self, step: int, like: Tree, *, cast: bool = False) -> Tree:
-        """Restore the state of a step with the structure and the shardings of `like`.
+    def restore(self, step: int, abstract: Tree, *, cast: bool = False) -> Tree:
+        """Restore the state of a step with the structure and the shardings of `abstract`.
 
         Args:
             step: one of `steps()`.
-            like: a pytree of arrays or of `jax.ShapeDtypeStruct`; a leaf without a sharding is
+            abstract: a pytree of arrays or of `jax.ShapeDtypeStruct`; a leaf without a sharding is
                 restored as a numpy array. Devices and mesh axes may differ from those of the save.
             cast: allow leaves to have other dtypes than in the save.
 
@@ -250,7 +250,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         self._list_in_place({step} & self._valid)
         record = layout.read_record(self.directory, step)
         where = f"checkpoint {step} in {self.directory}"
-        stored = leaf_table.check_same(record["leaves"], like, where, cast=cast)
+        stored = leaf_table.check_same(record["leaves"], abstract, where, cast=cast)
         if step not in self._valid:
             layout.check_valid(self.directory, step, self._owner)
         try:
@@ -258,7 +258,9 @@ class CheckpointManager(contextlib.AbstractContextManager):
         except storage.UnreadableError as error:
             raise layout.damaged_error(self.directory, step, str(error), self._owner) from None
         self._check_fingerprints(step, record["fingerprints"], flat)
-        return leaf_table.unflatten(like, leaf_table.cast_like(flat, like) if cast else flat)
+        return leaf_table.unflatten(
+            abstract, leaf_table.cast_like(flat, abstract) if cast else flat
+        )
 
     def check_room(self, state: Any, *, saves: int | None = None) -> None:
         """Raise unless the directory can take a run's checkpoints, or `saves`; before training.

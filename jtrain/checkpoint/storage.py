@@ -69,27 +69,27 @@ class ArrayWriter:
         self._checkpointer.close()
 
 
-def read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:
-    """Read the arrays in a directory, sharded like `like`; numpy for leaves without a sharding.
+def read(directory: Path, abstract: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:
+    """Read the arrays in a directory, sharded like `abstract`; numpy for leaves without a sharding.
 
-    `like` has the stored names and shapes, which is not checked here: all of them, or `some`.
+    `abstract` has the stored names and shapes, which is not checked here: all of them, or `some`.
 
     Raises:
         UnreadableError: if a file is missing or broken, or an array is missing.
         UnreachableError: if the system does not let a file be read. One process tries again first;
             of several, one alone may not.
     """
-    read = functools.partial(_read, directory, like, some=some)
+    read = functools.partial(_read, directory, abstract, some=some)
     try:
         return attempt(directory, read) if jax.process_count() == 1 else read()
     except OSError as error:
         raise unreachable_error(directory, error) from None
 
 
-def _read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:
+def _read(directory: Path, abstract: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:
     import orbax.checkpoint as ocp
 
-    nonempty = {name: leaf for name, leaf in like.items() if leaf.size}
+    nonempty = {name: leaf for name, leaf in abstract.items() if leaf.size}
     processes = _multiprocessing_options(ocp)
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
     requests = {name: _restore_args(ocp, leaf) for name, leaf in nonempty.items()}
@@ -112,7 +112,7 @@ def _read(directory: Path, like: Mapping[str, Leaf], *, some: bool = False) -> d
         raise cause
     if problem:
         raise UnreadableError(problem)
-    return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in like.items()}
+    return {name: found[name] if leaf.size else _empty(leaf) for name, leaf in abstract.items()}
 
 
 def shorten_error(error: BaseException) -> str:

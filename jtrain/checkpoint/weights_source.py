@@ -70,10 +70,10 @@ class CheckpointWeights:
 
     def read(self, wanted: Mapping[str, Leaf], /) -> dict[str, Leaf]:
         """Read directly from the disk into the requested shardings."""
-        like = {self._stored[name]: leaf for name, leaf in wanted.items()}
+        abstract = {self._stored[name]: leaf for name, leaf in wanted.items()}
         path = Path(self._directory).absolute() / str(self._step) / layout.STATE
         try:
-            flat = storage.read(path, like, some=True)
+            flat = storage.read(path, abstract, some=True)
         except storage.UnreadableError as error:
             raise layout.damaged_error(self._directory, self._step, str(error)) from None
         return {name: flat[self._stored[name]] for name in wanted}
@@ -126,13 +126,13 @@ def open_source(
     )
 
 
-def place_array(array: np.ndarray, like: Leaf) -> Leaf:
-    """Cast and shard `array` like `like`, each device with its own shard."""
-    sharding = getattr(like, "sharding", None)
+def place_array(array: np.ndarray, abstract: Leaf) -> Leaf:
+    """Cast and shard `array` like `abstract`, each device with its own shard."""
+    sharding = getattr(abstract, "sharding", None)
     if sharding is None:
-        return array.astype(like.dtype)
+        return array.astype(abstract.dtype)
     return jax.make_array_from_callback(
-        array.shape, sharding, lambda index: np.array(array[index], like.dtype)
+        array.shape, sharding, lambda index: np.array(array[index], abstract.dtype)
     )
 
 

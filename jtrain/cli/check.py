@@ -111,7 +111,7 @@ def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "L
         batch,
         extra=jax.device_get(state.extra),
         optimizer=x.transformation,
-        couples=x.couples,
+        rows_interact=x.rows_interact,
         dims=x.dims,
         seed=config.seed,
         draws=draws,

@@ -96,7 +96,7 @@ def _model(resolved: ResolvedConfig, as_json: bool) -> str:
     from jtrain.train.summary import count_step_flops, format_table, summarize, to_json_values
 
     parts = set_up(resolved.config)
-    sizes, work = summarize(parts.resolved.like), count_step_flops(parts)
+    sizes, work = summarize(parts.resolved.abstract_state), count_step_flops(parts)
     if as_json:
         return json.dumps({"config": str(resolved.path), **to_json_values(sizes, work)})
     return format_table(sizes, work)

@@ -92,7 +92,7 @@ def resolve(
     known = {one.key for one in wrong}  # an unreadable value is no second mistake
     raise_invalid([*wrong, *(one for one in more if one.key not in known)])
     assert config is not None, "what has no mistake is a config"
-    raise_invalid(_misfit(root, key, words, path) for key, words in config.misfits())
+    raise_invalid(_problem(root, key, words, path) for key, words in config.problems())
     notes = [*notes, *describe_durations(config)]
     if path != typed:
         notes.insert(0, f"{typed} is the config that comes with jtrain: {path}")
@@ -150,7 +150,7 @@ def _mistakes_of_top(root: Node) -> list[InvalidKey]:
     ]
 
 
-def _misfit(root: Node, key: str, words: str, path: Path) -> InvalidKey:
+def _problem(root: Node, key: str, words: str, path: Path) -> InvalidKey:
     node = find_node(root, key.split("."))
     if node is None:
         return InvalidKey(SourceLocation(FILE, str(path)), key, f"{words} (a default)")

@@ -70,7 +70,7 @@ class SkipPolicy(GuardPolicy):
     window: int = Field(default=50, ge=1)
     """Number of consecutive skipped steps after which the run stops; a shorter run stops if all of
     its steps are skipped."""
-    most: int = Field(default=0, ge=0)
+    limit: int = Field(default=0, ge=0)
     """Number of skipped steps among the last `within` after which the run stops; 0: no limit but
     `window`."""
     within: int = Field(default=1000, ge=1)
@@ -89,7 +89,7 @@ class RollbackPolicy(GuardPolicy):
     """Number of batches to leave out before the batch of the bad step."""
     skip: int = Field(default=1, ge=1)
     """Number of batches to leave out in all: `back`, the batch of the bad step, and those after."""
-    most: int = Field(default=3, ge=0)
+    limit: int = Field(default=3, ge=0)
     """Number of rollbacks within `within` steps; at the next bad step the run stops."""
     within: int = Field(default=1000, ge=1)
     """Steps over which rollbacks are counted."""
@@ -185,7 +185,7 @@ _PREFIXES = {"xla.flags": "xla_", "xla.tpu_flags": "(xla|tpu|megascale)_"}
 _VARIABLES = {"xla.flags": "XLA_FLAGS", "xla.tpu_flags": "LIBTPU_INIT_ARGS"}
 
 
-def misfitting_flags(xla: XlaConfig) -> Iterator[tuple[str, str]]:
+def flag_problems(xla: XlaConfig) -> Iterator[tuple[str, str]]:
     """Yield the keys whose flags have another form, are of the other variable, or act outside."""
     for key, flags in (("xla.flags", xla.flags), ("xla.tpu_flags", xla.tpu_flags)):
         for flag in flags:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from jtrain.config.configclass import StoreAddress, configclass
 from jtrain.config.durations import Duration, DurationField
-from jtrain.config.sections import Guard, InitFrom, SkipPolicy, XlaConfig, misfitting_flags
+from jtrain.config.sections import Guard, InitFrom, SkipPolicy, XlaConfig, flag_problems
 from jtrain.io import environment
 from jtrain.io.object_store import is_address
 
@@ -79,8 +79,8 @@ class EvaluateConfig:
     int8: tuple[str, ...] = ()
     """Patterns of leaves whose products an evaluation computes in int8, such as */kernel; empty:
     an evaluation computes in the precision of the run."""
-    couples: Literal["batch", "slice"] = "batch"
-    """For a loss that couples rows in evaluation too. batch: all rows of a set are one batch, or
+    rows_interact: Literal["batch", "slice"] = "batch"
+    """For a loss whose rows interact in evaluation too. batch: all rows of a set are one batch, or
     the run is refused; slice: the rows of each batch are a group."""
     sets: dict[str, EvaluationSet] = Field(default_factory=dict)
     """Sets of the experiment, by name, with their own cadence."""
@@ -185,10 +185,10 @@ class BaseConfig:
         """Return a message with the names by which the caller gave the values: those of keys."""
         return message
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the keys whose values are each allowed but conflict, with the conflict.
 
-        An experiment adds its own: `yield from super().misfits()`, then `yield key, words`.
+        An experiment adds its own: `yield from super().problems()`, then `yield key, words`.
         """
         counted = {
             "steps": self.steps,
@@ -207,7 +207,7 @@ class BaseConfig:
                 "batch",
                 f"{self.batch} rows do not divide into {self.microbatches} microbatches; {near}",
             )
-        yield from misfitting_flags(self.xla)
+        yield from flag_problems(self.xla)
         if self.evaluate.patience and not self.checkpoint.best:
             yield "evaluate.patience", "needs a metric; set checkpoint.best=loss"
         if self.checkpoint.store and not is_address(self.checkpoint.store):

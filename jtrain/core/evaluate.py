@@ -13,7 +13,7 @@ from jtrain.core.loss import LossOutput, Stateful, normalize_loss, sum_output
 from jtrain.core.loss_checks import check_split_rows
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.rows import with_rows
-from jtrain.core.types import Batch, Couples, Extra, LossFn, Metrics, Params
+from jtrain.core.types import Batch, Extra, LossFn, Metrics, Params, RowsInteract
 from jtrain.errors import LossError
 
 ROUNDING = 1e-5  # of sums over rows in float32, relative
@@ -24,22 +24,22 @@ EvaluateFn: TypeAlias = Callable[[tuple[Params, Extra], Batch], Sums]
 def make_evaluate(
     loss: LossFn | Stateful,
     *,
-    couples: Couples = "nothing",
+    rows_interact: RowsInteract = "never",
     psum: Callable[[Any], Any] | None = None,
     ragged: bool = False,
 ) -> EvaluateFn:
     """Return `((params, extra), batch) -> sums`, pure; nothing is drawn (rng is None).
 
     Args:
-        couples: as for `make_step`. "batch" if the loss couples rows: then a batch is not split
-            over copies, and the caller passes all coupled rows in one batch.
+        rows_interact: as for `make_step`. "batch": a batch is not split over copies, and the caller
+            passes all rows that interact in one batch.
         psum: as for `make_step`.
         ragged: as for `make_step`.
 
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    check_split_rows(couples, 1, psum is not None)
+    check_split_rows(rows_interact, 1, psum is not None)
     terms = normalize_loss(loss, ragged=ragged)
 
     def sums(weights: tuple[Params, Extra], batch: Batch) -> Sums:
@@ -102,8 +102,8 @@ def check_row_independence(
             f"the loss couples the rows of a batch, in evaluation too, and batches of {rows.size} "
             f"would cut the {count} rows of `{name}` into {len(rows)}: its value would depend on "
             f"their size. Set evaluate.batch={-(-count // shares) * shares} (valid_batch= of "
-            f"jt.fit), which holds them all, or evaluate.couples=slice (valid_couples=) if the "
-            f"rows of each batch are meant to be the group."
+            f"jt.fit), which holds them all, or evaluate.rows_interact=slice "
+            f"(valid_rows_interact=) if the rows of each batch are meant to be the group."
         )
 
 

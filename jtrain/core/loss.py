@@ -211,7 +211,7 @@ def _changes(old: Extra, new: Extra) -> Extra:
             f"`jt.Mean(new * rows, rows)` with the rows it was computed from, or the leaf as it "
             f"was. (Take a jit off the loss: what went through it is another array.) For the "
             f"statistics of batch norm return `jtrain.models.mean_of_slices(extra, new, "
-            f"batch['mask'])` in the place of `new`, and declare couples=\"batch\"."
+            f"batch['mask'])` in the place of `new`, and declare rows_interact=\"batch\"."
         )
 
     names = jax.tree.unflatten(jax.tree.structure(old), list(named_leaves(old)))

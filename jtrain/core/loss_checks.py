@@ -9,25 +9,25 @@ import jax.numpy as jnp
 from jtrain.core.interpret import Equation, Interpreter, Program, equations_in
 from jtrain.core.loss import LossOutput
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Couples, Params
+from jtrain.core.types import Params, RowsInteract
 from jtrain.errors import LossError
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
-def check_split_rows(couples: Couples, microbatches: int, copies: bool) -> None:
+def check_split_rows(rows_interact: RowsInteract, microbatches: int, copies: bool) -> None:
     """Check that a batch is not split where the loss couples its rows.
 
     Raises:
         LossError: with the settings that keep them together.
     """
-    if couples == "batch" and (microbatches > 1 or copies):
+    if rows_interact == "batch" and (microbatches > 1 or copies):
         cut = "separate copies of the step" if copies else f"{microbatches} microbatches"
         raise LossError(
             f"the loss couples the rows of a batch, and {cut} would cut the batch. Set "
             f"microbatches=1 and a strategy that shards by name (parallel.kind=single or fsdp, or "
-            f'parallel.impl=jit), or say couples="slice" if the rows that one slice holds are '
-            f"meant to be the group. Group norm in the place of batch norm couples nothing (a "
+            f'parallel.impl=jit), or say rows_interact="slice" if the rows that one slice holds '
+            f"are meant to be the group. Group norm in the place of batch norm couples nothing (a "
             f"resnet's model.norm=group); nor does precision.scaling=rows in the place of tensor."
         )
 

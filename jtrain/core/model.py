@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jtrain.core.types import Couples, Dims, Extra, Key, Keys, Params
+from jtrain.core.types import Dims, Extra, Key, Keys, Params, RowsInteract
 from jtrain.errors import LossError
 
 
@@ -31,7 +31,7 @@ class Model(NamedTuple):
     # What `apply` also takes by name: `mask` (of rows), `segments` (of tokens), training switches.
     named: tuple[str, ...] = ()
     # What its layers do to the rows of a batch while it trains; None: not known.
-    couples: Couples | None = None
+    rows_interact: RowsInteract | None = None
     # Kernels that may have a low-rank term (jtrain.finetune): whether stored as (outputs, inputs).
     linear: Mapping[str, bool] = MappingProxyType({})
 

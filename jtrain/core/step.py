@@ -15,7 +15,7 @@ from jtrain.core.loss_checks import check_split_rows
 from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
-from jtrain.core.types import Batch, Couples, LossFn, Metrics
+from jtrain.core.types import Batch, LossFn, Metrics, RowsInteract
 from jtrain.errors.plain_numbers import plain_numbers
 
 StepFn: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -28,7 +28,7 @@ def make_step(
     optimizer: optax.GradientTransformation,
     *,
     microbatches: int = 1,
-    couples: Couples = "nothing",
+    rows_interact: RowsInteract = "never",
     psum: Callable[[Any], Any] | None = None,
     ragged: bool = False,
     unroll: bool = False,
@@ -45,8 +45,8 @@ def make_step(
 
     Args:
         microbatches: slices of the batch whose gradients are summed, one after the other.
-        couples: "batch" if the loss couples rows (batch norm, contrastive): then a batch is not
-            split into slices. "slice" if it does and each slice is meant to be its own group.
+        rows_interact: "batch" if the loss of a row depends on others (batch norm, contrastive):
+            then a batch is not split into slices. "slice" if each slice is meant as its own group.
         psum: sums a pytree over the copies of the step; None where there is one copy, or the
             compiler sums.
         ragged: whether masks may hide rows; then a loss that is a plain scalar is refused.
@@ -60,7 +60,7 @@ def make_step(
     Raises:
         LossError: if the loss couples the rows of a batch that would be split.
     """
-    check_split_rows(couples, microbatches, psum is not None)
+    check_split_rows(rows_interact, microbatches, psum is not None)
     update = with_named_arguments(optimizer).update
     bind_batch = make_gradient(
         loss,

@@ -15,7 +15,7 @@ Key: TypeAlias = PRNGKeyArray
 Keys: TypeAlias = Shaped[Array, "*b"]  # a key, or one for each row (`jtrain.row_keys`)
 Batch: TypeAlias = Mapping[str, Any]  # arrays, b ...; always `row` (int32, b) and `mask` (bool, b)
 Dims: TypeAlias = tuple[str | None, ...]  # the names of an array's dims; None where one has none
-Couples: TypeAlias = Literal["nothing", "batch", "slice"]
+RowsInteract: TypeAlias = Literal["never", "batch", "slice"]
 
 Metrics: TypeAlias = Mapping[str, Mean]
 # A plain scalar means "the mean over the rows of this batch", and is refused where rows are masked.

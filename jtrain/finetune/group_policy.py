@@ -53,7 +53,7 @@ class GroupPolicy:
     beta: float = Field(default=0.0, ge=0)
     """Weight of the divergence from the parameters before the first step; 0: it is not computed."""
 
-    def misfits(self, name: str = "policy") -> Iterator[tuple[str, str]]:
+    def problems(self, name: str = "policy") -> Iterator[tuple[str, str]]:
         """Yield the values that conflict, under the name of this field."""
         if self.loss == "gspo" and self.beta:
             yield (

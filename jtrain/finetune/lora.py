@@ -299,4 +299,4 @@ def adapted_model(adapter: LowRankAdapter, model: Model) -> Model:
         outputs, rest = model.apply(full, extra["rest"], *inputs, **named)
         return outputs, {"base": extra["base"], "rest": rest}
 
-    return Model(init, apply, adapter.dims(model.dims), model.named, model.couples)
+    return Model(init, apply, adapter.dims(model.dims), model.named, model.rows_interact)

@@ -126,7 +126,7 @@ def run_range_test(config: RunConfig, rates: Rates = Rates(), steps: int = STEPS
         else:
             join_run(test, None)
             store = MemoryStore()
-            with RunLog(nowhere, keeps=False) as log, Signals() as signals:
+            with RunLog(nowhere, keep_lines=False) as log, Signals() as signals:
                 program, started, hooks = start_run(test, store, [hook])
                 train_to_end(program, started, store, signals, log, hooks)
     applied = [float(rate(step)) for step in range(len(hook.losses))]
@@ -226,7 +226,9 @@ def _with_growing_rate(config: RunConfig, rates: Rates, steps: int) -> RunConfig
         steps=steps,
         steps_per_call=1,
         optimizer=dataclasses.replace(config.optimizer, lr=rates.high, schedule=schedule),
-        evaluate=EvaluateConfig(batch=config.evaluate.batch, couples=config.evaluate.couples),
+        evaluate=EvaluateConfig(
+            batch=config.evaluate.batch, rows_interact=config.evaluate.rows_interact
+        ),
         checkpoint=CheckpointConfig(every=0),
         log=LogConfig(every=steps),
         guard=SkipPolicy(window=steps, without=config.guard.without),

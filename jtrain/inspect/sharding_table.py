@@ -59,7 +59,9 @@ class ShardingTable:
 def describe_sharding(program: Program) -> ShardingTable:
     """Return the sharding of a setup's state, from shapes alone."""
     strategy, values = program.resolved.strategy, program.resolved.config.parallel
-    leaves = tuple(strategy.decisions(program.resolved.like, program.resolved.experiment.dims))
+    leaves = tuple(
+        strategy.decisions(program.resolved.abstract_state, program.resolved.experiment.dims)
+    )
     num_devices, impl = math.prod(strategy.axes.values()), getattr(values, "impl", "")
     if not strategy.axes:
         line = f"{values.kind}: all on one device"
@@ -70,7 +72,7 @@ def describe_sharding(program: Program) -> ShardingTable:
     else:
         sizes = " x ".join(f"{axis} {size}" for axis, size in strategy.axes.items())
         line = f"{values.kind}: {sizes}, {num_devices} device{'s' if num_devices > 1 else ''}"
-    arrays = named_leaves(program.resolved.like).values()
+    arrays = named_leaves(program.resolved.abstract_state).values()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
     device = sum(leaf.bytes for leaf in leaves if not leaf.host) if leaves else total
     host = sum(leaf.bytes for leaf in leaves if leaf.host)

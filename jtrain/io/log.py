@@ -63,15 +63,17 @@ class RunLog(logging.Handler):
     Args:
         screen: stream to print to; standard output by default, or None for a closed one.
         shows: whether this process prints.
-        keeps: whether lines are kept for a file; not for a run in memory, which opens none.
+        keep_lines: whether lines are kept for a file; not for a run in memory, which opens none.
     """
 
-    def __init__(self, screen: TextIO | None = None, *, shows: bool = True, keeps: bool = True):
+    def __init__(
+        self, screen: TextIO | None = None, *, shows: bool = True, keep_lines: bool = True
+    ):
         super().__init__()
         self.addFilter(clean)
         self._screen, self._shows = screen, shows
         self._path: Path | None = None
-        self._kept: list[str] | None = [] if keeps else None
+        self._kept: list[str] | None = [] if keep_lines else None
         self.display: Display | None = None
         """The live display, while there is one."""
 

@@ -45,7 +45,7 @@ def balance(
 
     - `row`: the real tokens of a row; exact under any split of the batch.
     - `batch`: all real tokens of the batch. Rows are coupled: the experiment declares
-      `couples="batch"`.
+      `rows_interact="batch"`.
 
     Each group is weighted by its real tokens. Only the probabilities have a gradient.
 

@@ -27,7 +27,7 @@ def contrastive(
     may be learned (start: log(1 / 0.07)). The metric `accuracy` is the share of left rows whose
     best match is their own.
 
-    All rows are coupled: the experiment declares `couples="batch"`. The loss is then exact over
+    All rows interact: the experiment declares `rows_interact="batch"`. The loss is then exact over
     devices, where the compiler gathers the rows, and rejected with microbatches or replicas of the
     step, which would compare within a shard of the batch.
 
@@ -73,7 +73,7 @@ def info_nce(
     are no candidates. The metric `accuracy` is the share of anchors whose best candidate is their
     own positive.
 
-    All rows are coupled, as in `contrastive`: the experiment declares `couples="batch"`, and
+    All rows interact, as in `contrastive`: the experiment declares `rows_interact="batch"`, and
     `jtrain.models.embeddings.map_rows` embeds the rows in the place of microbatches.
 
     Raises:

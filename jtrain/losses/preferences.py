@@ -114,7 +114,7 @@ def kto(
     times `desirable_weight`, or, where it is not desirable, `1 - sigmoid(beta x (z - r))` times
     `undesirable_weight`. z, the mean log ratio of mismatched responses (a prompt with the response
     of another row), at least 0, estimates the divergence from the reference and has no gradient. z
-    is a mean over all rows: the experiment declares `couples="batch"`.
+    is a mean over all rows: the experiment declares `rows_interact="batch"`.
 
     Raises:
         LossError: if `beta` is not above 0, or the shapes differ.

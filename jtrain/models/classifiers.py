@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from jtrain.config.configclass import configclass
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement, Unplaced
-from jtrain.core.types import Couples
+from jtrain.core.types import RowsInteract
 from jtrain.errors import ConfigError
 from jtrain.models.encoder import EncoderBlocks
 from jtrain.models.experts import Activation
@@ -67,7 +67,7 @@ class ImageModel:
         of the rows (`jtrain.row_keys`), for dropout; `mask` (b) may be left out. With batch norm
         `extra` holds the running statistics. In training the statistics are those of the rows that
         the mask shows, or of all, and are returned as Means: a stateful loss returns them
-        unchanged, and declares `couples=config.couples`.
+        unchanged, and declares `rows_interact=config.rows_interact`.
 
         Raises:
             ConfigError: if `image` or `classes` is still 0.
@@ -100,7 +100,7 @@ class CNN(ImageModel):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate of the inputs of each linear map."""
 
-    couples = "nothing"
+    rows_interact = "never"
 
     @model_validator(mode="after")
     def _check_pools(self) -> "CNN":
@@ -215,10 +215,10 @@ class ResNet(ImageClassifier):
         return 7 if self.stem == "imagenet" else 3
 
     @property
-    def couples(self) -> Couples:
+    def rows_interact(self) -> RowsInteract:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
         coupled = self.norm == "batch" and self.statistics == "batch"
-        return "batch" if coupled else "nothing"
+        return "batch" if coupled else "never"
 
 
 @configclass
@@ -270,9 +270,9 @@ class EfficientNetLite(ImageClassifier):
     """Dropout rate of the inputs of the linear map to the logits."""
 
     @property
-    def couples(self) -> Couples:
+    def rows_interact(self) -> RowsInteract:
         """The coupling of rows, for the experiment's loss: batch norm couples the batch."""
-        return "batch" if self.statistics == "batch" else "nothing"
+        return "batch" if self.statistics == "batch" else "never"
 
 
 @configclass
@@ -310,7 +310,7 @@ class ViT(EncoderBlocks, ImageClassifier):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout rate after the embedding, each attention and each MLP."""
 
-    couples = "nothing"
+    rows_interact = "never"
     activation: ClassVar[Activation] = "gelu_exact"
 
     @model_validator(mode="after")

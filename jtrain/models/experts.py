@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from jtrain.config.configclass import configclass
-from jtrain.core.types import Couples
+from jtrain.core.types import RowsInteract
 from jtrain.errors import ConfigError
 
 Activation: TypeAlias = Literal["gelu", "gelu_exact", "swiglu", "geglu"]
@@ -17,7 +17,7 @@ class NoExperts:
     """One MLP a block, for all tokens."""
 
     kind: Literal["none"] = "none"
-    couples: ClassVar[Couples] = "nothing"
+    rows_interact: ClassVar[RowsInteract] = "never"
 
 
 @configclass
@@ -40,9 +40,9 @@ class _TopK:
     """Coefficient of the router's z-loss, the square of the log of its softmax's denominator."""
 
     @property
-    def couples(self) -> Couples:
+    def rows_interact(self) -> RowsInteract:
         """The coupling of rows by the balance loss."""
-        return "batch" if self.uneven and self.group == "batch" else "nothing"
+        return "batch" if self.uneven and self.group == "batch" else "never"
 
     @model_validator(mode="after")
     def _check_top_k(self) -> "_TopK":

@@ -13,7 +13,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.mean import Mean, sum_dtype
 from jtrain.core.model import Model
 from jtrain.core.rows import check_no_hidden_rows, row_keys
-from jtrain.core.types import Batch, Couples, Extra, Key, Leaf, Metrics, Params
+from jtrain.core.types import Batch, Extra, Key, Leaf, Metrics, Params, RowsInteract
 from jtrain.errors import LossError
 from jtrain.losses.chunked_next_token import chunked_next_token
 from jtrain.losses.cross_entropy import (
@@ -61,12 +61,12 @@ class ModelLoss(Stateful):
         return _apply(self.model, self.inputs, params, extra, batch, None)[0]
 
     @property
-    def couples(self) -> Couples:
+    def rows_interact(self) -> RowsInteract:
         """The coupling of a batch's rows by the model in training."""
-        if self.model.couples is not None:
-            return self.model.couples
+        if self.model.rows_interact is not None:
+            return self.model.rows_interact
         extra = jax.eval_shape(self.model.init, jax.random.key(0))[1]
-        return "batch" if jax.tree.leaves(extra) else "nothing"
+        return "batch" if jax.tree.leaves(extra) else "never"
 
 
 def classifier(
@@ -254,7 +254,7 @@ def _apply(
     train = rng is not None
     options = {name: batch[name] for name in OF_BATCH if name in batch and name not in inputs}
     options |= dict.fromkeys(TRAINS, train) | dict.fromkeys(EVALUATES, not train)
-    if train and "mask" not in model.named and model.couples == "batch":
+    if train and "mask" not in model.named and model.rows_interact == "batch":
         check_no_hidden_rows("a batch norm that gets no mask")
     dtype = _narrow_dtype(params)
     arrays = [_cast(_named(batch, name, "inputs", "jt.classifier(model"), dtype) for name in inputs]

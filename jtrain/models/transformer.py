@@ -165,7 +165,7 @@ class Transformer(Published):
         """Return the positions that layer number `layer`, from 0, sees; None: all before it."""
         return None if self.global_every and (layer + 1) % self.global_every == 0 else self.window
 
-    def context_misfits(self, tokens: int) -> Iterator[tuple[str, str]]:
+    def context_problems(self, tokens: int) -> Iterator[tuple[str, str]]:
         """Yield the conflict with rows of `tokens` tokens, `data.context`, if there is one."""
         if tokens > self.context:
             yield (

@@ -15,8 +15,8 @@ from jtrain.core.types import Leaf, LossFn, Params
 from jtrain.optim.evaluation import WithEvalParams
 
 
-def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
-    """Scale gradients down to a norm of at most `most` over all leaves.
+def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scale gradients down to a norm of at most `max_norm` over all leaves.
 
     A step passes its gradients (`grad`) and their norm, summed over the devices (`grad_norm`). If
     the updates are these gradients, that norm is used. A second sum would be inside the branch that
@@ -35,7 +35,7 @@ def clip_by_norm(most: float) -> optax.GradientTransformationExtraArgs:
     ):
         del params, extra
         size = grad_norm if grad_norm is not None and _same(updates, grad) else norm(updates)
-        scale = lambda u: jnp.where(size < most, u, u / size.astype(u.dtype) * most)
+        scale = lambda u: jnp.where(size < max_norm, u, u / size.astype(u.dtype) * max_norm)
         return jax.tree.map(scale, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -32,25 +32,27 @@ def is_offloaded(leaf: str, ndim: int, offload: Offload) -> bool:
     return leaf.split("/")[0] in offload and ndim > 0
 
 
-def to_device(tree: Any, like: Any) -> Any:
-    """Move the leaves of `tree` that `like` has on the host to the devices.
+def to_device(tree: Any, abstract_state: Any) -> Any:
+    """Move the leaves of `tree` that `abstract_state` has on the host to the devices.
 
-    `like` has a sharding at each leaf. Inside a jitted function the compiler moves the leaves.
+    `abstract_state` has a sharding at each leaf. Inside a jitted function the compiler moves them.
     """
     return jax.tree.map(
-        lambda x, leaf: jax.device_put(x, _on_device(leaf)) if is_on_host(leaf) else x, tree, like
+        lambda x, leaf: jax.device_put(x, _on_device(leaf)) if is_on_host(leaf) else x,
+        tree,
+        abstract_state,
     )
 
 
-def device_shardings(like: Any) -> Any:
-    """Return `like` with the shardings of `to_device`."""
+def device_shardings(abstract_state: Any) -> Any:
+    """Return `abstract_state` with the shardings of `to_device`."""
     return jax.tree.map(
         lambda leaf: (
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_on_device(leaf))
             if is_on_host(leaf)
             else leaf
         ),
-        like,
+        abstract_state,
     )
 
 
@@ -65,19 +67,19 @@ def host_avals(abstract: Any, shardings: Any) -> Any:
     return jax.tree.map(aval, abstract, shardings)
 
 
-def with_offload(step: Callable[[Any, Any], tuple[Any, Any]], like: Any) -> Callable:
-    """Return `step(state, batch) -> (state, anything)` for a state offloaded as `like` is.
+def with_offload(step: Callable[[Any, Any], tuple[Any, Any]], abstract_state: Any) -> Callable:
+    """Return `step(state, batch) -> (state, anything)` for a state placed as `abstract_state`.
 
     The program itself moves each leaf to the devices and back, so that the compiler overlaps
     transfers with computation. Without offloaded leaves `step` is returned unchanged.
     """
-    if not any(map(is_on_host, jax.tree.leaves(like))):
+    if not any(map(is_on_host, jax.tree.leaves(abstract_state))):
         return step
 
     def offloaded(state: Any, batch: Any) -> tuple[Any, Any]:
-        state, rest = step(to_device(state, like), batch)
+        state, rest = step(to_device(state, abstract_state), batch)
         back = lambda x, leaf: jax.device_put(x, leaf.sharding) if is_on_host(leaf) else x
-        return jax.tree.map(back, state, like), rest
+        return jax.tree.map(back, state, abstract_state), rest
 
     return offloaded
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.serialize_executable import deserialize_and_load, serialize
+from jax.experimental.serialize_executable import deserialize_and_load, serialize  # noqa: TID251
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
 

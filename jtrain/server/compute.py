@@ -90,7 +90,7 @@ def make_programs(program: Program, server: Server, rule: optax.GradientTransfor
     """
     config, x = program.resolved.config, program.resolved.experiment
     copies = splits_rows(server.mode) and server.workers > 1
-    check_split_rows(x.couples, config.microbatches, copies)
+    check_split_rows(x.rows_interact, config.microbatches, copies)
     arguments = {"microbatches": config.microbatches, "ragged": x.train.ragged}
     arguments |= {"compute": config.precision.compute}
 
@@ -113,7 +113,7 @@ def make_programs(program: Program, server: Server, rule: optax.GradientTransfor
         sums, grad_norm = Sums(value, metrics, changes), norm(grads)
         return sums, grads, grad_norm, finish(Head.of(state), sums, grad_norm).finite
 
-    step = make_step(x.loss, rule, couples=x.couples, **arguments)
+    step = make_step(x.loss, rule, rows_interact=x.rows_interact, **arguments)
 
     def inner(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         weight = sum(weights(state, batch), start=jnp.float32(0))

@@ -207,7 +207,7 @@ class Coordinator(abc.ABC):
                 self._recover()
                 self._catch_up(step)
         self._count_missed([reply.fields["missed"] for reply in replies])
-        like = self.plan.program.resolved.like.params, self.plan.shard_opt_state
+        like = self.plan.program.resolved.abstract_state.params, self.plan.shard_opt_state
         parts = self.plan.by_part([reply.arrays for reply in replies])
         params, opt_state = self.plan.parts.join(like, parts)
         if self.plan.is_local:

@@ -88,7 +88,7 @@ class LocalWorker(Worker):
         """Return what the run saves of a share."""
         if not isinstance(self._plan.inner_state, WorkerState):
             return opt_state
-        residual = self._encoder(share).residual(self._plan.program.resolved.like.params)
+        residual = self._encoder(share).residual(self._plan.program.resolved.abstract_state.params)
         own = params if self._plan.inner_state.params != () else ()
         return WorkerState(opt_state, residual, own)
 

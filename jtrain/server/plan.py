@@ -66,7 +66,7 @@ class Plan:
     @functools.cached_property
     def partition(self) -> Partition:
         """Rows of each shard."""
-        return make_partition(self.program.resolved.like.params, self.server.shards)
+        return make_partition(self.program.resolved.abstract_state.params, self.server.shards)
 
     @functools.cached_property
     def fragments(self) -> int:
@@ -79,7 +79,7 @@ class Plan:
         """Fragment of each leaf."""
         mode = self.server.mode
         assert isinstance(mode, StreamingDiLoCo), "no other mode has fragments"
-        return assign_fragments(self.program.resolved.like.params, mode.fragments)
+        return assign_fragments(self.program.resolved.abstract_state.params, mode.fragments)
 
     @functools.cached_property
     def fragment_schedule(self) -> FragmentSchedule:
@@ -100,7 +100,7 @@ class Plan:
         """Arrays with the shapes and dtypes of the leaves of each part, without memory."""
         empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
         like, parts = (
-            jax.tree.map(empty, self.program.resolved.like.params),
+            jax.tree.map(empty, self.program.resolved.abstract_state.params),
             range(len(self.parts.shards)),
         )
         return [jax.tree.leaves(self.parts.of_params(like, part)) for part in parts]
@@ -149,26 +149,26 @@ class Plan:
     @property
     def shard_opt_state(self) -> Any:
         """Shapes of the state of the shards' optimizer, for all parameters."""
-        state = self.program.resolved.like.opt_state
+        state = self.program.resolved.abstract_state.opt_state
         return state.outer if isinstance(state, LocalStepsState) else state
 
     @functools.cached_property
     def head(self) -> Head:
         """Shapes of the head."""
-        return Head.of(self.program.resolved.like)
+        return Head.of(self.program.resolved.abstract_state)
 
     @functools.cached_property
     def inner_state(self) -> Any:
         """Shapes of a worker's own state: the inner optimizer's, or all of a WorkerState."""
         rule = self.program.resolved.experiment.transformation
         init = rule.init_worker if isinstance(rule, WithLocalSteps) else rule.init
-        return jax.eval_shape(init, self.program.resolved.like.params)
+        return jax.eval_shape(init, self.program.resolved.abstract_state.params)
 
     @functools.cached_property
     def sums(self) -> Sums:
         """Shapes of what a worker reports of a step."""
         batch = shapes_of(self.program.batches().train[0])
-        like = jax.eval_shape(lambda: self.program.resolved.like)
+        like = jax.eval_shape(lambda: self.program.resolved.abstract_state)
         return jax.eval_shape(self.programs.whole, like, batch)[0]
 
     @functools.cached_property
@@ -176,14 +176,16 @@ class Plan:
         """Shapes of the metrics of a local step."""
         batch = shapes_of(self.program.batches().train[0])
         head = jax.eval_shape(lambda: self.head)
-        opt_state = jax.eval_shape(self.inner_rule.init, self.program.resolved.like.params)
-        state = head.state(self.program.resolved.like.params, opt_state)
+        opt_state = jax.eval_shape(
+            self.inner_rule.init, self.program.resolved.abstract_state.params
+        )
+        state = head.state(self.program.resolved.abstract_state.params, opt_state)
         return jax.eval_shape(self.programs.inner, state, batch)[1]
 
     @property
     def most(self) -> int:
         """Limit of the arrays of a message in bytes."""
-        leaves = jax.tree.leaves((self.program.resolved.like, self.inner_state))
+        leaves = jax.tree.leaves((self.program.resolved.abstract_state, self.inner_state))
         return 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + SLACK
 
 

@@ -60,11 +60,11 @@ def check_plan(plan: Plan) -> None:
         _check_terms(plan)
     _check_update(plan)
     if server.shards > 1:
-        check_splits(plan.optimizer, plan.program.resolved.like.params, plan.partition)
+        check_splits(plan.optimizer, plan.program.resolved.abstract_state.params, plan.partition)
 
 
 def _check_real(plan: Plan) -> None:
-    for name, leaf in named_leaves(plan.program.resolved.like.params).items():
+    for name, leaf in named_leaves(plan.program.resolved.abstract_state.params).items():
         if jnp.iscomplexobj(leaf):
             raise ConfigError(
                 f"servers send real numbers, and {name} holds {leaf.dtype}. Set "
@@ -102,7 +102,7 @@ def _check_update(plan: Plan) -> None:
         return update(params, plan.optimizer.init(params), params, **known)
 
     try:
-        jax.eval_shape(take, plan.program.resolved.like.params)
+        jax.eval_shape(take, plan.program.resolved.abstract_state.params)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"this optimizer evaluates the loss while it updates, and servers have none: {error}. "
@@ -130,7 +130,7 @@ def _check_cadences(plan: Plan) -> None:
 
 def _check_local(plan: Plan) -> None:
     kind = plan.server.mode.kind
-    if jax.tree.leaves(plan.program.resolved.like.scale):
+    if jax.tree.leaves(plan.program.resolved.abstract_state.scale):
         raise ConfigError(
             f"parallel.mode.kind={kind}: each worker would adapt a loss scale of its own. Set "
             f"precision.kind=bf16 or f32."
@@ -160,7 +160,7 @@ def _check_streaming(plan: Plan) -> None:
             f"{schedule.inner_steps} inner steps are pushed {most + 1} steps apart, and a fragment "
             f"is merged before the next one is pushed. Set parallel.mode.overlap={most}."
         )
-    if jax.tree.leaves(plan.program.resolved.like.extra):
+    if jax.tree.leaves(plan.program.resolved.abstract_state.extra):
         raise ConfigError(
             "parallel.mode.kind=streaming_diloco averages parameters only, and this loss has other "
             "state, such as the statistics of batch norm. Set parallel.mode.kind=diloco."
@@ -169,7 +169,7 @@ def _check_streaming(plan: Plan) -> None:
 
 def _check_terms(plan: Plan) -> None:
     batch = shapes_of(plan.program.batches().train[0])
-    weights = jax.eval_shape(plan.programs.weights, plan.program.resolved.like, batch)
+    weights = jax.eval_shape(plan.programs.weights, plan.program.resolved.abstract_state, batch)
     if len(weights) > 1:
         raise ConfigError(
             f"parallel.mode.backups={getattr(plan.server.mode, 'backups', 0)}: the loss has "

@@ -24,7 +24,7 @@ class ShardService:
         self._lock = threading.Lock()
         self._loaded = threading.Event()
         self._fragments: list[Shard] = []
-        like = plan.program.resolved.like.params, plan.shard_opt_state
+        like = plan.program.resolved.abstract_state.params, plan.shard_opt_state
         self._tree = jax.tree.structure(like)
 
     def handle(self, request: Message) -> Message:

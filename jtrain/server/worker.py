@@ -175,7 +175,7 @@ class Worker:
         """Return all parameters."""
         parts = self._pull_parts(range(self._plan.fragments), keep=keep)
         ordered = [parts[part] for part in range(len(parts))]
-        return self._plan.parts.join(self._plan.program.resolved.like.params, ordered)
+        return self._plan.parts.join(self._plan.program.resolved.abstract_state.params, ordered)
 
     def _pull_parts(
         self, fragments: Iterable[int], *, keep: bool = False

@@ -16,14 +16,14 @@ from jtrain.core.loss_checks import check_weights
 from jtrain.core.placement import Placement, Unplaced
 from jtrain.core.rows import with_rows
 from jtrain.core.step import StepFn, make_step
-from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
+from jtrain.core.types import Batch, Dims, Extra, Key, LossFn, Params, RowsInteract
 from jtrain.errors import CodeError, LossError, UserError
 from jtrain.inspect.debug.source import find_raise
 from jtrain.testing.purity import SideEffects
 from jtrain.testing.splits import take_rows
 
 Loss: TypeAlias = LossFn | Stateful
-# A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, couples, psum, ...).
+# A function like `jtrain.make_step`: (loss, optimizer, *, microbatches, rows_interact, psum, ...).
 MakeStep: TypeAlias = Callable[..., StepFn]
 
 
@@ -59,7 +59,7 @@ class LossCase:
     batch: Batch  # numpy, with row and mask
     optimizer: optax.GradientTransformation
     make: MakeStep = make_step
-    couples: Couples = "nothing"
+    rows_interact: RowsInteract = "never"
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
     seed: int = 0
     mask_error: str = ""  # why masks may not hide rows; empty: they may

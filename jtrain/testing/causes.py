@@ -16,7 +16,7 @@ class Cause(NamedTuple):
     fault: bool = True
 
 
-UNSPLIT = 'or set couples="batch" and never split the batch'
+UNSPLIT = 'or set rows_interact="batch" and never split the batch'
 MEAN_OF = "`jt.Mean.of(values_by_row, batch['mask'])`"
 ROW_KEYS = "`jt.row_keys(rng, batch)`"
 FLOAT32_SUM = "`values.astype(jnp.float32).sum()`"

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from jtrain.core.step import make_step
-from jtrain.core.types import Batch, Couples, Dims, Extra, Params
+from jtrain.core.types import Batch, Dims, Extra, Params, RowsInteract
 from jtrain.testing.bfloat16 import compare_in_bfloat16
 from jtrain.testing.case import Loss, LossCase, MakeStep, PlacedLoss, build_case
 from jtrain.testing.loss_checks import compare_loss
@@ -25,7 +25,7 @@ def assert_invariant(
     strategies: Mapping[str, Layout] | None = None,
     *,
     extra: Extra = (),
-    couples: Couples = "nothing",
+    rows_interact: RowsInteract = "never",
     dims: Mapping[str, Dims] = {},
     seed: int = 0,
     draws: bool = True,
@@ -43,7 +43,7 @@ def assert_invariant(
         strategies: values of `jtrain.parallel`, or strategies, by name; by default all that fit
             the rows and the available devices.
         extra: the argument of the loss that is not differentiated.
-        couples: as in `make_step`; declared interactions of rows are not compared.
+        rows_interact: as in `make_step`; declared interactions of rows are not compared.
         dims: the names of the dims of each parameter, by the parameter's name.
         seed: seed of the run's key.
         draws: False replaces every random draw by a fixed number. A loss that draws one mask for
@@ -63,7 +63,7 @@ def assert_invariant(
         batch,
         optimizer=optimizer or optax.sgd(0.1),
         extra=extra,
-        couples=couples,
+        rows_interact=rows_interact,
         dims=dims,
         seed=seed,
         draws=draws,
@@ -110,11 +110,11 @@ def _not_compared(case: LossCase) -> Iterator[str]:
     """Yield a sentence for each kind of comparison that is not made, with the reason."""
     if case.mask_error:
         yield f"Masks, padding and ragged batches were not compared: {case.mask_error}"
-    if case.couples != "nothing":
+    if case.rows_interact != "never":
         yield (
             f"Other orders of the rows and splits into slices were not compared: the rows "
             f"interact, "
-            f'by couples="{case.couples}".'
+            f'by rows_interact="{case.rows_interact}".'
         )
     if not case.draws:
         yield "Random draws were not compared (draws=False, --without-draws): all draws are fixed."

@@ -42,7 +42,7 @@ NOISE_OF_PARAMS = (0.0, 1.0, 3.0)  # in their standard deviations, one for each 
 MANY = 1021  # rows: beyond the exact counts of 16-bit floats, and odd
 DRAWN = (
     "Random draws were not compared where a mask hides rows: they change with the size of the "
-    "array, which `couples` forbids to split."
+    "array, which `rows_interact` forbids to split."
 )
 
 
@@ -92,7 +92,11 @@ class _LossChecks:
     """The comparisons of a loss; None where a comparison has a row only if it fails."""
 
     def __init__(self, case: LossCase, not_compared: list[str]):
-        self.case, self.not_compared, self.coupled = case, not_compared, case.couples != "nothing"
+        self.case, self.not_compared, self.coupled = (
+            case,
+            not_compared,
+            case.rows_interact != "never",
+        )
         self.single, self.double = (_sums(case, double=double) for double in (False, True))
 
     def called_twice(self, name: str) -> Comparison:

@@ -71,7 +71,7 @@ class CompiledStep:
             loss,
             observe_optimizer(case.optimizer),
             microbatches=variant.microbatches,
-            couples=case.couples,
+            rows_interact=case.rows_interact,
             psum=strategy.psum if strategy else None,
             ragged=not case.mask_error,
             **more,
@@ -93,7 +93,7 @@ class CompiledStep:
                 rows = strategy.place(jax.device_get(rows))
             if self._program is None:
                 self._program = (
-                    strategy.compile(self._step, state, rows, keeps=True)
+                    strategy.compile(self._step, state, rows, returns_state=True)
                     if strategy
                     else jax.jit(self._step, donate_argnums=0 if variant.donate else ())
                 )

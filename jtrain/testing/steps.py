@@ -80,14 +80,14 @@ def _variants(
         yield _Compared("own step", StepVariant(donate=False), [batch], "device")
     yield _Compared("state given up", StepVariant(), [batch], "device")
     for count in (2, 4):
-        if case.rows % count == 0 and case.couples == "nothing":
+        if case.rows % count == 0 and case.rows_interact == "never":
             parts = [take_rows(batch, np.arange(i, case.rows, count)) for i in range(count)]
             variant = StepVariant(microbatches=count)
             yield _Compared(f"{count} microbatches", variant, parts, "microbatch")
     for name, values in strategies.items():
         strategy = build_strategy(values)
         cuts = {"batch": strategy.psum is not None, "slice": strategy.shares > 1}
-        if cuts.get(case.couples):
+        if cuts.get(case.rows_interact):
             not_compared.append(
                 f"{name} was not compared: it would cut the batch, whose rows interact."
             )

@@ -89,7 +89,7 @@ def _explain_coefficients(parts: Sequence[RowSums], whole: RowSums) -> Cause | N
 
 def _explain_coupled_terms(sums: Sums) -> Cause | None:
     """Return the cause for the first term with undeclared coupling, which fails mask checks too."""
-    if sums.case.couples != "nothing":
+    if sums.case.rows_interact != "never":
         return None
     for name in sums.means_of(sums.batch):
         if name.startswith("term") and sums.rows_interact(name):
@@ -99,7 +99,7 @@ def _explain_coupled_terms(sums: Sums) -> Cause | None:
 
 def _explain_mean(name: str, split: SumSplit, sums: Sums) -> Cause:
     """Return why a mean does not add up."""
-    if sums.case.couples == "nothing" and sums.rows_interact(name):
+    if sums.case.rows_interact == "never" and sums.rows_interact(name):
         return _explain_mean_of_means(name, sums) or _explain_coupling(name, sums)
     if split.kind == "mask":
         return _explain_hidden(name, split.parts[0], sums)

@@ -102,14 +102,14 @@ def trace_memory_needs(config: RunConfig, layout: Axes, devices: Sequence[Device
     strategy = dataclasses.replace(layout, devices=0).build(devices)
     run = resolve_durations(config, lambda values: build_experiment(values, strategy.placement))
     config, x = run.config, run.experiment
-    like = trace_state(config, x)
-    args, loss = _loss(config, x, like)
+    abstract_state = trace_state(config, x)
+    args, loss = _loss(config, x, abstract_state)
     parts = remat_regions(loss, *args)
     largest = max(parts, default=RematRegion(0, ()))
     rows = config.batch // config.microbatches
     weights_of = [of for of in largest.given if rows not in of.shape[:1]]
     needs = MemoryNeeds(
-        state=like,
+        state=abstract_state,
         dims=x.dims,
         rows=rows,
         microbatches=config.microbatches,
@@ -119,19 +119,19 @@ def trace_memory_needs(config: RunConfig, layout: Axes, devices: Sequence[Device
         passing=largest.saved_bytes,
         gathered=sum(map(num_bytes, weights_of)),
     )
-    strategy.check_axes_used(like, x.dims)
+    strategy.check_axes_used(abstract_state, x.dims)
     return needs
 
 
-def _loss(config: RunConfig, x: Experiment, like: TrainState) -> tuple[tuple, Callable]:
+def _loss(config: RunConfig, x: Experiment, abstract_state: TrainState) -> tuple[tuple, Callable]:
     """Return the shapes of the loss's arguments for a microbatch, and the loss as a scalar."""
     terms = normalize_loss(x.loss, ragged=x.train.ragged)
     rows = shapes(x.train, parts=config.microbatches)
-    copy = jax.eval_shape(lambda p: cast_params(p, config.precision.compute), like.params)
-    key = jax.eval_shape(TrainState.step_key, like)
+    copy = jax.eval_shape(lambda p: cast_params(p, config.precision.compute), abstract_state.params)
+    key = jax.eval_shape(TrainState.step_key, abstract_state)
 
     def loss(params: Any, extra: Any, batch: Any, rng: Any) -> Any:
         means = terms(params, extra, batch, rng).terms
         return combine(means, [mean.weight for mean in means.means])
 
-    return (copy, like.extra, rows, key), loss
+    return (copy, abstract_state.extra, rows, key), loss

@@ -35,7 +35,7 @@ def banner_lines(
         root: of the file system that shows the machine's accelerators.
     """
     config, strategy = resolved.config, resolved.strategy
-    count = num_elements(resolved.like.params)
+    count = num_elements(resolved.abstract_state.params)
     batch: Any = f"{config.batch} rows"
     if resolved.experiment.tokens:
         batch = f"{batch} of {resolved.experiment.tokens} tokens"
@@ -47,7 +47,7 @@ def banner_lines(
         *describe_small_pool(count_cpu_devices(resolved.devices)),
         *([resolved.why] if resolved.why else []),
         *([schedule.why] if schedule.why else []),
-        format_line(summarize(resolved.like)),
+        format_line(summarize(resolved.abstract_state)),
         *([str(strategy.schedule)] if strategy.schedule else []),
     ]
     if jax.process_count() > 1:

@@ -49,8 +49,8 @@ def compile_step(
         # checkpoint is read beside, for nothing of it is compiled.
         one_by_one = start is None and program.resolved.devices[0].platform == "cpu"
         with HEARTBEAT.during("compile"):
-            then = lambda: _wait_for(state) if one_by_one else None
-            step = program.compile_step(batches.schedule, then=then)
+            meanwhile = lambda: _wait_for(state) if one_by_one else None
+            step = program.compile_step(batches.schedule, meanwhile=meanwhile)
         made = _wait_for(state)
         checked.result()
         check_batches(program, first.result(), made)
@@ -105,17 +105,18 @@ def program_signature(program: Program, schedule: CallSchedule) -> Signature:
     Nothing is traced or compiled.
     """
     arguments = {
-        f"state/{name}": _leaf(leaf) for name, leaf in named_leaves(program.resolved.like).items()
+        f"state/{name}": _leaf(leaf)
+        for name, leaf in named_leaves(program.resolved.abstract_state).items()
     }
-    for name, array in program.first.like.items():
+    for name, array in program.first.shapes.items():
         arguments[f"batch/{name}"] = _array(array.dtype, array.shape)
     values = {
         key: repr(value)
         for key, value in flatten(to_plain(program.resolved.config)).items()
         if key.partition(".")[0] not in _OUTSIDE
     }
-    most = schedule.most
-    values["steps_per_call"] = f"auto, at most {most}" if schedule.varies else str(most)
+    longest = schedule.longest
+    values["steps_per_call"] = f"auto, at most {longest}" if schedule.varies else str(longest)
     kinds = sorted({f"{d.platform} {d.device_kind}" for d in program.resolved.devices})
     environment = {name: installed_version(name) for name in ("jtrain", "jax", "jaxlib", "libtpu")}
     environment |= {"devices": f"{len(program.resolved.devices)} x {', '.join(kinds)}"}

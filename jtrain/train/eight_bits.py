@@ -216,8 +216,8 @@ def quantize_experiment(x: "Experiment", config: "RunConfig") -> "Experiment":
         exclude=precision.exclude,
         key="precision",
     )
-    couples = "batch" if by_tensor and x.couples == "nothing" else x.couples
-    return dataclasses.replace(x, loss=quantize(x.loss), couples=couples)
+    rows_interact = "batch" if by_tensor and x.rows_interact == "never" else x.rows_interact
+    return dataclasses.replace(x, loss=quantize(x.loss), rows_interact=rows_interact)
 
 
 def int8_loss(loss: LossFn | Stateful, products: Sequence[str]) -> LossFn | Stateful:

@@ -14,7 +14,7 @@ from jtrain.core.batches import FiniteBatches
 from jtrain.core.evaluate import EvaluateFn, check_row_independence, evaluate, make_evaluate
 from jtrain.core.loss import LossOutput, Stateful
 from jtrain.core.state import TrainState
-from jtrain.core.types import Batch, Couples, Extra, Key, LossFn, Params
+from jtrain.core.types import Batch, Extra, Key, LossFn, Params, RowsInteract
 from jtrain.data.batches.step_batches import copy_writable
 from jtrain.data.batches.workers import Workers, is_streamed
 from jtrain.errors import ConfigError
@@ -86,7 +86,7 @@ class SetEvaluations:
         sets: by name.
         loss: in the precision of the run.
         strategy: places the batches, and compiles the programs.
-        couples: how the loss couples rows in an evaluation.
+        rows_interact: which rows the loss of a row depends on, in an evaluation.
         workers: read the batches.
         weights: shapes of the parameters and of the extra state, on the devices.
         generated: metrics of generated texts, by set, which are added to those of the loss.
@@ -99,14 +99,14 @@ class SetEvaluations:
         loss: LossFn | Stateful,
         strategy: Strategy,
         *,
-        couples: Couples,
+        rows_interact: RowsInteract,
         workers: Workers,
         weights: Weights,
         generated: Mapping[str, GeneratedMetrics] = {},
         check_hidden: bool = True,
     ):
         self._sets, self._loss, self._strategy = sets, loss, strategy
-        self._couples, self._workers, self._weights = couples, workers, weights
+        self._interact, self._workers, self._weights = rows_interact, workers, weights
         self._generated, self._check_hidden = generated, check_hidden
         self._programs: dict[tuple[bool, str], EvaluateFn] = {}
         self._like: dict[str, Batch] = {}
@@ -167,7 +167,7 @@ class SetEvaluations:
             LossError: with the values that keep the rows together, or the line to write.
         """
         rows = self._sets[name]
-        split = self._couples == "batch" and len(rows) > 1
+        split = self._interact == "batch" and len(rows) > 1
         pads = self._check_hidden and rows.ragged
         if not (split or pads) or name in self._checked:
             return
@@ -188,7 +188,7 @@ class SetEvaluations:
         rows, strategy = self._sets[name], self._strategy
         kind = rows.ragged, repr(self._shapes(name))
         if kind not in self._programs:
-            how = {"couples": self._couples, "psum": strategy.psum, "ragged": rows.ragged}
+            how = {"rows_interact": self._interact, "psum": strategy.psum, "ragged": rows.ragged}
             fn = make_evaluate(self._loss, **how)
             example = strategy.place(self._own_rows(rows)[0])
             self._programs[kind] = strategy.compile(fn, self._weights, example)
@@ -206,19 +206,19 @@ class SetEvaluations:
 
 
 def make_evaluation_params(
-    optimizer: optax.GradientTransformation, like: TrainState
+    optimizer: optax.GradientTransformation, abstract_state: TrainState
 ) -> Callable[[TrainState], Params]:
     """Return the compiled function from a state to the parameters to evaluate.
 
     They are on the devices, sharded as the trained ones.
 
     Args:
-        like: shapes and shardings of the state.
+        abstract_state: shapes and shardings of the state.
     """
     return jax.jit(
-        lambda state: evaluation_params(optimizer, to_device(state, like)),
-        in_shardings=(shardings_of(like),),
-        out_shardings=shardings_of(device_shardings(like.params)),
+        lambda state: evaluation_params(optimizer, to_device(state, abstract_state)),
+        in_shardings=(shardings_of(abstract_state),),
+        out_shardings=shardings_of(device_shardings(abstract_state.params)),
     )
 
 

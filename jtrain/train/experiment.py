@@ -20,7 +20,7 @@ from jtrain.core.batches import Batches, FiniteBatches
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.placement import Placement
-from jtrain.core.types import Batch, Couples, Dims, Extra, Key, LossFn, Params
+from jtrain.core.types import Batch, Dims, Extra, Key, LossFn, Params, RowsInteract
 from jtrain.data.batches.workers import Workers
 from jtrain.errors import ConfigError, DataError
 from jtrain.errors.user_code import check_takes, user_code
@@ -111,9 +111,9 @@ class Experiment:
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
     """Names of the dims of parameters (`Model.dims`): rules map them to the axes of a mesh. A
     parameter without names is split along its largest dim."""
-    couples: Couples = cast(Couples, "")
-    """Whether the loss couples rows; see `make_step`. Empty: as the layers of the model, of which
-    the loss is built or which is given here (batch norm couples a batch), else "nothing"."""
+    rows_interact: RowsInteract = cast(RowsInteract, "")
+    """Whether the loss of a row depends on other rows; see `make_step`. Empty: as the layers of the
+    model, of which the loss is built or which is given here (batch norm: "batch"), else "never"."""
     tokens: int = 0
     """Tokens in a row, for the speed that is logged; 0 counts rows."""
     tokenizer: str = ""
@@ -149,9 +149,9 @@ class Experiment:
             check_takes(self.loss.loss, ("params", "extra", "batch", "rng"), "the loss")
         else:
             check_takes(self.loss, ("params", "batch", "rng"), "the loss")
-        if not self.couples:
+        if not self.rows_interact:
             of = self.loss if isinstance(self.loss, ModelLoss) else self.model
-            object.__setattr__(self, "couples", (of and of.couples) or "nothing")
+            object.__setattr__(self, "rows_interact", (of and of.rows_interact) or "never")
         object.__setattr__(self, "loss", _hashable_loss(self.loss))
         if callable(self.init):
             check_takes(self.init, ("key",), "init")
@@ -195,9 +195,9 @@ class RunConfig(BaseConfig, abc.ABC):
         """Return what the run is made of in code: the class of the config, in the experiment."""
         return type(self)
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Return the values that conflict."""
-        yield from super().misfits()
+        yield from super().problems()
         if self.lora.rank and not self.lora.on:
             yield "lora.on", "is empty, so nothing would be trained; set lora.on='[\"*\"]'"
         if self.lora.on and not self.lora.rank:

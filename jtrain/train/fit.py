@@ -16,7 +16,7 @@ from jtrain.config.sections import Guard
 from jtrain.config.top import RUNS
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Placement
-from jtrain.core.types import Couples, Extra, LossFn, Params
+from jtrain.core.types import Extra, LossFn, Params, RowsInteract
 from jtrain.distributed.heartbeat import HEARTBEAT
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary
@@ -54,7 +54,7 @@ def fit(
     valid: fit_data.Data = None,
     valid_every: int | str = 0,
     valid_batch: int = 0,
-    valid_couples: Literal["batch", "slice"] = "batch",
+    valid_rows_interact: Literal["batch", "slice"] = "batch",
     best: str = "",
     hooks: Sequence[Observer] = (),
     every: int | str = 0,
@@ -62,7 +62,7 @@ def fit(
     seed: int = 0,
     microbatches: int = 1,
     steps_per_call: int | Literal["auto"] = "auto",
-    couples: Couples | None = None,
+    rows_interact: RowsInteract | None = None,
     precision: str | Precision = "f32",
     parallel: str | Parallel = "mirrored",
     devices: Any = 0,
@@ -103,8 +103,8 @@ def fit(
         valid_every: steps between evaluations; 0: ten evaluations a run. The last step is
             evaluated in any case.
         valid_batch: rows a batch in evaluation; 0: as many as in training.
-        valid_couples: how a loss with `couples="batch"` is evaluated. "batch": each set is one
-            batch, or an error is raised. "slice": only the rows of each batch interact.
+        valid_rows_interact: how a loss with `rows_interact="batch"` is evaluated. "batch": each set
+            is one batch, or an error is raised. "slice": only the rows of each batch interact.
         best: `loss`, `highest accuracy` or `NAME/loss`: return the weights of the evaluation that
             was best by this metric.
         hooks: `jt.Hook`s, `jt.EarlyStop`, or functions of (step, numbers), (step, state) or (step,
@@ -116,8 +116,8 @@ def fit(
         microbatches: parts of a batch whose gradients are accumulated.
         steps_per_call: steps in one call of the compiled function; "auto": several where a step is
             small, and fewer before each step that is evaluated, saved, or seen by a hook.
-        couples: whether the loss couples rows; see `make_step`. By default the value of the model
-            (batch norm couples a batch), else "nothing".
+        rows_interact: whether the loss of a row depends on other rows; see `make_step`. By default
+            the value of the model (batch norm: "batch"), else "never".
         precision: that the loss computes in: f32, bf16, f16, fp8, or a config.
         parallel: strategy: mirrored, fsdp, single, or a config.
         devices: number of devices, 0 for all; their indices, `[0, 2]`; names, "cpu", "gpu:1",
@@ -137,7 +137,7 @@ def fit(
         LossError: if the guard ends the run at a step that is not finite.
     """
     duration = fit_arguments.build_steps(steps, epochs)
-    start = fit_arguments.build_start(loss, params, extra, couples)
+    start = fit_arguments.build_start(loss, params, extra, rows_interact)
     batch = batch or fit_data.loader_size(data)
     data, valid = fit_data.split_validation(data, valid)
     training = fit_data.build_train_batches(data, batch, seed=seed)
@@ -171,7 +171,7 @@ def fit(
                 train=training,
                 optimizer=transformation or self.optimizer,
                 valid=valid_batches,
-                couples=start.couples,
+                rows_interact=start.rows_interact,
                 tokens=tokens,
             )
 
@@ -189,7 +189,11 @@ def fit(
         "parallel": fit_arguments.build_strategy(parallel, devices),
         "guard": fit_arguments.build_guard(guard, has_checkpoints=has_directory),
         # Durations are steps once the data is known.
-        "evaluate": {"every": valid_every or "10%", "batch": valid_batch, "couples": valid_couples},
+        "evaluate": {
+            "every": valid_every or "10%",
+            "batch": valid_batch,
+            "rows_interact": valid_rows_interact,
+        },
         "checkpoint": {"every": checkpoint_every or ("10%" if has_directory else 0), "best": best},
         "log": {"every": every or "2%"},
         "checks": {"first_batch": check_batch},
@@ -198,7 +202,7 @@ def fit(
         config = Config(**values)
     except ValidationError as error:
         raise ConfigError(fit_arguments.describe_argument(error, Config)) from None
-    for key, words in config.misfits():
+    for key, words in config.problems():
         raise ConfigError(config.rename_keys(f"{key}: {words}"))
     with open(os.devnull, "w") as nowhere:
         screen = nowhere if quiet else None
@@ -206,7 +210,7 @@ def fit(
             found = _fit_in_directory(config, Path(directory or RUNS / name), hooks, screen)
         else:
             cluster = join_run(config, None)
-            with RunLog(screen, shows=cluster.index == 0, keeps=False) as log:
+            with RunLog(screen, shows=cluster.index == 0, keep_lines=False) as log:
                 if cluster.warning:
                     LOG.warning(cluster.warning)
                 found = _fit_in_memory(config, hooks, log)

@@ -16,7 +16,7 @@ from jtrain.config.sections import Guard, RollbackPolicy
 from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Couples, Extra, LossFn, Params, Tree
+from jtrain.core.types import Extra, LossFn, Params, RowsInteract, Tree
 from jtrain.data.sources.foreign import is_array, library_name, to_array
 from jtrain.data.sources.source import to_native
 from jtrain.errors import ConfigError, DataError, LossError
@@ -33,7 +33,7 @@ from jtrain.parallel import Auto, Layout, Parallel
 RATES: Mapping[str, float] = {"adam": 1e-3, "adamw": 1e-3, "nadamw": 1e-3}
 
 ARGUMENTS: Mapping[str, str] = {
-    **{f"evaluate.{key}": f"valid_{key}" for key in ("every", "batch", "couples")},
+    **{f"evaluate.{key}": f"valid_{key}" for key in ("every", "batch", "rows_interact")},
     "checkpoint.every": "checkpoint_every",
     "checkpoint.best": "best",
     "log.every": "every",
@@ -82,18 +82,18 @@ class FitStart(NamedTuple):
 
     loss: LossFn | Stateful
     init: Any  # (params, extra), or a function of a key that makes them
-    couples: Couples
+    rows_interact: RowsInteract
     module: Any = None  # SplitModule of the nnx module that holds the parameters
-    declared: bool = False  # whether `couples` was given; layers couple rows in training only
+    declared: bool = False  # whether `rows_interact` was given, which holds in evaluation too
 
 
 def build_start(
-    loss: Any, params: Any, extra: Extra = (), couples: Couples | None = None
+    loss: Any, params: Any, extra: Extra = (), rows_interact: RowsInteract | None = None
 ) -> FitStart:
     """Return the loss as a function of arrays, and the initial arrays.
 
     If the parameters are an nnx module, a plain loss is a function of (module, batch, rng). If
-    `couples` is not given, the layers of the model decide it.
+    `rows_interact` is not given, the layers of the model decide it.
 
     Raises:
         LossError: for a model of another library, or a loss that cannot be called.
@@ -105,20 +105,25 @@ def build_start(
             "model. Write jt.fit(jt.classifier(model), model, (x, y)), or jt.regression."
         )
     check_model_type(params)
-    declared = couples is not None
-    couples = couples or (loss.couples if isinstance(loss, ModelLoss) else "nothing")
+    declared = rows_interact is not None
+    rows_interact = rows_interact or (
+        loss.rows_interact if isinstance(loss, ModelLoss) else "never"
+    )
     if is_nnx(params):
         from jtrain.models.adapters.nnx import SplitModule, module_loss
 
         module = SplitModule(params)
         if not isinstance(loss, Stateful):
-            loss, couples = module_loss(loss, module), couples if declared else module.couples
+            loss, rows_interact = (
+                module_loss(loss, module),
+                rows_interact if declared else module.rows_interact,
+            )
         given, carried = module.arrays()
-        return FitStart(loss, (given, extra or carried), couples, module, declared)
+        return FitStart(loss, (given, extra or carried), rows_interact, module, declared)
     if isinstance(params, Model):
-        return FitStart(loss, params.init, couples, declared=declared)
+        return FitStart(loss, params.init, rows_interact, declared=declared)
     start = params if callable(params) else build_weights(params, extra)
-    return FitStart(loss, start, couples, declared=declared)
+    return FitStart(loss, start, rows_interact, declared=declared)
 
 
 def build_weights(params: Params, extra: Extra) -> tuple[Params, Extra]:

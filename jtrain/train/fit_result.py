@@ -11,7 +11,7 @@ import numpy as np
 
 from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.state import TrainState
-from jtrain.core.types import Couples, Extra, Params
+from jtrain.core.types import Extra, Params, RowsInteract
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.spelling import nearest_choice
 from jtrain.io.formatting import format_number
@@ -67,25 +67,30 @@ class Fitted:
         return module.module(self.params, self.extra, None, False)
 
     def evaluate(
-        self, data: fit_data.Data, *, batch: int = 0, couples: Couples | None = None
+        self, data: fit_data.Data, *, batch: int = 0, rows_interact: RowsInteract | None = None
     ) -> dict[str, float]:
         """Return the loss and the metrics over all of `data`; see `jt.evaluate`.
 
         Args:
             data: as for `jt.fit`.
             batch: rows at a time.
-            couples: as for `jt.evaluate`; by default as given to `jt.fit`. The layers of a model
-                (batch norm) couple rows in training only.
+            rows_interact: as for `jt.evaluate`; by default as given to `jt.fit`. In the layers of a
+                model (batch norm) rows interact in training only.
 
         Raises:
             LossError: if coupled rows would be split.
         """
         assert self.start is not None, "jt.fit sets `start`"
-        if couples is None:
+        if rows_interact is None:
             layers = isinstance(self.loss, ModelLoss) or not self.start.declared
-            couples = "nothing" if layers else self.start.couples
+            rows_interact = "never" if layers else self.start.rows_interact
         return evaluate(
-            self.start.loss, self.params, data, batch=batch, extra=self.extra, couples=couples
+            self.start.loss,
+            self.params,
+            data,
+            batch=batch,
+            extra=self.extra,
+            rows_interact=rows_interact,
         )
 
     def predict(self, data: fit_data.Data, *, batch: int = 0) -> Any:

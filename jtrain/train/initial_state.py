@@ -25,17 +25,17 @@ Weights: TypeAlias = tuple[Params, Extra]
 def make_initial_state(
     config: RunConfig,
     experiment: Experiment,
-    like: TrainState,
+    abstract_state: TrainState,
     initial: Weights,
     stored: WeightsPlan | None,
 ) -> TrainState:
-    """Return the state before the first step, made straight into the shardings of `like`.
+    """Return the state before the first step, made straight into the shardings of `abstract_state`.
 
     Args:
         initial: shapes of the weights that `init` makes, without an adapter and the loss's state.
         stored: the weights that replace some or all of them.
     """
-    to = shardings_of(like)
+    to = shardings_of(abstract_state)
     weights, state = makers(config, experiment)
     if stored is not None:
         drawn = jax.jit(weights, out_shardings=shardings_of(initial))
@@ -45,7 +45,9 @@ def make_initial_state(
         return jax.jit(state, out_shardings=to, donate_argnums=() if fewer else 0)(read)
     given = experiment.init
     if callable(given):
-        return load_or_compile(jax.jit(lambda: state(weights()), out_shardings=to).lower(), like)()
+        return load_or_compile(
+            jax.jit(lambda: state(weights()), out_shardings=to).lower(), abstract_state
+        )()
     # Copied, for the first step gives up its state, and who gave the weights may keep them.
     placed = jax.device_put(given, shardings_of(device_shardings(initial)))
     return jax.jit(lambda w: state(jax.tree.map(jnp.copy, w)), out_shardings=to)(placed)
@@ -64,9 +66,9 @@ def plan_initial_weights(config: RunConfig, initial: Weights) -> WeightsPlan | N
     return plan_weights(asked, *initial, lambda path: RunDir(path).owner()) if asked.path else None
 
 
-def shardings_of(like: Any) -> Any:
+def shardings_of(abstract_state: Any) -> Any:
     """Return the sharding of each leaf."""
-    return jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
 
 
 def makers(
@@ -95,25 +97,25 @@ def trace_state(config: RunConfig, x: Experiment) -> TrainState:
 
 
 def trace_weights(
-    config: RunConfig, x: Experiment, like: TrainState, strategy: Strategy
+    config: RunConfig, x: Experiment, abstract_state: TrainState, strategy: Strategy
 ) -> Weights:
     """Return the weights that `init` makes, without an adapter and the loss's state, as shapes.
 
     Args:
-        like: shapes and shardings of the state.
+        abstract_state: shapes and shardings of the state.
     """
     if x.adapter is None and x.init_extra is None:
-        return like.params, like.extra
+        return abstract_state.params, abstract_state.extra
     params, extra = jax.eval_shape(makers(config, x)[0])
-    state = dataclasses.replace(like, params=params, extra=extra)
+    state = dataclasses.replace(abstract_state, params=params, extra=extra)
     placed = with_shardings(state, strategy.shardings(state, x.dims))
     return placed.params, placed.extra
 
 
 def with_shardings(tree: Tree, shardings: Any) -> Tree:
     """Return the shapes and dtypes of a tree with these shardings."""
-    like = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    return jax.tree.map(like, tree, shardings)
+    abstract_state = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.tree.map(abstract_state, tree, shardings)
 
 
 def _drawn(init: Callable[[Key], Weights], key: Key) -> Weights:

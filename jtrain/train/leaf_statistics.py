@@ -58,7 +58,7 @@ class LeafStatistics:
         batch = resolved.strategy.place(self._train[step])
         if self._compiled is None:
             statistics = _make_statistics(self._program)
-            self._compiled = resolved.strategy.compile(statistics, resolved.like, batch)
+            self._compiled = resolved.strategy.compile(statistics, resolved.abstract_state, batch)
         found = jax.device_get(self._compiled(state, batch))
         return {kind: {leaf: float(x) for leaf, x in found[kind].items()} for kind in KINDS}
 
@@ -115,13 +115,13 @@ def _make_statistics(program: Program) -> Callable[..., Statistics]:
         program.loss,
         optax.GradientTransformationExtraArgs(inner.init, update),
         microbatches=program.resolved.config.microbatches,
-        couples=x.couples,
+        rows_interact=x.rows_interact,
         psum=program.resolved.strategy.psum,
         ragged=x.train.ragged,
     )
 
     def statistics(state: TrainState, batch: Any) -> Statistics:
-        state = to_device(state, program.resolved.like)
+        state = to_device(state, program.resolved.abstract_state)
         unknown = dict.fromkeys(named_leaves(state.params), jnp.float32(jnp.nan))
         recorded = (state.opt_state, dict.fromkeys(KINDS, unknown))
         after, _ = step(dataclasses.replace(state, opt_state=recorded), batch)

@@ -13,7 +13,7 @@ from jtrain.core.evaluate import make_evaluate
 from jtrain.core.loop import IN_FLIGHT
 from jtrain.core.loss import LossOutput, Stateful, normalize_loss
 from jtrain.core.pytree import named_leaves
-from jtrain.core.types import Batch, Couples, Extra, LossFn, Params
+from jtrain.core.types import Batch, Extra, LossFn, Params, RowsInteract
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.user_code import api_boundary, check_takes, user_code
 from jtrain.models.adapters import check_model_type, is_nnx
@@ -35,7 +35,7 @@ def evaluate(
     *,
     batch: int = 0,
     extra: Extra = (),
-    couples: Couples = "nothing",
+    rows_interact: RowsInteract = "never",
     parallel: str | Layout = "mirrored",
     devices: Any = 0,
     check_batch: bool = True,
@@ -43,18 +43,18 @@ def evaluate(
     """Return the loss and the metrics over all of `data`, each row once, and the count `rows`.
 
     A loss that is a sum over rows is exact for any batch size and number of devices: sums and
-    weights are added up, in float64 over batches. A loss that couples rows depends on which rows
-    share a batch, and this function cannot detect that: set `couples`.
+    weights are added up, in float64 over batches. A loss whose rows interact depends on which
+    share a batch, and this function cannot detect that: set `rows_interact`.
 
     Args:
         loss: as for `jt.fit`; its rng is None.
         params: as for `jt.fit`, or an nnx module.
         data: as for `jt.fit`.
-        batch: rows at a time, over all devices; 0: 128, or all rows with couples="batch".
-        couples: whether the loss couples rows in an evaluation, as a contrastive loss does and
-            batch norm with running statistics does not. "batch": all rows of the data are coupled
-            and must be in one batch. "slice": the rows of a batch that one program holds are the
-            group, and the loss is the mean over groups.
+        batch: rows at a time, over all devices; 0: 128, or all rows with rows_interact="batch".
+        rows_interact: whether rows interact in an evaluation, as in a contrastive loss and not in
+            batch norm with running statistics. "batch": all rows of the data must be in one batch.
+            "slice": the rows of a batch that one program holds are the group, and the loss is the
+            mean over groups.
         devices: as for `jt.fit`.
         check_batch: whether the first batch is checked; see `jt.check_batch`.
 
@@ -62,15 +62,15 @@ def evaluate(
         UserError: for arguments that do not fit together.
         LossError: if the loss breaks its contract, or couples rows that would be split.
     """
-    layout, single = fit_arguments.build_layout(parallel, devices), couples == "batch"
+    layout, single = fit_arguments.build_layout(parallel, devices), rows_interact == "batch"
     strategy, rows = _batches(data, batch, layout, single=single)
     if single and len(rows) > 1:
         raise LossError(
             f"the loss couples the rows of a batch, and batches of {rows.size} would cut the data "
             f"into {len(rows)}: the loss would depend on the batch size. Give one batch of all "
             f"rows (batch={_whole(rows, strategy)}, or data in a single batch), or set "
-            f'couples="slice" if the rows of each batch are meant to be the group, or '
-            f'couples="nothing" if layers couple rows in training only, as batch norm does.'
+            f'rows_interact="slice" if the rows of each batch are meant to be the group, or '
+            f'rows_interact="never" if layers couple rows in training only, as batch norm does.'
         )
     start = fit_arguments.build_start(loss, params, extra)
     weights = _placed(strategy, _weights(start))
@@ -91,7 +91,9 @@ def evaluate(
             return jax.device_get(strategy.compile(sums, weights, placed)(weights, placed))
 
         check.check(run)
-    program = make_evaluate(start.loss, couples=couples, psum=strategy.psum, ragged=rows.ragged)
+    program = make_evaluate(
+        start.loss, rows_interact=rows_interact, psum=strategy.psum, ragged=rows.ragged
+    )
     program = strategy.compile(program, weights, _batch(strategy, rows, 0))
     if check_batch and rows.ragged:
         placed = lambda batch: LossOutput(*program(weights, strategy.place(batch)), extra=())

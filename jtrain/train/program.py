@@ -57,7 +57,7 @@ class Program:
         """
         x = self.resolved
         return make_initial_state(
-            x.config, x.experiment, x.like, self._initial, self.stored_weights
+            x.config, x.experiment, x.abstract_state, self._initial, self.stored_weights
         )
 
     @functools.cached_property
@@ -69,7 +69,7 @@ class Program:
     def _initial(self) -> Weights:
         """Shapes of the weights that `init` makes, without an adapter and the loss's state."""
         x = self.resolved
-        return trace_weights(x.config, x.experiment, x.like, x.strategy)
+        return trace_weights(x.config, x.experiment, x.abstract_state, x.strategy)
 
     @functools.cached_property
     def loss(self) -> LossFn | Stateful:
@@ -80,7 +80,7 @@ class Program:
     @property
     def _sharding(self) -> GradientSharding:
         x = self.resolved
-        return x.strategy.gradient_sharding(x.like.params, x.experiment.dims)
+        return x.strategy.gradient_sharding(x.abstract_state.params, x.experiment.dims)
 
     @functools.cached_property
     def schedule(self) -> CallSchedule:
@@ -89,7 +89,7 @@ class Program:
         return choose_schedule(
             x.config,
             x.strategy,
-            x.like,
+            x.abstract_state,
             lambda: self._loss_jaxpr,
             lambda: self.first.own,
             evaluates=bool(x.sets),
@@ -121,18 +121,20 @@ class Program:
     def place(self, batch: Batch, schedule: CallSchedule | None = None) -> Batch:
         """Put the batch of a call on the devices."""
         schedule = schedule or self.schedule
-        batch = mark_live(batch, schedule.most) if schedule.varies else batch
+        batch = mark_live(batch, schedule.longest) if schedule.varies else batch
         return self.resolved.strategy.place_for_call(batch, stacked=schedule.stacked)
 
     def compile_step(
         self,
         schedule: CallSchedule | None = None,
-        then: Callable[[], object] = lambda: None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> StepFn:
-        """Compile the step, or the steps of a call; `then` is called as by `Strategy.compile`."""
+        """Compile the step, or the steps of a call; `meanwhile` as for `Strategy.compile`."""
         schedule = schedule or self.schedule
         compiled = self.resolved.strategy.compile
-        return compiled(*self._step(schedule), stacked=schedule.stacked, keeps=True, then=then)
+        return compiled(
+            *self._step(schedule), stacked=schedule.stacked, returns_state=True, meanwhile=meanwhile
+        )
 
     def lower_step(self, schedule: CallSchedule | None = None) -> Lowered:
         """Lower the step; the result compiles also for devices of another machine.
@@ -143,7 +145,7 @@ class Program:
         """
         schedule = schedule or self.schedule
         lower = self.resolved.strategy.lower
-        return lower(*self._step(schedule), stacked=schedule.stacked, keeps=True)
+        return lower(*self._step(schedule), stacked=schedule.stacked, returns_state=True)
 
     def _step(self, schedule: CallSchedule | None = None) -> tuple[StepFn, TrainState, Batch]:
         """Return the step function, and the shapes that it is compiled for."""
@@ -153,7 +155,7 @@ class Program:
             self.resolved.experiment,
             self.resolved.strategy,
         )
-        like, devices = self.resolved.like, self.resolved.devices
+        like, devices = self.resolved.abstract_state, self.resolved.devices
         check_hardware(config.precision, devices)
         terms, params = self._terms(self.first.repeated), self._weights[0]
         check_unused_params(terms, params)
@@ -166,7 +168,7 @@ class Program:
             x.loss,
             x.transformation,
             microbatches=config.microbatches,
-            couples=x.couples,
+            rows_interact=x.rows_interact,
             psum=strategy.psum,
             ragged=x.train.ragged,
             unroll=unroll,
@@ -174,11 +176,11 @@ class Program:
             sharding=self._sharding,
         )
         step = pack_metrics(with_offload(step, like))
-        most, stack = schedule.most, (schedule.most,) * schedule.stacked
+        longest, stack = schedule.longest, (schedule.longest,) * schedule.stacked
         of = lambda x: jax.ShapeDtypeStruct((*stack, *x.shape), x.dtype)
-        batch = {name: of(array) for name, array in self.first.like.items()}
+        batch = {name: of(array) for name, array in self.first.shapes.items()}
         if schedule.varies:
-            live = jax.ShapeDtypeStruct((most, x.train.size), bool)
+            live = jax.ShapeDtypeStruct((longest, x.train.size), bool)
             return repeat_step(step), like, {**batch, LIVE: live}
         return scan_steps(step, unroll=unroll) if schedule.stacked else step, like, batch
 
@@ -220,7 +222,7 @@ class Program:
     @functools.cached_property
     def _evaluations(self) -> SetEvaluations:
         config, x = self.resolved.config, self.resolved.experiment
-        couples = x.couples
+        rows_interact = x.rows_interact
         loss = int8_loss(x.loss, config.evaluate.int8)
         compute = config.precision.compute
         return SetEvaluations(
@@ -228,7 +230,9 @@ class Program:
             # The same object is traced once for both.
             self.loss if loss is x.loss else compute_in(loss, compute, self._sharding.params),
             self.resolved.strategy,
-            couples=config.evaluate.couples if couples == "batch" else couples,
+            rows_interact=config.evaluate.rows_interact
+            if rows_interact == "batch"
+            else rows_interact,
             workers=config.workers,
             weights=self._weights,
             generated=x.generated,
@@ -244,7 +248,7 @@ class Program:
         They are sharded as the trained ones, and computed once for a whole evaluation.
         """
         if not isinstance(self.resolved.experiment.transformation, WithEvalParams):
-            return to_device(state.params, self.resolved.like.params)
+            return to_device(state.params, self.resolved.abstract_state.params)
         return self._evaluation_params(state)
 
     def gather_weights(self, state: TrainState) -> tuple[Params, Extra, Key]:
@@ -257,17 +261,21 @@ class Program:
 
     @functools.cached_property
     def _evaluation_params(self) -> Callable[[TrainState], Params]:
-        return make_evaluation_params(self.resolved.experiment.transformation, self.resolved.like)
+        return make_evaluation_params(
+            self.resolved.experiment.transformation, self.resolved.abstract_state
+        )
 
     @property
     def _weights(self) -> Weights:
         """Shapes of the weights that an evaluation takes, on the devices."""
-        return device_shardings((self.resolved.like.params, self.resolved.like.extra))
+        return device_shardings(
+            (self.resolved.abstract_state.params, self.resolved.abstract_state.extra)
+        )
 
     def _terms(self, batch: Batch) -> Callable[[Params], LossOutput]:
         terms = normalize_loss(self.loss, ragged=self.resolved.experiment.train.ragged)
-        key = jax.eval_shape(TrainState.step_key, self.resolved.like)
-        return lambda params: terms(params, self.resolved.like.extra, batch, key)
+        key = jax.eval_shape(TrainState.step_key, self.resolved.abstract_state)
+        return lambda params: terms(params, self.resolved.abstract_state.extra, batch, key)
 
 
 def set_up(
@@ -289,8 +297,8 @@ def repeat_step(step: StepFn) -> StepFn:
         arrays = {name: x for name, x in batches.items() if name != LIVE}
         at = lambda i: {name: x[i] for name, x in arrays.items()}
         shapes = jax.eval_shape(one, state, at(0))[1]
-        most = len(batches[LIVE])
-        zeros = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+        longest = len(batches[LIVE])
+        zeros = jax.tree.map(lambda x: jnp.zeros((longest, *x.shape), x.dtype), shapes)
 
         def body(i: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
             state, metrics = carry
@@ -303,24 +311,24 @@ def repeat_step(step: StepFn) -> StepFn:
     return call
 
 
-def mark_live(batches: Mapping[str, Any], most: int) -> Batch:
-    """Return batches stacked k b ..., padded to `most` steps, with the array `LIVE`."""
+def mark_live(batches: Mapping[str, Any], longest: int) -> Batch:
+    """Return batches stacked k b ..., padded to `longest` steps, with the array `LIVE`."""
     count, rows = next(iter(batches.values())).shape[:2]
 
     def pad(x: np.ndarray) -> np.ndarray:
-        if len(x) == most:
+        if len(x) == longest:
             return x
-        padded = aligned_zeros((most, *x.shape[1:]), x.dtype)
+        padded = aligned_zeros((longest, *x.shape[1:]), x.dtype)
         padded[: len(x)] = x
         return padded
 
-    return {**{name: pad(x) for name, x in batches.items()}, LIVE: _live(most, count, rows)}
+    return {**{name: pad(x) for name, x in batches.items()}, LIVE: _live(longest, count, rows)}
 
 
 @functools.cache
-def _live(most: int, count: int, rows: int) -> np.ndarray:
+def _live(longest: int, count: int, rows: int) -> np.ndarray:
     """Return the same read-only array for the same numbers: it is put on the devices once."""
-    live = np.repeat(np.arange(most)[:, None] < count, rows, axis=1)
+    live = np.repeat(np.arange(longest)[:, None] < count, rows, axis=1)
     live.setflags(write=False)
     return live
 

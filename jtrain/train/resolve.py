@@ -29,7 +29,7 @@ class Resolved:
     strategy: Strategy
     experiment: Experiment
     """Experiment whose optimizer is a transformation for the steps of the run."""
-    like: TrainState
+    abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     lengths: ConfigDurations
     """The config's durations, before they were counted in steps."""
@@ -49,7 +49,7 @@ class Resolved:
     @functools.cached_property
     def devices(self) -> list[Device]:
         """Devices of the layout, of all processes, by their ids."""
-        taken = jax.tree.leaves(self.like)[0].sharding.device_set
+        taken = jax.tree.leaves(self.abstract_state)[0].sharding.device_set
         return sorted(taken, key=lambda device: device.id)
 
     @functools.cached_property
@@ -115,7 +115,7 @@ def _resolve(
         config=config,
         strategy=strategy,
         experiment=experiment,
-        like=with_shardings(shapes, strategy.shardings(shapes, experiment.dims)),
+        abstract_state=with_shardings(shapes, strategy.shardings(shapes, experiment.dims)),
         lengths=run.durations,
         why=why,
         count_again=functools.partial(_resolve, requested, strategy, why, run.unresolved),

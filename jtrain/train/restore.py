@@ -96,7 +96,7 @@ def restore_run(
                 f"one is kept if checkpoint.best names a metric."
             )
         try:
-            return found, program, checkpoints.restore(found, program.resolved.like)
+            return found, program, checkpoints.restore(found, program.resolved.abstract_state)
         except CheckpointError:
             if found in steps:
                 raise_removed(run_dir.checkpoints, found)  # by a run that goes on meanwhile

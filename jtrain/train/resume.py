@@ -29,7 +29,7 @@ C = TypeVar("C", bound=BaseConfig)
 
 # Keys that change no number computed from a state, so a run may resume with other values; also
 # `xla`, `steps_per_call` and `microbatches`, which change the last bits at most, as `parallel` does
-# (a loss with couples="slice" has other groups under both); also
+# (a loss with rows_interact="slice" has other groups under both); also
 # `guard`, so that a run stopped by a bad step can resume with another policy, and `name`, so that a
 # copy of a run can resume under its own.
 MAY_DIFFER = (

@@ -86,8 +86,8 @@ class Attempt:
     def record_every(self) -> int:
         """Steps between two looks at the numbers of all steps, the same in every run."""
         schedule = self.resume.schedule
-        calls = RECORDED // schedule.most if schedule.update_seconds < SHORT else 1
-        return schedule.most * max(calls, 1)
+        calls = RECORDED // schedule.longest if schedule.update_seconds < SHORT else 1
+        return schedule.longest * max(calls, 1)
 
 
 def make_evaluations(
@@ -211,7 +211,7 @@ def show_progress(
         speed=speed,
         valid=lambda: losses(main_results(evaluations)),
         earlier=lambda: losses(_earlier_results(run, "")),
-        steps_per_call=run.resume.schedule.most,
+        steps_per_call=run.resume.schedule.longest,
         stream=run.log.stream,
     )
 
@@ -239,7 +239,7 @@ def watch_grace_period(run: Attempt, speed: Speed) -> GracePeriod:
 
     def seconds_per_call() -> float | None:
         pace = speed.pace
-        return None if pace is None else schedule.most * pace.seconds_per_step
+        return None if pace is None else schedule.longest * pace.seconds_per_step
 
     return GracePeriod(
         run.signals.budget,

@@ -117,7 +117,7 @@ class DirectoryStore:
         every, newest = config.checkpoint.every, self.checkpoints.newest() or 0
         in_steps = isinstance(every, int)  # else by the clock
         saves = count_saves(newest, config.steps, every) if in_steps else None
-        self.checkpoints.check_room(resolved.like, saves=saves)
+        self.checkpoints.check_room(resolved.abstract_state, saves=saves)
         check_rate(config)
         while True:
             with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read
@@ -176,7 +176,7 @@ class DirectoryStore:
     def _state(self, program: Program, start: int | None) -> TrainState:
         if start is None:
             return program.initial_state()
-        return self.checkpoints.restore(start, program.resolved.like)
+        return self.checkpoints.restore(start, program.resolved.abstract_state)
 
 
 RunStore: TypeAlias = MemoryStore | DirectoryStore

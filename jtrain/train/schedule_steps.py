@@ -94,7 +94,7 @@ def resolve_durations(
     config = convert_durations(config, facts)
     if "evaluate.patience" in found:
         config = _patience_in_evaluations(config, found["evaluate.patience"])
-    for key, words in config.misfits() if found else ():
+    for key, words in config.problems() if found else ():
         raise ConfigError(f"{key}: {words}")
     if unresolved and isinstance(unresolved.optimizer, optax.GradientTransformation):
         unresolved = None  # made of a number of steps, which was a duration

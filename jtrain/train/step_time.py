@@ -47,7 +47,7 @@ def seconds_per_step(program: Program) -> float:
     config, schedule = program.resolved.config, program.schedule
     batches = program.batches()
     step, state = compile_step(program, program.initial_state, batches)
-    each = schedule.most  # every call has the most steps, as most calls of the run do
+    each = schedule.longest  # every call has the most steps, as most calls of the run do
     last = max(1, config.steps // each)  # a program of several may take fewer steps
     again = _Again(batches.stacked, last)
     reader = config.workers.build(again, start=0, stop=None)

@@ -58,9 +58,12 @@ class Summary:
         return self.params.device + self.extra.device + self.optimizer.device
 
 
-def summarize(like: TrainState) -> Summary:
+def summarize(abstract_state: TrainState) -> Summary:
     """Return the sizes of a state, given as shapes, dtypes and shardings."""
-    parts = [_leaves(tree) for tree in (like.params, like.extra, like.opt_state)]
+    parts = [
+        _leaves(tree)
+        for tree in (abstract_state.params, abstract_state.extra, abstract_state.opt_state)
+    ]
     total = lambda part: sum(leaf.bytes for leaf in part)
     device = lambda part: sum(leaf.device_bytes for leaf in part)
     return Summary(parts[0], *(StateBytes(total(part), device(part)) for part in parts))
@@ -97,14 +100,22 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
         LossError: if the loss breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    x, like = program.resolved.experiment, device_shardings(program.resolved.like)
+    x, abstract_state = (
+        program.resolved.experiment,
+        device_shardings(program.resolved.abstract_state),
+    )
     terms = normalize_loss(program.loss, ragged=x.train.ragged)
 
     def loss(params, extra, batch, key):
         output = terms(params, extra, batch, key)
         return combine(output.terms, [mean.weight for mean in output.terms.means])
 
-    args = like.params, like.extra, x.train[0], jax.eval_shape(TrainState.step_key, like)
+    args = (
+        abstract_state.params,
+        abstract_state.extra,
+        x.train[0],
+        jax.eval_shape(TrainState.step_key, abstract_state),
+    )
     model = count_model_flops(loss, *args, lower_bound=lower_bound)
     return StepFlops(model, count_flops(jax.grad(loss), *args, lower_bound=lower_bound))
 

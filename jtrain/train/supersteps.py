@@ -80,12 +80,12 @@ def _function_name(hook: Hook) -> str:
 class CallSchedule:
     """Steps of each call of a run."""
 
-    most: int
+    longest: int
     """Steps that the program takes in a call, at most."""
     stop: int
     """Last step of the run."""
     varies: bool = False
-    """Whether calls may be shorter; else each has `most` steps, which divides every cadence."""
+    """Whether calls may be shorter; else each has `longest` steps, which divides every cadence."""
     ends: tuple[int, ...] = ()
     """Cadences at whose multiples a call ends."""
     points: tuple[int, ...] = ()
@@ -98,12 +98,12 @@ class CallSchedule:
     @property
     def stacked(self) -> bool:
         """Whether a call takes arrays k b ... and returns metrics k ...."""
-        return self.varies or self.most > 1
+        return self.varies or self.longest > 1
 
     @property
     def steps_per_call(self) -> int | Callable[[int], int]:
         """Steps of a call, as `train_loop` takes them."""
-        return self.steps if self.varies else self.most
+        return self.steps if self.varies else self.longest
 
     @property
     def in_flight(self) -> int:
@@ -113,8 +113,8 @@ class CallSchedule:
     def steps(self, first: int) -> int:
         """Return the steps of the call that begins after step `first`."""
         if not self.varies:
-            return self.most
-        ends = [first + x - first % x for x in (self.most, *self.ends)]
+            return self.longest
+        ends = [first + x - first % x for x in (self.longest, *self.ends)]
         return min(self.stop, *ends, *(x for x in self.points if x > first)) - first
 
     def after(self, first: int) -> int:
@@ -123,7 +123,7 @@ class CallSchedule:
 
     def first(self, step: int) -> int:
         """Return the step after which the call with `step` begins."""
-        ends = [(step - 1) // x * x for x in (self.most, *self.ends)]
+        ends = [(step - 1) // x * x for x in (self.longest, *self.ends)]
         return max(*ends, *(x for x in self.points if x < step), 0)
 
     def ending_at(self, *steps: int) -> "CallSchedule":
@@ -138,7 +138,7 @@ class CallSchedule:
         """
         if not self.varies or hooks == HookEnds():
             return self
-        longest, why = min([self.most, *self.ends]), self.why  # of the steps of all calls
+        longest, why = min([self.longest, *self.ends]), self.why  # of the steps of all calls
         least = min([longest, *hooks.cadences])
         if least < longest:
             why = f"steps_per_call: auto is {least} here, as a hook takes the state at every "
@@ -146,21 +146,23 @@ class CallSchedule:
             more = f"on_state({name}, {every}) of jtrain.train.hooks" if name else ""
             why += f"{f'{least} steps' if least > 1 else 'step'}. With "
             why += f"{more or f'{every} for this hook'} it would be {longest}, which trains faster"
-        most = max(LEAST, least)
-        ends = tuple(sorted({x for x in {self.most, *self.ends, *hooks.cadences} if x % most}))
+        longest = max(LEAST, least)
+        ends = tuple(
+            sorted({x for x in {self.longest, *self.ends, *hooks.cadences} if x % longest})
+        )
         points = tuple(sorted({*self.points, *hooks.points}))
-        return dataclasses.replace(self, most=most, ends=ends, points=points, why=why)
+        return dataclasses.replace(self, longest=longest, ends=ends, points=points, why=why)
 
 
 def fixed_schedule(steps_per_call: int, stop: int) -> CallSchedule:
     """Return the schedule of calls that all have the same number of steps."""
-    return CallSchedule(most=steps_per_call, stop=stop)
+    return CallSchedule(longest=steps_per_call, stop=stop)
 
 
 def choose_schedule(
     config: RunConfig,
     strategy: Strategy,
-    like: TrainState,
+    abstract_state: TrainState,
     loss: Callable[[], Any],
     batch: Callable[[], Mapping[str, Any]],
     *,
@@ -174,16 +176,16 @@ def choose_schedule(
     run convolutions in a loop, which it does slowly.
 
     Args:
-        like: shapes and shardings of the state.
+        abstract_state: shapes and shardings of the state.
         loss: gives the jaxpr of the loss.
         batch: gives the arrays of a batch in this process.
         evaluates: whether there are validation sets.
         unknown: keys of cadences in time, before a step is timed: they end no call.
     """
-    leaves = jax.tree.leaves(like)
+    leaves = jax.tree.leaves(abstract_state)
     devices = leaves[0].sharding.device_set
     platform = next(iter(devices)).platform
-    seconds = update_seconds(like, platform, strategy.shares)
+    seconds = update_seconds(abstract_state, platform, strategy.shares)
 
     def choose() -> CallSchedule:
         if config.steps_per_call != "auto":
@@ -225,19 +227,19 @@ def auto_schedule(
     cadences = _cadences(config, evaluates=evaluates)
     cadences = {key: x for key, x in cadences.items() if key == "steps" or key not in unknown}
     (key, least), *others = sorted(cadences.items(), key=lambda pair: pair[1])
-    most, more = min(fit, least), min([fit, *(x for _, x in others)])
-    program = max(LEAST, most)
+    longest, more = min(fit, least), min([fit, *(x for _, x in others)])
+    program = max(LEAST, longest)
     why = f"a step takes about {1e3 * seconds:.1g} ms, by its FLOPs and bytes"
     if least < fit and key != "steps":
         why = f"{key} is {least}"
-        if more > most:
+        if more > longest:
             why += f". With {key}={more} or more it would be {more}, which trains faster"
     return CallSchedule(
-        most=program,
+        longest=program,
         stop=config.steps,
         varies=True,
         ends=tuple(sorted({x for x in cadences.values() if x % program})),
-        why=config.rename_keys(f"steps_per_call: auto is {most} here, as {why}"),
+        why=config.rename_keys(f"steps_per_call: auto is {longest} here, as {why}"),
     )
 
 
@@ -289,14 +291,14 @@ class CallBatches:
 
     def __init__(self, train: SkipBatches, schedule: CallSchedule):
         self.train, self.schedule = train, schedule
-        self.stacked = StackedBatches(train, schedule.most, stacked=schedule.varies)
+        self.stacked = StackedBatches(train, schedule.longest, stacked=schedule.varies)
         """Batches of calls that all have the most steps."""
 
     def read(self, first: int) -> Batch:
         """Return the batches of the call that begins after step `first`, as numpy arrays."""
         if self.schedule.varies:
             return self.stacked.read(first, self.schedule.steps(first))
-        return self.stacked[first // self.schedule.most]
+        return self.stacked[first // self.schedule.longest]
 
     def read_ahead(
         self,
@@ -314,17 +316,17 @@ class CallBatches:
         Raises:
             ConfigError: if `start` lies within a call that cannot be shorter.
         """
-        most, varies = self.schedule.most, self.schedule.varies
-        if start % most and not varies:
+        longest, varies = self.schedule.longest, self.schedule.varies
+        if start % longest and not varies:
             raise ConfigError(
                 f"the run resumes from step {start}, which is no multiple of steps_per_call, "
-                f"{most}. Set steps_per_call=auto, or steps_per_call=1."
+                f"{longest}. Set steps_per_call=auto, or steps_per_call=1."
             )
         read, close = self.read, lambda: None
         if not varies:  # several workers read calls of one length alone, by their number
-            stop = self.schedule.stop // most
-            reader = workers.build(self.stacked.__getitem__, start=start // most, stop=stop)
-            read, close = (lambda step: reader(step // most)), reader.close
+            stop = self.schedule.stop // longest
+            reader = workers.build(self.stacked.__getitem__, start=start // longest, stop=stop)
+            read, close = (lambda step: reader(step // longest)), reader.close
 
         def get(step: int) -> Batch:
             batch = read(step)

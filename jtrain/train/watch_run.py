@@ -131,7 +131,7 @@ def _evaluate(program: Program, run_dir: RunDir, step: int, log: Log) -> Results
     path, owner = run_dir.path / PINS, run_dir.owner()
     try:
         with CheckpointManager(path, first=run_dir.first, owner=owner) as checkpoints:
-            state = checkpoints.restore(step, program.resolved.like)
+            state = checkpoints.restore(step, program.resolved.abstract_state)
         return {name: program.measure(state, name, iter) for name in program.resolved.sets}
     except CheckpointError as error:  # the bytes differ, in all processes alike
         log(f"{error}")

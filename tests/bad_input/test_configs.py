@@ -147,7 +147,7 @@ CASES = [
     # The command line
     typed("stesp=3", "is no key", "did you mean steps?", mend="steps=3"),
     typed("steps=", "has no value; write steps=VALUE, a whole number above 0", mend="steps=20"),
-    typed("guard.back=3", "is no key of guard; it has kind, without, window, most, within; kind rollback has back; "
+    typed("guard.back=3", "is no key of guard; it has kind, without, window, limit, within; kind rollback has back; "
           "write guard.kind=rollback beside it", mend="guard={kind: rollback, back: 3, skip: 4}"),
     typed("=3", "is not a setting; write KEY=VALUE", mend="seed=3"),
     typed("base=other.yaml", "only a file can inherit; write `base: other.yaml` in it", mend="seed=1"),

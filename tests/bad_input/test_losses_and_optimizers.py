@@ -128,13 +128,15 @@ def test_is_refused_with_advice_that_works(case, microbatches):
 )
 def test_rows_that_meet_are_not_parted(where, microbatches, said):
     with pytest.raises(LossError) as caught:
-        make_step(squared, SGD, couples="batch", microbatches=microbatches, psum=where.build().psum)
+        make_step(
+            squared, SGD, rows_interact="batch", microbatches=microbatches, psum=where.build().psum
+        )
     assert said in str(caught.value)
     assert "microbatches=1" in str(caught.value)
-    assert 'couples="slice"' in str(caught.value)
+    assert 'rows_interact="slice"' in str(caught.value)
     for named in (Single(), FSDP(devices=2), Mirrored(devices=2, impl="jit")):
-        make_step(squared, SGD, couples="batch", psum=named.build().psum)
-    make_step(squared, SGD, couples="slice", microbatches=2)
+        make_step(squared, SGD, rows_interact="batch", psum=named.build().psum)
+    make_step(squared, SGD, rows_interact="slice", microbatches=2)
 
 
 def test_a_parameter_without_gradient_is_named():

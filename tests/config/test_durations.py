@@ -96,7 +96,7 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(
     found = found.count_again(1.0) if found.lengths.provisional else found
     expected = {"2 epochs": 25, "10 seconds": 10}[steps]
     assert (found.config.steps, len(builds)) == (expected, 1)
-    updates = found.experiment.transformation.init(found.like.params)
+    updates = found.experiment.transformation.init(found.abstract_state.params)
     assert updates, "an optimizer for that many steps"
 
 

@@ -54,7 +54,7 @@ def in_float64() -> float:
     ids=str,
 )
 def test_all_rows_meet_in_one_batch(how):
-    got = jt.evaluate(towers, PARAMS, DATA, couples="batch", **how)
+    got = jt.evaluate(towers, PARAMS, DATA, rows_interact="batch", **how)
     assert got["loss"] == pytest.approx(in_float64(), rel=1e-5)
     assert got["rows"] == ROWS
 
@@ -63,31 +63,31 @@ def test_all_rows_meet_in_one_batch(how):
 def test_what_would_cut_them_is_refused_and_its_advice_works():
     size = 16
     with pytest.raises(LossError, match=rf"batches of {size} would cut the data into") as caught:
-        jt.evaluate(towers, PARAMS, DATA, batch=size, couples="batch")
+        jt.evaluate(towers, PARAMS, DATA, batch=size, rows_interact="batch")
     assert "(batch=64, or data in a single batch)" in str(caught.value)
-    apart = jt.evaluate(towers, PARAMS, DATA, batch=size, couples="slice")["loss"]
+    apart = jt.evaluate(towers, PARAMS, DATA, batch=size, rows_interact="slice")["loss"]
     parts = [{n: x[i : i + size] for n, x in DATA.items()} for i in range(0, ROWS, size)]
-    alone = [jt.evaluate(towers, PARAMS, part, couples="batch")["loss"] for part in parts]
+    alone = [jt.evaluate(towers, PARAMS, part, rows_interact="batch")["loss"] for part in parts]
     assert apart == pytest.approx(np.mean(alone), rel=1e-5), "each batch is a group of its own"
     own = InOrder(Arrays(**DATA), size=ROWS)
-    assert jt.evaluate(towers, PARAMS, own, couples="batch")["loss"] > apart + 0.5
+    assert jt.evaluate(towers, PARAMS, own, rows_interact="batch")["loss"] > apart + 0.5
     with pytest.raises(LossError, match="would cut the data"):
-        jt.evaluate(towers, PARAMS, InOrder(Arrays(**DATA), size=size), couples="batch")
+        jt.evaluate(towers, PARAMS, InOrder(Arrays(**DATA), size=size), rows_interact="batch")
 
 
 @pytest.mark.thorough
 def test_copies_are_refused_as_in_training():
     where = Mirrored(impl="shard_map", devices=2)
     with pytest.raises(LossError, match="separate copies of the step would cut the batch"):
-        jt.evaluate(towers, PARAMS, DATA, couples="batch", parallel=where)
+        jt.evaluate(towers, PARAMS, DATA, rows_interact="batch", parallel=where)
     with pytest.raises(LossError, match="separate copies of the step would cut the batch"):
-        make_evaluate(towers, couples="batch", psum=where.build().psum)
-    assert make_evaluate(towers, couples="slice", psum=where.build().psum)
-    assert jt.evaluate(towers, PARAMS, DATA, couples="slice", parallel=where)["rows"] == ROWS
+        make_evaluate(towers, rows_interact="batch", psum=where.build().psum)
+    assert make_evaluate(towers, rows_interact="slice", psum=where.build().psum)
+    assert jt.evaluate(towers, PARAMS, DATA, rows_interact="slice", parallel=where)["rows"] == ROWS
 
 
 def fitted(loss=towers, params=PARAMS, **more):
-    call: dict[str, Any] = {"steps": 2, "batch": 32, "couples": "batch", "quiet": True}
+    call: dict[str, Any] = {"steps": 2, "batch": 32, "rows_interact": "batch", "quiet": True}
     return jt.fit(loss, params, DATA, "sgd", lr=0.1, valid=DATA, **(call | more))
 
 
@@ -96,13 +96,13 @@ def test_a_run_is_refused_before_it_trains_and_its_advice_works():
     with pytest.raises(LossError, match=r"batches of 32 would cut the 64 rows of `valid` into 2"):
         fitted()
     whole = fitted(valid_batch=64)
-    together = jt.evaluate(towers, whole.params, DATA, couples="batch")["loss"]
+    together = jt.evaluate(towers, whole.params, DATA, rows_interact="batch")["loss"]
     assert whole.history["valid/loss"][2] == pytest.approx(together, rel=1e-6)
     assert whole.evaluate(DATA)["loss"] == pytest.approx(together, rel=1e-6)
     with pytest.raises(LossError, match="batches of 16 would cut the data into 4"):
         whole.evaluate(DATA, batch=16)
-    groups = fitted(valid_couples="slice")
-    apart = jt.evaluate(towers, groups.params, DATA, couples="slice", batch=32)["loss"]
+    groups = fitted(valid_rows_interact="slice")
+    apart = jt.evaluate(towers, groups.params, DATA, rows_interact="slice", batch=32)["loss"]
     assert groups.history["valid/loss"][2] == pytest.approx(apart, rel=1e-6)
 
 

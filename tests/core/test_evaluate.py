@@ -130,7 +130,7 @@ def test_four_rows_and_two_weigh_a_sixth_each_in_training(name):
     where, batch, optimizer = strategy(name, 2), four_and_two(), optax.sgd(1.0)
     state = start(optimizer, where)
     step = make_step(squared, optimizer, psum=where.psum, ragged=True)
-    state, metrics = where.compile(step, state, where.place(batch), keeps=True)(
+    state, metrics = where.compile(step, state, where.place(batch), returns_state=True)(
         state, where.place(batch)
     )
     x, y = (batch[name].astype(np.float64) for name in ("x", "y"))

@@ -194,7 +194,7 @@ def test_many_collectives_unwatched_come_to_an_end():
     """JAX 0.10 and 0.11 stop for ever at more than 32 of them on several CPU devices."""
     where, optimizer = strategy("mirrored jit", 8), optax.sgd(1e-3)
     state, batch = start(optimizer, where), where.place(points(8))
-    step = where.compile(make_step(squared, optimizer), state, batch, keeps=True)
+    step = where.compile(make_step(squared, optimizer), state, batch, returns_state=True)
     assert (
         int(train_loop(step, state, itertools.repeat(batch), start=0, stop=500).state.step) == 500
     )
@@ -214,7 +214,9 @@ def test_what_a_hook_raises_is_raised(kind):
 def test_a_batch_that_was_not_placed_is_caught_and_a_placed_one_taken():
     optimizer, where = optax.sgd(0.1), strategy("mirrored jit", 2)
     state, batch = start(optimizer, where), points()
-    step = where.compile(make_step(squared, optimizer), state, where.place(batch), keeps=True)
+    step = where.compile(
+        make_step(squared, optimizer), state, where.place(batch), returns_state=True
+    )
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train_loop(step, state, itertools.repeat(batch), start=0, stop=1)
     ended = train_loop(step, state, itertools.repeat(where.place(batch)), start=0, stop=1)
@@ -226,7 +228,7 @@ def test_one_cpu_device_takes_numpy_arrays_and_no_other_transfer():
     optimizer, where = optax.sgd(0.1), strategy("single", 1)
     state, batch = start(optimizer, where), where.place_for_call(points())
     assert {type(x) for x in batch.values()} == {np.ndarray}
-    step = where.compile(make_step(squared, optimizer), state, batch, keeps=True)
+    step = where.compile(make_step(squared, optimizer), state, batch, returns_state=True)
     ended = train_loop(step, state, itertools.repeat(batch), start=0, stop=1)
     assert int(ended.state.step) == 1
     host = jax.tree.map(np.asarray, ended.state)

@@ -62,7 +62,7 @@ def test_a_step_is_that_of_the_closed_form_however_it_is_split(place, microbatch
     where = strategy(*place)
     state, placed = start(SGD, where), where.place(batch())
     step = make_step(loss, SGD, microbatches=microbatches, psum=where.psum)
-    state, metrics = where.compile(step, state, placed, keeps=True)(state, placed)
+    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
     value, gradient = closed_form()
     assert metrics["loss"].value() == pytest.approx(value, rel=1e-6)
     taken = jax.tree.map(lambda before, after: before - np.asarray(after), line(), state.params)

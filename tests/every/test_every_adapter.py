@@ -198,13 +198,13 @@ class Walker:
 
     def __init__(self, name: str, kind: str, layout: str):
         self.strategy = strategy(layout, 1 if layout == "single" else 4)
-        couples = "batch" if kind == "batch norm" else "nothing"
+        rows_interact = "batch" if kind == "batch norm" else "never"
         step = jt.make_step(
-            loss_of(name, kind), OPTIMIZER, psum=self.strategy.psum, couples=couples
+            loss_of(name, kind), OPTIMIZER, psum=self.strategy.psum, rows_interact=rows_interact
         )
         self.begin = start(name, kind)
         batch = self.strategy.place(batch_of(0))
-        self.step = self.strategy.compile(step, self.begin, batch, keeps=True)
+        self.step = self.strategy.compile(step, self.begin, batch, returns_state=True)
 
     def walk(self) -> Walk:
         state = jax.device_put(self.begin, self.strategy.shardings(self.begin))
@@ -260,7 +260,9 @@ def test_takes_the_same_steps_as_one_device(name, kind, layout):
 def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
     state, batch = start(name, "batch norm"), batch_of(0)
     if not MEMBERS[name].masked:
-        step = jt.make_step(loss_of(name, "batch norm"), OPTIMIZER, couples="batch", ragged=True)
+        step = jt.make_step(
+            loss_of(name, "batch norm"), OPTIMIZER, rows_interact="batch", ragged=True
+        )
         with pytest.raises(LossError, match=r'rows that a mask hides. Leave.*end="drop"'):
             jax.eval_shape(step, state, batch)
         return
@@ -278,7 +280,7 @@ def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
 def test_computes_in_bfloat16_and_keeps_its_statistics_as_they_are(name):
     state, batch = start(name, "batch norm"), batch_of(0)
     loss = compute_in(loss_of(name, "batch norm"), jnp.bfloat16)
-    after, _ = jax.eval_shape(jt.make_step(loss, OPTIMIZER, couples="batch"), state, batch)
+    after, _ = jax.eval_shape(jt.make_step(loss, OPTIMIZER, rows_interact="batch"), state, batch)
     assert describe(after) == describe(state)
     key = jax.random.key(0)
     terms = lambda params: normalize_loss(loss)(params, state.extra, batch, key)

@@ -161,7 +161,7 @@ def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: 
         ragged=True,
         sharding=where.gradient_sharding(like.params, network.dims),
     )
-    program = where.compile(step, state, where.place(batch(0)), keeps=True)
+    program = where.compile(step, state, where.place(batch(0)), returns_state=True)
     losses, gradient = [], None
     for number in range(steps):
         state, metrics = program(state, where.place(batch(number)))

@@ -131,7 +131,9 @@ def test_gives_one_result_however_its_batches_are_split(name: str):
     settings = "parallel={kind: single}", "precision={kind: bf16}"
     of = build_loss_case(tiny(name, *settings).config, rows=8)
     quick = {"copies": Mirrored(devices=4, impl="shard_map"), "parts": Mirrored(devices=4, zero=3)}
-    report = check(of, {k: v for k, v in quick.items() if of.couples != "batch" or k == "parts"})
+    report = check(
+        of, {k: v for k, v in quick.items() if of.rows_interact != "batch" or k == "parts"}
+    )
     assert report.ok, report.describe()
     assert not report.causes
     assert "bfloat16" in report.describe()

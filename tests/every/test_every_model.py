@@ -1,7 +1,7 @@
 """What holds for every model, and that it takes one device's steps under every strategy.
 
 A new member is a new row of MEMBERS. What makes rows meet is laid out by name alone, as its
-`couples` says.
+`rows_interact` says.
 """
 
 import functools
@@ -22,7 +22,7 @@ import jtrain as jt
 from jtrain.core.pytree import describe, named_leaves
 from jtrain.core.rows import row_keys
 from jtrain.core.state import TrainState
-from jtrain.core.types import Couples
+from jtrain.core.types import RowsInteract
 from jtrain.losses.cross_entropy import cross_entropy
 from jtrain.losses.next_token import next_token
 from jtrain.models.classifiers import CNN, MLP, EfficientNetLite, ResNet, ViT
@@ -99,8 +99,8 @@ MEMBERS = {
 }
 
 
-def couples(name: str) -> Couples:
-    return getattr(MEMBERS[name].values, "couples", "nothing")
+def rows_interact(name: str) -> RowsInteract:
+    return getattr(MEMBERS[name].values, "rows_interact", "never")
 
 
 LONG = {
@@ -181,7 +181,7 @@ def test_rows_drop_by_their_own_keys_and_meet_only_where_it_says_so(row):
     alike = run(np.array([0, 0, 0, 0, *range(4, ROWS)]), every)
     assert np.abs(alike[1:4] - alike[:1]).max() > 1e-3, "rows drop alike"
     meets = np.abs(run(np.array([0, 1, *[7] * 6]), every) - whole)[:2].max() > 1e-3
-    assert meets == (getattr(row.values, "couples", "nothing") == "batch")
+    assert meets == (getattr(row.values, "rows_interact", "never") == "batch")
     if not meets:
         order = np.array([5, 2, 7, 0, 1, 4, 3, 6])
         assert_close(run(order, order), whole[order], 1e-5)
@@ -226,7 +226,7 @@ CASES = [
     for layout in STRATEGIES
     for count in (1, 2)
     if (layout, count) != ("single", 1)
-    if couples(name) == "nothing" or (layout in ("mirrored jit", "fsdp") and count == 1)
+    if rows_interact(name) == "never" or (layout in ("mirrored jit", "fsdp") and count == 1)
 ]
 
 
@@ -255,7 +255,7 @@ def walked(name: str, layout: str, microbatches: int) -> tuple[np.ndarray, Train
         loss_of(name, where.placement),
         OPTIMIZER,
         microbatches=microbatches,
-        couples=couples(name),
+        rows_interact=rows_interact(name),
         psum=where.psum,
         ragged=True,
         unroll=True,
@@ -263,7 +263,7 @@ def walked(name: str, layout: str, microbatches: int) -> tuple[np.ndarray, Train
     row, every = MEMBERS[name], np.arange(ROWS, dtype=np.int32)
     batch = {"inputs": row.inputs, "targets": row.targets, "row": every}
     batches = [where.place({**batch, "mask": every != i}) for i in range(STEPS)]
-    program = where.compile(step, begin, batches[0], keeps=True)
+    program = where.compile(step, begin, batches[0], returns_state=True)
     state, losses = jax.device_put(begin, where.shardings(begin)), []
     for batch in batches:
         state, metrics = program(state, batch)

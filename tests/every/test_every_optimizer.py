@@ -354,7 +354,7 @@ def walk(name: str, layout: str, microbatches: int) -> tuple[list[float], Any]:
     loss = loss_of("ragged", False)
     step = make_step(loss, optimizer, microbatches=microbatches, psum=where.psum, ragged=True)
     rows = [where.place(batch) for batch in batches("ragged", 3)]
-    step, losses = where.compile(step, state, rows[0], keeps=True), []
+    step, losses = where.compile(step, state, rows[0], returns_state=True), []
     for batch in rows:
         state, metrics = step(state, batch)
         losses.append(metrics["loss"].value())

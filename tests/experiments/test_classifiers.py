@@ -26,7 +26,7 @@ def _data(home: Path, monkeypatch: pytest.MonkeyPatch):
 def test_batch_norm_carries_its_statistics_and_says_that_rows_meet():
     config = config_of(CONFIGS / "resnet18_fashion.yaml", [*SMALL_RESNET, "batch=8"])
     x = config.build(Unplaced())
-    assert x.couples == "batch"
+    assert x.rows_interact == "batch"
     params, extra = x.init(jax.random.key(0))
     _, _, after = jax.jit(x.loss.loss)(params, extra, x.train[0], jax.random.key(1))
     changed = named_leaves(after)

@@ -68,8 +68,8 @@ def test_a_step_is_replayed_with_the_bits_of_its_rollouts(capsys):
     assert found["checkpoint"] == [], "the rollouts are leaves of the checkpoint"
     config = config_of(outcome.directory.config)
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-        rollouts = checkpoints.restore(6, set_up(config).resolved.like).extra["rollouts"]
-        before = checkpoints.restore(4, set_up(config).resolved.like).extra["rollouts"]
+        rollouts = checkpoints.restore(6, set_up(config).resolved.abstract_state).extra["rollouts"]
+        before = checkpoints.restore(4, set_up(config).resolved.abstract_state).extra["rollouts"]
     asked = config.build(Unplaced()).train[4]["question"]
     np.testing.assert_array_equal(rollouts["question"], asked)  # those of step 5
     assert (np.asarray(rollouts["answers"]) != np.asarray(before["answers"])).any()

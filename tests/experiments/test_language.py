@@ -80,4 +80,4 @@ def test_experts_are_judged_besides_and_a_batch_of_them_meets():
     assert_close(terms.coefficients, (1.0, 0.5, 1e-3), 1e-6)
     assert 0.9 < metrics["balance"].value() < 2  # 4 experts, of which 2 are chosen
     assert set(metrics) == {"accuracy", "cross_entropy", "balance", "router_z"}
-    assert x.couples == "batch"
+    assert x.rows_interact == "batch"

@@ -84,8 +84,8 @@ def test_the_cart_moves_as_lagrange_says():
     pushes = draw.choice([-10.0, 10.0], 50).astype(np.float32)
     after = cart().moved(jnp.asarray(states), jnp.asarray(pushes))
     for state, push, found in zip(states, pushes, np.asarray(after), strict=True):
-        gain, bend = accelerations(state[2], state[3], push)
-        rates = np.array([state[1], gain, state[3], bend])
+        gain, angular = accelerations(state[2], state[3], push)
+        rates = np.array([state[1], gain, state[3], angular])
         assert_close(found, state + 0.02 * rates, 1e-5)
 
 

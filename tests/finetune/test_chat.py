@@ -50,7 +50,7 @@ def step_of(chat, devices: int, microbatches: int):
     step = make_step(loss, OPTIMIZER, microbatches=microbatches, psum=where.psum, ragged=True)
     state = jax.device_put(state, where.shardings(state))
     placed = where.place(batch)
-    state, metrics = where.compile(step, state, placed, keeps=True)(state, placed)
+    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
     return metrics["loss"].value(), jax.device_get(state.opt_state[0])
 
 

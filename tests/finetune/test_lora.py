@@ -82,7 +82,7 @@ def test_frozen_leaves_are_bitwise_as_before_after_100_steps(tmp_path, monkeypat
     before = run._setup.fresh().extra["base"]
     assert bitwise(run.extra["base"], before)
     assert all(np.abs(term["b"]).max() > 0 for term in run.params.values())
-    leaves = named_leaves(run._setup.like.opt_state)
+    leaves = named_leaves(run._setup.abstract_state.opt_state)
     assert {n.split("/mu/")[1] for n in leaves if "/mu/" in n} == set(named_leaves(run.params))
     one = {name: array[:1] for name, array in run.experiment.train[0].items()}
     logits, _ = run.model.apply(run.params, run.extra, jnp.asarray(one["tokens"][:, :-1]))
@@ -129,7 +129,7 @@ def step_under(layout, microbatches, x, params, extra, batch):
         x.loss, optimizer, microbatches=microbatches, psum=where.psum, ragged=x.train.ragged
     )
     state, placed = jax.device_put(state, where.shardings(state, x.dims)), where.place(batch)
-    state, _ = where.compile(step, state, placed, keeps=True)(state, placed)
+    state, _ = where.compile(step, state, placed, returns_state=True)(state, placed)
     return jax.device_get(state.opt_state[0])
 
 

@@ -97,12 +97,12 @@ def test_a_module_stays_as_it_was_and_a_trained_one_comes_back():
 
 def test_a_batch_norm_says_that_rows_meet():
     net = Net(nnx.Rngs(0), norm=True)
-    assert jt.classifier(net).couples == "batch"
-    assert jt.classifier(Net(nnx.Rngs(0), drop=0.5)).couples == "nothing"
+    assert jt.classifier(net).rows_interact == "batch"
+    assert jt.classifier(Net(nnx.Rngs(0), drop=0.5)).rows_interact == "never"
     for loss in (jt.classifier(net), of_module):
         with pytest.raises(LossError, match="2 microbatches would cut the batch"):
             jt.fit(loss, net, (X, Y), microbatches=2, **HOW)
-        jt.fit(loss, net, (X, Y), microbatches=2, couples="slice", **HOW)
+        jt.fit(loss, net, (X, Y), microbatches=2, rows_interact="slice", **HOW)
 
 
 def test_running_statistics_are_those_of_flax():

@@ -25,7 +25,7 @@ def program() -> Program:
 
 @pytest.mark.thorough
 def test_bytes_and_axes_are_those_of_the_arrays(program):
-    found, like = describe_sharding(program), named_leaves(program.resolved.like)
+    found, like = describe_sharding(program), named_leaves(program.resolved.abstract_state)
     assert [sharding.leaf for sharding in found.leaves] == list(like)
     for sharding in found.leaves:
         leaf = like[sharding.leaf]
@@ -51,7 +51,9 @@ def test_equal_layers_share_a_line_with_the_reason(program):
     assert lines["params/norm/scale"].endswith("fewer than 1000 elements")
     assert lines["seed"].endswith("fewer than 1000 elements")
     groups = group_leaves(describe_sharding(program).leaves)
-    assert sum(len(group) for _, group in groups) == len(named_leaves(program.resolved.like))
+    assert sum(len(group) for _, group in groups) == len(
+        named_leaves(program.resolved.abstract_state)
+    )
     assert "opt_state/1/0/0/mu/blocks/*/up/kernel" in [name for name, _ in groups]
 
 
@@ -67,7 +69,9 @@ def test_a_layout_without_splits_is_described(parallel, line):
     program = set_up(config_of(CONFIG, [*SMALL, parallel]))
     found = describe_sharding(program)
     assert found.line.startswith(line)
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.resolved.like))
+    whole = sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.resolved.abstract_state)
+    )
     assert found.total == found.device == whole
     assert format_sharding(found).startswith(found.line)
 

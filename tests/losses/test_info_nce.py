@@ -95,9 +95,9 @@ def step_of(pairs, layout, chunks):
     loss, params, batch = pairs
     where = layout.build()
     state = new_state(params, OPTIMIZER, jax.random.key(1))
-    step = make_step(loss(chunks), OPTIMIZER, couples="batch", psum=where.psum)
+    step = make_step(loss(chunks), OPTIMIZER, rows_interact="batch", psum=where.psum)
     state, placed = jax.device_put(state, where.shardings(state)), where.place(batch)
-    state, metrics = where.compile(step, state, placed, keeps=True)(state, placed)
+    state, metrics = where.compile(step, state, placed, returns_state=True)(state, placed)
     return metrics["loss"].value(), jax.device_get(state.opt_state[0])
 
 

@@ -158,7 +158,10 @@ def test_frozen_statistics_stay_and_couple_no_rows():
     want = (PIXELS - np.array([1.0, 2.0, 3.0])) / np.sqrt(np.array([4.0, 1.0, 0.25]) + 0.5)
     assert_close(y, want, 2e-6)
     jax.tree.map(np.testing.assert_array_equal, after, extra)
-    assert (frozen.couples, from_nnx(lambda rngs: BatchNorm(3)).couples) == ("nothing", "batch")
+    assert (frozen.rows_interact, from_nnx(lambda rngs: BatchNorm(3)).rows_interact) == (
+        "never",
+        "batch",
+    )
 
 
 ROWS = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
@@ -173,7 +176,9 @@ def loss(params, extra, batch, rng):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("split", [{"couples": "batch"}, {"couples": "slice", "microbatches": 2}])
+@pytest.mark.parametrize(
+    "split", [{"rows_interact": "batch"}, {"rows_interact": "slice", "microbatches": 2}]
+)
 def test_slices_count_by_their_real_rows(split):
     mask = np.arange(12) < 9  # slices of rows 0 2 4 6 8 and 1 3 5 7
     batch = {"x": ROWS, "row": np.arange(12, dtype=np.int32), "mask": mask}

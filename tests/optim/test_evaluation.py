@@ -104,7 +104,7 @@ def restored(kind: str, *settings: str):
     outcome_config = Path("runs") / kind / "config.yaml"
     parts = set_up(config_of(outcome_config, settings))
     with CheckpointManager(Path("runs") / kind / "checkpoints") as checkpoints:
-        return parts, checkpoints.restore(12, parts.resolved.like)
+        return parts, checkpoints.restore(12, parts.resolved.abstract_state)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def fit(values, steps, microbatches=1, name="single", devices=1):
     state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
     step = make_step(logistic, optimizer, microbatches=microbatches, psum=where.psum)
     placed = where.place(batch)
-    step, losses = where.compile(step, state, placed, keeps=True), []
+    step, losses = where.compile(step, state, placed, returns_state=True), []
     for _ in range(steps):
         state, metrics = step(state, placed)
         losses.append(metrics["loss"].value())

@@ -140,7 +140,7 @@ def compiled(where, rule):
     state = jax.jit(make, out_shardings=where.shardings(like, DIMS))()
     sharding = where.gradient_sharding(like.params, DIMS)
     step = make_step(loss, rule, sharding=sharding)
-    return where.lower(step, state, where.place(rows()), keeps=True).compile(), state
+    return where.lower(step, state, where.place(rows()), returns_state=True).compile(), state
 
 
 MUON = Muon(lr=0.05, stacks=("stack", "experts"), adamw=())

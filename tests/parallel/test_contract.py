@@ -30,7 +30,7 @@ def compiled(where: Strategy, loss=squared, **options):
     """Return a step, its initial state and a placed batch."""
     state, batch = start(ADAMW, where, options.pop("extra", ())), where.place(points(16))
     step = make_step(loss, ADAMW, psum=where.psum, **options)
-    return where.compile(step, state, batch, keeps=True), state, batch
+    return where.compile(step, state, batch, returns_state=True), state, batch
 
 
 def test_takes_the_state_away_and_traces_the_loss_once_in_ten_steps(where):
@@ -82,7 +82,9 @@ def test_a_weakly_typed_parameter_is_no_other_array(where):
     make = lambda: new_state(line() | {"offset": jnp.array(0.25)}, ADAMW, jax.random.key(0))
     state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
     batch = where.place(points(16))
-    step = where.compile(make_step(squared, ADAMW, psum=where.psum), state, batch, keeps=True)
+    step = where.compile(
+        make_step(squared, ADAMW, psum=where.psum), state, batch, returns_state=True
+    )
     for _ in range(3):
         state, _ = step(state, batch)
     assert int(state.step) == 3

@@ -115,7 +115,7 @@ def test_every_strategy_takes_its_step_on_the_devices_that_were_chosen(values, w
     state = jax.jit(new, out_shardings=strategy.shardings(jax.eval_shape(new)))()
     step = jt.make_step(loss, optimizer, psum=strategy.psum)
     batch = strategy.place(BATCH)
-    state, metrics = strategy.compile(step, state, batch, keeps=True)(state, batch)
+    state, metrics = strategy.compile(step, state, batch, returns_state=True)(state, batch)
     for array in jax.tree.leaves((state, batch, metrics)):
         assert set(ids(array.sharding.device_set)) == where
     # One step of gradient descent from 0: the mean of 2 x y, times the rate.

@@ -115,7 +115,7 @@ def held(tree) -> dict[str, int]:
 def test_a_device_holds_an_eighth_of_parameters_and_of_adams_moments():
     where, state = made(min_size=64)
     batch = where.place(next(batches("full", 1)))
-    step = where.compile(make_step(loss_of("full", False), ADAMW), state, batch, keeps=True)
+    step = where.compile(make_step(loss_of("full", False), ADAMW), state, batch, returns_state=True)
     for _ in range(2):
         state, _ = step(state, batch)
     sizes = {name: leaf.size for name, leaf in named_leaves(state.params).items()}

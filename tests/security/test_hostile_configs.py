@@ -21,7 +21,7 @@ from toy_study import YAML, write_study
 from jtrain.cli import main
 from jtrain.config.configclass import WRITABLE
 from jtrain.config.resolve import resolve
-from jtrain.config.sections import XlaConfig, misfitting_flags
+from jtrain.config.sections import XlaConfig, flag_problems
 from jtrain.errors import ConfigError
 from jtrain.train.trackers import TensorBoard
 
@@ -295,13 +295,13 @@ TPU_FLAGS = ["xla_jf_dump_to=a", "megascale_coordinator_address=evil:1", "tpu_lo
 
 def test_no_flag_of_a_compiler_writes_or_runs():
     for flag in HOSTILE_FLAGS:
-        ((key, words),) = misfitting_flags(XlaConfig(flags=(f"--{flag}",)))
+        ((key, words),) = flag_problems(XlaConfig(flags=(f"--{flag}",)))
         assert key == "xla.flags"
         command = words.partition("if you want that: ")[2]
     shown = subprocess.run(f"{command}; echo $XLA_FLAGS", shell=True, capture_output=True, text=True)  # fmt: skip
     assert shown.stdout.strip() == f"--{flag}", "the last one has a dollar sign"
     for flag in TPU_FLAGS:
-        ((key, words),) = misfitting_flags(XlaConfig(tpu_flags=(flag,)))
+        ((key, words),) = flag_problems(XlaConfig(tpu_flags=(flag,)))
         assert key == "xla.tpu_flags"
         assert f"export LIBTPU_INIT_ARGS=--{flag}" in words
 
@@ -309,4 +309,4 @@ def test_no_flag_of_a_compiler_writes_or_runs():
 def test_flags_that_only_compile_are_allowed():
     flags = ("--xla_gpu_enable_triton_gemm=false", "xla_cpu_a=-1", "--xla_gpu_enable_command_buffer=FUSION,CUBLAS", "--xla_gpu_all_to_all_size=8")  # fmt: skip
     tpu = ("--xla_tpu_scoped_vmem_limit_kib=65536", "--megascale_graph_hang_threshold=10m")
-    assert not [*misfitting_flags(XlaConfig(flags=flags, tpu_flags=tpu))]
+    assert not [*flag_problems(XlaConfig(flags=flags, tpu_flags=tpu))]

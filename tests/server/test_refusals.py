@@ -150,7 +150,7 @@ def test_backups_with_two_terms(study):
 def test_complex_parameters(study):
     found = plan(study, "{kind: sync}")
     like = dataclasses.replace(
-        found.program.resolved.like, params={"w": jnp.zeros(2, jnp.complex64)}
+        found.program.resolved.abstract_state, params={"w": jnp.zeros(2, jnp.complex64)}
     )
     with pytest.raises(ConfigError, match=r"w holds complex64.*parallel.kind=mirrored"):
         check_plan(_with(found, like=like))
@@ -158,7 +158,7 @@ def test_complex_parameters(study):
 
 def test_rows_that_the_loss_couples(study):
     found = plan(study, "{kind: sync}")
-    coupled = dataclasses.replace(found.program.resolved.experiment, couples="batch")
+    coupled = dataclasses.replace(found.program.resolved.experiment, rows_interact="batch")
     with pytest.raises(LossError, match="couples the rows of a batch"):
         _ = _with(found, experiment=coupled).programs
     whole = plan(study, "{kind: async}")

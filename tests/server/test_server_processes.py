@@ -52,7 +52,7 @@ def processes(name: str, role: str) -> list[int]:
 
 
 def state_of(name: str):
-    like = set_up(config_of(f"runs/{name}/config.yaml")).resolved.like
+    like = set_up(config_of(f"runs/{name}/config.yaml")).resolved.abstract_state
     with CheckpointManager(Path("runs", name, "checkpoints")) as checkpoints:
         newest = checkpoints.newest()
         assert newest is not None

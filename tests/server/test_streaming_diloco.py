@@ -54,7 +54,7 @@ def test_streaming_is_its_formula(study):
 
     plain = server_setup(study, "{kind: sync}", MOMENTUM, "steps=12")  # for its step
     step = jax.jit(plain._step()[0])
-    fragment = assign_fragments(plain.resolved.like.params, P)
+    fragment = assign_fragments(plain.resolved.abstract_state.params, P)
     assert set(fragment) == {0, 1}
     outer, tree = jax.tree.flatten(host(plain.initial_state().params))
     velocity = [np.zeros_like(leaf) for leaf in outer]

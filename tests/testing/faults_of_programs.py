@@ -264,7 +264,7 @@ def any_above_0(params, extra, batch, rng):
     return good(params, batch, rng), {}, {"above": Mean(found, jnp.float32(1))}
 
 
-BATCH = {"couples": "batch"}
+BATCH = {"rows_interact": "batch"}
 PLACES = {
     "batch norm over hidden rows": Planted(
         batch_norm_over_hidden_rows,

@@ -206,7 +206,9 @@ def f1(params, batch):
 STATISTIC, FUNCTION = "batch statistic", "function of a sum"
 NEIGHBOURS = {
     "linen's BatchNorm, undeclared": of_model(
-        from_linen(Normed(), jnp.zeros((8, 3)), jnp.zeros(8, bool)), STATISTIC, 'couples="batch"'
+        from_linen(Normed(), jnp.zeros((8, 3)), jnp.zeros(8, bool)),
+        STATISTIC,
+        'rows_interact="batch"',
     ),
     "centring in training alone": Planted(centred_in_training, STATISTIC, "faults_of_rows.py:"),
     "softmax over rows": Planted(softmax_over_rows, STATISTIC, "", CLASSIFIER),
@@ -301,7 +303,7 @@ DRAWS = {
     "noise by position": Planted(
         scaled(lambda rng, batch: uniform(rng, batch["x"].shape)), "key of the position"
     ),
-    "mixup": Planted(mixed_up, "rows mixed by a draw", 'couples="batch"'),
+    "mixup": Planted(mixed_up, "rows mixed by a draw", 'rows_interact="batch"'),
     "rows swapped by a coin": Planted(half_is_swapped, "rows mixed by a draw"),
     "keys of the neighbours": Planted(
         scaled(lambda rng, batch: of_keys(jnp.roll(row_keys(rng, batch), 1), batch)),

@@ -22,7 +22,7 @@ from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
 from jtrain.core.rows import row_keys
 
-BATCH = {"couples": "batch"}
+BATCH = {"rows_interact": "batch"}
 
 
 def scalar(params, batch, rng):

@@ -39,9 +39,9 @@ def test_batches_with_declared_coupling_are_not_split():
     )
     strategies = {"named": Mirrored(devices=2), "copies": Mirrored(devices=2, impl="shard_map")}
     report = jt.testing.assert_invariant(
-        centred, line(), points(8), couples="batch", strategies=strategies
+        centred, line(), points(8), rows_interact="batch", strategies=strategies
     )
-    assert 'the rows interact, by couples="batch"' in report.describe()
+    assert 'the rows interact, by rows_interact="batch"' in report.describe()
     assert "copies was not compared: it would cut the batch" in report.describe()
     assert report.rows[-1].check == "named"
 

@@ -52,7 +52,7 @@ def tiles(schedule: CallSchedule, start: int = 0) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("ends", [(), (6, 15)])
 def test_calls_take_every_step_once_and_end_at_each_cadence(ends):
-    schedule = CallSchedule(most=10, stop=64, varies=True, ends=ends, points=(33,))
+    schedule = CallSchedule(longest=10, stop=64, varies=True, ends=ends, points=(33,))
     calls = tiles(schedule)
     taken = [step for first, last in calls for step in range(first, last + 1)]
     assert taken == list(range(1, 65))
@@ -72,7 +72,7 @@ def test_calls_take_every_step_once_and_end_at_each_cadence(ends):
 def test_the_steps_of_a_call_follow_from_the_size_of_a_step(seconds, batch_bytes, most):
     config = config_of(CONFIG, ["steps=1000", "evaluate.every=0", "checkpoint.every=0"])
     schedule = auto_schedule(config, seconds, batch_bytes)
-    assert (schedule.most, schedule.varies) == (most, most > 1)
+    assert (schedule.longest, schedule.varies) == (most, most > 1)
 
 
 LAYOUTS = {
@@ -148,25 +148,25 @@ def ends_for(*hooks: jt.Hook) -> HookEnds:
 
 def test_calls_are_as_long_as_the_cadence_of_a_hook():
     """Or each call would read batches that its padding hides."""
-    schedule = CallSchedule(most=50, stop=120, varies=True, ends=(60,))
+    schedule = CallSchedule(longest=50, stop=120, varies=True, ends=(60,))
     ending = schedule.ending_for(ends_for(on_state(lambda step, state: None, every=7)))
-    assert ending.most == 7
+    assert ending.longest == 7
     assert "With on_state(function, every=50) of jtrain.train.hooks it" in ending.why
     assert "With every=50 for this hook it" in schedule.ending_for(ends_for(StateHook())).why
     lasts = {last for _, last in tiles(ending)}
     assert lasts >= {*range(7, 120, 7), 50, 100, 60, 120}
     one = schedule.ending_for(ends_for(on_state(lambda step, state: None)))
-    assert (one.most, one.steps(3)) == (LEAST, 1), "a program for one step has other bits"
+    assert (one.longest, one.steps(3)) == (LEAST, 1), "a program for one step has other bits"
     assert schedule.ending_for(ends_for(on_numbers(lambda step, numbers: None))) == schedule
     fixed = fixed_schedule(5, 20)
     assert fixed.ending_for(ends_for(on_state(lambda step, state: None))) == fixed
 
 
 def test_a_short_call_is_padded_and_marked():
-    batches = mark_live({"x": np.arange(6.0).reshape(3, 2)}, most=5)
+    batches = mark_live({"x": np.arange(6.0).reshape(3, 2)}, longest=5)
     assert batches["x"].shape == (5, 2)
     np.testing.assert_array_equal(batches[LIVE], [[True] * 2] * 3 + [[False] * 2] * 2)
-    again = mark_live({"x": np.zeros((3, 2))}, most=5)
+    again = mark_live({"x": np.zeros((3, 2))}, longest=5)
     assert again[LIVE] is batches[LIVE], "it would be put on the devices at each call"
 
 

@@ -212,7 +212,7 @@ FSDP = "parallel={kind: fsdp, devices: 4, min_size: 0}"
 @pytest.mark.thorough
 def test_sizes_are_those_of_the_arrays(study_home: Path):
     parts = set_up(config_of(study_home, ["model.width=16", FSDP]))
-    sizes, state = summarize(parts.resolved.like), parts.initial_state()
+    sizes, state = summarize(parts.resolved.abstract_state), parts.initial_state()
     first = jax.devices()[0]
 
     def held(tree):

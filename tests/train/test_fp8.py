@@ -77,7 +77,7 @@ def test_the_products_of_linear_layers_are_fp8_and_the_head_is_not():
     made = setup(*ONE, *FP8_STEPS)
     terms = made._terms(made.first.repeated)
     found = product_types(
-        lambda p: sum(m.total for m in terms(p).terms.means), made.resolved.like.params
+        lambda p: sum(m.total for m in terms(p).terms.means), made.resolved.abstract_state.params
     )
     layers = 4  # of qkv, out, up and down
     assert sum(kind.itemsize == 1 for kind in found) == layers

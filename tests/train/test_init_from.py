@@ -39,7 +39,7 @@ def _home(place: Path, first: RunResult, monkeypatch: pytest.MonkeyPatch):
 def params_of(outcome: RunResult, step: int):
     config = config_of(outcome.directory.config)
     with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
-        return checkpoints.restore(step, set_up(config).resolved.like).params
+        return checkpoints.restore(step, set_up(config).resolved.abstract_state).params
 
 
 def same(got, want) -> bool:

@@ -63,7 +63,7 @@ def params(place: Path) -> dict[str, np.ndarray]:
         outcome = trained(write_study(place, predicting()), *RUN)
         half = ("steps=1", "evaluate.every=0", "name=half", "precision.kind=bf16")
         trained("configs/quick.yaml", *half)
-        like = set_up(config_of(outcome.directory.config)).resolved.like
+        like = set_up(config_of(outcome.directory.config)).resolved.abstract_state
         with CheckpointManager(outcome.directory.checkpoints) as checkpoints:
             return jax.device_get(checkpoints.restore(8, like).params)
 

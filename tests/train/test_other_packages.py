@@ -75,7 +75,7 @@ def test_a_config_names_a_piece_of_each_kind_and_resumes_with_them(config: Path)
     assert longer.step == 12
     rows = Path("runs/line/lines.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == list(range(1, 13))
-    stopped = jt.run(resolve(config, ["guard.most=0.001", "name=stopped"]).config)
+    stopped = jt.run(resolve(config, ["guard.limit=0.001", "name=stopped"]).config)
     assert stopped.status == "failed"
     assert "the loss is too high" in stopped.why
 

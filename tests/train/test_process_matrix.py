@@ -74,7 +74,7 @@ def params(run: Path, last: int = 4) -> list[np.ndarray]:
     config = resolve(CONFIG, [*TINY, "parallel={kind: single}"]).config
     with CheckpointManager(run / "checkpoints") as checkpoints:
         assert checkpoints.newest() == last
-        state = checkpoints.restore(last, set_up(config).resolved.like)
+        state = checkpoints.restore(last, set_up(config).resolved.abstract_state)
     return [np.asarray(leaf) for leaf in named_leaves(state.params).values()]
 
 

@@ -72,7 +72,7 @@ def test_several_steps_a_call_roll_back_too():
     settings = {"steps_per_call": "auto", "log": LogConfig(every=1)}
     went = config("went", (NAN,), RollbackPolicy(), **settings)
     schedule = set_up(went).schedule
-    assert (schedule.most, schedule.varies) == (4, True)
+    assert (schedule.longest, schedule.varies) == (4, True)
     assert ran(went, "went").status == "done"
     assert "resumes from step 4 of 12" in Path("runs/went/log.txt").read_text()
     ran(config("never", (NAN,), RollbackPolicy(without=((6, 7),)), **settings), "never")
@@ -176,14 +176,14 @@ def first_time_only(function):
 @pytest.mark.thorough
 def test_no_more_rollbacks_than_allowed():
     faults = tuple(Fault(batch=n, place="gradient up") for n in (2, 5, 8))
-    outcome = ran(config("run", faults, RollbackPolicy(most=2)), "run")
+    outcome = ran(config("run", faults, RollbackPolicy(limit=2)), "run")
     assert outcome.status == "failed"
     assert (
-        "was rolled back 2 times within 1000 steps (for 3, 5), and guard.most is 2" in outcome.why
+        "was rolled back 2 times within 1000 steps (for 3, 5), and guard.limit is 2" in outcome.why
     )
     assert [e["done"] for e in events("run")] == ["rolled back", "rolled back", "stopped"]
     assert [e["batch"] for e in events("run")] == [2, 5, 8]
-    assert ran(config("run", faults, RollbackPolicy(most=3)), "run").status == "done"
+    assert ran(config("run", faults, RollbackPolicy(limit=3)), "run").status == "done"
     ran(config("never", faults, RollbackPolicy(without=((2, 3), (5, 6), (8, 9)))), "never")
     assert different(Path("runs/run"), Path("runs/never")) == []
 
@@ -212,7 +212,7 @@ def test_nothing_later_than_a_bad_step_is_saved():
     given = config(
         "run",
         (big,),
-        RollbackPolicy(spike=Spike(loss=3.0, memory=2), most=0),
+        RollbackPolicy(spike=Spike(loss=3.0, memory=2), limit=0),
         checkpoint=CheckpointConfig(every=2, keep=1),
     )
     assert ran(given, "run").status == "failed"

@@ -15,7 +15,7 @@ from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # noqa: TID251  (over pipes of this process)
 import numpy as np
 
 from jtrain.data.batches.prefetch import ENDS, ThreadWorkers
@@ -186,7 +186,7 @@ def run_worker(pipe: Connection, first: int, stop: int | None, every: int) -> No
         payload, read = pipe.recv_bytes(), None
         for step in steps:
             try:
-                read = read or pickle.loads(payload)
+                read = read or pickle.loads(payload)  # noqa: S301
                 batch = {name: np.asarray(array) for name, array in read(step).items()}
             except BaseException as error:  # also SystemExit, which the parent raises at its step
                 pipe.send(WorkerFailure(_sendable(error), traceback.format_exc()))
@@ -226,7 +226,7 @@ def _end_with_parent() -> None:
 def _sendable(error: BaseException) -> BaseException:
     """Return the error, or a RuntimeError with its text if it cannot be pickled and restored."""
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # noqa: S301
         return error
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -111,7 +111,7 @@ def find_nan(config: RunConfig, *, log: Callable[[str], None]) -> NonfiniteRepor
     step, state = first_nonfinite
     log(f"step {step} is not finite; running it again, one operation at a time")
     single = set_up_single_device(config)
-    shardings = jax.tree.map(lambda x: x.sharding, single.resolved.like)
+    shardings = jax.tree.map(lambda x: x.sharding, single.resolved.abstract_state)
     return explain_nonfinite_step(single, jax.device_put(jax.device_get(state), shardings), step)
 
 
@@ -157,7 +157,7 @@ def _before(program: Program, run_dir: RunDir, log: Callable[[str], None]) -> Tr
     known = max((row.get("skipped", 0) for row in read_metrics(run_dir.metrics)), default=0)
     with CheckpointManager(run_dir.checkpoints, owner=run_dir.owner()) as checkpoints:
         for step in sorted(checkpoints.steps(), reverse=True):
-            state = checkpoints.restore(step, program.resolved.like)
+            state = checkpoints.restore(step, program.resolved.abstract_state)
             known = max(known, int(state.skipped))
             if known == 0 or int(state.skipped) < known:
                 log(f"from checkpoint {step} of {run_dir.path}")
@@ -188,7 +188,7 @@ def _first_nonfinite(
 def _nonfinite_rows(program: Program, state: TrainState, batch: Batch) -> tuple[list[int], str]:
     """Return the rows that are nonfinite by themselves, or the reason for not checking them."""
     count = len(batch["row"])
-    if program.resolved.experiment.couples != "nothing":
+    if program.resolved.experiment.rows_interact != "never":
         return [], "rows interact in this loss, so none is checked by itself"
     if count > ROWS:
         return [], f"{count} are too many to check one by one; set batch={ROWS} or less"

@@ -81,9 +81,8 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
         calls = program.schedule  # the steps of a short run may be fewer than those needed here
         each = calls.steps(0)
         batches = program.batches(dataclasses.replace(calls, stop=max(CALLS * each, calls.stop)))
-        details.append(
-            f"{num_elements(program.resolved.like.params):,} parameters, {config.parallel.kind}"
-        )
+        count = num_elements(program.resolved.abstract_state.params)
+        details.append(f"{count:,} parameters, {config.parallel.kind}")
     with _stage("reads", log) as details:
         details.append(_shapes(batches.read(0)))
     with _stage("compiles", log) as details:
@@ -117,7 +116,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
             checkpoints.wait()
             details.append(format_bytes(_bytes(directory)))
         with _stage("restores", log) as details:
-            restored = checkpoints.restore(half, program.resolved.like)
+            restored = checkpoints.restore(half, program.resolved.abstract_state)
             _check_same(state, restored, "a restored state")
             details.append("the same bits")
         with _stage("resumes", log) as details:

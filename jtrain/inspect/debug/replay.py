@@ -226,7 +226,7 @@ def _before(
 
         while (start := broadcast_from_first(find)["start"]) is not None:
             try:
-                state = checkpoints.restore(start, program.resolved.like)
+                state = checkpoints.restore(start, program.resolved.abstract_state)
             except DamagedError as error:  # the files are complete, but a leaf is damaged
                 log(f"skipped: {error}")
                 last = start - 1

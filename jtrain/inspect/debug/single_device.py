@@ -142,7 +142,7 @@ def dissect(
         log: called with a line about progress.
     """
     program = set_up_single_device(config)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.like)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.resolved.abstract_state)
     state = _advance(program, jax.device_put(jax.device_get(state), shardings), step)
     batch = read_full_batch(program, step)
     log("the same step without jit, and with checks")

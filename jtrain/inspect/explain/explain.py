@@ -119,7 +119,7 @@ def explain(
         dataclasses.replace(x, path=split_own_work(x.path, x.source, outer))
         for x in list_residuals(traced.forward, traced.arguments)
     ]
-    leaves = named_leaves(program.resolved.like.params)
+    leaves = named_leaves(program.resolved.abstract_state.params)
     sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items()}
     modules = sum_by_module(operations, residuals, sizes)
     flops = count_step_flops(program)

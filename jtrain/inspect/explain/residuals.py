@@ -51,7 +51,7 @@ def trace_loss(program: Program) -> TracedLoss:
         LossError: if the loss has no gradient, or breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    like = device_shardings(program.resolved.like)
+    like = device_shardings(program.resolved.abstract_state)
     of = lambda array, *dims: jax.ShapeDtypeStruct(dims, jax.dtypes.canonicalize_dtype(array.dtype))
     first = program.resolved.experiment.train[0]
     batch = {name: of(array, *array.shape) for name, array in first.items()}

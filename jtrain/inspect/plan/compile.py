@@ -84,7 +84,7 @@ def plan_cache() -> Path:
 def _key(lowered: Lowered, program: Program, topology: Topology) -> str:
     flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     # The text of a lowered step has neither the order of the devices nor the compiler's options.
-    order = [device.id for device in mesh_devices(program.resolved.like)]
+    order = [device.id for device in mesh_devices(program.resolved.abstract_state)]
     options = dict(program.resolved.strategy.compiler_options)
     parts = [FORMAT, topology.name, topology.compiler, jax.__version__, *flags, order, options]
     return hashlib.sha256("\n".join([*map(str, parts), lowered.as_text()]).encode()).hexdigest()

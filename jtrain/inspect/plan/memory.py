@@ -33,7 +33,7 @@ class StatePart(NamedTuple):
 def state_parts(program: Program) -> tuple[StatePart, ...]:
     """Return the parts of a setup's state that have leaves, from shapes alone."""
     sums: dict[tuple[str, str, bool], int] = {}
-    for name, leaf in named_leaves(program.resolved.like).items():
+    for name, leaf in named_leaves(program.resolved.abstract_state).items():
         key = (*_part(name, leaf, program), is_on_host(leaf))
         shape = leaf.sharding.shard_shape(leaf.shape)
         sums[key] = sums.get(key, 0) + math.prod(shape) * leaf.dtype.itemsize

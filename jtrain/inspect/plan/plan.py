@@ -207,7 +207,7 @@ def _read(program: Program, topology: Topology, step: CompiledStep) -> Plan:
     try:
         tensors = name_tensors(hlo, step.text, step.buffers)[:LISTED]
         estimate = estimate_step(
-            hlo, layout, mesh_devices(program.resolved.like) or topology.devices[:1]
+            hlo, layout, mesh_devices(program.resolved.abstract_state) or topology.devices[:1]
         )
     except NOT_UNDERSTOOD as error:
         unread = (*unread, f"no estimate: {reason(error)}")

@@ -42,7 +42,7 @@ def as_model(model: AnyModel) -> Model:
         return from_nnx(model)
     check_model_type(model)
     if callable(model):
-        return from_function(_no_init, model)._replace(couples="nothing")
+        return from_function(_no_init, model)._replace(rows_interact="never")
     built = "values of a model: write .build() behind them." if hasattr(model, "build") else ""
     raise LossError(
         f"a model is an nnx module, a jt.Model or a function of (params, *inputs), and this is a "
@@ -185,9 +185,9 @@ def mean_of_slices(old: Extra, new: Extra, mask: Bool[Array, "b"]) -> Extra:
     """Return `new` as a stateful loss does: a Mean where a leaf is not that of `old`.
 
     A batch norm of another library returns its next running statistics, and no sums over rows. With
-    `couples="batch"` its rows are all rows, and `new` is returned bit for bit. With
-    `couples="slice"` the state becomes the mean over the slices, each weighted by its share of real
-    rows (`mask`); a slice without real rows counts for nothing. The variance between slices is in
+    `rows_interact="batch"` its rows are all rows, and `new` is returned bit for bit. With "slice"
+    the state becomes the mean over the slices, each weighted by its share of real rows (`mask`);
+    a slice without real rows counts for nothing. The variance between slices is in
     no slice's variance, so the result is smaller than the variance of the whole batch. Integers,
     such as counters, are not weighted.
     """

@@ -21,6 +21,7 @@ from jtrain.core.types import Extra, Key, Keys, Leaf, Params
 from jtrain.errors import ConfigError, LossError
 from jtrain.errors.advice import CARRY_EXTRA
 from jtrain.models.adapters import OF_BATCH, keys_argument, make_apply, make_switch
+from jtrain.models.adapters.cpu_pools import fast_pools
 
 
 def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("dropout",)) -> Model:
@@ -34,7 +35,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used: a flax
     layer draws one mask for all rows of a call.
 
-    `BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
+    `BatchNorm` couples rows: declare `rows_interact="batch"`, and pass it the batch's mask
     (`nn.BatchNorm(...)(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
@@ -67,7 +68,7 @@ def from_linen(module: nn.Module, *inputs: Leaf, streams: Sequence[str] = ("drop
             raise _rng_error(error, streams, rng) from None
         return outputs, {**extra, **changed}
 
-    return Model(init, make_apply(call), named=named)
+    return Model(init, fast_pools(make_apply(call)), named=named)
 
 
 def _rngs(streams: Sequence[str], key: Key) -> dict[str, Key]:
@@ -100,8 +101,8 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
     `rng` is a key, or the keys of the rows (`jtrain.row_keys`), of which the first is used:
     `hk.dropout` draws one mask for all rows of a call.
 
-    `hk.BatchNorm` couples rows: declare `couples="batch"`. It takes no mask, so a function with
-    state trains on full batches only.
+    With `hk.BatchNorm`, declare `rows_interact="batch"`. It takes no mask, so a function with state
+    trains on full batches only.
 
     Raises:
         ConfigError: if haiku is not installed.
@@ -139,7 +140,7 @@ def from_haiku(transformed: Transformed, *inputs: Leaf) -> Model:
             ) from None
         return outputs, dict(changed) if train else extra
 
-    return Model(init, make_apply(call))
+    return Model(init, fast_pools(make_apply(call)))
 
 
 EquinoxModule: TypeAlias = Any  # eqx.Module; equinox is no dependency
@@ -160,8 +161,8 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
     `rng` are the keys of the rows (`jtrain.row_keys`): the dropout of a row then depends on no
     device and no microbatch. A single key is folded with the index of the row.
 
-    `eqx.nn.BatchNorm` couples rows, over its axis name: declare `couples="batch"`. It takes no
-    mask, so it trains on full batches only.
+    With `eqx.nn.BatchNorm`, declare `rows_interact="batch"`. It takes no mask, so it trains on full
+    batches only.
 
     Raises:
         ConfigError: if equinox is not installed.
@@ -225,7 +226,7 @@ def from_equinox(make: Callable[[Key], EquinoxModule | tuple[EquinoxModule, Any]
             return outputs, extra
         return outputs, {**extra, "state": nest_state(after)}
 
-    return Model(init, make_apply(call), couples="batch" if axis else "nothing")
+    return Model(init, fast_pools(make_apply(call)), rows_interact="batch" if axis else "never")
 
 
 def _library(name: str, package: str) -> Any:

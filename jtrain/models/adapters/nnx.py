@@ -14,7 +14,7 @@ from jtrain.core.loss import Stateful
 from jtrain.core.model import Model
 from jtrain.core.pytree import named_leaves
 from jtrain.core.rows import first_key, row_keys
-from jtrain.core.types import Batch, Couples, Dims, Extra, Key, Keys, Metrics, Params
+from jtrain.core.types import Batch, Dims, Extra, Key, Keys, Metrics, Params, RowsInteract
 from jtrain.errors import LossError
 from jtrain.errors.advice import CARRY_EXTRA
 from jtrain.errors.user_code import check_takes
@@ -26,6 +26,7 @@ from jtrain.models.adapters import (
     make_apply,
     stateful_output,
 )
+from jtrain.models.adapters.cpu_pools import fast_pools
 from jtrain.models.layers.norms import BatchNorm
 
 State: TypeAlias = Any  # nnx.State, whose type parameters beartype warns about
@@ -62,7 +63,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
 
     `method` is the name of the module's method to call instead of `__call__`.
 
-    `nnx.BatchNorm` couples rows: declare `couples="batch"`, and pass it the batch's mask
+    `nnx.BatchNorm` couples rows: declare `rows_interact="batch"`, and pass it the batch's mask
     (`norm(x, mask=mask)`, the mask among the inputs) where batches may be ragged.
 
     Raises:
@@ -86,9 +87,11 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module] | nnx.Module) -> Model:
 
     taken = inspect.signature(module_like.__call__).parameters if callable(module_like) else ()
     named = tuple(name for name in NAMED if name in taken)
-    return Model(
-        init, make_apply(call), _dims(split.params), named, split.couples, _linear(split.params)
-    )
+    # The networks of this package have no such pool, and start faster if traced once.
+    own = type(module_like).__module__.startswith("jtrain.")
+    apply = make_apply(call) if own else fast_pools(make_apply(call))
+    dims, linear = _dims(split.params), _linear(split.params)
+    return Model(init, apply, dims, named, split.rows_interact, linear)
 
 
 class SplitModule:
@@ -98,8 +101,8 @@ class SplitModule:
         module = nnx.merge(*nnx.split(module))  # whose module stays as it is
         name_scopes(module)
         self._graph, self.params, self._streams, self._extra = nnx.split(module, *PARTS)
-        coupled = any(_couples(part) for _, part in nnx.iter_modules(module))
-        self.couples: Couples = "batch" if coupled else "nothing"
+        coupled = any(_interacts(part) for _, part in nnx.iter_modules(module))
+        self.rows_interact: RowsInteract = "batch" if coupled else "never"
         """The coupling of a batch's rows by the layers in training."""
 
     def arrays(self) -> tuple[Params, Extra]:
@@ -126,7 +129,7 @@ class SplitModule:
         return _plain(nnx.state(module, *PARTS)[2])
 
 
-def _couples(part: Any) -> bool:
+def _interacts(part: Any) -> bool:
     """Return whether a layer takes statistics over the rows of a batch in training."""
     return isinstance(part, nnx.BatchNorm) or (isinstance(part, BatchNorm) and not part.frozen)
 
@@ -226,7 +229,7 @@ def module_loss(loss: Callable[..., Any], module: SplitModule) -> Stateful:
         value, metrics = result if pair else (result, {})
         return value, metrics, stateful_output(extra, module.extra_of(inner), batch["mask"])
 
-    return Stateful(call)
+    return Stateful(fast_pools(call))
 
 
 SCOPE = "scope_name"  # a static attribute of the module, so it survives split and merge

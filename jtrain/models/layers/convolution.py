@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -137,8 +138,8 @@ def max_pool(
         x = x[:, : rows * window, : columns * window]
         return _tile_max(x.reshape(b, rows, window, columns, window, c))
     # A barrier: fused into one pass, each number of the first would be computed two or three times.
-    x = jax.lax.optimization_barrier(_along(x, 1, window, stride, padding))
-    return _along(x, 2, window, stride, padding)
+    x = jax.lax.optimization_barrier(max_along(x, 1, window, stride, (padding, padding)))
+    return max_along(x, 2, window, stride, (padding, padding))
 
 
 @jax.custom_jvp
@@ -162,17 +163,24 @@ def _tile_max_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
     return y, (tangent * share).sum((2, 4))
 
 
-def _along(x: Array, dim: int, window: int, stride: int, padding: int) -> Array:
+def max_along(
+    x: Array,
+    dim: int,
+    window: int,
+    stride: int,
+    padding: tuple[int, int],
+    maximum: Callable[[Array, Array], Array] = jnp.maximum,
+) -> Array:
     """Return the maximum of each window of one dim: element o of all windows is a strided slice.
 
     The slices are taken by reshape, whose gradient is a plain copy.
     """
-    count = (x.shape[dim] + 2 * padding - window) // stride + 1
+    count = (x.shape[dim] + sum(padding) - window) // stride + 1
     strides = -(-window // stride) + count - 1  # complete strides that the windows reach into
-    after = strides * stride - x.shape[dim] - padding
+    after = strides * stride - x.shape[dim] - padding[0]
     # The cut-off end is smaller than a window, so no window holds only padding.
     sides = [(0, 0, 0)] * x.ndim
-    sides[dim] = (padding, after, 0)
+    sides[dim] = (padding[0], after, 0)
     x = jax.lax.pad(x, jnp.array(-jnp.inf, x.dtype), sides)
     x = x.reshape(*x.shape[:dim], strides, stride, *x.shape[dim + 1 :])
     slices = [
@@ -185,4 +193,4 @@ def _along(x: Array, dim: int, window: int, stride: int, padding: int) -> Array:
         )
         for o in range(window)
     ]
-    return functools.reduce(jnp.maximum, slices)
+    return functools.reduce(maximum, slices)

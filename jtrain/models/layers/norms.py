@@ -129,8 +129,8 @@ DECAY = 0.9  # of the running statistics a step, as in the published ResNets
 class BatchNorm(nnx.Module):
     """`x` with mean 0 and variance 1 in each channel, times `scale`, plus `bias`.
 
-    In training the statistics are those of the batch's rows that the mask shows, which couples the
-    rows: the model declares `couples="batch"`. Statistics are computed in at least float32, and the
+    In training the statistics are those of the batch's rows that the mask shows, so rows interact:
+    the model declares `rows_interact="batch"`. Statistics are computed in at least float32, and the
     running ones, `mean` and `var`, are returned as Means of those rows, by the contract of `extra`.
     Evaluation uses the running statistics and leaves them unchanged; so does training where they
     are `frozen`, and then no row depends on another.

@@ -95,7 +95,14 @@ class MeshStrategy(Strategy, abc.ABC):
         """Return `fn`, written for one replica of the step, as a function of global arrays."""
 
     def lower(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+        self,
+        fn: Callable,
+        state: Any,
+        batch: Any,
+        /,
+        *,
+        stacked: bool = False,
+        returns_state: bool = False,
     ) -> Lowered:
         """Lower `fn` over the mesh, with explicit shardings of arguments and results.
 
@@ -105,8 +112,8 @@ class MeshStrategy(Strategy, abc.ABC):
         jitted = jax.jit(
             self.to_global(fn, stacked),
             in_shardings=(states, NamedSharding(self.mesh, self.rows(stacked))),
-            out_shardings=(states, everywhere) if keeps else everywhere,
-            donate_argnums=0 if keeps else (),
+            out_shardings=(states, everywhere) if returns_state else everywhere,
+            donate_argnums=0 if returns_state else (),
             compiler_options=dict(self.compiler_options) or None,
         )
         abstract, rows = plain(state, batch)

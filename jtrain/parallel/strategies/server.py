@@ -55,10 +55,10 @@ class ParameterServer(OneDevice):
             params=isinstance(self._config.mode, StreamingDiLoCo),
         )
 
-    def _load(self, lowered: Lowered, state: Any, batch: Any, *, keeps: bool) -> Callable:
+    def _load(self, lowered: Lowered, state: Any, batch: Any, *, returns_state: bool) -> Callable:
         """Compile what evaluates; the step is only traced, for the workers compile theirs."""
-        if not keeps:
-            return super()._load(lowered, state, batch, keeps=keeps)
+        if not returns_state:
+            return super()._load(lowered, state, batch, returns_state=returns_state)
 
         def refuse(state: Any, batch: Any) -> Any:
             raise ConfigError(

@@ -62,7 +62,14 @@ class OneDevice(Strategy):
         )
 
     def lower(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+        self,
+        fn: Callable,
+        state: Any,
+        batch: Any,
+        /,
+        *,
+        stacked: bool = False,
+        returns_state: bool = False,
     ) -> Lowered:
         """Lower `fn` by `jax.jit`."""
         del stacked
@@ -70,7 +77,7 @@ class OneDevice(Strategy):
             fn,
             in_shardings=self._device,
             out_shardings=self._device,
-            donate_argnums=0 if keeps else (),
+            donate_argnums=0 if returns_state else (),
         )
         return jitted.lower(*plain(state, batch))
 

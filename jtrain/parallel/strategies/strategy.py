@@ -64,12 +64,19 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def lower(
-        self, fn: Callable, state: Any, batch: Any, /, *, stacked: bool = False, keeps: bool = False
+        self,
+        fn: Callable,
+        state: Any,
+        batch: Any,
+        /,
+        *,
+        stacked: bool = False,
+        returns_state: bool = False,
     ) -> Lowered:
         """Lower `fn(state, batch)` for such arrays; `.compile()` of the result makes a program.
 
-        `stacked`: arrays of the batch are k b ... instead of b .... `keeps`: `fn` returns a new
-        state and another result; the old state is donated.
+        `stacked`: arrays of the batch are k b ... instead of b .... `returns_state`: `fn` returns a
+        new state and another result; the old state is donated.
         """
 
     def compile(
@@ -80,20 +87,20 @@ class Strategy(abc.ABC):
         /,
         *,
         stacked: bool = False,
-        keeps: bool = False,
-        then: Callable[[], object] = lambda: None,
+        returns_state: bool = False,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Callable:
         """Lower and compile; a call with other shapes raises RetraceError.
 
-        `then` is called between the two: what Python does from here on, XLA works beside.
+        `meanwhile` is called between the two: what Python does from here on, XLA works beside.
         """
-        lowered = self.lower(fn, state, batch, stacked=stacked, keeps=keeps)
-        then()
-        return self._load(lowered, state, batch, keeps=keeps)
+        lowered = self.lower(fn, state, batch, stacked=stacked, returns_state=returns_state)
+        meanwhile()
+        return self._load(lowered, state, batch, returns_state=returns_state)
 
-    def _load(self, lowered: Lowered, state: Any, batch: Any, *, keeps: bool) -> Callable:
-        """Return what runs the lowered function; `keeps` says whether it is the step."""
-        del keeps
+    def _load(self, lowered: Lowered, state: Any, batch: Any, *, returns_state: bool) -> Callable:
+        """Return what runs the lowered function; `returns_state` says whether it is the step."""
+        del returns_state
         return _once(load_or_compile(lowered, state), *plain(state, batch))
 
     @property

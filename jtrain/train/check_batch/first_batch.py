@@ -244,7 +244,9 @@ def _trace(
 ) -> list[FirstBatch]:
     if not program.resolved.config.checks.first_batch:
         return []
-    weights = device_shardings((program.resolved.like.params, program.resolved.like.extra))
+    weights = device_shardings(
+        (program.resolved.abstract_state.params, program.resolved.abstract_state.extra)
+    )
     terms = normalize_loss(program.loss, ragged=batches.ragged)
     return [FirstBatch(terms, first(), batches.size, what, weights=weights, **options)]
 
@@ -260,7 +262,7 @@ def check_batches(program: "Program", batches: Sequence[FirstBatch], state: Trai
     """
     for name in program.resolved.sets:
         program.check_set(name, state)
-    like = program.resolved.like.params, program.resolved.like.extra
+    like = program.resolved.abstract_state.params, program.resolved.abstract_state.extra
     for batch in batches:
         weights = to_device((state.params, state.extra), like)
         compiled = functools.partial(
@@ -332,7 +334,7 @@ class FirstRows:
         return self.own if parts == 1 else {n: np.concatenate([x] * parts) for n, x in own}
 
     @functools.cached_property
-    def like(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types of a full batch, as on the devices."""
         return batch_shapes(self.own, self._batches.size)
 

@@ -141,16 +141,16 @@ class SkipGuard:
         )
 
     def _why_many(self, bad: BadStep) -> str:
-        most, within = self._policy.most, self._policy.within
-        if not most:
+        limit, within = self._policy.limit, self._policy.within
+        if not limit:
             return ""
         self._recent.append(bad.step)
         while self._recent[0] <= bad.step - within:
             self._recent.popleft()
-        if len(self._recent) < most:
+        if len(self._recent) < limit:
             return ""
         return (
-            f"{len(self._recent)} steps within {within} were skipped, and guard.most is {most}: "
+            f"{len(self._recent)} steps within {within} were skipped, and guard.limit is {limit}: "
             f"step {bad.step} {bad.what}. {KEPT} Check the data for NaN or infinity, or lower "
             f"optimizer.lr. {FIND}"
         )
@@ -193,12 +193,12 @@ class EndGuard:
         if isinstance(policy, StopPolicy):
             return Stop(why, "failed")
         recent = [step for step in self._earlier if step > bad.step - policy.within]
-        if len(recent) < policy.most:
+        if len(recent) < policy.limit:
             return Rollback(why, step=bad.step, back=policy.back, skip=policy.skip)
         steps = ", ".join(map(str, recent))
         return Stop(
             f"{why} The run was rolled back {len(recent)} times within {policy.within} steps (for "
-            f"{steps or 'none'}), and guard.most is {policy.most}.",
+            f"{steps or 'none'}), and guard.limit is {policy.limit}.",
             "failed",
         )
 

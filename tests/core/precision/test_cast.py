@@ -56,7 +56,7 @@ def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=Fa
         )
         data = strategy.place(batch())
         state = jax.device_put(state, strategy.shardings(state))
-        step = strategy.compile(step, state, data, keeps=True)
+        step = strategy.compile(step, state, data, returns_state=True)
     losses = []
     for _ in range(steps):
         state, metrics = step(state, data)

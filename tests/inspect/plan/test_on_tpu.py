@@ -151,7 +151,7 @@ def test_a_new_state_is_never_unsharded_on_a_device():
         params, extra = x.init(jax.random.key(0))
         return new_state(params, x.transformation, jax.random.key(1), extra)
 
-    to = jax.tree.map(lambda leaf: leaf.sharding, parts.resolved.like)
+    to = jax.tree.map(lambda leaf: leaf.sharding, parts.resolved.abstract_state)
     memory = jax.jit(make, out_shardings=to).lower().compile().memory_analysis()
     whole = 3 * (BLOCKS + TABLES) * F32
     assert near(memory.output_size_in_bytes, whole / 8, 0.01)

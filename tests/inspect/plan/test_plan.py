@@ -39,7 +39,9 @@ def test_a_plan_has_the_memory_of_the_compiled_step(pytestconfig):
     assert found.memory["arguments"] == ran.argument_size_in_bytes
     assert found.memory["temporaries"] == ran.temp_size_in_bytes
     assert found.layout == {"fsdp": 8}
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.resolved.like))
+    whole = sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parts.resolved.abstract_state)
+    )
     assert whole / 8 <= found.leaves < whole / 8 * 1.05
     assert found.leaves <= found.memory["arguments"] <= found.leaves * 1.05
     said = format_plan(found)
@@ -140,7 +142,7 @@ def parts(*words):
 
 
 def numbers_of_the_model():
-    params = set_up(small("parallel.kind=single")).resolved.like.params
+    params = set_up(small("parallel.kind=single")).resolved.abstract_state.params
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
