@@ -35,8 +35,8 @@ def assert_invariant(
     """Raise unless the result of a loss is the same for every split of the batch.
 
     Args:
-        loss: any form that `jtrain.make_step` takes, or `placed(build)`, where `build(placement)`
-            returns the loss for a placement.
+        loss: any form that `jtrain.make_step` takes, or `place_loss(build)`, where
+            `build(placement)` returns the loss for a placement.
         batch: arrays of at least 2 rows, better 8; missing `row` and `mask` are added.
         optimizer: the optimizer of the step; plain gradient descent by default.
         step: a function with the signature of `jtrain.make_step`, to check a step of your own.

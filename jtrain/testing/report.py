@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from jtrain.io.formatting import align_columns
 from jtrain.testing.causes import Cause
 from jtrain.testing.compare import Distances
 
@@ -70,15 +71,9 @@ class CheckReport:
 
     def describe(self) -> str:
         """Return the report as text: the table, the faults, and what was not compared."""
-        lines = [HEAD, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
         paragraphs = [
             [self.what],
-            table,
+            align_columns([HEAD, *map(_cells, self.rows)], right=()),
             self._explanations(),
             self.not_compared,
             [self._verdict()],

@@ -1,7 +1,8 @@
 """A single step under a strategy, its result, and the default strategies of a check."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -14,13 +15,16 @@ from jtrain.core.extra_arguments import with_named_arguments
 from jtrain.core.loss import Stateful
 from jtrain.core.placement import Unplaced
 from jtrain.core.state import TrainState, new_state
-from jtrain.core.types import Dims, Params
+from jtrain.core.step import make_step
+from jtrain.core.types import Batch, Dims, Params
 from jtrain.errors import ConfigError
 from jtrain.parallel import Strategy
 from jtrain.testing.case import Loss, LossCase, MakeStep
-from jtrain.testing.compare import StepResult
-from jtrain.testing.float64 import to_float64, widen
-from jtrain.testing.sums import flatten_metrics
+from jtrain.testing.causes import Cause, cause
+from jtrain.testing.compare import Distances, StepResult, compare_results
+from jtrain.testing.float64 import to_float64, unless_opaque, widen
+from jtrain.testing.splits import make_ragged
+from jtrain.testing.sums import FROZEN, RowSums, Sums, flatten_metrics
 
 # Metrics that the step adds: the loss is compared by itself, the others follow from it.
 OWN = {"loss", "grad_norm", "update_norm", "skipped", "loss_scale"}
@@ -166,6 +170,83 @@ def redo_update(case: LossCase, actual: StepResult, expected: StepResult) -> Ste
     except (TypeError, ValueError):  # a line search and SAM need the loss function
         return None
     return expected._replace(state={**expected.state, **trees})
+
+
+class Steps:
+    """The compiled steps of a case: of its own `make`, and of jtrain's on one device."""
+
+    def __init__(self, case: LossCase):
+        self.case = case
+        self.batch = dict(case.batch) if case.mask_error else make_ragged(case.batch)
+        # One device's steps serve all comparisons; those of a variant only its own.
+        self._one_device = functools.cache(lambda x: CompiledStep(case, x, make_step))
+        self._own = functools.lru_cache(2)(lambda x: CompiledStep(case, x, case.make))
+        self._expected = functools.cache(lambda x: self._one_device(x)(self.batch))
+
+    def own(self, variant: StepVariant) -> CompiledStep:
+        """Return the step of the case's `make`."""
+        return self._own(variant)
+
+    def one_device(self, variant: StepVariant) -> CompiledStep:
+        """Return the step of one device with the same loss, numbers and draws."""
+        return self._one_device(_on_one_device(variant))
+
+    def expected(self, variant: StepVariant) -> StepResult:
+        """Return the result of one device."""
+        return self._expected(_on_one_device(variant))
+
+
+def _on_one_device(variant: StepVariant) -> StepVariant:
+    return variant._replace(strategy=None, microbatches=1, donate=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SplitStep:
+    """A step under a split of its batch, beside that of one device."""
+
+    steps: Steps
+    name: str
+    variant: StepVariant
+    parts: Sequence[Batch]  # as the step splits the batch; one if it does not
+    noun: str  # microbatch, device
+
+    @functools.cached_property
+    def actual(self) -> StepResult:
+        """Result of the step."""
+        return self.steps.own(self.variant)(self.steps.batch)
+
+    @functools.cached_property
+    def expected(self) -> StepResult:
+        """Result of one device."""
+        return self.steps.expected(self.variant)
+
+    def distances(self) -> Distances:
+        """Return the distances of the two results."""
+        return compare_results(self.actual, self.expected)
+
+    def replace(self, **changes: Any) -> "SplitStep":
+        """Return the step with a change of its variant."""
+        return dataclasses.replace(self, variant=self.variant._replace(**changes))
+
+    def without_draws(self) -> "SplitStep":
+        """Return the step with all draws frozen, or without draws if a kernel hides them."""
+        frozen = self.replace(frozen=FROZEN[0])
+        opaque = unless_opaque(frozen.distances) is None
+        return self.replace(change=drop_key) if opaque else frozen
+
+    def scaled(self, factor: float) -> "SplitStep":
+        """Return the step of the loss times a factor."""
+        return self.replace(change=lambda loss: scale_loss(self.variant.change(loss), factor))
+
+    def cause(self, row: str, /, **facts: object) -> Cause:
+        """Return a cause of the table; the number and the name of the parts are known."""
+        nouns = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
+        return cause(row, count=len(self.parts), part=self.noun, parts=nouns, **facts)
+
+    def each_part(self, weights: Sequence[float] | None = None) -> list[RowSums]:
+        """Return the sums of each part, divided by its own weights or by these."""
+        sums = Sums(case=self.steps.case)
+        return [sums(part, weights) for part in self.parts]
 
 
 Layout: TypeAlias = Any  # a value of `jtrain.parallel.Layout`, or a strategy

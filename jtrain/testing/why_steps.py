@@ -1,6 +1,5 @@
 """Diagnosis of a step that differs from that of one device, from the size of the difference."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jtrain.core.interpret import equations_in
 from jtrain.core.types import Batch
-from jtrain.testing.case import LossCase
 from jtrain.testing.causes import Cause, cause
 from jtrain.testing.compare import (
     StepResult,
-    compare_results,
     distance,
     fit_multiple,
     flatten,
@@ -21,6 +19,7 @@ from jtrain.testing.compare import (
     relative_difference,
     state_tree_of,
 )
+from jtrain.testing.run_step import SplitStep, init_first_state, state_trees
 from jtrain.testing.sums import RowSums, Sums, add_sums
 
 EXPLAINED = 1e-5  # larger differences are diagnosed: float32 rounding causes none so large
@@ -29,41 +28,14 @@ SMALL = 2.0**-20  # factor of the loss: far below any clipping threshold
 SEES = 1e-4  # relative change in the loss of a position that depends on a token
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class FailedSplit:
-    """The result of a step under a split, the expected result, and experiments on the step."""
-
-    case: LossCase
-    batch: Batch
-    actual: StepResult
-    expected: StepResult
-    start: dict  # the state before the step, as in StepResult
-    parts: Sequence[Batch]  # as the step split the batch; one if it did not
-    noun: str  # microbatch, device
-    distance_without_draws: Callable[[], float]  # distance of both results with all draws fixed
-    # Both results, for the loss times a factor.
-    scale_loss: Callable[[float], tuple[StepResult, StepResult]]
-    explain_time: Callable[[], Cause | None]  # the fault along a split sequence
-
-    def cause(self, row: str, /, **facts: object) -> Cause:
-        """Return a cause of the table; the number and the name of the parts are known."""
-        nouns = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
-        return cause(row, count=len(self.parts), part=self.noun, parts=nouns, **facts)
-
-    def each_part(self, weights: Sequence[float] | None = None) -> list[RowSums]:
-        """Return the sums of each part, divided by its own weights or by these."""
-        sums = Sums(case=self.case)
-        return [sums(part, weights) for part in self.parts]
-
-
-def explain_step(failed: FailedSplit) -> Cause:
+def explain_step(failed: SplitStep) -> Cause:
     """Return why a step differs from that of one device."""
     actual, expected = failed.actual, failed.expected
     if actual.calls == 0 or actual.finite != expected.finite:
         return _explain_nonfinite(failed)
     if actual.calls != expected.calls:
         return failed.cause("optimizer per part", actual=actual.calls, expected=expected.calls)
-    if failed.distance_without_draws() <= EXPLAINED:
+    if _draws(failed) and failed.without_draws().distances().largest <= EXPLAINED:
         return failed.cause("key of the part")
     for explain in (_explain_loss, _explain_gradient, _explain_metrics, _explain_state):
         if found := explain(failed):
@@ -71,9 +43,14 @@ def explain_step(failed: FailedSplit) -> Cause:
     return failed.cause("unexplained")
 
 
-def _explain_nonfinite(failed: FailedSplit) -> Cause:
+def _draws(failed: SplitStep) -> bool:
+    equations = equations_in(failed.steps.case.trace.program)
+    return any(equation.primitive.name.startswith("random_") for equation in equations)
+
+
+def _explain_nonfinite(failed: SplitStep) -> Cause:
     """Return why only one of the two steps is finite."""
-    results = [add_sums([sums], failed.case) for sums in failed.each_part()]
+    results = [add_sums([sums], failed.steps.case) for sums in failed.each_part()]
     empty = [i for i, part in enumerate(failed.parts) if not part["mask"].any()]
     real = [result for i, result in enumerate(results) if i not in empty]
     if empty and all(math.isfinite(result.loss) for result in real):
@@ -81,22 +58,22 @@ def _explain_nonfinite(failed: FailedSplit) -> Cause:
     return failed.cause("not finite (step)")
 
 
-def _explain_loss(failed: FailedSplit) -> Cause | None:
+def _explain_loss(failed: SplitStep) -> Cause | None:
     """Return the cause for a wrong loss."""
     actual, expected = failed.actual.loss, failed.expected.loss
     if relative_difference(actual, expected) <= EXPLAINED:
         return None
-    if found := failed.explain_time():
+    if found := _explain_time_split(failed):
         return found
-    sums, whole = failed.each_part(), Sums(case=failed.case)(failed.batch)
+    sums, whole = failed.each_part(), Sums(case=failed.steps.case)(failed.steps.batch)
     terms = lambda each: zip(each.contributions, whole.weights, strict=True)
     share = lambda each: sum(total / weight for total, weight in terms(each) if weight)
-    values = [[add_sums([each], failed.case).loss] for each in sums]
+    values = [[add_sums([each], failed.steps.case).loss] for each in sums]
     found = _explain_sum(failed, "loss", [actual], [expected], values, [[share(x)] for x in sums])
     return found or _explain_terms(sums, whole, failed)
 
 
-def _explain_terms(sums: Sequence[RowSums], whole: RowSums, failed: FailedSplit) -> Cause | None:
+def _explain_terms(sums: Sequence[RowSums], whole: RowSums, failed: SplitStep) -> Cause | None:
     """Return a cause if one of several terms is weighted differently from the others."""
     n, actual, expected = len(failed.parts), failed.actual.loss, failed.expected.loss
     part_means = [_means_of(each) for each in sums]
@@ -118,32 +95,32 @@ def _means_of(sums: RowSums) -> list[float]:
     return [total / weight if weight else 0.0 for total, weight in pairs]
 
 
-def _explain_gradient(failed: FailedSplit) -> Cause | None:
+def _explain_gradient(failed: SplitStep) -> Cause | None:
     """Return the cause for a wrong gradient, whether the loss is right or unexplained."""
     actual, expected = flatten(failed.actual.gradient), flatten(failed.expected.gradient)
     if distance(actual, expected).by <= EXPLAINED:
         return None
-    weights = Sums(case=failed.case).weights(failed.batch)
+    weights = Sums(case=failed.steps.case).weights(failed.steps.batch)
     values, shares = (
         [flatten(each.gradient) for each in failed.each_part(w)] for w in (None, weights)
     )
     if found := _explain_sum(failed, "gradient", actual, expected, values, shares):
         return found
-    small, right = failed.scale_loss(SMALL)
-    if distance(small.gradient, right.gradient).by <= MATCH:
+    small = failed.scaled(SMALL)
+    if distance(small.actual.gradient, small.expected.gradient).by <= MATCH:
         return failed.cause("clip before the sum")
-    if not _is_near(flatten(small.gradient) / SMALL, actual):
+    if not _is_near(flatten(small.actual.gradient) / SMALL, actual):
         return failed.cause("function before the sum")
     return None
 
 
-def _explain_metrics(failed: FailedSplit) -> Cause | None:
+def _explain_metrics(failed: SplitStep) -> Cause | None:
     """Return the cause for a wrong metric."""
     for name, expected in failed.expected.metrics.items():
         actual = failed.actual.metrics.get(name, math.nan)
         if relative_difference(actual, expected) <= EXPLAINED:
             continue
-        values = [[add_sums([x], failed.case).metrics[name]] for x in failed.each_part()]
+        values = [[add_sums([x], failed.steps.case).metrics[name]] for x in failed.each_part()]
         what = f"metric {name!r}"
         found = _explain_sum(failed, what, [actual], [expected], values, values)
         if found:
@@ -153,7 +130,7 @@ def _explain_metrics(failed: FailedSplit) -> Cause | None:
 
 
 def _explain_sum(
-    failed: FailedSplit, what: str, actual: Any, expected: Any, values: list, shares: list
+    failed: SplitStep, what: str, actual: Any, expected: Any, values: list, shares: list
 ) -> Cause | None:
     """Return a cause if a value is a wrong sum over the parts, or a multiple of the right one.
 
@@ -175,10 +152,10 @@ def _explain_sum(
 
 
 def _wrong_sums(
-    failed: FailedSplit, expected: np.ndarray, values: np.ndarray, shares: np.ndarray
+    failed: SplitStep, expected: np.ndarray, values: np.ndarray, shares: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray, dict[str, object]]]:
     """Yield the row of the table, the value and the facts of each wrong way to sum over parts."""
-    n, mask = len(failed.parts), failed.batch["mask"]
+    n, mask = len(failed.parts), failed.steps.batch["mask"]
     real, rows = int(mask.sum()), len(mask)
     if n > 1:
         yield "mean of means (step)", np.nan_to_num(values, posinf=0, neginf=0).mean(0), {}
@@ -197,13 +174,13 @@ def _is_near(actual: np.ndarray | float, value: np.ndarray | float) -> bool:
     return bool(np.isfinite(size) and off <= MATCH * max(float(size), 1e-12))
 
 
-def _explain_state(failed: FailedSplit) -> Cause | None:
+def _explain_state(failed: SplitStep) -> Cause | None:
     """Return why the next state differs; None if it does not, or if loss or gradient do."""
-    distances = compare_results(failed.actual, failed.expected)
+    distances, start = failed.distances(), state_trees(init_first_state(failed.steps.case))
     if max(distances.loss.by, distances.gradient.by) > EXPLAINED:
         return None
     actual, expected, before = (
-        named_arrays(tree) for tree in (failed.actual.state, failed.expected.state, failed.start)
+        named_arrays(tree) for tree in (failed.actual.state, failed.expected.state, start)
     )
     far = lambda n: n not in actual or distance(actual[n], expected[n]).by > EXPLAINED
     off = [name for name in expected if far(name)]
@@ -228,25 +205,23 @@ def _explain_state(failed: FailedSplit) -> Cause | None:
             return failed.cause("stale average", leaf=tree, factor=-factor)
     extra = [name for name in off if name.startswith("extra")]
     for index, which in ((0, "first"), (-1, "last")) if len(failed.parts) > 1 else ():
-        part = named_arrays(add_sums([failed.each_part()[index]], failed.case).state)
+        part = named_arrays(add_sums([failed.each_part()[index]], failed.steps.case).state)
         if extra and all(distance(actual[name], part[name]).by <= MATCH for name in extra):
             return failed.cause("statistics of one part", leaf=min(extra), which=which)
     return failed.cause("state", leaf=off[0])
 
 
-def explain_time_split(
-    batch: Batch,
-    parts: int,
-    actual: Callable[[Batch], StepResult],
-    expected: Callable[[Batch], StepResult],
-) -> Cause | None:
+def _explain_time_split(failed: SplitStep) -> Cause | None:
     """Return why a loss over `tokens` b t+1 of `length` b differs if t is split; None if unknown.
 
     For positions beside the first border of two parts, and for the last position, the tokens that
-    change the loss are compared between split sequences (`actual`) and one device (`expected`).
+    change the loss are compared between split sequences and one device.
     """
+    steps, strategy = failed.steps, failed.variant.strategy
+    parts, batch = strategy.axes.get("context", 1) if strategy else 1, steps.batch
     if parts < 2 or not {"tokens", "length"} <= set(batch):
         return None
+    actual, expected = steps.own(failed.variant), steps.one_device(failed.variant)
     time = batch["tokens"].shape[1] - 1
     border = time // parts  # the first position of the second part
     if time % parts or border < 2:
