@@ -80,8 +80,8 @@ def _save_again() -> None:
 
     restore = CheckpointManager.restore
 
-    def restore_and_save(self: CheckpointManager, step: int, like: Any, **options: bool) -> Any:
-        state = restore(self, step, like, **options)
+    def restore_and_save(self: CheckpointManager, step: int, abstract: Any, **options: bool) -> Any:
+        state = restore(self, step, abstract, **options)
         with CheckpointManager(AGAIN) as copy:
             copy.save(step, state, {})
         return state
