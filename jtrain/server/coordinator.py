@@ -19,7 +19,7 @@ import numpy as np
 
 from jtrain.core.state import TrainState
 from jtrain.core.types import Metrics
-from jtrain.distributed.cluster.rendezvous import difference
+from jtrain.distributed.cluster.cluster import difference
 from jtrain.errors import ConfigError
 from jtrain.parallel.strategies.outer_optimizer import LocalStepsState
 from jtrain.server.client import Client, ShardCalls, ShardsLostError

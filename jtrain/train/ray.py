@@ -25,7 +25,7 @@ import jax
 from jtrain.config.resolve import resolve
 from jtrain.config.top import RUNS
 from jtrain.core.loop import Hook
-from jtrain.distributed.cluster.rendezvous import difference
+from jtrain.distributed.cluster.cluster import difference
 from jtrain.distributed.multihost import all_gather
 from jtrain.errors import FAULT, STOPPED, ConfigError, UserError
 from jtrain.errors.spelling import did_you_mean

@@ -21,7 +21,6 @@ EXEMPT = {
     "distributed/accelerators.py": KERNEL,
     "distributed/heartbeat.py": KERNEL,
     "distributed/launcher/worker.py": KERNEL,
-    "distributed/port.py": KERNEL,
     "inspect/report/page.py": OWN,
     "parallel/program_cache.py": OWN,
     "train/fit_data.py": "an advice",

@@ -178,7 +178,7 @@ PLAIN = {
     "FP8.products", "FP8.exclude", "EvaluateConfig.int8", "EvaluateConfig.sets", "CheckpointConfig.best",
     "Chat.day", "Chat.field", "Chat.ignore", "TextLines.field", "TextPairs.marks", "Mixture.tokenizer", "Tokens.tokenizer", "CharacterTokens.alphabet",
     "PretrainedTokenizer.end", "Lora.on", "ParamGroup.match", "Muon.adamw", "Muon.stacks", "OptimizerConfig.decay",
-    "Prompt.text", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
+    "Prompt.text", "ImageClassifier.preset", "CustomOptimizer.kind", "Published.kind", "Config.optimizer", "Mixture.parts", "BaseConfig.experiment",
 }  # fmt: skip
 
 

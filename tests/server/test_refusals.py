@@ -149,11 +149,11 @@ def test_backups_with_two_terms(study):
 
 def test_complex_parameters(study):
     found = plan(study, "{kind: sync}")
-    like = dataclasses.replace(
+    state = dataclasses.replace(
         found.program.resolved.abstract_state, params={"w": jnp.zeros(2, jnp.complex64)}
     )
     with pytest.raises(ConfigError, match=r"w holds complex64.*parallel.kind=mirrored"):
-        check_plan(_with(found, like=like))
+        check_plan(_with(found, abstract_state=state))
 
 
 def test_rows_that_the_loss_couples(study):

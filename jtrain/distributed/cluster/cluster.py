@@ -4,7 +4,7 @@ import dataclasses
 import ipaddress
 import os
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from jtrain.distributed.cpu_threads import NUMBER as NUMBER
 from jtrain.errors import ConfigError
@@ -12,6 +12,9 @@ from jtrain.errors import ConfigError
 PORT = 8476  # the default port; TPUs use it, too
 LOOPBACK = "127.0.0.1"
 LAUNCHER = "JTRAIN_LAUNCHER"  # `jtrain launch --processes 2`, set by it for the processes it starts
+
+Facts: TypeAlias = Mapping[str, str]
+MOST = 12  # facts that an error lists
 
 
 class CoordinatorAddress(NamedTuple):
@@ -188,3 +191,26 @@ def sets_cpu_devices(environ: Mapping[str, str]) -> bool:
     """Return whether the environment sets their number, by JAX's variable or by XLA's flag."""
     forced = "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", "")
     return forced or NUMBER in environ
+
+
+def difference(facts: Facts, other: Facts, index: int, where: str = "") -> ConfigError | None:
+    """Return the facts in which a process differs from process 0; None if they are equal.
+
+    Args:
+        facts: those of process 0.
+        other: those of process `index`, which lies at `where`.
+    """
+    names = [name for name in {**facts, **other} if facts.get(name) != other.get(name)]
+    if not names:
+        return None
+    rows = [
+        f"  {name}: {facts.get(name, 'none')} in process 0, {other.get(name, 'none')} in process "
+        f"{index}"
+        for name in names[:MOST]
+    ]
+    rows += [f"  and {len(names) - MOST} more"] * (len(names) > MOST)
+    return ConfigError(
+        f"process {index}{where} differs from process 0:\n"
+        + "\n".join(rows)
+        + "\nStart all of them by the same command, from the same files and packages."
+    )

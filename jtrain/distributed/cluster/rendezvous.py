@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress
+from jtrain.distributed.cluster.cluster import Cluster, CoordinatorAddress, Facts, difference
 from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls, takes_certificates
 from jtrain.distributed.heartbeat import HEARTBEAT, connect_heartbeat
 from jtrain.distributed.port import find_port_holder, free_port
@@ -31,11 +31,10 @@ from jtrain.errors import ConfigError, PeerError
 from jtrain.io.formatting import escape_controls
 from jtrain.io.regular_files import parse_json
 
-Facts: TypeAlias = Mapping[str, str]
 HELLO = 5.0  # seconds for an answer that is due at once
 LONGEST = 1 << 22  # bytes of a greeting
 POLL = 0.02  # seconds between two looks for greetings
-SHOWN = 12  # facts that an error lists, and visitors that were turned away
+SHOWN = 12  # visitors that were turned away, in an error
 OPEN_FILES = 1 << 16  # that process 0 may have, where the system allows it
 TOKEN = "JTRAIN_TOKEN"
 # Seconds after which JAX takes a process for dead. JAX's default of 100 keeps the others waiting
@@ -188,20 +187,22 @@ def _receive(
     refused: list[str] = []
     greetings: queue.SimpleQueue[_Greeting] = queue.SimpleQueue()
     deadline = time.monotonic() + timeout
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if 0 <= soft < most:  # each process takes one, and one of JAX's
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    files = _allow_open_files()
     with contextlib.ExitStack() as stack:
         with _listen(cluster) as listener:
             listener.settimeout(POLL)
             while len(visitors) < cluster.processes - 1 and time.monotonic() < deadline:
-                with contextlib.suppress(OSError):  # none came, or no file is left for it
+                try:
                     peer, (host, *_) = listener.accept()
                     stack.callback(_close, peer)
                     threading.Thread(
                         target=_read_greeting, args=(peer, host, tls, greetings.put), daemon=True
                     ).start()
+                except OSError as error:  # none came, or no file is left for it
+                    if error.errno == errno.EMFILE:
+                        time.sleep(POLL)
+                        why = f"some, at {files} open files: ulimit -n {2 * cluster.processes}"
+                        refused += [why] * (why not in refused)
                 while not greetings.empty():
                     greeting = greetings.get()
                     stack.callback(greeting.peer.close)
@@ -225,6 +226,16 @@ def _receive(
             _answer(visitor.peer, missing)
     if missing:
         raise missing
+
+
+def _allow_open_files() -> int:
+    """Raise the limit of open files, and return it: each process takes one, and one of JAX's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if not 0 <= soft < most:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def _read_greeting(
@@ -364,29 +375,6 @@ def _missing(
         f"{'it' if len(missing) == 1 else 'them'} with the same {_variables(cluster)} and its own "
         f"number, or set a larger parallel.start_timeout={2 * timeout:g}."
         + "".join(f"\nTurned away: {why}" for why in refused)
-    )
-
-
-def difference(facts: Facts, other: Facts, index: int, where: str = "") -> ConfigError | None:
-    """Return the facts in which a process differs from process 0; None if they are equal.
-
-    Args:
-        facts: those of process 0.
-        other: those of process `index`, which lies at `where`.
-    """
-    names = [name for name in {**facts, **other} if facts.get(name) != other.get(name)]
-    if not names:
-        return None
-    rows = [
-        f"  {name}: {facts.get(name, 'none')} in process 0, {other.get(name, 'none')} in process "
-        f"{index}"
-        for name in names[:SHOWN]
-    ]
-    rows += [f"  and {len(names) - SHOWN} more"] * (len(names) > SHOWN)
-    return ConfigError(
-        f"process {index}{where} differs from process 0:\n"
-        + "\n".join(rows)
-        + "\nStart all of them by the same command, from the same files and packages."
     )
 
 

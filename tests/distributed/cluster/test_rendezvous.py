@@ -5,7 +5,10 @@ import contextlib
 import json
 import os
 import re
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -217,6 +220,53 @@ def test_a_process_with_another_token_is_told_what_to_set():
     found = ends(both, 1.0, ({"token": "a"}, {"token": "b"}))
     assert sorted(type(error).__name__ for error in found) == ["ConfigError", "PeerError"]
     assert all(f"{TOKEN} of a process" in str(error) for error in found)
+
+
+CROWD = """
+import resource, socket, sys
+port, count = int(sys.argv[1]), int(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+peers = []
+for _ in range(count):
+    peers.append(socket.create_connection(("127.0.0.1", port)))
+print("all", flush=True)
+sys.stdin.read()
+"""
+
+
+def crowd(port: int, count: int) -> subprocess.Popen:
+    command, pipe = [sys.executable, "-c", CROWD, f"{port}", f"{count}"], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
+@pytest.fixture
+def open_files() -> Iterator[Callable[[int], None]]:
+    """Return a function that limits the open files, those of earlier tests not counted.
+
+    The test is skipped where a crowd may not have more.
+    """
+    before, change = resource.getrlimit(resource.RLIMIT_NOFILE), resource.setrlimit
+    if 0 <= before[1] < 4096:
+        pytest.skip(f"at most {before[1]} open files are allowed here")
+    already = max(map(int, os.listdir("/proc/self/fd")))
+    yield lambda soft: change(resource.RLIMIT_NOFILE, (already + soft, before[1]))
+    change(resource.RLIMIT_NOFILE, before)  # the test puts a function in its place
+
+
+def test_2000_connections_at_256_open_files(open_files, monkeypatch):
+    open_files(256)
+    monkeypatch.setattr(resource, "setrlimit", lambda *args: None)  # as where 256 is the most
+    monkeypatch.setattr(rendezvous, "HELLO", 0.3)
+    with listening_port(monkeypatch) as (port, ready):
+        processes = []
+
+        def connect() -> None:
+            processes.append(crowd(port, 2000))
+            assert processes[0].stdout.readline() == "all\n"
+
+        assert start_with(port, ready, connect, token="secret") == [None, None]
+        processes[0].communicate()
 
 
 ROOT = Path(__file__).parents[3]
