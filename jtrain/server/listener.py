@@ -17,6 +17,7 @@ from jtrain.server.wire import BufferPool, Message, WireError, encode, receive, 
 RETRY = 0.05  # seconds after a connection that could not be accepted
 GREETING = 10.0  # seconds within which a peer says who it is
 WATCH = 1.0  # seconds after which a watching server is told to ask again
+STRANGERS = 64  # peers at a time that have not said so; the oldest gives way
 SENDING = 0.1  # seconds for the last replies
 Handler = Callable[[Message], Message]
 
@@ -81,6 +82,7 @@ class Listener:
         self.by_name: collections.Counter[str] = collections.Counter()
         """Bytes of requests and their replies, by the name of the request."""
         self._peers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._pool = BufferPool()
         self._lock, self._closed = threading.Lock(), False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -112,13 +114,16 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(RETRY)  # the peer is gone already, or this process has no file left
+                self._let_go(0)  # the peer is gone already, or this process has no file left
+                time.sleep(RETRY)
                 continue
             with self._lock:
                 if self._closed:
                     peer.close()
                     return
                 self._peers.add(peer)
+                self._strangers[peer] = None
+            self._let_go(STRANGERS)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -126,6 +131,8 @@ class Listener:
         try:
             keep_alive(peer)
             is_known = self._greet(peer)
+            with self._lock:
+                self._strangers.pop(peer, None)
             while is_known:
                 peer.settimeout(None)  # it may compute for long between two requests
                 peer.recv(1, socket.MSG_PEEK)
@@ -139,9 +146,19 @@ class Listener:
         finally:
             with self._lock:
                 self._peers.discard(peer)
+                self._strangers.pop(peer, None)
             peer.close()
             if last is not None and not self._closed:
                 self._lost(last)
+
+    def _let_go(self, most: int) -> None:
+        """End the oldest greeting if there are more than `most`."""
+        with self._lock:
+            if len(self._strangers) > most:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _greet(self, peer: socket.socket) -> bool:
         """Return whether the peer has the token."""

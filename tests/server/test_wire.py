@@ -14,6 +14,7 @@ import pytest
 from comparison import bitwise
 
 from jtrain.errors import ConfigError, PeerError
+from jtrain.server import listener as listener_module
 from jtrain.server import wire
 from jtrain.server.client import Client, RefusedError, call_all
 from jtrain.server.listener import LOOPBACK, Listener
@@ -146,6 +147,19 @@ STRANGERS = {
     "a token that is no text": frame(b'["hello", {"token": "\\ud800"}, []]'),
     "a request": frame(b'["pull", {"worker": 0}, []]'),
 }
+
+
+def test_a_crowd_that_says_nothing_does_not_hold_up_a_server(monkeypatch):
+    monkeypatch.setattr(listener_module, "STRANGERS", 8)
+    with Listener(echo, token="ours", most=1000) as found, contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((LOOPBACK, found.port), 60))
+            for _ in range(100)
+        ]
+        one = client(found, token="ours")
+        assert one.call(Message("ask", {"x": 1})).fields == {"x": 1}
+        assert silent[0].recv(1) == b"", "the oldest gave way"
+        one.close()
 
 
 def test_a_frame_without_a_token_ends_its_connection_and_nothing_else(monkeypatch):
