@@ -91,7 +91,6 @@ class GracePeriod(Hook):
 T = TypeVar("T")
 # Shared by all runs of this process: JAX wants increasing numbers, and a rollback lowers the step.
 _CALLS = itertools.count(1)
-_END: Any = object()
 _ANY = "asked to end (a signal to one of the processes)"
 
 
@@ -168,10 +167,15 @@ class Signals:
         remaining = iter(batches)
         while True:
             HEARTBEAT.phase("data")
-            with self.interruptible():  # takes 2 us
-                batch = next(remaining, _END)
-            if batch is _END:
+            self._may_raise = not self._several  # inlined `interruptible`, which takes 2 us
+            try:
+                if self._may_raise and self.why is not None:
+                    raise StoppedError(Stop(self.why))
+                batch = next(remaining)
+            except StopIteration:
                 return
+            finally:
+                self._may_raise = False
             HEARTBEAT.phase(then)
             yield batch
 
