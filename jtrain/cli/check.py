@@ -110,7 +110,6 @@ def build_loss_case(config: "RunConfig", rows: int, *, draws: bool = True) -> "L
         dims=x.dims,
         seed=config.seed,
         draws=draws,
-        compute=config.precision.compute,
         more_batches=more_batches,
         source=description,
     )

@@ -63,7 +63,6 @@ class LossCase:
     dims: Mapping[str, Dims] = dataclasses.field(default_factory=dict)
     seed: int = 0
     mask_error: str = ""  # why masks may not hide rows; empty: they may
-    compute: Any = None  # the narrow type to compute the loss in; None: the parameters' type
     ragged: bool = True  # whether a mask may hide rows
     draws: bool = True  # whether random draws are compared
     half_error: str = ""  # the error for half of the rows; empty: the loss takes them

@@ -138,9 +138,6 @@ NUMBERS = {
     "the gradient {gradient:.1e}, and rounding explains only {allowed:.1e}. Some operation rounds "
     "without need: a sum over microbatches or devices in 16 bits, a sum in a loop, a difference of "
     "large sums. Sum in float32, and centre first.",
-    "rounding in bfloat16": "{figures} The loss rounds more than once per value: a sum that stays "
-    "in bfloat16 (a scan that adds, cumsum), a count above 256, a difference of nearly equal "
-    "numbers. Keep these in float32.",
     "cancellation": "the loss is {loss:.1e} off in float32 and right in float64: it is the small "
     "difference of large sums. Subtract in each row, before the sum: `jnp.sum((a - b) * mask)`, "
     "not `jnp.sum(a * mask) - jnp.sum(b * mask)`; for a variance centre first, `jnp.var`.",

@@ -1,14 +1,12 @@
 """Split invariance: a check that a loss and its step give one result for every split of a batch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import optax
 
 from jtrain.core.step import make_step
 from jtrain.core.types import Batch, Dims, Extra, Params, RowsInteract
-from jtrain.testing.bfloat16 import compare_in_bfloat16
 from jtrain.testing.case import Loss, LossCase, MakeStep, PlacedLoss, build_case
 from jtrain.testing.loss_checks import compare_loss
 from jtrain.testing.report import CheckReport
@@ -30,7 +28,6 @@ def assert_invariant(
     seed: int = 0,
     draws: bool = True,
     ragged: bool = True,
-    compute: Any = None,
 ) -> CheckReport:
     """Raise unless the result of a loss is the same for every split of the batch.
 
@@ -49,8 +46,6 @@ def assert_invariant(
         draws: False replaces every random draw by a fixed number. A loss that draws one mask for
             all rows, as layers of other libraries do, is then checked for everything else.
         ragged: as in `make_step`: whether masks may hide rows; False compares no masks.
-        compute: as in `make_step`: a narrow type to compute the loss in. The loss in bfloat16 is
-            then compared with itself in float64.
 
     Raises:
         AssertionError: if the result depends on the split; its message is the report.
@@ -68,7 +63,6 @@ def assert_invariant(
         seed=seed,
         draws=draws,
         ragged=ragged,
-        compute=compute,
         make=step or make_step,
     )
     report = check(case, strategies)
@@ -97,10 +91,6 @@ def check(
         not_compared.append("Steps were not compared: the fault in the loss would fail them all.")
         return CheckReport(_describe(case), tuple(rows), tuple(not_compared))
     named = next((row for row in rows if row.verdict == "named"), None)
-    if case.compute is not None:
-        log("bfloat16")
-    narrow = compare_in_bfloat16(case, not_compared)
-    rows += [narrow] if narrow else []
     chosen = list_layouts(case.rows, case.dims, most=most) if strategies is None else strategies
     rows += compare_steps(case, chosen, log, not_compared, named=named)
     return CheckReport(_describe(case), tuple(rows), tuple(not_compared))
@@ -113,8 +103,7 @@ def _not_compared(case: LossCase) -> Iterator[str]:
     if case.rows_interact != "never":
         yield (
             f"Other orders of the rows and splits into slices were not compared: the rows "
-            f"interact, "
-            f'by rows_interact="{case.rows_interact}".'
+            f'interact, by rows_interact="{case.rows_interact}".'
         )
     if not case.draws:
         yield "Random draws were not compared (draws=False, --without-draws): all draws are fixed."

@@ -1,4 +1,4 @@
-"""Rounding: float64 judges with the draws of float32; bfloat16 has the program's tolerance."""
+"""Rounding: float64 judges with the draws of float32."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,9 @@ import pytest
 from comparison import assert_close
 
 from jtrain.core.mean import Mean
-from jtrain.testing.bfloat16 import UNIT, compare_in_bfloat16, measure_spread
 from jtrain.testing.case import build_case
 from jtrain.testing.float64 import to_float64, widen
 from jtrain.testing.loss_checks import compare_loss
-from jtrain.testing.sums import make_sums
 
 
 def in_double(fn, *args):
@@ -69,80 +67,6 @@ def test_an_opaque_callback_raises():
     hidden = lambda x: jax.pure_callback(lambda x: x, shape, x)
     with pytest.raises(NotImplementedError, match="pure_callback"):
         in_double(hidden, jnp.ones(3))
-
-
-ROWS, TURNS = 8, 48
-DRAW = np.random.default_rng(0)
-BATCH = {"x": DRAW.uniform(1, 2, (ROWS, 4)).astype(np.float32)}
-
-
-def bfloat16_case(loss, *shape):
-    params = {"w": jnp.asarray(DRAW.uniform(0.5, 1, shape), jnp.float32)}
-    return build_case(loss, params, BATCH, optimizer=optax.sgd(0.1), compute=jnp.bfloat16)
-
-
-def chain(params, batch, rng):
-    """Multiply one number of each row 48 times."""
-    x = batch["x"][:, 0].astype(jnp.bfloat16) * params["w"].astype(jnp.bfloat16)
-    for turn in range(TURNS):
-        x = x * jnp.bfloat16(1.25 if turn % 2 else 0.796875)
-    return Mean.of(x.astype(jnp.float32), batch["mask"])
-
-
-@pytest.mark.thorough
-def test_the_spread_is_that_of_independent_roundings():
-    """Compare with the closed form: a rounding error, uniform in -u .. u, has variance u^2 / 3."""
-    case = bfloat16_case(chain, 1)
-    _, spread = measure_spread(make_sums(case.terms()), case, case.batch)
-    # The factors are exact, so the roundings are 48 products, two casts and the first product.
-    one_row = UNIT * np.sqrt((TURNS + 2) / 3)
-    assert one_row / np.sqrt(ROWS) / 2 < spread.loss < one_row * 1.5
-
-
-def product(params, batch):
-    return jnp.abs(batch["x"].astype(params["w"].dtype) @ params["w"])  # b k
-
-
-def summed(params, batch, rng):
-    """Return a mean that XLA sums in float32 and rounds once."""
-    return Mean.of(product(params, batch).astype(jnp.float32).mean(1), batch["mask"])
-
-
-def running(params, batch, rng):
-    """Return a sum that is rounded at each of 2,000 numbers and stops growing once it is large."""
-    add = lambda total, column: (total + column, None)
-    start = jnp.zeros(len(batch["x"]), params["w"].dtype)
-    total = jax.lax.scan(add, start, product(params, batch).T)[0]
-    return Mean.of(total.astype(jnp.float32), batch["mask"])
-
-
-@pytest.mark.thorough
-def test_rounding_once_per_value_is_accepted_and_a_stagnating_sum_is_not():
-    row = compare_in_bfloat16(bfloat16_case(summed, 4, 2000), [])
-    assert row.verdict == "ok"
-    assert 1e-5 < row.distances.gradient.by < 0.01
-    row = compare_in_bfloat16(bfloat16_case(running, 4, 2000), [])
-    assert (row.verdict, row.cause) == ("FAILS", "rounding in bfloat16")
-    assert "a sum that stays in bfloat16" in row.why
-
-
-def test_a_loss_without_narrow_operations_is_reported():
-    not_compared: list[str] = []
-    wide = lambda params, batch, rng: Mean.of((batch["x"] @ params["w"])[:, 0], batch["mask"])
-    assert compare_in_bfloat16(bfloat16_case(wide, 4, 1), not_compared) is None
-    assert "bfloat16 was not compared" in not_compared[0]
-    assert "Cast them where they enter the model" in not_compared[0]
-
-
-def test_a_loss_that_rejects_narrow_parameters_is_not_compared():
-    def convolved(params, batch, rng):
-        out = jax.lax.conv(batch["x"][:, None], params["w"], (1,), "SAME")
-        return Mean.of(out.mean((1, 2)), batch["mask"])
-
-    not_compared: list[str] = []
-    assert compare_in_bfloat16(bfloat16_case(convolved, 1, 1, 3), not_compared) is None
-    assert "the loss does not take bfloat16 parameters: lax.conv" in not_compared[0]
-    assert "float32, bfloat16" in not_compared[0]
 
 
 @pytest.mark.thorough
