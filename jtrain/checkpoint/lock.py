@@ -2,14 +2,14 @@
 
 The kernel holds the lock (flock) as long as the process lives, however the process ends. It is on
 the file that names the writer. A file system of several machines may grant the lock on each of
-them; there the writer counts in its file, and a process of another machine watches that before it
-writes (`writer_beat`).
+them: there the process that comes last is the writer, and one before it ends at its next save.
 """
 
 import contextlib
 import errno
 import fcntl
 import io
+import json
 import os
 import socket
 import time
@@ -17,8 +17,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from jtrain.checkpoint import layout, writer_beat
-from jtrain.checkpoint.writer_beat import WriterBeat
+from jtrain.checkpoint import layout
 from jtrain.distributed.cluster.cluster import PORT
 from jtrain.errors import CheckpointError
 from jtrain.io.disk_errors import attempt
@@ -34,7 +33,6 @@ class WriteLock:
     """Write lock of a directory, held until `release` or until nothing refers to it."""
 
     _file: io.FileIO | None = None
-    _beat: WriterBeat | None = None
     _record: dict[str, Any] | None = None
 
     def __init__(self, directory: Path):
@@ -78,11 +76,7 @@ class WriteLock:
         self._take()
 
     def check(self) -> None:
-        """Raise CheckpointError if a process of another machine has taken the directory.
-
-        Two that begin at the same moment, on a disk whose locks hold on each machine alone, write
-        their records over each other: the one whose record is gone must not go on.
-        """
+        """Raise CheckpointError if a process of another machine has taken the directory."""
         record = read_holder(self._path.parent)
         if self._record and record and record["host"] != self._record["host"]:
             raise _held_error(self._path.parent, record)
@@ -99,9 +93,6 @@ class WriteLock:
 
     def forget(self) -> None:
         """Close the file; in a forked child the lock stays with the parent."""
-        beat, self._beat = self._beat, None
-        if beat is not None:
-            beat.stop()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -129,24 +120,12 @@ class WriteLock:
             return False
         # It must still have its name: a releasing process may have removed it meanwhile.
         if _try_flock(self._file.fileno()) and _is_named(self._path, self._file):
-            shared = writer_beat.is_shared(self._path.parent)
-            if shared and self._is_taken_elsewhere():
-                raise _held_error(self._path.parent, read_holder(self._path.parent))
-            if _is_named(self._path, self._file):
-                self._record = _this_process()
-                self._file.truncate(0)
-                self._file.write(writer_beat.encode(self._record))
-                self._beat = WriterBeat(self._path, self._record) if shared else None
-                return True
+            self._record = _this_process()
+            self._file.truncate(0)
+            self._file.write(json.dumps(self._record).encode())
+            return True
         self.forget()
         return False
-
-    def _is_taken_elsewhere(self) -> bool:
-        """Return whether a process of another machine writes; this may take some seconds."""
-        holder = read_holder(self._path.parent)
-        if not holder or holder["host"] == socket.gethostname():
-            return False  # the lock of this machine's kernel was granted
-        return writer_beat.is_counting(self._path)
 
 
 def _is_named(path: Path, file: io.FileIO) -> bool:
