@@ -128,3 +128,12 @@ class Registry:
         )
         choices = {kind: handler.generate_schema(cls) for kind, cls in own.items()}
         return tagged_union_schema({**choices, OTHER: other}, choose)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        """Tell other kinds apart from those that come with jtrain: each config fits one schema."""
+        schema = handler(core)
+        own = [kind for kind in core["choices"] if kind != OTHER]
+        kind = {"type": "string", "not": {"enum": own}}
+        other = {"type": "object", "properties": {"kind": kind}, "required": ["kind"]}
+        schema["oneOf"] = [each if "$ref" in each else other for each in schema["oneOf"]]
+        return schema
