@@ -147,10 +147,8 @@ class Plan:
     def part_shapes(self) -> list[list[np.ndarray]]:
         """Arrays with the shapes and dtypes of the leaves of each part, without memory."""
         empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
-        params, parts = (
-            jax.tree.map(empty, self.abstract_state.params),
-            range(len(self.parts.shards)),
-        )
+        params = jax.tree.map(empty, self.abstract_state.params)
+        parts = range(len(self.parts.shards))
         return [jax.tree.leaves(self.parts.of_params(params, part)) for part in parts]
 
     @functools.cached_property

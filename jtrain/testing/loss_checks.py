@@ -92,11 +92,8 @@ class _LossChecks:
     """The comparisons of a loss; None where a comparison has a row only if it fails."""
 
     def __init__(self, case: LossCase, not_compared: list[str]):
-        self.case, self.not_compared, self.coupled = (
-            case,
-            not_compared,
-            case.rows_interact != "never",
-        )
+        self.case, self.not_compared = case, not_compared
+        self.coupled = case.rows_interact != "never"
         self.single, self.double = (_sums(case, double=double) for double in (False, True))
 
     def called_twice(self, name: str) -> Comparison:

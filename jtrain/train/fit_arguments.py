@@ -114,10 +114,8 @@ def build_start(
 
         module = SplitModule(params)
         if not isinstance(loss, Stateful):
-            loss, rows_interact = (
-                module_loss(loss, module),
-                rows_interact if declared else module.rows_interact,
-            )
+            loss = module_loss(loss, module)
+            rows_interact = rows_interact if declared else module.rows_interact
         given, carried = module.arrays()
         return FitStart(loss, (given, extra or carried), rows_interact, module, declared)
     if isinstance(params, Model):

@@ -150,12 +150,9 @@ class Program:
     def _step(self, schedule: CallSchedule | None = None) -> tuple[StepFn, TrainState, Batch]:
         """Return the step function, and the shapes that it is compiled for."""
         schedule = schedule or self.schedule
-        config, x, strategy = (
-            self.resolved.config,
-            self.resolved.experiment,
-            self.resolved.strategy,
-        )
-        like, devices = self.resolved.abstract_state, self.resolved.devices
+        resolved = self.resolved
+        config, x, strategy = resolved.config, resolved.experiment, resolved.strategy
+        like, devices = resolved.abstract_state, resolved.devices
         check_hardware(config.precision, devices)
         terms, params = self._terms(self.first.repeated), self._weights[0]
         check_unused_params(terms, params)
@@ -222,17 +219,17 @@ class Program:
     @functools.cached_property
     def _evaluations(self) -> SetEvaluations:
         config, x = self.resolved.config, self.resolved.experiment
-        rows_interact = x.rows_interact
         loss = int8_loss(x.loss, config.evaluate.int8)
         compute = config.precision.compute
+        rows_interact = x.rows_interact
+        if rows_interact == "batch":
+            rows_interact = config.evaluate.rows_interact
         return SetEvaluations(
             self.resolved.sets,
             # The same object is traced once for both.
             self.loss if loss is x.loss else compute_in(loss, compute, self._sharding.params),
             self.resolved.strategy,
-            rows_interact=config.evaluate.rows_interact
-            if rows_interact == "batch"
-            else rows_interact,
+            rows_interact=rows_interact,
             workers=config.workers,
             weights=self._weights,
             generated=x.generated,

@@ -110,10 +110,8 @@ def count_step_flops(program: Program, *, lower_bound: bool = False) -> StepFlop
         LossError: if the loss breaks its contract.
         DataError: if the first batch cannot be read.
     """
-    x, abstract_state = (
-        program.resolved.experiment,
-        device_shardings(program.resolved.abstract_state),
-    )
+    x = program.resolved.experiment
+    abstract_state = device_shardings(program.resolved.abstract_state)
     terms = normalize_loss(program.loss, ragged=x.train.ragged)
 
     def loss(params, extra, batch, key):
