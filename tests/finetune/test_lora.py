@@ -79,10 +79,10 @@ def test_frozen_leaves_are_bitwise_as_before_after_100_steps(tmp_path, monkeypat
     with open(os.devnull, "w") as screen:
         outcome = jt.run(config("steps=100", "parallel={kind: single}"), screen=screen)
     run = jt.load(outcome.directory.path)
-    before = run._setup.fresh().extra["base"]
+    before = run._program.initial_state().extra["base"]
     assert bitwise(run.extra["base"], before)
     assert all(np.abs(term["b"]).max() > 0 for term in run.params.values())
-    leaves = named_leaves(run._setup.abstract_state.opt_state)
+    leaves = named_leaves(run._program.resolved.abstract_state.opt_state)
     assert {n.split("/mu/")[1] for n in leaves if "/mu/" in n} == set(named_leaves(run.params))
     one = {name: array[:1] for name, array in run.experiment.train[0].items()}
     logits, _ = run.model.apply(run.params, run.extra, jnp.asarray(one["tokens"][:, :-1]))
