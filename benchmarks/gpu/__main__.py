@@ -23,20 +23,22 @@ from typing import Any
 from report import environment, markdown
 
 HERE = Path(__file__).parent
+# In the order in which a machine that is lent for some minutes answers most.
 PARTS = {
     "gpt2-cures": "GPT-2: the guard by a select, logits in bfloat16, all logits at once",
     "llama-cures": "the Llama: the same",
     "gpt2-cudnn": "GPT-2, 124 million parameters, attention by cuDNN",
-    "gpt2-xla": "the same, attention by XLA",
-    "gpt2-fp8": "the same, attention by cuDNN, linear layers in fp8",
     "llama-cudnn": "a Llama of 1.1 billion parameters, attention by cuDNN",
     "llama-fp8": "the same, linear layers in fp8",
+    "gpt2-flags": "GPT-2: each flag of XLA beside the default",
+    "gpt2-xla": "GPT-2, attention by XLA",
+    "start": "seconds from the command to the first step, cold and warm",
+    "save": "what an asynchronous save costs the loop",
     "resnet18": "ResNet-18 on images of 32 x 32",
+    "gpt2-fp8": "GPT-2, linear layers in fp8",
     "cnn": "a CNN of two convolutions on images of 28 x 28",
     "memory-gpt2": "memory of GPT-2 beside `jtrain plan`",
     "memory-llama": "memory of the Llama beside `jtrain plan`",
-    "start": "seconds from the command to the first step, cold and warm",
-    "save": "what an asynchronous save costs the loop",
     "kill": "SIGKILL and resume, bit for bit",
 }
 

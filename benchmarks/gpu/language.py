@@ -1,6 +1,7 @@
 """Language models: a step of ours beside PyTorch's and its own variants, and memory of the plan."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from unittest import mock
 import jax
 from pairs import ratio, take_turns
 from sizes import LANGUAGE, TURNS
-from turns import TorchPeer, clocked, compare
+from turns import Peer, TorchPeer, clocked, compare
 
 from jtrain.config.resolve import resolve
 from jtrain.parallel.chips import peak_flops
@@ -96,6 +97,50 @@ def cures(kind: str, sizes: str) -> dict[str, Any]:
     return {"rows": [{"unit": "", **row} for row in rows], "notes": []}
 
 
+FLAGS: dict[str, dict[str, str]] = {
+    "xla_gpu_enable_triton_gemm=false": {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false"},
+    "xla_gpu_graph_min_graph_size=1": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"},
+    "JAX_OPTIMIZATION_LEVEL=O1": {"JAX_OPTIMIZATION_LEVEL": "O1"},
+    "cuDNN's GEMM fusion": {"XLA_FLAGS": "--xla_gpu_cudnn_gemm_fusion_level=2"},
+    "cuDNN's layer norm": {"XLA_FLAGS": "--xla_gpu_enable_cudnn_layer_norm=true"},
+}
+"""Variables that a process has more than the default; never COLLECTIVES among command buffers."""
+
+
+def flags(kind: str, sizes: str) -> dict[str, Any]:
+    """Return the time of a step with each flag over the default's, two processes in turns.
+
+    A flag that this jaxlib does not take ends its process: its row says so.
+    """
+    turns, steps = TURNS[sizes]
+    command = [sys.executable, __file__, kind, sizes]
+    default, rows = Peer(command), []
+    default.wait()
+    for name, variables in FLAGS.items():
+        given = f"{os.environ.get('XLA_FLAGS', '')} {variables.get('XLA_FLAGS', '')}".strip()
+        peer = Peer(command, {**variables, "XLA_FLAGS": given})
+        over = "not taken by this jaxlib"
+        if peer.wait():
+            runs = {
+                who: functools.partial(p.turn, steps)
+                for who, p in (("flag", peer), ("default", default))
+            }
+            over = str(ratio(*take_turns(runs, turns).values()))
+        peer.end()
+        rows.append({"what": f"{name}: time over the default's", "value": over, "unit": ""})
+    default.end()
+    return {"rows": rows, "notes": []}
+
+
+def serve(kind: str, sizes: str) -> None:
+    """Take the steps that each line of the input asks for, as a `Peer` does."""
+    turn = clocked(trainer(set_up(resolve(CONFIG, words(kind, "cudnn", sizes)).config)))
+    turn(1)
+    print("compiled", flush=True)
+    for line in sys.stdin:
+        print(turn(int(line)), flush=True)
+
+
 def _guard_by_a_branch() -> contextlib.AbstractContextManager[Any]:
     """Compile the guard of the update for this device as for a TPU."""
     return mock.patch("jtrain.core.finite._by_platform", lambda branch, select, sharded: branch())
@@ -151,3 +196,7 @@ def _plan(given: list[str], topology: str) -> float:
     if run.returncode:
         raise RuntimeError(f"jtrain plan: {run.stderr[-1500:]}")
     return json.loads(run.stdout.splitlines()[-1])["memory"]["peak"]
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

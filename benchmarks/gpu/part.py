@@ -22,6 +22,10 @@ def measure(name: str, sizes: str, torch: str) -> dict[str, Any]:
         from language import cures
 
         return cures(kind, sizes)
+    if variant == "flags":
+        from language import flags
+
+        return flags(kind, sizes)
     if kind in {"gpt2", "llama"}:
         from language import language
 

@@ -1,10 +1,11 @@
 """Turns of ours and PyTorch's step within one part, and their rows."""
 
 import json
+import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +32,47 @@ def clocked(take: Callable[[int], Any]) -> Turn:
     return turn
 
 
-class TorchPeer:
-    """PyTorch's step in a process of its own, which compiles while ours does."""
+class Peer:
+    """A step in a process of its own, which compiles while this one does.
 
-    def __init__(self, python: str, setting: dict[str, Any]) -> None:
-        script = str(Path(__file__).parent / "torch_peer.py")
+    The process writes a line when its step is compiled, and the seconds of a step for each number
+    of steps that it reads.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         pipe = subprocess.PIPE
-        self._python = python
         self._child = subprocess.Popen(
-            [python, script, json.dumps(setting)], stdin=pipe, stdout=pipe, text=True
+            command, env={**os.environ, **(environment or {})}, stdin=pipe, stdout=pipe, text=True
         )
 
-    def wait(self) -> tuple[str, Turn | None]:
-        """Return PyTorch's versions and turns; without torch a loud note and None."""
+    def wait(self) -> str:
+        """Return its first line; empty if it ended before."""
+        assert self._child.stdout
+        return self._child.stdout.readline().strip()
+
+    def turn(self, steps: int) -> float:
+        """Return the seconds of one of some steps."""
         assert self._child.stdin
         assert self._child.stdout
-        asks, answers = self._child.stdin, self._child.stdout
-        versions = answers.readline().strip()
-        if not versions:
-            advice = "pip install torch, or --torch PYTHON"
-            return f"PYTORCH SKIPPED: {self._python} cannot run it; {advice}", None
+        self._child.stdin.write(f"{steps}\n")
+        self._child.stdin.flush()
+        return float(self._child.stdout.readline())
 
-        def turn(steps: int) -> float:
-            asks.write(f"{steps}\n")
-            asks.flush()
-            return float(answers.readline())
+    def end(self) -> None:
+        """Free its memory."""
+        self._child.kill()
+        self._child.wait()
 
-        return versions, turn
+
+class TorchPeer(Peer):
+    """PyTorch's step."""
+
+    def __init__(self, python: str, setting: dict[str, Any]) -> None:
+        self.python = python
+        script = str(Path(__file__).parent / "torch_peer.py")
+        super().__init__([python, script, json.dumps(setting)])
 
 
 def compare(
@@ -74,10 +89,13 @@ def compare(
         flops: the model's operations in a step over the peak of the GPU; 0: not known.
     """
     turns, steps = TURNS[sizes]
-    note, theirs = torch.wait()
     runs: dict[str, Callable[[], float]] = {"jtrain": lambda: ours(steps)}
-    if theirs is not None:
-        runs["PyTorch"] = lambda: theirs(steps)
+    note = torch.wait()
+    if note:
+        runs["PyTorch"] = lambda: torch.turn(steps)
+    else:
+        advice = "pip install torch, or --torch PYTHON"
+        note = f"PYTORCH SKIPPED: {torch.python} cannot run it; {advice}"
     times = take_turns(runs, turns, warmup=1 if sizes == "rehearsal" else 2)
     rows = []
     for name, seconds in times.items():
@@ -85,7 +103,7 @@ def compare(
         rows.append({"what": name, "value": work / middle, "unit": f"{unit}/s"})
         if flops:
             rows.append({"what": f"{name}, MFU", "value": 100 * flops / middle, "unit": "%"})
-    if theirs is not None:
+    if "PyTorch" in times:
         over = ratio(times["jtrain"], times["PyTorch"])
         rows.append({"what": "jtrain's time over PyTorch's", "value": str(over), "unit": ""})
     return {"rows": rows, "notes": [note]}

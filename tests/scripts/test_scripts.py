@@ -77,7 +77,7 @@ def test_a_failed_part_leaves_the_others_their_rows(modules):
 @pytest.mark.slow
 def test_all_parts_are_rehearsed(tmp_path):
     parts = re.findall(r'^    "([\w-]+)": "', (SCRIPT / "__main__.py").read_text(), re.MULTILINE)
-    assert len(parts) == 12
+    assert len(parts) == 15
     code, found, page = rehearse(tmp_path, *parts)
     assert code == 0, page
     assert re.search(r"date \d{4}-\d\d-\d\d .*jax \d", page)
