@@ -21,6 +21,7 @@ _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
 _UNKNOWN_TPU = re.compile(r"Unknown command line flag '(\w+)'")
 _VALUE = re.compile(r"Couldn't interpret value (.*) for flag (\w+)\.")
 _CPU_DEVICES = "xla_force_host_platform_device_count"
+_COMMAND_BUFFER = "xla_gpu_enable_command_buffer"
 
 # Each flag exists in jaxlib 0.10.2 and 0.12.0.1, those of libtpu in 0.0.42.1 and 0.0.52.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -84,6 +85,9 @@ def merge_flags(
 
     A flag of `flags` replaces that of the preset, and one that a variable has already replaces
     both. LIBTPU_INIT_ARGS is unchanged where libtpu is not installed.
+
+    Raises:
+        ConfigError: if collectives are to be recorded in command buffers of a GPU.
     """
     chosen = PRESETS[preset]
     result = {}
@@ -93,6 +97,11 @@ def merge_flags(
             continue
         words = [*given, *split_flags(environ.get(variable, ""))]
         last = {flag_name(word): word for word in words}
+        if "COLLECTIVES" in last.get(_COMMAND_BUFFER, ""):
+            raise ConfigError(
+                f"xla: --{_COMMAND_BUFFER} with COLLECTIVES can hang a run after hours, without a "
+                f"word (https://github.com/marin-community/marin/issues/5675). Leave it out."
+            )
         result[variable] = shlex.join(last.values())
     return {name: value for name, value in result.items() if value != environ.get(name)}
 

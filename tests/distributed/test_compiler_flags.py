@@ -55,6 +55,11 @@ def test_the_nearer_flag_wins(monkeypatch):
     assert merge_flags("fast_compile", (), (), merged) == {}  # the second run of a process
 
 
+def test_collectives_stay_out_of_command_buffers():
+    with pytest.raises(ConfigError, match="COLLECTIVES can hang"):
+        merge_flags("none", ("--xla_gpu_enable_command_buffer=FUSION,COLLECTIVES",), (), {})
+
+
 def test_flags_of_libtpu_need_libtpu(monkeypatch):
     monkeypatch.setattr(compiler_flags, "_has_libtpu", lambda: False)
     assert list(merge_flags("overlap", (), (), {})) == [FLAGS]
