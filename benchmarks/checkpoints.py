@@ -5,7 +5,12 @@ it once more; the fingerprint is computed where the leaves lie. The last rows ar
 long the training thread waits, when the checkpoint is sealed, which is how long it would wait for a
 synchronous save, and the one through the other, round by round.
 
+With `--processes` files of that many processes are made, without arrays, 16 of each, and the time
+of the first process is measured beside that of a run of one: all others have sealed theirs.
+
     python benchmarks/checkpoints.py [--mb 400] [--rounds 7] [--directory DIR]
+    python benchmarks/checkpoints.py --mb 400 --processes 4
+    python benchmarks/checkpoints.py --mb 16 --processes 64
 """
 
 import argparse
@@ -19,7 +24,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-from pairs import machine
+from pairs import machine, ratio, take_turns
 
 from jtrain.checkpoint import CheckpointManager, fingerprint, layout, seal
 
@@ -33,7 +38,10 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=200, help="1e6 bytes of state")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--directory", type=Path, help="on the disk that is meant")
+    parser.add_argument("--processes", type=int, default=0, help="of a run that is simulated")
     asked = parser.parse_args()
+    if asked.processes:
+        return first_of_many(asked)
     keys = jax.random.split(jax.random.key(0), LEAVES)
     side = round((asked.mb * 1e6 / 4 / LEAVES) ** 0.5)  # float32, square
     state = {f"w{i}": jax.random.normal(key, (side, side)) for i, key in enumerate(keys)}
@@ -72,6 +80,46 @@ def measured(
     }
 
 
+FILES = 16  # of a process
+
+
+def first_of_many(asked: argparse.Namespace) -> None:
+    """Print the first process's seconds in a run of many over those of a run of one."""
+    print(machine())
+    with tempfile.TemporaryDirectory(dir=asked.directory) as place:
+        directory = Path(place)
+        for step, processes in enumerate((1, asked.processes)):
+            for process in range(processes):
+                folder = directory / str(step) / "state" / f"ocdbt.process_{process}" / "d"
+                folder.mkdir(parents=True)
+                # Without bytes for the others: their hosts have them.
+                size = asked.mb * 10**6 // FILES if process == 0 else 8
+                for number in range(FILES):
+                    (folder / str(number)).write_bytes(os.urandom(size))
+                if process:
+                    seal.seal(folder.parent, step)
+        steps = {1: 0, asked.processes: 1}
+        share = lambda count: (0, count)
+        works: Mapping[str, Callable[[int], object]] = {
+            "seal": lambda n: seal.seal(directory / str(steps[n]), steps[n]),
+            "verify": lambda n: seal.seal_faults(
+                directory / str(steps[n]), steps[n], full=True, share=share(n)
+            ),
+            "list": lambda n: layout.find_faults(directory, steps[n], full=False),
+        }
+        for name, work in works.items():
+            turns = {f"{n}": lambda n=n, work=work: once(lambda: work(n)) for n in steps}
+            one, many = take_turns(turns, asked.rounds, warmup=2).values()
+            print(f"{name:8} of one {told(one)} s, of many {told(many)} s: {ratio(many, one)}")
+
+
+def once(work: Callable[[], object]) -> float:
+    """Return the seconds of it."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 def told(values: list[float]) -> str:
     """Their median, with the least and the most."""
     return f"{statistics.median(values):.3f}  ({min(values):.3f} to {max(values):.3f})"
@@ -80,12 +128,7 @@ def told(values: list[float]) -> str:
 def timed(work: Callable[[], object], rounds: int) -> list[float]:
     """Return the seconds of each round, after one warmup round."""
     work()
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    return [once(work) for _ in range(rounds)]
 
 
 if __name__ == "__main__":

@@ -71,7 +71,12 @@ def list_named_steps(directory: Path) -> list[int]:
 
 @patiently
 def find_faults(
-    directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
+    directory: Path,
+    step: int,
+    *,
+    full: bool,
+    owner: RunIdentity | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> list[str]:
     """Return how a checkpoint differs from its sealed state; nothing if it is valid.
 
@@ -80,6 +85,7 @@ def find_faults(
         step: one of them.
         full: read every byte; otherwise compare only names and sizes.
         owner: the run that the checkpoint must belong to; None for any.
+        share: as `seal_faults` takes it.
 
     Raises:
         UnreachableError: if the system does not let it be read, which is no damage.
@@ -89,7 +95,7 @@ def find_faults(
         check_no_link(path)
         if not os.listdir(path):
             return ["is empty: all its files are missing"]
-        return seal.seal_faults(path, step, full=full, owner=owner)
+        return seal.seal_faults(path, step, full=full, owner=owner, share=share)
     except LinkError as error:
         return [error.strerror or ""]
     except NotADirectoryError:

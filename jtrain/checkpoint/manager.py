@@ -20,7 +20,12 @@ from jtrain.checkpoint import (
     storage,
 )
 from jtrain.checkpoint.lock import NAME, WriteLock
-from jtrain.checkpoint.newest_valid import damaged_error, newest_valid, replica_error
+from jtrain.checkpoint.newest_valid import (
+    damaged_error,
+    newest_valid,
+    replica_error,
+    shared_faults,
+)
 from jtrain.checkpoint.ownership import RunIdentity
 from jtrain.checkpoint.save_errors import SaveError, write_error
 from jtrain.checkpoint.thread_task import ThreadTask
@@ -191,8 +196,8 @@ class CheckpointManager(contextlib.AbstractContextManager):
         """Return the newest valid step, after reading every byte; for the process that trains.
 
         Newer damaged checkpoints, and all of another run, are set aside: renamed and not deleted;
-        `notices` has a line for each. In a run of several processes the first one reads, and all
-        call this.
+        `notices` has a line for each. In a run of several processes all call this, and each reads
+        its share.
 
         Raises:
             DamagedError: if the newest is damaged and `fall_back` is false, or a damaged one cannot
@@ -251,8 +256,9 @@ class CheckpointManager(contextlib.AbstractContextManager):
         record = layout.read_record(self.directory, step)
         where = f"checkpoint {step} in {self.directory}"
         stored = leaf_table.check_same(record["leaves"], abstract, where, cast=cast)
-        if step not in self._valid:
-            layout.check_valid(self.directory, step, self._owner)
+        if step not in self._valid and (faults := shared_faults(self.directory, step, self._owner)):
+            what = layout.summarize(faults)
+            raise layout.damaged_error(self.directory, step, what, self._owner)
         try:
             flat = storage.read(self.directory / str(step) / layout.STATE, stored)
         except storage.UnreadableError as error:

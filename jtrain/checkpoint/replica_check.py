@@ -6,6 +6,7 @@ in the memory or arithmetic of one device, are detected at no more cost than rea
 devices (shown by tests/checkpoint).
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from jtrain.io.regular_files import read_json
 
 ReplicaPrints: TypeAlias = dict[str, dict[str, list[str]]]  # leaf -> fingerprint -> devices
 NAMED = 3  # leaves in an error message
+_COPIES = "copies-"
 
 
 def local_prints(pending: fingerprint.PendingSums) -> ReplicaPrints:
@@ -37,17 +39,28 @@ def local_prints(pending: fingerprint.PendingSums) -> ReplicaPrints:
 
 
 def write_prints(folder: Path, found: ReplicaPrints) -> None:
-    """Write the fingerprints of this process for the first process."""
-    (folder / _file_name(jax.process_index())).write_text(json.dumps(found))
+    """Write the fingerprints of this process for the first one, their digest in the file's name."""
+    (folder / f"{_COPIES}{_digest(found)}.{jax.process_index()}").write_text(json.dumps(found))
 
 
-def read_all_prints(folder: Path) -> ReplicaPrints:
-    """Read and remove the fingerprints of all processes."""
-    files = [folder / _file_name(process) for process in range(jax.process_count())]
-    found = _merge(read_json(file, inside=folder) for file in files)
+def read_all_prints(folder: Path, own: ReplicaPrints) -> ReplicaPrints:
+    """Return the fingerprints of all processes, and remove their files.
+
+    Files with the same digest as that of this process, `own`, are not read.
+    """
+    files = list(folder.glob(f"{_COPIES}*"))
+    if all(file.stem == f"{_COPIES}{_digest(own)}" for file in files):
+        found = own
+    else:
+        found = _merge(read_json(file, inside=folder) for file in files)
     for file in files:
         file.unlink()
     return found
+
+
+def _digest(found: ReplicaPrints) -> str:
+    text = json.dumps({name: sorted(prints) for name, prints in sorted(found.items())})
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def check_replicas(found: ReplicaPrints, step: int) -> dict[str, str]:
@@ -92,10 +105,6 @@ def _replicas(sums: Any) -> list[tuple[str, Any]]:
 
 def _device_name(device: Any) -> str:
     return f"{device.platform}:{device.id} of process {device.process_index}"
-
-
-def _file_name(process: int) -> str:
-    return f"copies-{process}.json"
 
 
 def _merge(tables: Iterable[ReplicaPrints]) -> ReplicaPrints:

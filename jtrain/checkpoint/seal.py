@@ -3,12 +3,15 @@
 `seal.json` is written last and flushed after all files that it names, so a directory with a valid
 seal was written to its end and has not changed since. A digest detects damage, not malice: whoever
 can write the files can write a seal too.
+
+Of several processes each seals the folder that it wrote, and the first one all else, with those
+seals as files: nobody reads what another process wrote.
 """
 
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,8 +35,10 @@ _BLOCK = 1 << 20  # bytes to read at a time
 def seal(directory: Path, step: int, run: str = "") -> None:
     """Flush every file and folder to the disk, and record the size and digest of each file.
 
+    A folder that is sealed already counts as one file, its seal.
+
     Args:
-        directory: the checkpoint.
+        directory: the checkpoint, or a folder in it that one process wrote.
         step: the step of its state.
         run: the id of the run that saves it; empty for none.
 
@@ -42,10 +47,12 @@ def seal(directory: Path, step: int, run: str = "") -> None:
     """
     files = {}
     for name, path in _files(directory):
-        sync(path)
+        if path.name != SEAL:  # else it is flushed, with its folder
+            sync(path)
         files[name] = [path.stat().st_size, digest(path)]
-    for path in sorted(path for path in directory.rglob("*") if path.is_dir()):
-        sync(path)
+    for folder, names in sorted(_walk(directory)):
+        if folder != str(directory) and names != [SEAL]:
+            sync(Path(folder))
     owner = {"run": run} if run else {}
     content = {"format": FORMAT, "digest": DIGEST, "step": step, **owner, "files": files}
     (directory / SEAL).write_text(_to_text(content), encoding="utf-8")
@@ -54,14 +61,22 @@ def seal(directory: Path, step: int, run: str = "") -> None:
 
 
 def seal_faults(
-    directory: Path, step: int, *, full: bool, owner: RunIdentity | None = None
+    directory: Path,
+    step: int,
+    *,
+    full: bool,
+    owner: RunIdentity | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> list[str]:
     """Return how a checkpoint differs from its seal, each fault with its file.
 
     Args:
         step: the expected step.
-        full: read every byte; otherwise compare only names and sizes.
+        full: read every byte; otherwise compare only names and sizes, and not in folders that have
+            a seal of their own.
         owner: the run that the checkpoint must belong to; None for any.
+        share: a process and their number, which divide the sealed folders; the first process also
+            reads the files beside them.
 
     Raises:
         CheckpointError: if its format is unknown, which is no damage.
@@ -70,10 +85,21 @@ def seal_faults(
         content = _read(directory)
     except _BrokenError as error:
         return [str(error)]
+    files, (process, processes) = content["files"], share
     result = [f"{SEAL}: is of step {content['step']}"] if content["step"] != step else []
     if owner and (fault := owner.fault(content.get("run", ""), step)):
         result.append(f"{SEAL}: {fault}")
-    return result + compare_files(directory, content["files"], full=full)
+    nested = [name for name in files if name.endswith(f"/{SEAL}")]
+    if process == 0:
+        result += compare_files(directory, files, full=full, except_bytes=nested)
+    for i, name in enumerate(sorted(nested, key=lambda name: (len(name), name)), start=1):
+        if not full or i % processes != process:
+            continue
+        if not (found := compare_files(directory, files, full=True, only=name)):
+            found = seal_faults((directory / name).parent, step, full=True)
+            found = [f"{name.removesuffix(SEAL)}{fault}" for fault in found]
+        result += found
+    return list(dict.fromkeys(result))
 
 
 def sealed_run(directory: Path) -> str | None:
@@ -117,10 +143,22 @@ def file_fault(directory: Path, step: int, name: str) -> str:
 
 @patiently
 def compare_files(
-    directory: Path, files: Mapping[str, Any], *, full: bool, only: str = ""
+    directory: Path,
+    files: Mapping[str, Any],
+    *,
+    full: bool,
+    only: str = "",
+    except_bytes: Collection[str] = (),
 ) -> list[str]:
-    """Compare a directory with `files`: the size of each in bytes, and its digest."""
-    existing = dict(_files(directory))
+    """Compare a directory with `files`: the size of each in bytes, and its digest.
+
+    Args:
+        full: compare the digests too, but of `except_bytes`.
+        only: one file; empty: all, and no other may exist.
+    """
+    existing = {only: directory / only} if only else dict(_files(directory))
+    if only and not os.path.lexists(existing[only]):
+        existing = {}
     faults = []
     for name in [only] if only else sorted(files.keys() | existing.keys()):
         path = directory / name
@@ -134,14 +172,18 @@ def compare_files(
             faults.append(f"{name}: {wrong}")
         elif (size := path.stat().st_size) != files[name][0]:
             faults.append(f"{name}: is {size} bytes long, and was {files[name][0]}")
-        elif full and (now := _try_digest(path, directory.parent)) != files[name][1]:
+        elif (
+            full
+            and name not in except_bytes
+            and (now := _try_digest(path, directory.parent)) != files[name][1]
+        ):
             faults.append(f"{name}: its digest is {now}, and was {files[name][1]}")
     return faults
 
 
 def list_files(directory: Path) -> list[str]:
-    """Return the paths of the files in a directory that a seal names, sorted."""
-    return [name for name, _ in _files(directory)]
+    """Return the paths of all files in a directory but its seal, sorted."""
+    return [name for name, _ in _files(directory, nested=True)]
 
 
 def digest(path: Path, inside: Path | None = None) -> str:
@@ -199,12 +241,13 @@ def _read(directory: Path) -> dict[str, Any]:
 def _check_structure(content: Mapping[str, Any]) -> None:
     """Raise unless each entry of a seal has its type: anybody can compute a digest."""
     files = content.get("files")
-    entries = files.values() if isinstance(files, dict) else [None]
+    entries = files if isinstance(files, dict) else {"": None}
     run = content.get("run", "")
     if (
         type(content.get("step")) is int
         and isinstance(run, str)
-        and all(map(_is_size_and_digest, entries))
+        and all(map(_is_size_and_digest, entries.values()))
+        and not any({"", ".", ".."} & {*name.split("/")} for name in entries)
     ):
         return
     raise _BrokenError(f"{SEAL}: has no step, or no table of files with a size and a digest each")
@@ -219,16 +262,28 @@ def _is_size_and_digest(entry: Any) -> bool:
     )
 
 
-def _files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each file but the seal, with its relative path; a folder that cannot be read raises."""
-    paths = []
-    for folder, folders, files in os.walk(directory, onerror=_raise):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        paths += [Path(folder, name) for name in (*files, *links)]
+def _files(directory: Path, *, nested: bool = False) -> Iterator[tuple[str, Path]]:
+    """Yield each file but the seal, with its relative path; a folder that cannot be read raises.
+
+    Args:
+        nested: those in folders with a seal of their own too.
+    """
+    paths = [Path(folder, name) for folder, names in _walk(directory, nested) for name in names]
     for path in sorted(paths):
         name = path.relative_to(directory).as_posix()
         if name != SEAL and not name.endswith(_LOCK):
             yield name, path
+
+
+def _walk(directory: Path, nested: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder and the names of its files and links; of one with a seal, that alone."""
+    for folder, folders, files in os.walk(directory, onerror=_raise):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        if SEAL in files and not nested and folder != str(directory):
+            folders.clear()
+            yield folder, [SEAL]
+        else:
+            yield folder, [*files, *links]
 
 
 def _raise(error: OSError) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jtrain.checkpoint import seal
 from jtrain.checkpoint.orbax_logging import hide_failures, hide_task_errors
 from jtrain.core.types import Leaf
 from jtrain.io.disk_errors import attempt, system_error, unreachable_error
 from jtrain.io.regular_files import FACTS
 
-# Milliseconds in which the first process must read and seal every byte.
+# Milliseconds in which a process must read and seal what it wrote.
 BARRIER_TIMEOUT = 12 * 3600 * 1000
 
 
@@ -67,6 +68,13 @@ class ArrayWriter:
     def close(self) -> None:
         """End the threads."""
         self._checkpointer.close()
+
+
+def seal_own_folder(directory: Path, step: int) -> None:
+    """Seal what this process wrote, if it is not the first, which seals all else."""
+    own = directory / f"ocdbt.process_{jax.process_index()}"
+    if jax.process_index() and own.is_dir():
+        seal.seal(own, step)
 
 
 def read(directory: Path, abstract: Mapping[str, Leaf], *, some: bool = False) -> dict[str, Leaf]:

@@ -10,7 +10,15 @@ from typing import Any
 
 import jax
 
-from jtrain.checkpoint import exit_barrier, fingerprint, layout, replica_check, retention, storage
+from jtrain.checkpoint import (
+    exit_barrier,
+    fingerprint,
+    layout,
+    replica_check,
+    retention,
+    seal,
+    storage,
+)
 from jtrain.checkpoint.save_errors import TakenError, announce_error, unsealed_error, write_error
 from jtrain.core.types import Leaf
 from jtrain.errors import CheckpointError, DeviceError, UnreachableError
@@ -89,7 +97,10 @@ class CheckpointWriter:
             replicas = replica_check.local_prints(sums)
             writer.finish()
             if jax.process_count() > 1:
-                replica_check.write_prints(layout.saving_path(self._directory, step), replicas)
+                writer.barrier(f"{step} written")
+                path = layout.saving_path(self._directory, step)
+                storage.seal_own_folder(path / layout.STATE, step)
+                replica_check.write_prints(path, replicas)
                 writer.barrier(f"{step} copies")
             try:
                 if folder is not None:
@@ -126,7 +137,7 @@ class CheckpointWriter:
         writer.barrier(f"{step} sealed")
         try:
             others = jax.process_index() > 0
-            return others and bool(layout.find_faults(self._directory, step, full=False))
+            return others and seal.sealed_step(self._directory / str(step)) != step
         finally:
             with contextlib.suppress(
                 RuntimeError
@@ -142,7 +153,8 @@ class CheckpointWriter:
         replicas: replica_check.ReplicaPrints,
     ) -> None:
         """Seal and commit what was written, unless devices disagree or the folder was moved."""
-        replicas = replica_check.read_all_prints(folder) if jax.process_count() > 1 else replicas
+        if jax.process_count() > 1:
+            replicas = replica_check.read_all_prints(folder, replicas)
         record["fingerprints"] = replica_check.check_replicas(replicas, step)
         if not os.path.samestat(os.fstat(opened), os.stat(folder)):
             # Moved, and created again: Orbax creates the parents of each file that it writes.

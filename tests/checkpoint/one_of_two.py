@@ -1,8 +1,11 @@
 """One of two processes with two devices each: DIRECTORY PORT INDEX. Not a test itself."""
 
+import contextlib
 import os
+import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jtrain.checkpoint import CheckpointManager, storage, weights_source
+from jtrain.checkpoint import CheckpointManager, seal, storage, weights_source
 from jtrain.distributed.multihost import check_equal
 from jtrain.errors import CheckpointError, DeviceError, PeerError
 
@@ -51,7 +54,10 @@ def main(directory: Path, port: str, index: int) -> None:
         assert (checkpoints.steps(), checkpoints.best()) == ([2, 4], 2)
         if index == 0:  # its seal is of another step
             shutil.copytree(directory / "4", directory / "5")
-        assert checkpoints.resume() == 4
+        with read_files() as read:
+            assert checkpoints.resume() == 4
+        theirs = [path for path in read if "/4/state/ocdbt.process_1/d/" in path]
+        assert bool(theirs) == (index == 1), "each reads what it wrote"
         assert len(checkpoints.notices) == (index == 0), "only one process reports"
         like = {
             "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=columns),
@@ -76,6 +82,26 @@ def main(directory: Path, port: str, index: int) -> None:
             patch.setattr(weights_source, "_step", lambda *_: 2)
         assert weights_source.open_source(str(directory)).where == str(directory / "4")
     apart(index)
+    with CheckpointManager(directory) as checkpoints:
+        if index == 0:
+            file = next((directory / "4/state/ocdbt.process_1/d").iterdir())
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+        check_equal({}, "the file is changed")
+        assert checkpoints.resume() == 2
+        if index == 0:
+            assert re.search(r"process_1/d/\w+: its digest is", checkpoints.notices[0])
+
+
+@contextlib.contextmanager
+def read_files() -> Iterator[list[str]]:
+    """Yield the paths of the files of which a digest is taken meanwhile."""
+    found: list[str] = []
+    digest = seal.digest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            seal, "digest", lambda path, *rest: found.append(str(path)) or digest(path, *rest)
+        )
+        yield found
 
 
 def read_otherwise(checkpoints: CheckpointManager, like: dict, index: int) -> None:

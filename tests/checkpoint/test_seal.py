@@ -233,6 +233,7 @@ STRANGE = {
     "a nested seal": lambda step: (step / "seal.json").write_text(f'{{"format": {DEEP}}}'),
     "a seal without end": lambda step: os.truncate(step / "seal.json", 1 << 40),
     "a seal that is a folder": lambda step: make_folder(step / "seal.json"),
+    "a seal of another step": lambda step: reseal(step, files={"../1/seal.json": [1, ""]}),
     "files of nothing": lambda step: reseal(step, files={"about.json": None}),
     "an about that is a pipe": lambda step: pipe(step / "about.json"),
     "an array that is a pipe": lambda step: pipe(next((step / "state" / "d").iterdir())),
