@@ -59,6 +59,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         directory: Path,
         *,
         keep: int = 2,
+        keep_every: int = 0,
         best: str = "",
         first: bool | None = None,
         fall_back: bool = True,
@@ -69,6 +70,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         Args:
             directory: of the checkpoints; shared by the processes of a run.
             keep: number of newest checkpoints to retain; 0 keeps all.
+            keep_every: the first checkpoint at or after each multiple of it is retained too.
             best: `loss`, `lowest loss` or `highest accuracy`, or empty.
             first: whether this process is the first; None asks JAX, which starts the devices.
             fall_back: set a damaged checkpoint aside and use the one before it.
@@ -76,7 +78,8 @@ class CheckpointManager(contextlib.AbstractContextManager):
                 another run counts as damaged. None accepts those of any run.
         """
         self.directory = Path(directory).absolute()
-        self._keep, self._metric, self._first = keep, retention.BestMetric.parse(best), first
+        self._keep, self._keep_every, self._first = keep, keep_every, first
+        self._metric = retention.BestMetric.parse(best)
         self._owner = owner
         self.notices: list[str] = []
         """Lines about checkpoints that were set aside as damaged."""
@@ -268,15 +271,21 @@ class CheckpointManager(contextlib.AbstractContextManager):
             abstract, leaf_table.cast_like(flat, abstract) if cast else flat
         )
 
-    def check_room(self, state: Any, *, saves: int | None = None) -> None:
+    def check_room(self, state: Any, *, saves: int | None = None, steps: int = 0) -> None:
         """Raise unless the directory can take a run's checkpoints, or `saves`; before training.
+
+        Args:
+            state: the state of the run.
+            saves: how many will be saved; None: many.
+            steps: that the run will take, in each `keep_every` of which a checkpoint stays.
 
         Raises:
             CheckpointError: if it cannot be written, or the disk is too full for the retained
                 checkpoints and the one in progress.
         """
         size = disk_space.disk_bytes(state)
-        count = max(self._keep, 1) + 1 + (self._metric is not None)
+        stay = steps // self._keep_every if self._keep_every else 0
+        count = max(self._keep, 1) + 1 + (self._metric is not None) + stay
         more = count - min(len(self.steps()), count - 1)
         need = size * (more if saves is None else min(more, saves))
         disk_space.check_writable(self.directory, need)
@@ -318,8 +327,10 @@ class CheckpointManager(contextlib.AbstractContextManager):
             self.close()
 
     def make_room(self) -> list[int]:
-        """Delete all checkpoints but the newest and the best; return their steps."""
-        return make_room(self.directory, self.best()) if self._is_first() else []
+        """Delete all checkpoints but the newest, the best and those of `keep_every`."""
+        if not self._is_first():
+            return []
+        return make_room(self.directory, self.best(), self._keep_every)
 
     def _renew_lock(self, step: int, arrays: Mapping[str, Leaf]) -> None:
         """Check that this process may still write, and lock a removed directory again."""
@@ -349,7 +360,7 @@ class CheckpointManager(contextlib.AbstractContextManager):
         return jax.process_index() == 0 if self._first is None else self._first
 
     def _steps_to_delete(self) -> list[int]:
-        return retention.steps_to_delete(self.steps(), self._keep, self.best())
+        return retention.steps_to_delete(self.steps(), self._keep, self.best(), self._keep_every)
 
     def _check_fingerprints(
         self, step: int, saved: Mapping[str, str], flat: Mapping[str, Leaf]

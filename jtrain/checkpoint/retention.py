@@ -1,4 +1,4 @@
-"""Checkpoint retention: keep the newest few, and the best one."""
+"""Checkpoint retention: keep the newest few, the best one, and the first of each n steps."""
 
 import contextlib
 import math
@@ -64,9 +64,23 @@ def check_number(metric: str, value: Any) -> None:
         )
 
 
-def steps_to_delete(steps: Sequence[int], keep: int, best: int | None) -> list[int]:
-    """Return the steps to delete when the newest `keep` and the best stay; 0 keeps all."""
-    retained = {*sorted(steps)[-keep:], best} if keep else set(steps)
+def steps_to_delete(
+    steps: Sequence[int], keep: int, best: int | None, keep_every: int = 0
+) -> list[int]:
+    """Return the steps to delete, ascending.
+
+    Args:
+        steps: of all checkpoints.
+        keep: number of newest ones that stay; 0: all stay.
+        best: one that stays; None: none is best.
+        keep_every: the first at or after each multiple of it stays; 0: none for that reason.
+    """
+    if not keep:
+        return []
+    retained = {*sorted(steps)[-keep:], best}
+    if keep_every:
+        first = {step // keep_every: step for step in sorted(steps, reverse=True)}
+        retained |= {step for multiple, step in first.items() if multiple}
     return [step for step in sorted(steps) if step not in retained]
 
 

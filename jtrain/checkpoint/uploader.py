@@ -28,6 +28,7 @@ class CheckpointUploader:
         path: Path,
         *,
         keep: int,
+        keep_every: int = 0,
         best: Callable[[], int | None],
     ):
         """Configure the uploader.
@@ -36,9 +37,11 @@ class CheckpointUploader:
             objects: the copies of the run.
             path: the directory of the run.
             keep: number of newest copies to retain.
+            keep_every: as `CheckpointManager` takes it.
             best: returns the best step, which is retained too.
         """
-        self._objects, self._path, self._keep, self._best = objects, path, keep, best
+        self._objects, self._path, self._best = objects, path, best
+        self._keep, self._keep_every = keep, keep_every
         self._name, self._missing = str(uuid.uuid4()), None
 
     def begin(self) -> None:
@@ -141,7 +144,7 @@ class CheckpointUploader:
         copies = object_store_layout.object_sizes(self._objects)
         complete = [n for n, sizes in copies.items() if seal.SEAL in sizes]
         removed = {
-            *retention.steps_to_delete(complete, self._keep, best),
+            *retention.steps_to_delete(complete, self._keep, best, self._keep_every),
             *(copies.keys() - set(complete)),
         } - {step}
         for other in sorted(removed):

@@ -197,10 +197,10 @@ class CheckpointWriter:
             LOG.warning(line)
 
 
-def make_room(directory: Path, best: int | None) -> list[int]:
-    """Delete all checkpoints but the newest and the best, to make room; return their steps."""
+def make_room(directory: Path, best: int | None, keep_every: int) -> list[int]:
+    """Delete all but the newest, the best and those of `keep_every`; return the steps."""
     deleted = []
-    for step in retention.steps_to_delete(layout.list_steps(directory), 1, best):
+    for step in retention.steps_to_delete(layout.list_steps(directory), 1, best, keep_every):
         with contextlib.suppress(CheckpointError):  # a failing disk may refuse a deletion
             layout.delete_checkpoint(directory, step)
             deleted.append(step)

@@ -99,6 +99,9 @@ class CheckpointConfig:
     """Seconds within which a run ends after SIGTERM, SIGUSR1 or Ctrl-C."""
     keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to retain."""
+    keep_every: int = Field(default=0, ge=0)
+    """Steps in each of which the first checkpoint is retained for good: of 10000 those of step
+    10000, 20000 and so on, or the next that was saved; 0: none."""
     best: str = ""
     """Metric whose best checkpoint is retained too: loss, accuracy, or NAME/loss of one of several
     sets. The lowest is best, of accuracy, correct and finished the highest; of another metric write

@@ -152,6 +152,7 @@ def _open_checkpoints(run_dir: RunDir, config: RunConfig, owner: RunIdentity) ->
     return CheckpointManager(
         run_dir.checkpoints,
         keep=config.checkpoint.keep,
+        keep_every=config.checkpoint.keep_every,
         best=config.checkpoint.best,
         first=run_dir.first,
         fall_back=config.checkpoint.on_damage == "fall_back",

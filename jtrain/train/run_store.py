@@ -134,8 +134,13 @@ class RemoteRun:
         Raises:
             ObjectStoreError: if the store is not writable.
         """
-        keep, best, path = self._checkpoint.keep, checkpoints.best, self._run_dir.path
-        uploader = CheckpointUploader(self._store, path, keep=keep, best=best)
+        uploader = CheckpointUploader(
+            self._store,
+            self._run_dir.path,
+            keep=self._checkpoint.keep,
+            keep_every=self._checkpoint.keep_every,
+            best=checkpoints.best,
+        )
         uploader.begin()
         return uploader
 
@@ -207,7 +212,8 @@ class DirectoryStore:
         every, newest = config.checkpoint.every, self.checkpoints.newest() or 0
         in_steps = isinstance(every, int)  # else by the clock
         saves = count_saves(newest, config.steps, every) if in_steps else None
-        self.checkpoints.check_room(resolved.abstract_state, saves=saves)
+        left = config.steps - newest
+        self.checkpoints.check_room(resolved.abstract_state, saves=saves, steps=left)
         check_rate(config)
         while True:
             with HEARTBEAT.during("restore"):  # every byte of a checkpoint is read

@@ -120,6 +120,15 @@ def test_retains_the_newest_and_the_best(tmp_path, keep, best, values, kept, exp
     assert (again.steps(), again.best()) == (kept, expected_best)
 
 
+def test_the_first_of_each_n_steps_is_retained_for_good(tmp_path):
+    with CheckpointManager(tmp_path, keep=1, keep_every=10) as checkpoints:
+        for step in (4, 8, 12, 16, 20, 24, 41):
+            checkpoints.save(step, {"step": jnp.int32(step)}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [12, 20, 41]
+        assert checkpoints.make_room() == []
+
+
 def test_a_best_by_another_metric_does_not_count(tmp_path: Path):
     with CheckpointManager(tmp_path, best="loss") as checkpoints:
         checkpoints.save(1, {"step": jnp.int32(1)}, {}, best_value=-5.0)

@@ -56,7 +56,7 @@ def test_json_is_one_object(path: str, capsys):
     assert found["values"]["optimizer.lr"] == {"value": 1.0, "origin": "command line"}
     assert main(["show", path, "checkpoint", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)["values"]
-    names = ("every", "grace", "keep", "best", "store", "on_damage")
+    names = ("every", "grace", "keep", "keep_every", "best", "store", "on_damage")
     assert list(values) == [f"checkpoint.{name}" for name in names]
 
 
