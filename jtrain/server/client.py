@@ -4,13 +4,16 @@ A client sends requests to a listener, again after a lost connection, until a de
 """
 
 import contextlib
+import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jtrain.distributed.cluster.cluster import LOOPBACK
 from jtrain.distributed.cluster.rendezvous import check_peer
+from jtrain.distributed.cluster.tls import CERTIFICATE, PeerTls
 from jtrain.errors import ConfigError, PeerError
 from jtrain.server.listener import keep_alive
 from jtrain.server.wire import BufferPool, Message, receive, send
@@ -36,6 +39,7 @@ class Client:
         token: of the run.
         most: bytes of the arrays of a reply.
         timeout: seconds that a reply may take.
+        tls: certificate of this process, by which it encrypts; None: nothing is encrypted.
         patience: seconds in which a request is sent again; by default `timeout`.
         reuse: keep the memory of large replies for the next ones.
     """
@@ -50,8 +54,9 @@ class Client:
         timeout: float,
         patience: float | None = None,
         reuse: bool = True,
+        tls: PeerTls | None = None,
     ):
-        self.name, self._token = name, token
+        self.name, self._token, self._tls = name, token, tls
         self._locate = (lambda: (LOOPBACK, address)) if isinstance(address, int) else address
         self._most, self._timeout = most, timeout
         self.patience = timeout if patience is None else patience
@@ -67,7 +72,7 @@ class Client:
         Raises:
             PeerError: if there is none within the deadline.
             RefusedError: if the peer refuses, with its words.
-            ConfigError: if it has another token.
+            ConfigError: if it has another token, or no certificate that fits.
         """
         return call_all([self], [request])[0]
 
@@ -134,10 +139,17 @@ class Client:
         try:
             check_peer(connection)
             keep_alive(connection)
+            connection = self._tls.wrap(connection, host=host) if self._tls else connection
             send(connection, Message("hello", {"token": self._token}))
             reply = receive(connection, 0)
-        except OSError:
+        except OSError as error:
             connection.close()
+            if isinstance(error, ssl.SSLError) and _of_certificates(error):
+                raise ConfigError(
+                    f"{self.name} at {host}:{port} and this process do not take each other's "
+                    f"certificates ({error.reason}). Give all processes of the run certificates "
+                    f"by one authority, which name their hosts ({CERTIFICATE})."
+                ) from None
             raise
         if reply.name != "welcome":
             connection.close()
@@ -146,6 +158,11 @@ class Client:
                 f"Another run listens there: set parallel.port=0."
             )
         return connection
+
+
+def _of_certificates(error: ssl.SSLError) -> bool:
+    """Return whether another attempt would fail too."""
+    return re.search(r"CERTIFICATE|_CA\b|_CERT", error.reason or "") is not None
 
 
 def call_all(

@@ -4,13 +4,16 @@ import collections
 import contextlib
 import errno
 import hmac
+import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jtrain.distributed.cluster.cluster import LOOPBACK
+from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.errors import ConfigError
 from jtrain.server.wire import BufferPool, Message, WireError, encode, receive, send
 
@@ -42,6 +45,7 @@ class Listener:
         host: address of this machine to listen at; empty: all.
         lost: takes the last request of a peer whose connection has ended.
         timeout: seconds that a peer may stall in the middle of a frame.
+        tls: certificate of this process; peers then need one, and all is encrypted.
 
     Raises:
         ConfigError: if the port is in use, or the host is no address of this machine.
@@ -57,9 +61,10 @@ class Listener:
         host: str = LOOPBACK,
         lost: Callable[[Message], None] = lambda request: None,
         timeout: float = 60.0,
+        tls: PeerTls | None = None,
     ):
         self._handle, self._token, self._most, self._lost = handle, token, most, lost
-        self._timeout = timeout
+        self._timeout, self._tls = timeout, tls
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -128,22 +133,26 @@ class Listener:
 
     def _serve(self, peer: socket.socket) -> None:
         last: Message | None = None
+        connection = peer
         try:
             keep_alive(peer)
-            is_known = self._greet(peer)
+            peer.settimeout(GREETING)
+            if self._tls:  # of a duplicate: `peer` stays a socket that others can shut down
+                connection = self._tls.wrap(peer.dup())
+            is_known = self._greet(connection)
             with self._lock:
                 self._strangers.pop(peer, None)
             while is_known:
-                peer.settimeout(None)  # it may compute for long between two requests
-                peer.recv(1, socket.MSG_PEEK)
-                peer.settimeout(self._timeout)
-                request = receive(peer, self._most, self._pool)
+                _await_bytes(connection)  # it may compute for long between two requests
+                connection.settimeout(self._timeout)
+                request = receive(connection, self._most, self._pool)
                 last = Message(request.name, request.fields)  # without its arrays
-                self._answer(peer, request)
+                self._answer(connection, request)
                 del request  # so that its buffer is free for the next
         except OSError:
-            pass  # the peer is gone
+            pass  # the peer is gone, or has no certificate
         finally:
+            connection.close()
             with self._lock:
                 self._peers.discard(peer)
                 self._strangers.pop(peer, None)
@@ -162,7 +171,6 @@ class Listener:
 
     def _greet(self, peer: socket.socket) -> bool:
         """Return whether the peer has the token."""
-        peer.settimeout(GREETING)
         hello = receive(peer, 0)
         token = hello.fields.get("token")
         token = token if hello.name == "hello" and isinstance(token, str) else ""
@@ -186,6 +194,18 @@ class Listener:
             self.by_name[request.name] += request.frame_bytes + size
         for buffer in frame:
             peer.sendall(buffer)
+
+
+def _await_bytes(connection: socket.socket) -> None:
+    """Wait until there is something to read, or the connection has ended."""
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():
+        return
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLIN)
+    except ValueError:
+        raise ConnectionError("it was closed here") from None
+    poll.poll()
 
 
 class Registry:

@@ -5,6 +5,7 @@ Also the programs of a worker: what it computes of a batch, from the parts of `m
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from jtrain.core.pytree import norm
 from jtrain.core.state import TrainState
 from jtrain.core.step import StepFn, make_step
 from jtrain.core.types import Batch, Extra, Leaf, Metrics, Params
+from jtrain.distributed.cluster.tls import PeerTls
 from jtrain.parallel import Server
 from jtrain.parallel.strategies.outer_optimizer import LocalStepsState, WithLocalSteps
 from jtrain.parallel.strategies.server import outer_rule
@@ -204,11 +206,16 @@ class Plan:
         return metrics, head_of(state)
 
     @property
-    def limits(self) -> dict[str, Any]:
-        """Limits of a connection: the bytes of the arrays of a message, and seconds."""
+    def connection(self) -> dict[str, Any]:
+        """Options of a connection: bytes of the arrays of a message, seconds, certificates.
+
+        Raises:
+            ConfigError: if a certificate cannot be used.
+        """
         leaves = jax.tree.leaves((self.abstract_state, self.inner_state))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return {"most": 2 * size + SLACK, "timeout": self.server.timeout}
+        tls = PeerTls.read(os.environ, supported=True)
+        return {"most": 2 * size + SLACK, "timeout": self.server.timeout, "tls": tls}
 
     @functools.cached_property
     def programs(self) -> Programs:

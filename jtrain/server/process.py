@@ -100,7 +100,7 @@ def work(
         return read_address(shard, locator.call(Message("where", {"shard": shard})).fields)
 
     # A server may have to be started again.
-    options = {"token": environ[TOKEN], "patience": plan.server.start_timeout, **plan.limits}
+    options = {"token": environ[TOKEN], "patience": plan.server.start_timeout, **plan.connection}
     shards = [
         Client(f"server {shard}", functools.partial(locate, shard), **options)
         for shard in range(plan.server.shards)
@@ -139,7 +139,7 @@ def serve(plan: Plan, index: int, environ: Mapping[str, str]) -> tuple[Listener,
     with closing([_coordinator(plan, environ)]) as (coordinator,):
         coordinator.call(Message("where", {"shard": index}))
         host = coordinator.local_host
-        listener = Listener(service.handle, token=environ[TOKEN], host=host, **plan.limits)
+        listener = Listener(service.handle, token=environ[TOKEN], host=host, **plan.connection)
         service.traffic = listener
         address = {"shard": index, "host": host, "port": listener.port, "pid": os.getpid()}
         coordinator.call(Message("register", address))
@@ -164,7 +164,7 @@ def _coordinator(plan: Plan, environ: Mapping[str, str], patience: float | None 
     """Return a connection to the run's own process."""
     address = CoordinatorAddress.parse(environ[ADDRESS], ADDRESS)
     locate, token = lambda: (address.host, address.port), environ[TOKEN]
-    return Client("the run", locate, token=token, patience=patience, **plan.limits)
+    return Client("the run", locate, token=token, patience=patience, **plan.connection)
 
 
 def find_task(server: Server, cluster: Cluster) -> tuple[str, int]:

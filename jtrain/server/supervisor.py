@@ -145,7 +145,7 @@ def open_cluster(
         ConfigError: if the port is in use.
     """
     token, server = secrets.token_hex(16), plan.server
-    options = {"token": token, **plan.limits}
+    options = {"token": token, **plan.connection}
     registry = registry or Registry(server.shards)
     with contextlib.ExitStack() as stack:
         # A server that died is started again meanwhile. A snapshot is large, and rare.

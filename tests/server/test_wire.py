@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -13,12 +14,23 @@ import numpy as np
 import pytest
 from comparison import bitwise
 
+from jtrain.distributed.cluster import tls
 from jtrain.errors import ConfigError, PeerError
 from jtrain.server import listener as listener_module
 from jtrain.server import wire
 from jtrain.server.client import Client, RefusedError, call_all
 from jtrain.server.listener import LOOPBACK, Listener
 from jtrain.server.wire import ALIGNMENT, SMALL, BufferPool, Message, WireError, receive, send
+
+
+@pytest.fixture(scope="module")
+def certificates():
+    """Those of two launches."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(tls, "takes_certificates", lambda version: True)
+        found = [stack.enter_context(tls.throwaway_certificate({})) for _ in range(2)]
+        yield [tls.PeerTls.read(variables, supported=True) for variables in found]
+
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3).T,
@@ -105,6 +117,21 @@ def test_a_request_is_sent_again_over_a_new_connection(listener):
 def test_a_wrong_token_is_refused_with_what_to_type(listener):
     with pytest.raises(ConfigError, match=r"token is not that of this run.*parallel.port=0"):
         client(listener, token="b" * 32).call(Message("hello"))
+
+
+def test_with_certificates_all_is_encrypted_and_others_are_refused(certificates):
+    own, other = certificates
+    with Listener(echo, token="a" * 32, most=1000, tls=own) as listener:
+        one = client(listener, tls=own)
+        for number in range(2):
+            assert bitwise(one.call(Message("again", {}, ARRAYS[:1])).arrays[0], ARRAYS[0]), number
+        assert isinstance(one._connection, ssl.SSLSocket)
+        with pytest.raises(ConfigError, match="do not take each other's certificates"):
+            client(listener, tls=other).call(Message("again"))
+        with pytest.raises(PeerError, match="is not there"):
+            client(listener, patience=0.2).call(Message("again"))
+        assert one.call(Message("third")).name == "echo"
+        one.close()
 
 
 def test_a_server_that_does_not_answer_is_given_up(listener):
