@@ -47,11 +47,7 @@ def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     for folder in ("experiments", "configs"):
         here = {f"jtrain/shipped/{folder}/{path.name}" for path in (ROOT / folder).glob("*.*")}
         assert here <= names
-    data = {
-        "jtrain/py.typed",
-        "jtrain/inspect/report/page.css",
-        "jtrain/data/plays/plays.txt.xz",
-    }
+    data = {"jtrain/py.typed", "jtrain/inspect/report/page.css", "jtrain/data/plays/plays.txt.xz"}
     assert data <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
 

@@ -14,12 +14,7 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 import pytest
-from image_files import (
-    alone_here,
-    idx_bytes,
-    write_fashion_mnist,
-    write_records,
-)
+from image_files import alone_here, idx_bytes, write_fashion_mnist, write_records
 
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced

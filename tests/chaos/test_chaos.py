@@ -9,13 +9,7 @@ import pytest
 from chaos import __main__ as driver
 from chaos import launched
 from chaos.laid import AGAIN, RUN, SEEN, STEPS
-from chaos.layouts import (
-    ALONE,
-    batches,
-    differences,
-    trained,
-    uninterrupted,
-)
+from chaos.layouts import ALONE, batches, differences, trained, uninterrupted
 from chaos.results import Results
 from chaos.rows import ROWS, Row
 from chaos.slurm.packages import NoSlurmError

@@ -114,10 +114,7 @@ def test_tensors_are_renamed_and_transposed(file):
 
 def test_leaves_are_cast_to_the_dtypes_of_the_model(stored, file):
     weights = shard(jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree(2)))
-    for asked in (
-        InitFrom(path=stored),
-        InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE),
-    ):
+    for asked in (InitFrom(path=stored), InitFrom(path=file, rename=RENAME, transpose=TRANSPOSE)):
         params, _ = plan_weights(asked, *weights).read(weights)
         check_equal(params, jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS))
         check_shardings(params, weights[0])

@@ -28,10 +28,7 @@ def test_it_prints_a_manifest_and_how_to_start_it(capsys):
     assert launch(*words) == 0
     shown = capsys.readouterr()
     manifest = YAML(typ="safe").load(shown.out)
-    assert manifest["metadata"] == {
-        "name": "gpt2",
-        "labels": {"kueue.x-k8s.io/queue-name": "lab"},
-    }
+    assert manifest["metadata"] == {"name": "gpt2", "labels": {"kueue.x-k8s.io/queue-name": "lab"}}
     assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 3
     pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}

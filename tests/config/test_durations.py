@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from quick_study import at_home, config_of, trained, write_study
 
-from jtrain.config.durations import (
-    DurationUnits,
-    convert_durations,
-    find_durations,
-    find_own_steps,
-)
+from jtrain.config.durations import DurationUnits, convert_durations, find_durations, find_own_steps
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import FinishedSteps
 from jtrain.errors import ConfigError

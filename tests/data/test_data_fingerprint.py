@@ -22,10 +22,7 @@ from jtrain.data import (
     hold_out,
     make_line_rows,
 )
-from jtrain.data.batches.fingerprint import (
-    digest_batch,
-    fingerprint,
-)
+from jtrain.data.batches.fingerprint import digest_batch, fingerprint
 from jtrain.data.images.augment import Augment, Augmented
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizers import ByteTokenizer

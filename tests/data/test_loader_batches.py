@@ -35,10 +35,7 @@ def torch_loader() -> Iterable[Any]:
     return torch.utils.data.DataLoader(pairs, batch_size=4)
 
 
-OPENS = [
-    in_memory,
-    pytest.param(torch_loader, marks=pytest.mark.slow),
-]
+OPENS = [in_memory, pytest.param(torch_loader, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("open_", OPENS)

@@ -15,13 +15,7 @@ from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizing import ByteTokens
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        [0.7, 0.2, 0.1],
-        [0.3, 0.3, 0.3],
-    ],
-)
+@pytest.mark.parametrize("weights", [[0.7, 0.2, 0.1], [0.3, 0.3, 0.3]])
 def test_after_every_row_each_source_has_its_share_to_one_row(weights: list[float]):
     assert_shares(weights)
 

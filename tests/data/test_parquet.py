@@ -148,13 +148,7 @@ def test_a_format_decides_the_columns_and_the_dtype(table):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "values",
-    [
-        [1.0, None, 3.0],
-        [[1, 2], [None, 2], [3, 4]],
-    ],
-)
+@pytest.mark.parametrize("values", [[1.0, None, 3.0], [[1, 2], [None, 2], [3, 4]]])
 def test_none_is_found_by_column_and_row_when_it_is_read(table, values):
     rows = HuggingFace(table({"x": values, "y": [0, 1, 2]}))
     assert np.array_equal(rows[np.array([2, 0])]["x"], [values[2], values[0]])

@@ -40,12 +40,7 @@ def test_an_array_without_a_name_is_the_only_one_that_is_wanted():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "a,b\n1,2\n3,4\n",
-        "x.1,label,x.0\n2,9,1\n4,9,3\n",
-        "\ufeffx.0,x.1\r\n1,2\r\n\r\n3,4",
-    ],
+    "text", ["a,b\n1,2\n3,4\n", "x.1,label,x.0\n2,9,1\n4,9,3\n", "\ufeffx.0,x.1\r\n1,2\r\n\r\n3,4"]
 )
 def test_columns_are_found_by_name_or_are_all_columns(text: str):
     Path("rows.csv").write_text(text)

@@ -113,13 +113,7 @@ def by_hand(*lengths: int) -> list[int]:
     return out
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        (4, 0, 2),
-        (2, 7, 7, 1, 2),
-    ],
-)
+@pytest.mark.parametrize("lengths", [(4, 0, 2), (2, 7, 7, 1, 2)])
 def test_rows_come_in_turn(lengths: tuple[int, ...]):
     source, expected = Interleaved(numbered(*lengths)), by_hand(*lengths)
     assert len(source) == len(expected)

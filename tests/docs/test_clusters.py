@@ -50,10 +50,7 @@ def test_a_manifest_is_what_its_command_prints(page, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("page", "kind", "processes", "coordinator"),
-    [
-        ("tf_config", "TF_CONFIG", 2, "10.0.0.1:8476"),
-        ("one_machine", "jtrain", 2, "10.0.0.1:8476"),
-    ],
+    [("tf_config", "TF_CONFIG", 2, "10.0.0.1:8476"), ("one_machine", "jtrain", 2, "10.0.0.1:8476")],
 )
 def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinator):
     found = detect(exported(page))

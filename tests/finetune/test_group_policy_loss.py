@@ -141,13 +141,7 @@ def test_an_evaluation_answers_with_the_likeliest_tokens():
     assert jax.tree.structure(extra) == jax.tree.structure(first.extra)
 
 
-@pytest.mark.parametrize(
-    ("kind", "steps"),
-    [
-        ("dr_grpo", 2),
-        ("dapo", 1),
-    ],
-)
+@pytest.mark.parametrize(("kind", "steps"), [("dr_grpo", 2), ("dapo", 1)])
 def test_every_split_gives_one_step(kind, steps):
     """Microbatches and devices have some of the groups; none has a part of one.
 

@@ -192,10 +192,7 @@ def test_two_parts_and_their_gradients_are_the_whole(options, block):
 @pytest.mark.thorough
 def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing(block):
     q, k, v, cotangent = draw_parts()
-    attend, stand = (
-        Causal(),
-        BlockPositions(jnp.int32(-12), None),
-    )  # keys after all queries
+    attend, stand = (Causal(), BlockPositions(jnp.int32(-12), None))  # keys after all queries
     mean, log_sum = attend.part(q, k, v, stand)
     assert jnp.isfinite(mean).all()
     assert (log_sum < -1e29).all()

@@ -182,10 +182,7 @@ def test_backward_they_travel_again_and_their_gradients_behind_them():
     assert permutes(gradient(place, Causal(window=3)), *shapes()) == 2 * arrays * (1 + 2)
 
 
-@pytest.mark.parametrize(
-    ("window", "reach"),
-    [(None, "all"), (1, 0), (5, 1), (6, 2), (14, "all")],
-)
+@pytest.mark.parametrize(("window", "reach"), [(None, "all"), (1, 0), (5, 1), (6, 2), (14, "all")])
 def test_keys_travel_no_farther_than_a_window_reaches(window, reach):
     runs = {"all": [(1, 7)], 0: []}.get(reach, [(1, reach), (-1, reach)])
     assert RingAttention(Causal(window=window), 8, "context").runs(chunk=4) == runs

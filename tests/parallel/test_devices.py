@@ -130,10 +130,7 @@ def test_auto_splits_over_the_devices_that_were_chosen():
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "where"),
-    [
-        ({"devices": ["cpu:1", "cpu:4"]}, {1, 4}),
-        ({"devices": "cpu:3", "parallel": "single"}, {3}),
-    ],
+    [({"devices": ["cpu:1", "cpu:4"]}, {1, 4}), ({"devices": "cpu:3", "parallel": "single"}, {3})],
     ids=str,
 )
 def test_fit_evaluate_and_predict_compute_where_they_are_told(given, where):

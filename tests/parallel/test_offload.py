@@ -61,11 +61,7 @@ def walked(parts: Program):
 @pytest.mark.parametrize(
     ("parallel", "offload", "more"),
     [
-        (
-            "kind: fsdp, devices: 4, min_size: 0",
-            ALL[:2],
-            ("steps_per_call=2", "microbatches=2"),
-        ),
+        ("kind: fsdp, devices: 4, min_size: 0", ALL[:2], ("steps_per_call=2", "microbatches=2")),
         ("kind: mirrored, devices: 4, zero: 1", ("opt_state",), ("steps_per_call=1",)),
     ],
 )

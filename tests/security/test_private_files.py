@@ -15,11 +15,7 @@ from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.io.regular_files import (
-    atomic_write,
-    check_no_links,
-    create_new,
-)
+from jtrain.io.regular_files import atomic_write, check_no_links, create_new
 from jtrain.server.process import FILE, announced
 from jtrain.train.runtime import enable_compilation_cache
 
@@ -109,10 +105,7 @@ UNTRUSTED = {
     "a link as a program": lambda cache: (cache / "jit_step-1-cache").symlink_to("/etc/passwd"),
     "open to all": lambda cache: cache.chmod(0o777),
     "all open above": lambda cache: cache.parent.parent.chmod(0o777),
-    "a program open to all": lambda cache: (
-        program_in(cache).chmod(0o666),
-        cache.chmod(0o755),
-    ),
+    "a program open to all": lambda cache: (program_in(cache).chmod(0o666), cache.chmod(0o755)),
     "a link to another's": replace_by_link,
 }
 

@@ -30,11 +30,7 @@ def tf_config(kind: str, index: int, cluster=None) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("task", "expected"),
-    [
-        (("chief", 0), ("run", 0)),
-        (("ps", 1), ("shard", 1)),
-        (("worker", 1), ("worker", 1)),
-    ],
+    [(("chief", 0), ("run", 0)), (("ps", 1), ("shard", 1)), (("worker", 1), ("worker", 1))],
 )
 def test_tasks_of_tf_config_have_their_parts(task, expected):
     server = Server(engine="cluster", workers=2, shards=2)

@@ -199,11 +199,7 @@ def test_a_buffer_is_used_again_when_no_array_lies_in_it():
 
 
 @pytest.mark.parametrize(
-    "hold",
-    [
-        lambda buffer: buffer.view(np.float32).reshape(-1, 64)[3:4],
-        jnp.from_dlpack,
-    ],
+    "hold", [lambda buffer: buffer.view(np.float32).reshape(-1, 64)[3:4], jnp.from_dlpack]
 )
 def test_a_buffer_that_anything_lies_in_is_left_alone(hold):
     pool = BufferPool()

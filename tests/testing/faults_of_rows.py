@@ -6,18 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from planted import (
-    CLASSES,
-    CLASSIFIER,
-    Planted,
-    counted,
-    errors,
-    good,
-    height,
-    logits,
-    nats,
-    total,
-)
+from planted import CLASSES, CLASSIFIER, Planted, counted, errors, good, height, logits, nats, total
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean

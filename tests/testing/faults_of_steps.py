@@ -261,12 +261,7 @@ FAULTS = {
         extra={"mean": jnp.float32(0.5)},
     ),
     "dropout from the device's index": _step(
-        "key of the device",
-        "key of the part",
-        "axis_index",
-        loss=dropout,
-        wrong=PLAIN,
-        right=PLAIN,
+        "key of the device", "key of the part", "axis_index", loss=dropout, wrong=PLAIN, right=PLAIN
     ),
     "the sign before the sum": _step(
         "sign", "function before the sum", "acts on each microbatch before they are summed"
@@ -278,10 +273,7 @@ FAULTS = {
         "own count", "empty slice", "divides by its own count of 0", wrong=PLAIN, right=PLAIN
     ),
     "missing psum": _fault(
-        "missing sum",
-        "a psum is missing",
-        wrong=_over(missing_sum),
-        right=PLAIN,
+        "missing sum", "a psum is missing", wrong=_over(missing_sum), right=PLAIN
     ),
     "double psum": _step(
         "double sum", "double sum", "4 times that of one device", wrong=PLAIN, right=PLAIN

@@ -6,17 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from faults_of_rows import contrastive, mixed_up, of_keys, scaled, uniform
-from planted import (
-    CLASSIFIER,
-    classes,
-    counted,
-    errors,
-    good,
-    height,
-    linear,
-    nats,
-    total,
-)
+from planted import CLASSIFIER, classes, counted, errors, good, height, linear, nats, total
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean

@@ -118,10 +118,7 @@ def test_distances_are_relative_over_the_whole_tree():
 
 
 # One program for the whole batch, and one copy of the program for each part.
-STRATEGIES = {
-    "one program": Mirrored(devices=2),
-    "copies": Mirrored(devices=2, impl="shard_map"),
-}
+STRATEGIES = {"one program": Mirrored(devices=2), "copies": Mirrored(devices=2, impl="shard_map")}
 
 
 def check(loss, **more):

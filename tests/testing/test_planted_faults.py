@@ -99,7 +99,7 @@ def test_numbers_of_the_host_that_change_no_operation_are_accepted():
     case = jt.testing.build_case(logs_on_one_process, line(), points(8), optimizer=optax.sgd(0.1))
     assert explain_impurity(case) is None
     assert case.side_effects.asked == {
-        *("jax.process_index()", "jax.device_count()", "os.getpid()"),
+        *("jax.process_index()", "jax.device_count()", "os.getpid()")
     }
 
 

@@ -72,10 +72,7 @@ def finished(
 
 @pytest.fixture
 def finished_copy(
-    run_of: Callable[..., Trained],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    compiled: Path,
+    run_of: Callable[..., Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
 ) -> RunResult:
     """Work in a copy of the home of the finished run, which a test may change."""
     shutil.copytree(run_of().home, tmp_path / "home")

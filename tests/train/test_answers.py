@@ -158,10 +158,7 @@ def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch):
 NO_MODEL: Any = None  # `generate` is replaced
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [("", "a.b.c.d"), ("c.", "a.b.c."), ("d.", "a.b.c.d")],
-)
+@pytest.mark.parametrize(("stop", "text"), [("", "a.b.c.d"), ("c.", "a.b.c."), ("d.", "a.b.c.d")])
 def test_a_continuation_ends_with_the_tokens_to_stop_at(
     stop: str, text: str, monkeypatch: pytest.MonkeyPatch
 ):

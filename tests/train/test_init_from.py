@@ -47,10 +47,7 @@ def same(got, want) -> bool:
     return all(bool((np.asarray(a) == np.asarray(b)).all()) for a, b in pairs)
 
 
-WAYS = {
-    "a run by its name": ("first", 4),
-    "a checkpoint": ("runs/first/checkpoints/2", 2),
-}
+WAYS = {"a run by its name": ("first", 4), "a checkpoint": ("runs/first/checkpoints/2", 2)}
 
 
 @pytest.mark.thorough

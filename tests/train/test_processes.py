@@ -14,11 +14,7 @@ from jtrain.distributed import multihost
 from jtrain.distributed.launcher.launch import worker_environment
 from jtrain.distributed.port import free_port
 from jtrain.errors import FAULT, ConfigError, DamagedError, UnreachableError
-from jtrain.train.processes import (
-    check_devices,
-    check_shared_directory,
-    process_facts,
-)
+from jtrain.train.processes import check_devices, check_shared_directory, process_facts
 from jtrain.train.run_dir import RunDir
 
 CONFIG, RUN = "configs/quick.yaml", Path("runs/quick")

@@ -122,10 +122,7 @@ def test_copies_are_listed_verified_fetched_and_removed(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
-    [
-        ["eval", "s3://b/runs/x"],
-        ["run", CONFIG, "init_from.path=s3://b/runs/x"],
-    ],
+    [["eval", "s3://b/runs/x"], ["run", CONFIG, "init_from.path=s3://b/runs/x"]],
     ids=lambda words: words[0],
 )
 def test_what_cannot_read_a_store_says_what_to_type(

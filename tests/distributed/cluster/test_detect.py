@@ -302,11 +302,7 @@ def test_a_pbs_script_is_warned_of(pbs: dict[str, str]):
 
 
 def test_the_advice_ends_the_warning(pbs: dict[str, str]):
-    by_hand = {
-        "JTRAIN_COORDINATOR": "node1:8476",
-        "JTRAIN_PROCESSES": "2",
-        "JTRAIN_PROCESS": "1",
-    }
+    by_hand = {"JTRAIN_COORDINATOR": "node1:8476", "JTRAIN_PROCESSES": "2", "JTRAIN_PROCESS": "1"}
     for environ in (BATCH, LSF, pbs, pbs | {"PBS_NODENUM": "1"}):
         assert detect(environ | by_hand).processes == 2
         alone = detect(environ | {"JTRAIN_PROCESSES": "1"})

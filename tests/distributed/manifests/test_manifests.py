@@ -9,14 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from manifest_jobs import (
-    CASES,
-    TOPOLOGIES,
-    documents,
-    job,
-    job_set_pods,
-    train_job_pods,
-)
+from manifest_jobs import CASES, TOPOLOGIES, documents, job, job_set_pods, train_job_pods
 
 from jtrain.config.dump import format_blocks
 from jtrain.distributed.cluster import detect

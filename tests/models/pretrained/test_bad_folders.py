@@ -57,11 +57,7 @@ def test_names_without_the_prefix_fit(golden, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        ("hidden_act", "relu"),
-        ("rope_parameters", {"rope_type": "yarn"}),
-    ],
+    ("entry", "value"), [("hidden_act", "relu"), ("rope_parameters", {"rope_type": "yarn"})]
 )
 def test_a_function_that_is_not_computed_is_refused(golden, tmp_path, entry, value):
     golden = {**golden, "config": {**golden["config"], entry: value}}

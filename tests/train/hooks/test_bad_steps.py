@@ -18,12 +18,7 @@ from jtrain.config.top import LogConfig
 from jtrain.core.loop import FinishedSteps, Rollback
 from jtrain.core.mean import Mean
 from jtrain.errors import DeviceError
-from jtrain.train.hooks.bad_step_log import (
-    BadStep,
-    BadStepLog,
-    RollbackDecision,
-    read_decisions,
-)
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, read_decisions
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.guards import RunningMean
 from jtrain.train.hooks.recompute_check import RecomputeCheck
