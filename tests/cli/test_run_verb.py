@@ -64,29 +64,6 @@ def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch
     assert "step 40/40" in Path("runs/quick/log.txt").read_text()
 
 
-def advised(err: str, what: str) -> list[str]:
-    return shlex.split(err.partition(what)[2].splitlines()[0])[1:]
-
-
-@pytest.mark.thorough
-def test_the_config_of_a_copied_run_is_refused(capfd):
-    assert main(["run", CONFIG]) == 0
-    was = Path("runs/quick/run.json").read_bytes()
-    shutil.copytree("runs/quick", "runs/copy")
-    capfd.readouterr()
-    assert main(["run", "runs/copy/config.yaml"]) == 2
-    err = capfd.readouterr().err
-    assert "runs/copy/config.yaml belongs to a run named quick, whose directory is runs/qu" in err
-    on = advised(err, "To resume that run: ")
-    assert on == ["run", "runs/copy/config.yaml", "name=copy"]
-    assert main(on) == 0
-    assert "the run had already finished; nothing was trained" in capfd.readouterr().out
-    other = advised(err, "To start another run with its values: ")
-    assert main(other) == 0
-    assert Path("runs/quick-2/metrics.jsonl").exists()
-    assert Path("runs/quick/run.json").read_bytes() == was
-
-
 @pytest.mark.parametrize(
     ("place", "command"),
     [
@@ -105,4 +82,6 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
     assert main(["run", f"{place}/config.yaml"]) == 2
     err = capfd.readouterr().err
     assert f"To resume that run: {command.format(home=home)}\n" in err
+    other = err.partition("To start another run with its values: ")[2].splitlines()[0]
+    assert main(["show", *shlex.split(other)[2:]]) == 0
     assert not Path("runs/quick").exists()

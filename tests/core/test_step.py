@@ -84,19 +84,6 @@ def test_a_gradient_that_is_not_finite_changes_no_bit():
 
 
 @pytest.mark.thorough
-def test_after_a_bad_batch_it_goes_on_as_if_it_had_never_been():
-    optimizer = optax.adamw(0.1)
-    step, good = jax.jit(make_step(squared, optimizer)), [points(seed=n) for n in range(3)]
-    want, got = start(optimizer), start(optimizer)
-    for batch in good:
-        want, _ = step(want, batch)
-    for batch in (good[0], spoilt(good[1]), good[1], spoilt(good[0]), good[2]):
-        got, _ = step(got, batch)
-    assert bitwise((got.params, got.opt_state), (want.params, want.opt_state))
-    assert (int(got.step), int(got.skipped)) == (5, 2)
-
-
-@pytest.mark.thorough
 def test_the_weights_cost_no_forward_pass():
     microbatches = 2
     loss = functools.partial(tiny_language.next_token, data="terms")

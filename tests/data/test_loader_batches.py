@@ -29,18 +29,8 @@ def in_memory() -> Iterable[Any]:
     return ((IMAGE[i : i + 4], LABEL[i : i + 4]) for i in range(0, 12, 4))
 
 
-def torch_loader() -> Iterable[Any]:
-    torch = pytest.importorskip("torch")
-    pairs = torch.utils.data.TensorDataset(torch.tensor(IMAGE), torch.tensor(LABEL))
-    return torch.utils.data.DataLoader(pairs, batch_size=4)
-
-
-OPENS = [in_memory, pytest.param(torch_loader, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("open_", OPENS)
-def test_a_batch_of_a_loader_is_a_function_of_the_step(open_: Callable[[], Iterable[Any]]):
-    batches = loaded(open_, 4)
+def test_a_batch_of_a_loader_is_a_function_of_the_step():
+    batches = loaded(in_memory, 4)
     assert isinstance(batches, Batches)
     for step in (0, 1, 2, 3, 7, 2):  # in order, over the end, forward, and back
         rows = np.arange(4) + 4 * (step % 3)
@@ -65,16 +55,6 @@ def test_processes_shard_the_batches_of_a_loader():
 def test_a_batch_of_another_size_is_refused(batches: list[Any], says: str):
     with pytest.raises(DataError, match=says):
         LoaderBatches(lambda: batches, size=4)[2]
-
-
-@pytest.mark.slow
-def test_the_rows_of_a_torch_dataset_are_read_by_index():
-    torch = pytest.importorskip("torch")
-    pairs = torch.utils.data.TensorDataset(torch.tensor(IMAGE), torch.tensor(LABEL))
-    source = GrainRows(grain.MapDataset.source(pairs), names=["image", "label"])
-    rows = source[np.array([7, 0, 11])]
-    np.testing.assert_array_equal(rows["image"], IMAGE[[7, 0, 11]], strict=True)
-    assert sorted(i for s in range(3) for i in Shuffled(source, size=4)[s]["label"]) == [*range(12)]
 
 
 def test_a_mask_of_the_data_is_not_replaced_by_that_of_the_batch():

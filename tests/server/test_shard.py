@@ -93,11 +93,6 @@ def test_an_optimizer_that_needs_the_whole_is_refused_in_parts(optimizer):
         check_splits(optimizer, params, make_partition(params, 3))
 
 
-@pytest.mark.thorough
-def test_an_optimizer_that_can_be_split_passes_the_check():
-    check_splits(RULES["adamw"].build(10), PARAMS, make_partition(PARAMS, 3))
-
-
 def shard(version=0):
     optimizer = optax.sgd(1.0)
     params = {"w": np.zeros(2, np.float32)}

@@ -185,42 +185,8 @@ PROGRAMS = {
 }
 
 
-def as_a_number(params, batch, rng):
-    scale = float(errors(params, batch).mean())
-    return good(params, batch | {"x": batch["x"] / scale}, rng)
-
-
-def asks_a_value(params, batch, rng):
-    if errors(params, batch).sum() > 3:
-        return good(params, batch, rng)
-    return good(params, batch | {"x": batch["x"] / 2}, rng)
-
-
-def as_numpy(params, batch, rng):
-    return Mean.of(jnp.asarray(np.abs(np.asarray(errors(params, batch)))), batch["mask"])
-
-
 def over_an_axis(params, batch, rng):
     return jax.lax.pmean(errors(params, batch).mean(), "data")
-
-
-def another_name(params, batch, rng):
-    return Mean.of(jnp.square(batch["inputs"] @ params["slope"]), batch["mask"])
-
-
-def other_shapes(params, batch, rng):
-    return Mean.of(params["slope"] @ batch["x"] - batch["y"], batch["mask"])
-
-
-# Losses that cannot be traced, with words of the error.
-UNTRACEABLE = {
-    "float() of an array": (as_a_number, "Python number (float"),
-    "if of an array": (asks_a_value, "jnp.where(condition, a, b)"),
-    "numpy of an array": (as_numpy, "jnp.asarray(...) in the place of np.asarray(...)"),
-    "a sum over an axis of the devices": (over_an_axis, "Leave that to the step"),
-    "another name of a leaf": (another_name, "asks for 'inputs', and `batch` has x ("),
-    "shapes that do not fit": (other_shapes, "(3,)"),
-}
 
 
 def normalized(params, batch, mask):

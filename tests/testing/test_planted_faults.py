@@ -79,13 +79,11 @@ def test_a_layout_dependent_draw_is_named(planted):
     assert {row.verdict for row in comparisons} <= {"ok", "named"}
 
 
-def test_a_loss_that_cannot_be_traced_raises_with_its_line():
-    for loss, message in programs.UNTRACEABLE.values():
-        with pytest.raises(CodeError) as error:
-            subject(Planted(loss, ""))
-        assert message in str(error.value)
-        line = loss.__code__.co_firstlineno + 1
-        assert f'faults_of_programs.py", line {line}' in str(error.value)
+def test_a_sum_over_an_axis_of_the_devices_raises_with_its_line():
+    with pytest.raises(CodeError, match="Leave that to the step") as error:
+        subject(Planted(programs.over_an_axis, ""))
+    line = programs.over_an_axis.__code__.co_firstlineno + 1
+    assert f'faults_of_programs.py", line {line}' in str(error.value)
 
 
 def logs_on_one_process(params, batch, rng):

@@ -150,16 +150,6 @@ def test_data_of_a_store_is_copied_once_and_again_when_it_changes(store: str):
         find_files(Path(f"{store}/data/a/1.txt"))
 
 
-@pytest.mark.thorough
-def test_a_copy_without_a_seal_is_no_checkpoint(store: str):
-    trained(CONFIG, f"checkpoint.store={store}", "steps=2", "log.every=1", "checkpoint.every=1")
-    objects = ObjectStore(f"{store}/quick")
-    objects.remove([f"checkpoints/2/{seal.SEAL}"])
-    shutil.rmtree("runs/quick")
-    assert main(["ckpt", "fetch", f"{store}/quick"]) == 0
-    assert sorted(p.name for p in Path("runs/quick/checkpoints").iterdir()) == ["1"]
-
-
 SCRIPT = Path(__file__).with_name("stored_process.py")
 
 
