@@ -189,7 +189,7 @@ def test_a_state_that_cannot_be_stored_is_refused(
 SCRIPT = Path(__file__).with_name("one_of_two.py")
 
 
-@pytest.mark.thorough  # tests/train/test_launched_runs.py saves in two processes by default
+@pytest.mark.thorough  # tests/train/test_process_matrix.py saves in two processes by default
 def test_two_processes_save_what_one_restores(tmp_path: Path):
     words = lambda port, index: (tmp_path / "c", port, str(index))
     in_two_processes(SCRIPT, words, patience=300)

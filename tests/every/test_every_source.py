@@ -126,23 +126,9 @@ def shakespeare(_: Path) -> Source:
 
 
 SOURCES = [
-    arrays,
-    token_file,
-    random_tokens,
-    text_files,
-    token_folder,
-    packed_array,
-    packed_folder,
-    grain_dicts,
-    grain_tuples,
-    idx_files,
-    image_folder,
-    cached_in_memory,
-    cached_on_disk,
-    interleaved,
-    digits,
-    tf_records,
-    shakespeare,
+    *(arrays, token_file, random_tokens, text_files, token_folder, packed_array, packed_folder),
+    *(grain_dicts, grain_tuples, idx_files, image_folder, cached_in_memory, cached_on_disk),
+    *(interleaved, digits, tf_records, shakespeare),
 ]
 PINNED = "f9d6cf17893b76d62d7b250247fbe36339c5794d77e571d911dbf0127e5f20a8"
 FIRST = 300  # rows looked at one by one: all, where the source is not large

@@ -18,15 +18,8 @@ from jtrain.train.program import Program, set_up
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = [
-    "batch=16",
-    "data.context=16",
-    "model.context=16",
-    "model.layers=2",
-    "model.heads=2",
-    "model.width=32",
-    "model.remat=names",
-    "model.saved=[qkv, attention]",
-    "checkpoint.every=0",
+    *("batch=16", "data.context=16", "model.context=16", "model.layers=2", "model.heads=2"),
+    *("model.width=32", "model.remat=names", "model.saved=[qkv, attention]", "checkpoint.every=0"),
     "steps_per_call=1",
 ]
 ALL = ("params", "opt_state", "activations")

@@ -149,11 +149,7 @@ def test_splits_the_largest_dim_that_divides(shape, spec):
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = [
-    "batch=16",
-    "data.context=32",
-    "model.context=32",
-    "model.layers=2",
-    "model.heads=4",
+    *("batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.heads=4"),
     "model.width=64",
 ]
 CASES = [

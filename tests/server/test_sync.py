@@ -13,7 +13,6 @@ from jtrain.core.mean import Mean
 from jtrain.server.server_loop import take_steps
 
 SGD = "optimizer={kind: sgd, lr: 0.3, momentum: 0.9, clip: 0.5}"
-ADAM = "optimizer={kind: adamw, lr: 3e-2, schedule: {kind: cosine}}"
 
 
 @pytest.mark.parametrize(

@@ -126,16 +126,10 @@ def config(folder: Path, *settings: str):
 def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = [
-        "answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}",
-        "model.context=160",
-        "steps=6",
-        "optimizer.schedule.warmup=0",
-        "evaluate.every=2",
-        "checkpoint.every=2",
-        "checkpoint.keep=1",
-        "checkpoint.best=correct",
-        "parallel={kind: fsdp, devices: 2, min_size: 0}",
-        "lora={rank: 2, on: ['*kernel']}",
+        *("answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}", "model.context=160"),
+        *("steps=6", "optimizer.schedule.warmup=0", "evaluate.every=2", "checkpoint.every=2"),
+        *("checkpoint.keep=1", "checkpoint.best=correct"),
+        *("parallel={kind: fsdp, devices: 2, min_size: 0}", "lora={rank: 2, on: ['*kernel']}"),
     ]
     values, asked = config(tmp_path, *settings), itertools.count()
     accepts = lambda answer, expected: float(3 <= next(asked) < 6)  # the second evaluation is best

@@ -12,12 +12,8 @@ from jtrain.train.restore import evaluate_run
 pytestmark = pytest.mark.usefixtures("study_home")
 CONFIG = "configs/quick.yaml"
 IN_TIME = [
-    "steps=1.2 seconds",
-    "evaluate.every=0.4 seconds",
-    "log.every=0.2 seconds",
-    "checkpoint.every=0.3 seconds",
-    "evaluate.patience=2 seconds",
-    "checkpoint.best=loss",
+    *("steps=1.2 seconds", "evaluate.every=0.4 seconds", "log.every=0.2 seconds"),
+    *("checkpoint.every=0.3 seconds", "evaluate.patience=2 seconds", "checkpoint.best=loss"),
     "optimizer.schedule={kind: cosine, warmup: 0.3 seconds}",
 ]
 
