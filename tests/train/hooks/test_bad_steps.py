@@ -136,6 +136,7 @@ def test_data_that_is_not_finite_is_named_and_ends_a_run_that_it_costs_a_tenth_o
     assert found[0] == 20
     assert found[1].why.startswith("5 of 20 steps were skipped because the data is not finite: ")
     assert "step 3 was skipped: row 7 of `x` has nan" in caplog.text
+    assert "fill them: x = np.nan_to_num(x)" in caplog.text
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 7, 11, 15, 19]
 
