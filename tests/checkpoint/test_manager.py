@@ -177,9 +177,7 @@ def test_reading_a_directory_changes_nothing(tmp_path: Path):
         ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) converts an array"),
     ],
 )
-def test_a_state_that_cannot_be_stored_is_refused(
-    checkpoints: CheckpointManager, state, about, advice
-):
+def test_a_state_that_cannot_be_stored_is_refused(checkpoints, state, about, advice):
     with pytest.raises(CheckpointError) as refusal:
         checkpoints.save(1, state, about)
     assert advice in str(refusal.value)

@@ -73,9 +73,7 @@ def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
 
 
 @pytest.mark.parametrize("steps", ["2 epochs", "10 seconds"])
-def test_an_experiment_is_built_once_whatever_its_durations_are_in(
-    steps: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_experiment_is_built_once_whatever_its_durations_are_in(steps: str, monkeypatch):
     study = Path("experiments/quick.py")
     code = study.read_text()
     old = "optimizer=self.optimizer.build(self.steps),"

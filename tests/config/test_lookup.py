@@ -112,9 +112,7 @@ def test_a_broken_experiment_shows_where_it_broke(tmp_path: Path, code: str, pla
 def test_an_experiment_without_a_config_is_told_how_to_have_one(tmp_path: Path, code: str):
     path = write_study(tmp_path)
     (tmp_path / "experiments" / "toy.py").write_text(code)
-    with pytest.raises(
-        ConfigError, match=r"toy\.py: has no `Config`.*\n@configclass\nclass Config\(RunConfig\)"
-    ):
+    with pytest.raises(ConfigError, match=r"toy\.py: has no `Config`.*\n@configclass\nclass"):
         resolve(path)
 
 

@@ -74,9 +74,7 @@ def test_a_record_that_is_no_example_is_refused(record: bytes):
         read_example(record)
 
 
-def test_tfrecord_files_without_their_package_say_what_to_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_tfrecord_files_without_their_package_say_what_to_type(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     masked_checksum.cache_clear()
     path = write_records(tmp_path / "a.tfrecord", RECORDS)

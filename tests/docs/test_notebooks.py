@@ -187,9 +187,7 @@ EXPERIMENT = ROOT / "docs" / "experiments.md"
 
 
 @pytest.mark.thorough
-def test_it_trains_to_what_the_note_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
-):
+def test_it_trains_to_what_the_note_says(tmp_path: Path, monkeypatch, compiled: Path):
     for path, text in {"experiments/ring.py": RING, "configs/ring.yaml": VALUES}.items():
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text, encoding="utf-8")

@@ -150,9 +150,7 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
 
 
 @pytest.mark.thorough
-def test_rows_by_index_are_the_rows_in_sequence_however_often_it_is_built(
-    build: Callable[[], Source],
-):
+def test_rows_by_index_are_the_rows_in_sequence_however_often_it_is_built(build):
     source, expected = build(), in_sequence(build())
     count = len(next(iter(expected.values())))
     assert {(len(rows), rows.dtype.kind in "biuf") for rows in expected.values()} == {(count, True)}

@@ -213,9 +213,7 @@ def test_an_adapter_of_another_base_is_refused_with_the_leaves(tmp_path):
     saved(tmp_path / "one.safetensors", "*")
     found = read_adapter(tmp_path / "one.safetensors")
     other = {**BASE, "bias": BASE["bias"].at[0].add(1e-7)}
-    with pytest.raises(
-        CheckpointError, match=r"another base: 1 of 3 leaves with other values.*bias"
-    ):
+    with pytest.raises(CheckpointError, match=r"another base: 1 of 3 leaves with other"):
         merge(other, found)
     with pytest.raises(CheckpointError, match="only one of them has, such as bias"):
         merge({name: BASE[name] for name in ("up", "down")}, found)

@@ -260,9 +260,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("case", COMMANDS, ids=[case.name for case in COMMANDS])
-def test_a_mistake_ends_with_2_and_what_to_type(
-    case: Command, tmp_path, monkeypatch, compiled, capfd
-):
+def test_a_mistake_ends_with_2_and_what_to_type(case, tmp_path, monkeypatch, compiled, capfd):
     assert case.edit[0] in CODE
     code = CODE.replace(*case.edit, 1) if case.edit[0] else CODE
     write_study(tmp_path, code, YAML.replace("adamw", "sgd"))

@@ -216,7 +216,5 @@ def exchanges_in_loops(text: str) -> list[str]:
 
 
 def test_rows_that_do_not_divide_into_the_shards_are_refused():
-    with pytest.raises(
-        ValueError, match=r"4 rows do not divide into the 3 shards.*Nearest: 6 rows"
-    ):
+    with pytest.raises(ValueError, match=r"4 rows do not divide into the 3 shards.*Nearest: 6"):
         chunked_next_token(*arrays(), placement=InThree())

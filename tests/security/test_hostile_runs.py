@@ -107,9 +107,7 @@ def test_the_experiment_of_a_run_is_the_users_own(where: str, home: Path, monkey
 
 
 @pytest.mark.thorough
-def test_a_foreign_run_finds_the_experiment_of_the_current_directory(
-    home: Path, tmp_path: Path, monkeypatch
-):
+def test_a_foreign_run_finds_the_experiment_of_the_current_directory(home, tmp_path, monkeypatch):
     """A run beside which a stranger's `experiments` lies too."""
     shutil.copytree(home / RUN, tmp_path / "theirs")
     shutil.copytree(home / RUN / "experiments", tmp_path / "experiments")
@@ -284,9 +282,7 @@ def cases() -> Iterator[object]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "readers"), list(cases()))
-def test_no_reader_of_a_run_follows_its_links(
-    name: str, readers: list[list[str]], outside: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_no_reader_of_a_run_follows_its_links(name, readers, outside, capfd):
     link(name, outside)
     for words in readers:
         check_reader(words, outside, capfd)
@@ -328,9 +324,7 @@ def test_the_report_names_the_skipped_file(outside: Path, capsys: pytest.Capture
         ] == []
 
 
-def test_a_linked_step_is_damaged_and_is_not_read(
-    outside: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_linked_step_is_damaged_and_is_not_read(outside: Path, capsys):
     link("checkpoints/2", outside)
     assert layout.list_steps(Path("runs/quick/checkpoints")) == [1]
     assert main(["ckpt", "verify", "quick"]) == 70
@@ -339,9 +333,7 @@ def test_a_linked_step_is_damaged_and_is_not_read(
     assert "is a link to" in capsys.readouterr().err
 
 
-def test_linked_checkpoints_are_read_only_by_their_real_path(
-    outside: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_linked_checkpoints_are_read_only_by_their_real_path(outside: Path, capsys):
     link("checkpoints", outside)
     assert main(["ckpt", "ls", "quick"]) == 2
     assert "name their real path; otherwise remove the link: rm " in capsys.readouterr().err

@@ -117,9 +117,7 @@ def program_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", UNTRUSTED)
-def test_a_compile_cache_that_others_can_write_is_not_used(
-    how: str, caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-):
+def test_a_compile_cache_that_others_can_write_is_not_used(how, caches, caplog):
     usual, other = caches
     usual.mkdir(0o700, parents=True)
     usual.parent.chmod(0o700)
@@ -140,9 +138,7 @@ def test_a_compile_cache_that_others_can_write_is_not_used(
     assert caplog.text == ""
 
 
-def test_without_a_private_directory_the_compile_cache_is_off(
-    caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-):
+def test_without_a_private_directory_the_compile_cache_is_off(caches: tuple[Path, Path], caplog):
     for cache in caches:
         cache.mkdir(parents=True)
         cache.chmod(0o777)
@@ -152,9 +148,7 @@ def test_without_a_private_directory_the_compile_cache_is_off(
     assert "each run compiles again" in caplog.text
 
 
-def test_a_compile_cache_of_the_user_becomes_private_silently(
-    caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-):
+def test_a_compile_cache_of_the_user_becomes_private_silently(caches: tuple[Path, Path], caplog):
     usual, _ = caches
     usual.mkdir(parents=True, mode=0o755)
     program_in(usual)

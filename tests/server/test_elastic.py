@@ -226,9 +226,7 @@ def test_a_worker_with_other_packages_is_refused(study):
     facts = code_facts(plan.program.resolved.config)
     assert coordinator.handle(Message("join", {"facts": facts, "key": "a1"})).name == "joined"
     other = {**facts, "package jax": "0.1.0"}
-    with pytest.raises(
-        ConfigError, match=r"this worker differs .*\n  package jax: .* in the run, 0"
-    ):
+    with pytest.raises(ConfigError, match=r"this worker differs .*\n  package jax: .* in the run"):
         coordinator.handle(Message("join", {"facts": other, "key": "b2"}))
 
 

@@ -153,9 +153,7 @@ NO_MODEL: Any = None  # `generate` is replaced
 
 
 @pytest.mark.parametrize(("stop", "text"), [("", "a.b.c.d"), ("c.", "a.b.c."), ("d.", "a.b.c.d")])
-def test_a_continuation_ends_with_the_tokens_to_stop_at(
-    stop: str, text: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_continuation_ends_with_the_tokens_to_stop_at(stop: str, text: str, monkeypatch):
     bytes_of = ByteTokenizer()
     row = bytes_of.encode("a.b.c.d")[None]
     monkeypatch.setattr(answers, "generate", lambda *_, **__: row)

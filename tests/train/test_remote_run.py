@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from quick_study import trained
 
-from jtrain.checkpoint import layout, object_store_layout, seal
+from jtrain.checkpoint import layout, object_store_layout
 from jtrain.cli import main
 from jtrain.data.sources.files import find_files
 from jtrain.errors import DataError
@@ -41,9 +41,7 @@ def parameters(run: Path, step: int) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(
-    store: str, tmp_path: Path
-):
+def test_a_run_whose_directory_is_gone_comes_back_and_ends_as_it_would_have(store: str, tmp_path):
     trained(CONFIG, "name=plain")
     plain = parameters(Path("runs/plain"), 12)
     setting = f"checkpoint.store={store}"
@@ -80,9 +78,7 @@ def stop_at(last: int):
 
 
 @pytest.mark.thorough
-def test_copies_are_listed_verified_fetched_and_removed(
-    store: str, capsys: pytest.CaptureFixture[str]
-):
+def test_copies_are_listed_verified_fetched_and_removed(store: str, capsys):
     trained(CONFIG, f"checkpoint.store={store}")
     address = f"{store}/quick"
 
@@ -125,9 +121,7 @@ def test_copies_are_listed_verified_fetched_and_removed(
     [["eval", "s3://b/runs/x"], ["run", CONFIG, "init_from.path=s3://b/runs/x"]],
     ids=lambda words: words[0],
 )
-def test_what_cannot_read_a_store_says_what_to_type(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-):
+def test_what_cannot_read_a_store_says_what_to_type(words: list[str], capsys):
     assert main(words) == 2
     assert "jtrain ckpt fetch s3://b/runs/x" in capsys.readouterr().err
 

@@ -110,9 +110,7 @@ def test_a_run_that_stops_names_step_and_rows_and_what_to_type():
         (11, [(10, 12)], (10, 15), True),
     ],
 )
-def test_a_checkpoint_has_taken_a_batch_or_knew_that_it_is_left_out(
-    step: int, known: list, window: tuple[int, int], has_taken: bool
-):
+def test_a_checkpoint_has_taken_a_batch_or_knew_that_it_is_left_out(step, known, window, has_taken):
     assert _took(step, known, [window]) == ([window] if has_taken else [])
 
 

@@ -160,9 +160,7 @@ def test_resumes_from_the_newest_valid_checkpoint_to_the_same_bits(cut_run: Path
     assert kept(outcome) == unbroken()
 
 
-def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_to_resume(
-    cut_run: Path,
-):
+def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_to_resume(cut_run):
     path, before = damage(cut_run / "10"), sorted(cut_run.iterdir())
     with pytest.raises(DamagedError) as refusal:
         trained(CONFIG, "checkpoint.on_damage=stop")
@@ -173,9 +171,7 @@ def test_asked_to_stop_at_a_damaged_checkpoint_it_touches_nothing_and_says_how_t
 
 
 @pytest.mark.thorough
-def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(
-    finished_copy: RunResult, unbroken
-):
+def test_a_finished_run_whose_last_checkpoint_is_lost_comes_to_it_again(finished_copy, unbroken):
     there = finished_copy.directory
     log = len(there.log.read_text())
     damage(there.checkpoints / "12")

@@ -72,9 +72,7 @@ def test_a_certificate_of_another_launch_is_turned_away(variables: dict[str, str
         ({tls.AUTHORITY: os.devnull}, True, "the authority /dev/null cannot be used"),
     ],
 )
-def test_reports_certificates_that_cannot_be_used(
-    variables: dict[str, str], change: dict[str, str], supported: bool, message: str
-):
+def test_reports_certificates_that_cannot_be_used(variables, change, supported, message):
     with pytest.raises(ConfigError, match=message):
         PeerTls.read(variables | change, supported=supported)
 

@@ -114,9 +114,7 @@ HANGS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", HANGS)
-def test_a_stuck_process_is_named_with_the_stacks_of_all(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capfd, how: str
-):
+def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, monkeypatch, capfd, how: str):
     monkeypatch.setattr(process_group, "DUMP", 20.0)
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"

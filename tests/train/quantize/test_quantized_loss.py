@@ -208,9 +208,7 @@ def test_the_products_of_linear_layers_are_fp8_and_the_head_is_not():
 @pytest.mark.thorough
 def test_scales_of_whole_arrays_refuse_what_they_would_change():
     whole = (*FP8_STEPS, "precision.scaling=tensor")
-    with pytest.raises(
-        ConfigError, match=r"2 microbatches.*precision.scaling=rows, or microbatches=1"
-    ):
+    with pytest.raises(ConfigError, match=r"2 microbatches.*precision.scaling=rows, or"):
         setup(*ONE, *whole, "microbatches=2")
     with pytest.raises(LossError, match=r"parallel.impl=jit.*precision.scaling=rows"):
         setup(*SPLITS["shard_map"], *whole).compile_step()
