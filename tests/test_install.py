@@ -106,9 +106,8 @@ def test_four_commands_in_an_empty_folder(dependencies: str, built: Path, tmp_pa
         (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
         command = [str(venv / "bin" / "python"), "-c", "import jtrain; print(jtrain.__file__)"]
         assert typed(command, home).strip() == str(site / "jtrain" / "__init__.py")
-    outputs = [
-        typed(["sh", "-c", command], home / folder, venv / "bin") for folder, command in FIRST
-    ]
+    run = lambda folder, command: typed(["sh", "-c", command], home / folder, venv / "bin")
+    outputs = [run(*each) for each in FIRST]
     assert "2 passed" in outputs[3]
     record = json.loads((home / "rings" / "runs" / "rings" / "run.json").read_text())
     assert record["status"] == "done"

@@ -146,9 +146,7 @@ def test_core_is_made_of_jax_and_optax_alone():
         if part(path) == "core":
             used = {there.partition(".")[0] for _, there in imports(ast.parse(path.read_text()))}
             other = used - allowed - set(sys.stdlib_module_names)
-            assert not other, (
-                f"{path.relative_to(ROOT)} imports {other}; core is read by everybody."
-            )
+            assert not other, f"{path.relative_to(ROOT)} imports {other}; everybody reads core"
 
 
 def test_the_package_has_few_rooms():

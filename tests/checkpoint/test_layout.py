@@ -108,13 +108,8 @@ def test_other_files_are_left_alone(tmp_path: Path):
     (tmp_path / "22").mkdir()
     layout.clear_leftovers(tmp_path)
     assert whole(tmp_path) == {1: "one"}
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "1",
-        "12.bak",
-        "22",
-        "best.saving",
-        "notes.txt",
-    ]
+    names = ["1", "12.bak", "22", "best.saving", "notes.txt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
 
 
 def test_the_error_for_a_missing_checkpoint_lists_the_others(tmp_path: Path):

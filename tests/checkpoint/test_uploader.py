@@ -204,9 +204,8 @@ def test_an_object_name_that_leads_outside_is_not_written(outside, objects, save
 def test_the_seal_is_the_last_object_of_a_copy(objects: ObjectStore, saved: Path, monkeypatch):
     uploader, sent = start_uploader(objects, saved), []
     send = objects.send
-    monkeypatch.setattr(
-        objects, "send", lambda file, name: (sent.append(name), send(file, name))[1]
-    )
+    note = lambda file, name: (sent.append(name), send(file, name))[1]
+    monkeypatch.setattr(objects, "send", note)
     uploader.copy(1)
     assert sent[-1] == f"checkpoints/1/{seal.SEAL}"
     known = json.loads((saved / "checkpoints" / "1" / seal.SEAL).read_text())["files"]

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from quick_study import at_home, write_study
 
 from jtrain.cli import main
+from jtrain.config.resolve import resolve
 
 CONFIG = "configs/quick.yaml"
 
@@ -23,9 +23,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 def commands(out: str) -> list[list[str]]:
     """Return the commands that the summary advises, as words after `jtrain`."""
     lines = [line.removeprefix("next:").strip() for line in out.splitlines()]
-    return [
-        shlex.split(line.partition("   ")[0])[1:] for line in lines if line.startswith("jtrain ")
-    ]
+    typed = [line.partition("   ")[0] for line in lines if line.startswith("jtrain ")]
+    return [shlex.split(words)[1:] for words in typed]
 
 
 @pytest.mark.thorough
@@ -82,6 +81,6 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
     assert main(["run", f"{place}/config.yaml"]) == 2
     err = capfd.readouterr().err
     assert f"To resume that run: {command.format(home=home)}\n" in err
-    other = err.partition("To start another run with its values: ")[2].splitlines()[0]
-    assert main(["show", *shlex.split(other)[2:]]) == 0
+    other = shlex.split(err.partition("To start another run with its values: ")[2])
+    assert resolve(other[2], other[3:]).config.name == "quick-2"
     assert not Path("runs/quick").exists()

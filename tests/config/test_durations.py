@@ -65,9 +65,8 @@ def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
     """Check that steps and the length that a schedule keeps round up to whole calls."""
     schedule = f"optimizer.schedule={{kind: cosine, steps: {said}, warmup: 1 steps}}"
     config = config_of(CONFIG, [f"steps={said}", schedule])
-    found = convert_durations(
-        config, DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7)
-    )
+    units = DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7)
+    found = convert_durations(config, units)
     assert found.optimizer.schedule.steps == found.steps
     assert found.optimizer.schedule.warmup == 1
 
@@ -82,9 +81,8 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(steps: str, m
     schedule = "optimizer.schedule={kind: cosine, warmup: 10%}"
     config, builds = config_of(CONFIG, [f"steps={steps}", schedule]), []
     build = type(config).build
-    monkeypatch.setattr(
-        type(config), "build", lambda self, place: builds.append(1) or build(self, place)
-    )
+    counted = lambda self, place: builds.append(1) or build(self, place)
+    monkeypatch.setattr(type(config), "build", counted)
     found = set_up(config).resolved
     found = found.count_again(1.0) if found.lengths.provisional else found
     expected = {"2 epochs": 25, "10 seconds": 10}[steps]

@@ -140,15 +140,12 @@ def test_differences_are_told_by_key(path: Path):
     [
         ("optimizer.lerning_rate=3", "did you mean optimizer.lr?"),
         ("optimizer.learning_rate=3", "did you mean optimizer.lr?"),
-        ("batch_size=3", "did you mean batch?"),
-        ("lr=3", "did you mean optimizer.lr?"),
-        ("learning_rate=3", "did you mean optimizer.lr?"),
-        ("width=8", "did you mean model.width?"),
-        ("num_heads=8", "did you mean model.heads?"),
-        ("epochs=5", "write steps='5 epochs'"),
+        ("batch_size=3", "did you mean batch?"), ("lr=3", "did you mean optimizer.lr?"),
+        ("learning_rate=3", "did you mean optimizer.lr?"), ("width=8", "did you mean model.width?"),
+        ("num_heads=8", "did you mean model.heads?"), ("epochs=5", "write steps='5 epochs'"),
         ("save_every=5", "write checkpoint.every"),
     ],
-)
+)  # fmt: skip
 def test_the_words_of_other_libraries_are_known(path: Path, setting: str, meant: str):
     with pytest.raises(ConfigError, match="is no key") as caught:
         resolve(path, [setting])

@@ -41,9 +41,7 @@ def in_float64() -> tuple[np.ndarray, np.ndarray]:
     return predicted, np.square(predicted - y)
 
 
-@pytest.mark.parametrize(
-    ("place", "size"), list(zip(PLACES, (8, 16, 16, 40), strict=True)), ids=str
-)
+@pytest.mark.parametrize(("place", "size"), [*zip(PLACES, (8, 16, 16, 40), strict=True)], ids=str)
 def test_counts_every_row_of_a_ragged_set_once(place, size):
     def loss(params, batch, rng):
         assert rng is None, "nothing may be drawn"
@@ -116,11 +114,6 @@ def test_a_plain_scalar_is_refused_on_a_ragged_set_and_right_on_a_full_one():
 
 def test_no_batches_give_no_numbers():
     assert evaluate(make_evaluate(squared), (line(), ()), []) == {}
-
-
-def test_a_batch_without_row_and_mask_is_full():
-    got = evaluate(jax.jit(make_evaluate(squared)), (line(), ()), [COLUMNS])
-    assert got == pytest.approx({"loss": in_float64()[1].mean(), "rows": ROWS}, rel=1e-6)
 
 
 def four_and_two() -> dict[str, np.ndarray]:

@@ -119,9 +119,8 @@ def test_in_order_covers_every_row_once_in_order(rows: int, count: int):
     parts = [whole.shard(index, count) for index in range(count)]
     assert len(whole) == len(parts[0]) == -(-rows // 8)
     assert whole.ragged == (rows % 8 > 0)
-    joined = [
-        int(x) for k in range(len(whole)) for part in parts for x in part[k]["x"][part[k]["mask"]]
-    ]
+    shares = [part[k] for k in range(len(whole)) for part in parts]
+    joined = [int(x) for part in shares for x in part["x"][part["mask"]]]
     assert joined == list(range(rows))
 
 

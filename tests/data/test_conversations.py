@@ -108,9 +108,8 @@ def test_an_answer_ends_with_the_number_of_its_mark(tmp_path, tokenizer):
     (tmp_path / "tokenizer.json").write_text(json.dumps(parsed()))
     line = json.dumps({"messages": [USER, ANSWER]})
     (tmp_path / "a.jsonl").write_text("\n".join([line] * 4))
-    chat = Chat(
-        path=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "tokenizer.json"), context=60
-    )
+    tokens = str(tmp_path / "tokenizer.json")
+    chat = Chat(path=str(tmp_path / "a.jsonl"), tokenizer=tokens, context=60)
     row = chat.build().validation[np.arange(1)]
     answer = row["tokens"][row["answer"]].tolist()
     assert answer == [*tokenizer.encode("4"), 258, *tokenizer.encode("\n")]

@@ -41,9 +41,8 @@ def test_records_by_index_are_those_that_grain_streams(tmp_path: Path):
 def test_features_are_those_that_were_written():
     got = read_example(EXAMPLE)
     assert got["image"] == [b"\x89PNG", b""]
-    np.testing.assert_array_equal(
-        got["box"], np.array([0.25, -1.5e30, np.inf], np.float32), strict=True
-    )
+    box = np.array([0.25, -1.5e30, np.inf], np.float32)
+    np.testing.assert_array_equal(got["box"], box, strict=True)
     assert got["label"].tolist() == [0, 1, 127, 128, -1, 2**63 - 1, -(2**63)]
     assert got["caf\u00e9"].tolist() == [7]
 

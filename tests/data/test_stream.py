@@ -71,9 +71,7 @@ def test_a_batch_is_a_function_of_the_step(files: list[Path]):
     part = batches(files).shard(1, 2)
     assert part[7]["tokens"].tolist() == expected[7][2:]
     jumping[2]["tokens"][:] = 0
-    assert jumping[2]["tokens"].tolist() == expected[2], (
-        "changing a batch does not change the stream"
-    )
+    assert jumping[2]["tokens"].tolist() == expected[2], "changing a batch changes no stream"
 
 
 def test_a_run_resumes_from_the_state_of_a_step(files: list[Path]):
@@ -157,9 +155,8 @@ def counted(tmp_path: Path) -> list[Path]:
 
 def shared(counted: list[Path], policy: str, size: int = 4) -> ShardedStream:
     row = lambda line: {"x": np.int32(line)}
-    return ShardedStream(
-        counted, lambda some: Lines(list(some), buffer=1), row, size=size, policy=policy
-    )
+    lines = lambda some: Lines(list(some), buffer=1)
+    return ShardedStream(counted, lines, row, size=size, policy=policy)
 
 
 def read_all(stream: ShardedStream, count: int, steps: int) -> np.ndarray:

@@ -146,14 +146,10 @@ def script(tmp_path: Path):
     path.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
 
     def begin(what: str) -> subprocess.Popen[str]:
-        run = subprocess.Popen(
-            [sys.executable, str(path), what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parent.parent)},
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[1])}
+        command = [sys.executable, str(path), what]
+        run = subprocess.Popen(command, start_new_session=True, env=env, **pipes)
         processes.append(run)
         return run
 
@@ -177,9 +173,8 @@ def test_a_worker_that_dies_is_reported(script):
     kills, leaves, killed = said.splitlines()
     signal_9 = r"was ended by signal 9 \(SIGKILL\)"
     for words, how in ((kills, signal_9), (leaves, "ended with exit code 0"), (killed, signal_9)):
-        assert re.search(
-            rf"one of them, process \d+, {how} before it sent the batch of step \d+", words
-        )
+        ended = rf"one of them, process \d+, {how} before it sent the batch of step \d+"
+        assert re.search(ended, words)
         assert "workers.count=2" in words
         assert "lower workers.count" in words
     assert run.returncode == 0
@@ -251,9 +246,8 @@ def test_gives_every_step_once_in_order(get):
 def test_fast_reads_stay_on_the_thread_of_the_loop():
     where = set()
     # The limit is a full second here, so that a busy machine cannot fail this test.
-    with ReadAhead(
-        lambda step: where.add(threading.get_ident()), start=0, stop=100, slow=1.0
-    ) as ahead:
+    note = lambda step: where.add(threading.get_ident())
+    with ReadAhead(note, start=0, stop=100, slow=1.0) as ahead:
         list(ahead)
     assert where == {threading.get_ident()}
 

@@ -70,9 +70,7 @@ def displays(book: Any) -> Sequence[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "notebook", [ROOT / "notebooks" / "first_steps.ipynb"], ids=["first_steps"]
-)
+@pytest.mark.parametrize("notebook", [ROOT / "notebooks/first_steps.ipynb"], ids=["first_steps"])
 def test_first_steps_draws_its_losses_and_finds_the_quantiles(ran):
     live = [page for page in displays(ran) if "600/600" in page or "1500/1500" in page]
     assert len(live) == 2, "one display a training, which is replaced while it trains"
@@ -95,13 +93,9 @@ def test_runs_resumes_a_killed_run_to_the_same_bits(ran):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "notebook", [ROOT / "notebooks" / "eight_devices.ipynb"], ids=["eight_devices"]
-)
+@pytest.mark.parametrize("notebook", [ROOT / "notebooks/eight_devices.ipynb"], ids=["devices"])
 def test_eight_devices_have_one_result(ran):
-    rows = re.findall(
-        r"^(\w.*?)  +([\d.]+) +(\S+e\S+) +(\S+e\S+)   (.*)$", texts(ran), re.MULTILINE
-    )
+    rows = re.findall(r"(?m)^(\w.*?)  +([\d.]+) +(\S+e\S+) +(\S+e\S+)   (.*)$", texts(ran))
     assert len(rows) == 11
     assert {part for *_, part in rows} == {"16 x 64", "2 x 64", "16 x 16", "8 x 32"}
     for _, loss, of_losses, of_params, _ in rows:

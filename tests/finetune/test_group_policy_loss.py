@@ -35,13 +35,8 @@ def verify(answers, batch):
 
 
 def settings_of(kind, updates=2):
-    return GroupPolicy(
-        loss=kind,
-        group=GROUP,
-        updates=updates,
-        beta=0.0 if kind == "gspo" else 0.3,
-        temperature=0.8,
-    )
+    beta = 0.0 if kind == "gspo" else 0.3
+    return GroupPolicy(loss=kind, group=GROUP, updates=updates, beta=beta, temperature=0.8)
 
 
 def loss_of(kind, updates=2, place: Placement = Unplaced()):

@@ -50,16 +50,11 @@ CURVES = {
     "one cycle": OneCycle(),
     "one cycle, rise 0.5, first 0.5, final 0.1": OneCycle(rise=0.5, first=0.5, final=0.1),
     "restarts, cycles 3": Restarts(cycles=3),
-    "restarts, warmup 3, cycles 2, growth 2, final 0.1": Restarts(
-        warmup=3, cycles=2, growth=2, final=0.1
-    ),
-    "join: 2 at 0.5, then linear": Join(
-        pieces=(
-            SchedulePiece(steps=2, peak=0.5),
-            SchedulePiece(schedule=LinearSchedule(warmup=1, final=0.5)),
-        )
-    ),
-}
+    "restarts, warmup 3, cycles 2, growth 2, final 0.1": Restarts(warmup=3, cycles=2, growth=2,
+        final=0.1),
+    "join: 2 at 0.5, then linear": Join(pieces=(SchedulePiece(steps=2, peak=0.5),
+        SchedulePiece(schedule=LinearSchedule(warmup=1, final=0.5)))),
+}  # fmt: skip
 
 
 def curve(schedule: Schedule, peak: float = 1.0, steps: int = STEPS) -> np.ndarray:
@@ -73,9 +68,8 @@ def test_curves_are_those_of_the_golden_file():
         f"{name:{width}} | {' '.join(f'{rate:.4f}' for rate in curve(schedule))}\n"
         for name, schedule in CURVES.items()
     )
-    found, golden = (
-        [line.split("|") for line in t.splitlines()] for t in (text, GOLDEN.read_text())
-    )
+    split = lambda t: [line.split("|") for line in t.splitlines()]
+    found, golden = split(text), split(GOLDEN.read_text())
     assert [line[0] for line in found] == [line[0] for line in golden], f"the new text:\n{text}"
     for (name, new), (_, old) in zip(found, golden, strict=True):
         message = f"{name}: the new text:\n{text}"

@@ -114,9 +114,8 @@ def test_where_nothing_fits_the_least_is_taken_and_said():
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_the_state_it_counts_is_what_lies_there(zero):
-    layout = Axes(
-        min_size=4096, zero=zero, **({"data": 8, "fsdp": 1} if zero == 0 else {"fsdp": 8})
-    )
+    over = {"data": 8, "fsdp": 1} if zero == 0 else {"fsdp": 8}
+    layout = Axes(min_size=4096, zero=zero, **over)
     where = layout.build(jax.devices())
     counted = estimate(layout, needs()).state
     assert counted == sum(of.bytes for of in where.decisions(needs().state, DIMS))
@@ -128,9 +127,8 @@ def test_a_run_takes_the_steps_of_one_device_and_says_its_layout(tmp_path):
     params = {"w": np.zeros((8, 1), np.float32)}
 
     def loss(params, batch, rng):
-        return jt.Mean.of(
-            jax.numpy.sum((batch["x"] @ params["w"] - batch["y"]) ** 2, -1), batch["mask"]
-        )
+        errors = batch["x"] @ params["w"] - batch["y"]
+        return jt.Mean.of(jax.numpy.sum(errors**2, -1), batch["mask"])
 
     data = {"x": x, "y": x.sum(axis=1, keepdims=True)}
     fit = lambda **how: jt.fit(loss, params, data, steps=5, batch=16, **how)
@@ -258,9 +256,7 @@ def test_copies_of_the_step_do_not_offload():
 def test_devices_without_host_memory_say_what_to_take():
     memory = SimpleNamespace(kind="device")
     device = SimpleNamespace(device_kind="odd", addressable_memories=lambda: [memory])
-    said = (
-        r"offload=\[params\].*odd devices reach device and no pinned_host.*parallel\.offload=\[\]"
-    )
+    said = r"offload=\[params\].*odd devices reach device and no pinned_host.*\.offload=\[\]"
     with pytest.raises(ShardingError, match=said):
         check_host_memory(device, ("params",))
     check_host_memory(device, ())

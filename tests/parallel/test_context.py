@@ -196,22 +196,13 @@ def permutes(fn, *args) -> int:
 
 BY_ULYSSES = {"context_by": "ulysses"}
 REFUSED = [
-    (
-        {"context": 4},
-        {"t": 20},
-        r"20 positions do not divide into 8: two chunks.*context=4.*16 or 24.*context of 1, 2",
-    ),
-    (
-        {"context": 4, **BY_ULYSSES},
-        {},
-        r"2 kv_heads do not divide into parallel\.context=4.*context of 1, 2, or.*context_by=ring",
-    ),
-    (
-        {"context": 2, "tensor": 2, **BY_ULYSSES},
-        {},
-        r"2 kv_heads over parallel\.tensor=2 do not.*context of 1, or parallel\.context_by=ring",
-    ),
-]
+    ({"context": 4}, {"t": 20},
+        r"20 positions do not divide into 8: two chunks.*context=4.*16 or 24.*context of 1, 2"),
+    ({"context": 4, **BY_ULYSSES}, {},
+        r"2 kv_heads do not divide into parallel\.context=4.*context of 1, 2, or.*context_by=ring"),
+    ({"context": 2, "tensor": 2, **BY_ULYSSES}, {},
+        r"2 kv_heads over parallel\.tensor=2 do not.*context of 1, or parallel\.context_by=ring"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("axes", "sizes", "words"), REFUSED)

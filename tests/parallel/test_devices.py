@@ -53,14 +53,10 @@ def fakes(platform: str, processes: int, each: int) -> list[SimpleNamespace]:
 @pytest.mark.parametrize(
     ("asked", "got"),
     [
-        (0, range(8)),
-        (3, [0, 1, 2]),
-        ((5,), [5]),
-        ("cpu", range(8)),
-        (("cpu:6", "cpu:3"), [6, 3]),
+        (0, range(8)), (3, [0, 1, 2]), ((5,), [5]), ("cpu", range(8)), (("cpu:6", "cpu:3"), [6, 3]),
         ("/device:CPU:1", [1]),
     ],
-)
+)  # fmt: skip
 def test_devices_by_number_by_index_and_by_name(asked, got):
     assert ids(devices(asked)) == list(got)
 
@@ -145,9 +141,8 @@ def test_auto_splits_over_the_devices_that_were_chosen():
     ids=str,
 )
 def test_fit_evaluate_and_predict_compute_where_they_are_told(given, where):
-    result = jt.fit(
-        loss, {"w": jnp.zeros(4)}, (X, X.sum(1)), "sgd", lr=0.1, steps=2, quiet=True, **given
-    )
+    how = {"lr": 0.1, "steps": 2, "quiet": True, **given}
+    result = jt.fit(loss, {"w": jnp.zeros(4)}, (X, X.sum(1)), "sgd", **how)
     for array in jax.tree.leaves(result.state):
         assert set(ids(array.sharding.device_set)) == where
     # What is computed elsewhere would say so: arrays that lie on other devices are not taken.
@@ -203,17 +198,10 @@ def slices(kind: str, *sizes: int, count: int = 1) -> list[SimpleNamespace]:
         range(count), itertools.product(range(z), range(y), range(x))
     ):
         host = (k * math.ceil(y / 2) + j // 2) * math.ceil(x / 2) + i // 2
-        found.append(
-            SimpleNamespace(
-                id=number * 10_000 + (k * y + j) * x + i,
-                process_index=number * 1_000 + host,
-                coords=[i, j, k],
-                core_on_chip=0,
-                platform="tpu",
-                device_kind=CHIPS[kind].kind,
-                slice_index=number,
-            )
-        )
+        numbers = {"id": number * 10_000 + (k * y + j) * x + i, "slice_index": number}
+        at = {"process_index": number * 1_000 + host, "coords": [i, j, k], "core_on_chip": 0}
+        chip = {"platform": "tpu", "device_kind": CHIPS[kind].kind}
+        found.append(SimpleNamespace(**numbers, **at, **chip))
     return found
 
 

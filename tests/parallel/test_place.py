@@ -155,14 +155,10 @@ LANGUAGE = [
 CASES = [
     ("quick.yaml", "tensor", "no dim is named heads or kv_heads or hidden or vocab"),
     ("quick.yaml", "context", "no dim is named time"),
-    *(
-        pytest.param("shakespeare.yaml", axis, why, marks=pytest.mark.thorough)
-        for axis, why in {
-            "stage": r"no dim is named layers.*model\.scan=true",
-            "expert": r"no dim is named experts.*model\.experts",
-        }.items()
-    ),
-]
+    *(pytest.param("shakespeare.yaml", axis, why, marks=pytest.mark.thorough) for axis,
+        why in {"stage": r"no dim is named layers.*model\.scan=true",
+        "expert": r"no dim is named experts.*model\.experts"}.items()),
+]  # fmt: skip
 
 
 def told(file: str, home: Path, parallel: str):

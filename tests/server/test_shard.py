@@ -322,9 +322,8 @@ def test_pushes_and_pulls_of_async_are_those_of_the_formula(study):
         start = rounded(params)
         state = dataclasses.replace(state, params=start)
         state, _ = step(state, plain.batches().train[number])
-        grads = jax.tree.map(
-            lambda old, new: (old - new) / np.float32(0.3), start, host(state.params)
-        )
+        scaled = lambda old, new: (old - new) / np.float32(0.3)
+        grads = jax.tree.map(scaled, start, host(state.params))
         leaves, tree = jax.tree.flatten(grads)
         wanted = [g + e for g, e in zip(leaves, residual or [0] * len(leaves), strict=True)]
         sent = codec.decode(codec.encode(wanted), wanted)

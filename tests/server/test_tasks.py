@@ -62,9 +62,8 @@ class Tasks:
 
     def __init__(self, name: str, mode: str, *settings: str, workers: int = 2):
         tasks = {"chief": 1, "ps": 2, "worker": workers}
-        cluster = {
-            kind: [f"127.0.0.1:{free_port()}" for _ in range(n)] for kind, n in tasks.items()
-        }
+        address = lambda: f"127.0.0.1:{free_port()}"
+        cluster = {kind: [address() for _ in range(n)] for kind, n in tasks.items()}
         server = f"parallel={{kind: server, engine: cluster, workers: 2, shards: 2, mode: {mode}}}"
         command = [sys.executable, "-m", "jtrain", "run", "configs/quick.yaml", f"name={name}"]
         self.processes = {}

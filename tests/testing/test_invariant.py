@@ -60,13 +60,6 @@ class RealMean:
         return jnp.where(mask, values, 0).sum() / mask.sum()
 
 
-def test_a_batch_of_one_row_raises():
-    with pytest.raises(LossError, match=r"this batch has 1\. Give at least 2") as error:
-        jt.testing.assert_invariant(squared, line(), points(1))
-    assert "batch=8 of a config" in str(error.value)
-    jt.testing.build_case(squared, line(), points(2), **SGD)
-
-
 def test_a_batch_without_unmasked_rows_raises():
     with pytest.raises(LossError, match="the mask hides all rows of the batch"):
         jt.testing.build_case(squared, line(), points(4, hidden=4), **SGD)

@@ -103,9 +103,8 @@ def logs_on_one_process(params, batch, rng):
 def test_numbers_of_the_host_that_change_no_operation_are_accepted():
     case = jt.testing.build_case(logs_on_one_process, line(), points(8), optimizer=optax.sgd(0.1))
     assert explain_impurity(case) is None
-    assert case.side_effects.asked == {
-        *("jax.process_index()", "jax.device_count()", "os.getpid()")
-    }
+    asked = {"jax.process_index()", "jax.device_count()", "os.getpid()"}
+    assert case.side_effects.asked == asked
 
 
 @pytest.mark.thorough
@@ -135,15 +134,14 @@ COUPLINGS = [
     (NEIGHBOURS["weights by rank"], TERM, {"ranked": "sort"}),
     (NEIGHBOURS["the neighbour's height"], TERM, {"moved": "slice"}),
     (NEIGHBOURS["a state carried from row to row"], TERM, {"meets": "scan"}),
-    (BRANCH, TERM, {"branch": "gt"}),
-    (NEIGHBOURS["a loop on the sum"], TERM, {"branch": "while"}),
+    (BRANCH, TERM, {"branch": "gt"}), (NEIGHBOURS["a loop on the sum"], TERM, {"branch": "while"}),
     (NEIGHBOURS["the worst row"], TERM, {"function": "reduce_max"}),
     (NEIGHBOURS["F1 of a batch"], METRIC, {"function": "div"}),
     (of_rows.DRAWS["mixup"], TERM, {"mixed": "gather"}),
     (of_rows.DRAWS["rows swapped by a coin"], TERM, {"mixed": "rev"}),
     (programs.NUMBERS["a float16 sum by turns of a loop"], TERM, {"narrow": "scan"}),
     (programs.NUMBERS["squares overflow int32"], TERM, {"whole": "reduce_sum"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "mean", "found"), COUPLINGS)

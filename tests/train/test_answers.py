@@ -54,16 +54,11 @@ def test_the_last_question_of_a_conversation_is_asked():
 @pytest.mark.parametrize(
     ("answer", "expected", "text", "number"),
     [
-        ("12", "12", 1, 1),
-        ("It is 1,200.0 now", "1200", 0, 1),
-        ("4", "-4", 0, 0),
-        ("(5)-7", "7", 0, 1),
-        ("(3,4)", "34", 0, 0),
-        (".5", "5", 0, 0),
-        ("1.5e-3", "0.0015", 0, 1),
+        ("12", "12", 1, 1), ("It is 1,200.0 now", "1200", 0, 1), ("4", "-4", 0, 0),
+        ("(5)-7", "7", 0, 1), ("(3,4)", "34", 0, 0), (".5", "5", 0, 0), ("1.5e-3", "0.0015", 0, 1),
         ("7\u22125", "5", 0, 1),  # the minus of typeset texts
     ],
-)
+)  # fmt: skip
 def test_verifiers_are_functions_of_two_texts(answer, expected, text, number):
     assert (same_text(answer, expected), same_number(answer, expected)) == (text, number)
 
@@ -88,15 +83,9 @@ class Echo:
 
 def evaluation(talks, rows, tokens):
     questions = [make_question(encode(BYTES, ChatTemplate(), talk), BYTES, STOP) for talk in talks]
-    return AnswerEvaluation(
-        build=functools.partial(Echo, 0),
-        tokenizer=BYTES,
-        questions=questions,
-        verify=same_text,
-        stop=STOP,
-        rows=rows,
-        tokens=tokens,
-    )
+    how = {"questions": questions, "verify": same_text, "stop": STOP}
+    how |= {"rows": rows, "tokens": tokens}
+    return AnswerEvaluation(build=functools.partial(Echo, 0), tokenizer=BYTES, **how)
 
 
 def talks():

@@ -114,16 +114,9 @@ def level(power):
 
 @pytest.mark.thorough
 def test_fit_says_that_the_loss_was_edited(tmp_path, compiled, capfd):
-    fit = functools.partial(
-        jt.fit,
-        params={"level": jnp.float32(0)},
-        data={"x": np.arange(8, dtype=np.float32)},
-        optimizer="sgd",
-        lr=0.1,
-        batch=8,
-        devices=1,
-        directory=tmp_path / "run",
-    )
+    how = {"optimizer": "sgd", "lr": 0.1, "batch": 8, "devices": 1, "directory": tmp_path / "run"}
+    data = {"x": np.arange(8, dtype=np.float32)}
+    fit = functools.partial(jt.fit, params={"level": jnp.float32(0)}, data=data, **how)
     fit(level(2), steps=2)
     assert fit(level(2), steps=2).why == FINISHED
     assert "edited" not in capfd.readouterr().out

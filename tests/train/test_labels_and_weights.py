@@ -56,9 +56,8 @@ def test_a_weight_repeats_its_row_in_training_metrics_and_evaluation(name):
     assert distance(ends[0][0], ends[1][0]) < 1e-6
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-5)
     if name == "regression":
-        found, want = (
-            jt.evaluate(loss, PARAMS, data) for data in ({**rows, "weight": WEIGHT}, repeated)
-        )
+        weighed = {**rows, "weight": WEIGHT}
+        found, want = (jt.evaluate(loss, PARAMS, data) for data in (weighed, repeated))
         assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
         assert found["absolute_error"] == pytest.approx(want["absolute_error"], rel=1e-5)
 
@@ -129,16 +128,14 @@ def logits_of_three(params, x):
 
 def by_loss(params, batch, rng):
     del rng
-    return jt.losses.binary_cross_entropy(
-        logits_of_one(params, batch["x"]), batch["y"], batch["mask"]
-    )
+    logits = logits_of_one(params, batch["x"])
+    return jt.losses.binary_cross_entropy(logits, batch["y"], batch["mask"])
 
 
 def soft(params, batch, rng):
     del rng
-    return jt.losses.soft_cross_entropy(
-        logits_of_three(params, batch["x"]), batch["y"], batch["mask"]
-    )
+    logits = logits_of_three(params, batch["x"])
+    return jt.losses.soft_cross_entropy(logits, batch["y"], batch["mask"])
 
 
 @pytest.mark.parametrize(

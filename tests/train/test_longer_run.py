@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from quick_study import config_of, kept, trained
+from quick_study import At, PowerCutError, config_of, cut, kept, trained
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
@@ -26,22 +26,6 @@ CONFIG = "configs/quick.yaml"
 OWN = "runs/quick/config.yaml"
 COSINE = "optimizer.schedule={kind: cosine, warmup: 25%}"
 OWN_COSINE = "optimizer.schedule={kind: cosine, warmup: 25%, steps: 12}"
-
-
-class At(jt.Hook):
-    """Stops a run after a step, or cuts it off as a power cut does."""
-
-    def __init__(self, step: int, *, cuts: bool = False):
-        self.every, self._cuts = step, cuts
-
-    def on_state(self, step, state):
-        if step == self.every and self._cuts:
-            raise PowerCutError
-        return jt.Stop("a pause") if step == self.every else None
-
-
-class PowerCutError(BaseException):
-    """Ends a run where it stands."""
 
 
 def log_of(outcome: RunResult) -> str:
@@ -116,7 +100,7 @@ def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values
 
 @pytest.mark.thorough
 def test_an_unfinished_run_is_made_longer_or_shorter(unbroken):
-    trained(CONFIG, hooks=[At(7)])
+    trained(CONFIG, hooks=[At(7, lambda: jt.Stop("a pause"))])
     short = trained(OWN, "steps=9")
     assert (short.status, short.step) == ("done", 9)
     assert config_of(OWN).optimizer.schedule.steps == 12
@@ -130,7 +114,7 @@ def test_cut_off_before_anything_was_saved_it_resumes_to_the_same_bits(unbroken)
     trained(CONFIG, COSINE)
     for _ in range(2):
         with pytest.raises(PowerCutError):
-            trained(OWN, "steps=18", hooks=[At(14, cuts=True)])
+            trained(OWN, "steps=18", hooks=[At(14, cut)])
     assert evaluate_run(config_of(OWN), Path("runs/quick"))[0] == 12, "nothing longer was saved yet"
     outcome = trained(OWN)
     assert (outcome.step, kept(outcome)) == (18, unbroken("steps=18", OWN_COSINE))

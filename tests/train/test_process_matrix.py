@@ -18,7 +18,7 @@ from comparison import assert_close, distance
 from listening import descendants, listening
 from plain_environ import plain_environ
 from process_runs import TINY
-from quick_study import CODE, at_home, trained, write_study
+from quick_study import SLOW, at_home, trained, write_study
 
 from jtrain.checkpoint import CheckpointManager
 from jtrain.config.resolve import resolve
@@ -122,23 +122,8 @@ def test_another_number_of_processes_resumes(first, second, alone, tmp_path, mon
 
 
 PATIENCE = 240  # seconds; alone on two cores it takes about 10
-SLOW = """
-
-class Slow(Arrays):
-    def __getitem__(self, indices):
-        time.sleep(float(os.environ.get("NAP", 0)))
-        return super().__getitem__(indices)
-"""
-STUDY = "import os\nimport time\n" + CODE.replace("    return Arrays(", "    return Slow(").replace(
-    "\n\n@jt.configclass\nclass Data", SLOW + "\n\n@jt.configclass\nclass Data"
-)
-VALUES = (
-    "steps=40",
-    "checkpoint.every=0",
-    "evaluate.every=5",
-    "log.leaves=5",
-    "optimizer.kind=sgd",
-)
+FEW = ("steps=40", "checkpoint.every=0", "evaluate.every=5", "log.leaves=5")
+VALUES = (*FEW, "optimizer.kind=sgd")
 SPLIT = ("parallel.kind=fsdp", "parallel.min_size=0")
 
 
@@ -167,7 +152,8 @@ def second_of(launcher: int) -> int:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped:
     home = tmp_path_factory.mktemp("launched")
-    write_study(home, STUDY)
+    write_study(home, SLOW)
+    (home / "slow").touch()
     options = ["--processes", "2", "--devices", "2"]
     words = ["run", "configs/quick.yaml", *VALUES, *SPLIT]
     env = plain_environ()
@@ -175,7 +161,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "jtrain", "launch", *options, *words],
         cwd=home,
-        env=env | {"NAP": "0.1", "JAX_COMPILATION_CACHE_DIR": str(compiled)},
+        env=env | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
         stdout=(file := output.open("w")),
         stderr=subprocess.STDOUT,
     )
@@ -193,6 +179,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Stopped
         file.close()
         process.kill()
         process.wait()
+        (home / "slow").unlink()
 
 
 @pytest.mark.thorough
@@ -234,7 +221,7 @@ def test_nothing_listens_beyond_the_loopback(stopped: Stopped):
 def test_one_process_goes_on_to_what_an_unbroken_run_comes_to(
     stopped: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path
 ):
-    write_study(tmp_path, STUDY)
+    write_study(tmp_path, SLOW)
     at_home(tmp_path, monkeypatch, compiled)
     unbroken = read_metrics(trained("configs/quick.yaml", *VALUES).directory.metrics)
     monkeypatch.chdir(stopped.home)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plain_environ import SAID
 from quick_study import trained
 
 from jtrain.checkpoint import layout, object_store_layout
@@ -167,14 +168,9 @@ def bucket() -> Iterator[str]:
 
 
 def ran(home: Path, *words: str, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), "run", "configs/quick.yaml", *words],
-        cwd=home,
-        env={**os.environ, "KILL_AT": str(kill_at), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, str(SCRIPT), "run", "configs/quick.yaml", *words]
+    env = {**os.environ, "KILL_AT": str(kill_at), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, cwd=home, env=env, **SAID)
 
 
 @pytest.mark.thorough

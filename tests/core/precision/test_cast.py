@@ -54,9 +54,8 @@ def walked(loss, precision, *, strategy=None, microbatches=1, steps=3, inside=Fa
         step, data = make_step(loss, optimizer, microbatches=microbatches, compute=compute), batch()
         step = jax.jit(step)
     else:
-        step = make_step(
-            loss, optimizer, microbatches=microbatches, psum=strategy.psum, compute=compute
-        )
+        how = {"microbatches": microbatches, "psum": strategy.psum, "compute": compute}
+        step = make_step(loss, optimizer, **how)
         data = strategy.place(batch())
         state = jax.device_put(state, strategy.shardings(state))
         step = strategy.compile(step, state, data, returns_state=True)
@@ -97,14 +96,11 @@ def test_the_gradient_of_the_copy_has_the_very_values_of_that_of_the_parameters(
 @pytest.mark.parametrize(
     ("name", "devices", "microbatches", "precision"),
     [
-        ("single", 1, 2, F16()),
-        ("mirrored jit", 4, 1, F16()),
-        ("mirrored shard_map", 2, 2, BF16()),
-        ("mirrored pmap", 4, 1, F16()),
-        ("fsdp", 2, 1, BF16()),
-        ("fsdp", 4, 2, F16()),
+        ("single", 1, 2, F16()), ("mirrored jit", 4, 1, F16()),
+        ("mirrored shard_map", 2, 2, BF16()), ("mirrored pmap", 4, 1, F16()),
+        ("fsdp", 2, 1, BF16()), ("fsdp", 4, 2, F16()),
     ],
-)
+)  # fmt: skip
 def test_any_split_takes_the_steps_of_one_device(name, devices, microbatches, precision):
     # Rows are computed alike wherever they are; what differs is the order in which rounded products
     # are summed into the gradient of a weight, whose shares are rounded to the type.

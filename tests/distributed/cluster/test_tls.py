@@ -104,13 +104,8 @@ FIRST = SECOND.replace("2, 1,", "2, 0,")
 
 def start_python(code: str, *words: str, **environ: str) -> subprocess.Popen:
     env = plain_environ() | environ
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, *words], env=env, **pipes)
 
 
 @needs_tls

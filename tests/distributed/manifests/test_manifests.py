@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from manifest_jobs import CASES, TOPOLOGIES, documents, job, job_set_pods, train_job_pods
+from plain_environ import SAID
 from ruamel.yaml import YAML
 
 from jtrain.cli import main
@@ -105,15 +106,8 @@ def environment_of_run(task: dict[str, Any], tmp_path: Path, environ: dict[str, 
     program.write_text('#!/bin/sh\necho "$*" >"$HOME/words"\nexec env -0\n')
     program.chmod(0o755)
     own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        ["bash", "-ec", task["run"]],
-        env=own | environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    command, env = ["bash", "-ec", task["run"]], own | environ
+    done = subprocess.run(command, env=env, cwd=tmp_path, check=True, **SAID)
     return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
 

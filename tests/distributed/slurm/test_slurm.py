@@ -85,13 +85,9 @@ def detected(said: str) -> list[dict]:
 
 STEPS = {
     "two nodes": (["--nodes=2", "--ntasks-per-node=1"], f"srun {DETECT}", 2, "node1"),
-    "components of a step": (
-        ["--nodes=2", "--ntasks-per-node=2"],
-        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}",
-        3,
-        "node1",
-    ),
-}
+    "components of a step": (["--nodes=2", "--ntasks-per-node=2"],
+        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}", 3, "node1"),
+}  # fmt: skip
 
 
 @pytest.mark.thorough

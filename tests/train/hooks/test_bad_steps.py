@@ -162,9 +162,7 @@ def test_a_bad_step_is_named_once(tmp_path, numbers, words):
     assert bad_steps.bad
     assert bad_steps.bad.step == 7
     assert bad_steps.state()["steps"] == 6
-    assert walk(bad_steps, 8, 9, at=(8,), skipped=1)[1] is asked, (
-        "what comes after is of no account"
-    )
+    assert walk(bad_steps, 8, 9, at=(8,), skipped=1)[1] is asked, "what comes after is nothing"
 
 
 def test_the_means_are_those_of_the_closed_form_and_resume_to_the_bit():

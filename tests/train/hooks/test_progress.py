@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from jtrain.cli.run_summary import smooth
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
 from jtrain.train.charts import Pictures, text_chart, write_pictures
@@ -138,13 +137,8 @@ def test_a_cell_has_one_output_with_the_curves_that_is_replaced(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
     stream, clock = OutStream(), [0.0]
     assert not stream.isatty()
-    with ProgressBar(
-        stop=1000,
-        stream=stream,
-        valid=lambda: {100: 0.5},
-        earlier=lambda: {50: 3.0},
-        clock=lambda: clock[0],
-    ) as progress:
+    sets = {"valid": lambda: {100: 0.5}, "earlier": lambda: {50: 3.0}}
+    with ProgressBar(stop=1000, stream=stream, clock=lambda: clock[0], **sets) as progress:
         assert progress.live
         progress.print("a warning [not markup]")
         look_at(progress, clock, 1000, seconds=0.01)
@@ -238,12 +232,3 @@ def test_values_that_are_not_finite_are_omitted():
     holes = [(0, math.nan), *TRAINING, (2000, math.inf)]
     assert text_chart({"loss": holes}) == text_chart({"loss": TRAINING})
     assert text_chart({"loss": [(1, math.nan)], "none": []}) == ""
-
-
-def test_smoothing_keeps_a_constant_and_a_line_and_averages_noise():
-    assert [y for _, y in smooth([(i, 3.0) for i in range(200)])] == pytest.approx([3.0] * 200)
-    noise = np.random.default_rng(0).normal(size=2000)
-    smoothed = [y for _, y in smooth(list(enumerate(noise.tolist())))]
-    assert smoothed[0] == noise[0]
-    # An exponential mean over n has 1 / (2 n - 1) of the variance: n is 2 % of 2000.
-    assert np.std(smoothed[200:]) == pytest.approx(1 / math.sqrt(2 * 40 - 1), rel=0.35)

@@ -116,15 +116,12 @@ def everything(p, x):
 @pytest.mark.parametrize(
     ("products", "exclude", "message"),
     [
-        (
-            ["kernel", "scale"],
-            [],
-            r"products\[1\] is 'scale': no leaf that it matches \(scale\) mul",
-        ),
+        (["kernel", "scale"], [],
+            r"products\[1\] is 'scale': no leaf that it matches \(scale\) mul"),
         (["image"], [], r"plain product \(a convolution\).*Nearest that do: .*kernel"),
         (["kernel"], ["ker*"], r"precision.exclude leaves out all that it matches \(kernel\)"),
     ],
-)
+)  # fmt: skip
 def test_a_pattern_without_effect_is_refused_with_the_near_ones(products, exclude, message):
     with pytest.raises(ConfigError, match=message):
         quantized(everything, *products, exclude=exclude)(PARAMS, X)
@@ -179,7 +176,7 @@ SPLITS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "split",
-    ["microbatches", *(pytest.param(s, marks=pytest.mark.thorough) for s in list(SPLITS)[1:])],
+    ["microbatches", *(s for s in list(SPLITS)[1:])],
 )
 def test_takes_the_steps_of_one_device(split):
     one = trained(*ONE, *FP8_STEPS)
