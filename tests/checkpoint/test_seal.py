@@ -259,13 +259,10 @@ def test_resume_sets_invalid_entries_aside(kind, damaged: Path, whole):
 @pytest.mark.parametrize(
     "change",
     [
-        {"leaves": None},
-        {"leaves": {"w": f"float32[{10**30}]"}},
-        {"fingerprints": []},
-        {"best": {"name": "loss", "value": "low"}},
-        {"step": "2"},
+        {"leaves": None}, {"leaves": {"w": f"float32[{10**30}]"}}, {"fingerprints": []},
+        {"best": {"name": "loss", "value": "low"}}, {"step": "2"},
     ],
-)
+)  # fmt: skip
 def test_a_record_with_wrong_types_is_refused_despite_its_seal(change, damaged: Path, whole):
     about = damaged / "2" / "about.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | change))

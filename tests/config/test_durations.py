@@ -29,13 +29,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     ("said", "steps"),
     [
         ("3 epochs", math.ceil(3 * 200 / 16)),  # 200 rows, 16 a step
-        ("500 rows", math.ceil(500 / 16)),
-        ("481 rows", 31),
-        ("10k tokens", math.ceil(10_000 / (16 * 7))),
-        ("40 steps", 40),
-        ("10%", 100),
+        ("500 rows", math.ceil(500 / 16)), ("481 rows", 31),
+        ("10k tokens", math.ceil(10_000 / (16 * 7))), ("40 steps", 40), ("10%", 100),
     ],
-)
+)  # fmt: skip
 def test_comes_to_the_steps_that_are_counted_by_hand(said, steps):
     config = config_of(CONFIG, [f"evaluate.every={said}", "steps=1000"])
     facts = DurationUnits(batch=16, epoch=200, tokens=7)

@@ -83,13 +83,10 @@ def test_a_whole_mapping_that_is_typed_replaces_the_file_s(path: Path):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("no", "no"),
-        ("1:30", "1:30"),
-        ("2001-01-01", "2001-01-01"),
-        ("'7'", "7"),
+        ("no", "no"), ("1:30", "1:30"), ("2001-01-01", "2001-01-01"), ("'7'", "7"),
         ('"\\u00e9"', "é"),
     ],
-)
+)  # fmt: skip
 def test_texts_are_texts(path: Path, text: str, value: str):
     assert resolve(path, [f"model.title={text}"]).config.model.title == value
 

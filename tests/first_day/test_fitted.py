@@ -19,13 +19,11 @@ from jtrain.errors import ConfigError, LossError
 
 STEPS = range(10, 101, 10)
 HISTORY = {
-    "loss": {step: 10 / step for step in STEPS},
-    "grad_norm": {step: 1.0 for step in STEPS},
+    "loss": {step: 10 / step for step in STEPS}, "grad_norm": {step: 1.0 for step in STEPS},
     "accuracy": {step: step / 100 for step in STEPS},
-    "valid/loss": {step: 12 / step for step in STEPS},
-    "valid/rows": {step: 7 for step in STEPS},
+    "valid/loss": {step: 12 / step for step in STEPS}, "valid/rows": {step: 7 for step in STEPS},
     "valid/<b>": {50: 0.5, 100: np.nan},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(name="fitted")

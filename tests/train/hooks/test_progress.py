@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from jtrain.cli.run_summary import smooth
 from jtrain.errors import DataError
 from jtrain.io.png import encode_png, tile_images
 from jtrain.train.charts import Pictures, text_chart, write_pictures
@@ -232,3 +233,12 @@ def test_values_that_are_not_finite_are_omitted():
     holes = [(0, math.nan), *TRAINING, (2000, math.inf)]
     assert text_chart({"loss": holes}) == text_chart({"loss": TRAINING})
     assert text_chart({"loss": [(1, math.nan)], "none": []}) == ""
+
+
+def test_smoothing_keeps_a_constant_and_averages_noise():
+    assert [y for _, y in smooth([(i, 3.0) for i in range(200)])] == pytest.approx([3.0] * 200)
+    noise = np.random.default_rng(0).normal(size=2000)
+    smoothed = [y for _, y in smooth(list(enumerate(noise.tolist())))]
+    assert smoothed[0] == noise[0]
+    # An exponential mean over n has 1 / (2 n - 1) of the variance: n is 2 % of 2000.
+    assert np.std(smoothed[200:]) == pytest.approx(1 / math.sqrt(2 * 40 - 1), rel=0.35)
