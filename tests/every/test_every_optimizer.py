@@ -155,7 +155,7 @@ MEMBERS = {
     "averaged": Row(AdamW(lr=0.3, ema=0.9, **_adams), adamw),
 }
 # It goes as far as the loss falls, and so by no rate, decay or clip: its own tests are in
-# tests/optim/test_muon.py, and here it has those in which the others take none either.
+# tests/optim/test_lbfgs.py, and here it has those in which the others take none either.
 _parts = ("diff_params", "diff_updates", "weights_memory")
 SEARCH = {"lbfgs": Row(LBFGS(), lambda *_: np.nan, _parts)}
 EVERY = {**MEMBERS, **SEARCH}
@@ -334,7 +334,7 @@ def test_takes_the_steps_of_layers_written_out_where_they_are_stacked(row: Row):
 
 
 # Each member on a layout of its own, so that all layouts are met; the whole matrix is slow. Plain
-# SGD and AdamW are in test_every_strategy.py, the line search in tests/optim/test_muon.py.
+# SGD and AdamW are in test_every_strategy.py, the line search in tests/optim/test_lbfgs.py.
 SPLITS = [(name, count) for name in STRATEGIES for count in (1, 2)][1:]  # the first is no split
 NAMES = [name for name in MEMBERS if name not in ("sgd", "adamw")]
 FEW = {(name, *SPLITS[i % len(SPLITS)]) for i, name in enumerate(NAMES)}

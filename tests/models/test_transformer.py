@@ -98,13 +98,9 @@ def test_what_is_in_half_precision_is_computed_in_whole():
 
 # From the published configurations, biases and norms counted.
 PARAMETERS = {
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "llama2-7b": 6_738_415_616,
-    "llama3-8b": 8_030_261_248,
-    "smollm2-135m": 134_515_008,
-    "mixtral-8x7b": 46_702_792_704,
-}
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248, "smollm2-135m": 134_515_008, "mixtral-8x7b": 46_702_792_704,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LANGUAGE_PRESETS)

@@ -158,12 +158,9 @@ def test_a_model_of_no_family_is_refused_with_the_nearest():
 
 
 MODELS = {
-    "llama31": "AutoModelForCausalLM",
-    "gpt2": "AutoModelForCausalLM",
-    "bert": "AutoModel",
-    "vit": "AutoModelForImageClassification",
-    "resnet": "AutoModelForImageClassification",
-}
+    "llama31": "AutoModelForCausalLM", "gpt2": "AutoModelForCausalLM", "bert": "AutoModel",
+    "vit": "AutoModelForImageClassification", "resnet": "AutoModelForImageClassification",
+}  # fmt: skip
 
 
 @pytest.mark.slow
