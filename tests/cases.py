@@ -7,9 +7,7 @@ import pytest
 
 
 def by_name(
-    cases: Mapping[str, Any] | Collection[str],
-    quick: Collection[str],
-    others: pytest.MarkDecorator,
+    cases: Mapping[str, Any] | Collection[str], quick: Collection[str], others: pytest.MarkDecorator
 ) -> list[Any]:
     """One parameter for each case; those that are not `quick` bear the mark of the others.
 

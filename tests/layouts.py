@@ -88,13 +88,9 @@ class Walker:
     def __init__(self, case: Case, optimizer: str = "sgd"):
         self.case, self._optimizer = case, optimizer
         self.strategy = strategy(case.strategy, case.devices)
-        step = make_step(
-            loss_of(case.data, case.dropout),
-            OPTIMIZERS[optimizer],
-            microbatches=case.microbatches,
-            psum=self.strategy.psum,
-            ragged=case.data != "full",
-        )
+        how = {"microbatches": case.microbatches, "ragged": case.data != "full"}
+        loss = loss_of(case.data, case.dropout)
+        step = make_step(loss, OPTIMIZERS[optimizer], psum=self.strategy.psum, **how)
         batch = self.strategy.place(next(batches(case.data, 1)))
         self.step = self.strategy.compile(step, self.start(), batch, returns_state=True)
 

@@ -6,6 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+# How a program is run whose words are read.
+SAID: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
 
 
 def plain_environ() -> dict[str, str]:

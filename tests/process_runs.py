@@ -15,24 +15,10 @@ from jtrain.config.resolve import resolve
 from jtrain.data.text.random_tokens import RandomTokens
 
 TINY = (
-    "batch=16",
-    "steps=4",
-    "microbatches=1",
-    "log.every=1",
-    "checkpoint.every=0",
-    "evaluate.batch=16",
-    "evaluate.every=2",
-    "data.context=8",
-    "data.vocab=64",
-    "data.rows=64",
-    "model.preset=none",
-    "model.vocab=0",
-    "model.context=8",
-    "model.layers=1",
-    "model.heads=4",
-    "model.width=32",
-    "model.attention=xla",
-    "optimizer={kind: sgd, lr: 0.1}",
+    *("batch=16", "steps=4", "microbatches=1", "log.every=1", "checkpoint.every=0"),
+    *("evaluate.batch=16", "evaluate.every=2", "data.context=8", "data.vocab=64", "data.rows=64"),
+    *("model.preset=none", "model.vocab=0", "model.context=8", "model.layers=1", "model.heads=4"),
+    *("model.width=32", "model.attention=xla", "optimizer={kind: sgd, lr: 0.1}"),
     "precision.kind=f32",
 )
 

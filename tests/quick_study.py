@@ -147,6 +147,24 @@ def trained(path: Path | str, *settings: str, hooks: Sequence[Observer] = ()) ->
         return jt.run(config_of(path, settings), hooks=hooks, screen=screen)
 
 
+class At(jt.Hook):
+    """Does something after a step."""
+
+    def __init__(self, step: int, act):
+        self.every, self._act = step, act
+
+    def on_state(self, step, state):
+        return self._act() if step == self.every else None
+
+
+class PowerCutError(BaseException):
+    """Ends a run where it stands: no error, which the run would tell of."""
+
+
+def cut():
+    raise PowerCutError
+
+
 def read_otherwise(path: Path) -> None:
     """In a run's steps.jsonl each batch becomes another."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]

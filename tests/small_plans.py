@@ -7,13 +7,8 @@ from jtrain.train.experiment import RunConfig
 
 CONFIG = Path(__file__).parent.parent / "configs" / "shakespeare.yaml"
 SMALL = (
-    "batch=16",
-    "data.context=16",
-    "model.context=16",
-    "model.layers=1",
-    "model.width=32",
-    "model.heads=2",
-    "steps_per_call=1",
+    *("batch=16", "data.context=16", "model.context=16", "model.layers=1", "model.width=32"),
+    *("model.heads=2", "steps_per_call=1"),
 )
 
 

@@ -47,11 +47,7 @@ def test_the_wheel_has_the_experiments_and_the_configs(tmp_path: Path):
     for folder in ("experiments", "configs"):
         here = {f"jtrain/shipped/{folder}/{path.name}" for path in (ROOT / folder).glob("*.*")}
         assert here <= names
-    data = {
-        "jtrain/py.typed",
-        "jtrain/inspect/report/page.css",
-        "jtrain/data/plays/plays.txt.xz",
-    }
+    data = {"jtrain/py.typed", "jtrain/inspect/report/page.css", "jtrain/data/plays/plays.txt.xz"}
     assert data <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
 
@@ -110,9 +106,8 @@ def test_four_commands_in_an_empty_folder(dependencies: str, built: Path, tmp_pa
         (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
         command = [str(venv / "bin" / "python"), "-c", "import jtrain; print(jtrain.__file__)"]
         assert typed(command, home).strip() == str(site / "jtrain" / "__init__.py")
-    outputs = [
-        typed(["sh", "-c", command], home / folder, venv / "bin") for folder, command in FIRST
-    ]
+    run = lambda folder, command: typed(["sh", "-c", command], home / folder, venv / "bin")
+    outputs = [run(*each) for each in FIRST]
     assert "2 passed" in outputs[3]
     record = json.loads((home / "rings" / "runs" / "rings" / "run.json").read_text())
     assert record["status"] == "done"

@@ -1,9 +1,13 @@
-"""The import order of the package, and which package owns which library."""
+"""The import order of the package, its rooms, and one way to judge what is near."""
 
 import ast
 import re
 import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
+from comparison import assert_close
 
 # A package may import those of the lines above it. Those of one line do not import one another.
 ORDER = [
@@ -142,11 +146,39 @@ def test_core_is_made_of_jax_and_optax_alone():
         if part(path) == "core":
             used = {there.partition(".")[0] for _, there in imports(ast.parse(path.read_text()))}
             other = used - allowed - set(sys.stdlib_module_names)
-            assert not other, (
-                f"{path.relative_to(ROOT)} imports {other}; core is read by everybody."
-            )
+            assert not other, f"{path.relative_to(ROOT)} imports {other}; everybody reads core"
 
 
 def test_the_package_has_few_rooms():
     top = {part(path) for path in FILES}
     assert len(top) <= 20, f"{sorted(top)}: put the new file into the package that it belongs to."
+
+
+TESTS = Path(__file__).parent
+# numpy's own comparisons take an element's own size, or a number of digits.
+REFUSED = {
+    *("assert_allclose", "assert_almost_equal", "assert_approx_equal"),
+    *("assert_array_almost_equal", "allclose", "isclose"),
+}
+
+
+def test_one_element_that_is_wrong_is_seen():
+    want = np.linspace(-1, 1, 1000)
+    assert_close(want + 1e-7, want, 1e-6)
+    with pytest.raises(AssertionError, match="Mismatched elements: 1 / 1000"):
+        assert_close(want + 1e-5 * (np.arange(1000) == 3), want, 1e-6)
+
+
+def test_no_test_compares_by_the_size_of_an_element():
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.name == "comparison.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in REFUSED:
+                found.append(f"{path.relative_to(TESTS)}:{node.lineno} {node.attr}")
+    assert not found, (
+        f"{', '.join(found)}: an element may be the remainder of a cancellation, whose rounding "
+        "another processor's order of sums changes. Write `assert_close(got, want, within)` or "
+        "`distance(got, want) < within` from tests/comparison.py."
+    )

@@ -67,9 +67,8 @@ def test_the_map_has_every_package():
 
 
 def test_the_tests_it_names_exist():
-    named = set(
-        re.findall(r"tests/[\w/]+(?:\.py)?", CONTRIBUTING.split("\n## Where do I add ...\n")[1])
-    )
+    where = CONTRIBUTING.split("\n## Where do I add ...\n")[1]
+    named = set(re.findall(r"tests/[\w/]+(?:\.py)?", where))
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()
 

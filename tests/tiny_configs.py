@@ -31,19 +31,14 @@ TINY = {
         model.layers=1 model.heads=2 model.width=32 model.vocab=0 {WARMUP}""".split(),
     "llama2_7b": LLAMA,
     "llama3_8b": LLAMA,
-    "mixtral_8x7b": [
-        *LLAMA,
+    "mixtral_8x7b": [*LLAMA,
         *("batch=16", "evaluate.batch=16", "model.experts={kind: dropless, count: 4}"),
-        *("parallel.fsdp=4", "parallel.expert=2"),
-    ],
+        *("parallel.fsdp=4", "parallel.expert=2")],
     "image_folder": """batch=8 steps=20 data.height=16 data.width=16 model.blocks=[1] model.width=4
         workers.count=2""".split(),
     "grpo": [*ADDITIONS, "init_from={}", "policy.group=4"],
-    "grpo_smollm2": [
-        *ADDITIONS,
-        *("init_from={}", "microbatches=1", "data.tokenizer=''"),
-        *("model.preset=none", "model.vocab=0", "policy.group=4"),
-    ],
+    "grpo_smollm2": [*ADDITIONS, *("init_from={}", "microbatches=1", "data.tokenizer=''"),
+        *("model.preset=none", "model.vocab=0", "policy.group=4")],
     "heat": ["batch=8", "steps_per_call=1", "model.widths=[4]"],
     "lite0_fashion": """batch=16 data.rows=40 model.preset=none model.stem=8
         model.widths=[8,8,8,8,8,8,8] model.blocks=[1,1,1,1,1,1,1] model.features=8
@@ -59,7 +54,7 @@ TINY = {
     "tiny_shakespeare_tuned": [*CHARACTERS, "data.kind=shakespeare"],
     "two_towers": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.outputs=4"],
     "vae": ["batch=8", "steps_per_call=1", "model.widths=[8]", "model.latents=2"],
-}
+}  # fmt: skip
 
 
 def write_sets(folder: Path) -> None:

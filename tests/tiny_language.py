@@ -18,10 +18,7 @@ def init_params(key):
     embed, up, down = jax.random.split(key, 3)
     return {
         "embed": jax.random.normal(embed, (VOCABULARY, WIDTH)),
-        "up": {
-            "kernel": jax.random.normal(up, (WIDTH, HIDDEN)) / 4,
-            "bias": jnp.zeros(HIDDEN),
-        },
+        "up": {"kernel": jax.random.normal(up, (WIDTH, HIDDEN)) / 4, "bias": jnp.zeros(HIDDEN)},
         "down": {"kernel": jax.random.normal(down, (HIDDEN, VOCABULARY)) / 6},
     }
 

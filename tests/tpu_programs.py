@@ -19,25 +19,11 @@ from jtrain.inspect.plan.topology import find_topology
 CONFIG = "configs/llama2_7b.yaml"
 LAYERS, WIDTH, HIDDEN, VOCAB, ROWS, TIME = 4, 1024, 4096, 2048, 16, 256
 SMALL = [
-    f"batch={ROWS}",
-    f"data.vocab={VOCAB}",
-    f"data.context={TIME}",
-    "data.rows=64",
-    "model.preset=none",
-    "model.vocab=0",
-    f"model.context={TIME}",
-    f"model.layers={LAYERS}",
-    "model.heads=8",
-    "model.head_size=128",
-    f"model.width={WIDTH}",
-    f"model.hidden={HIDDEN}",
-    "model.remat=none",
-    "model.attention=xla",
-    "model.norm=rms",
-    "model.activation=swiglu",
-    "model.bias=false",
-    "model.tied=false",
-    "model.positions={kind: rotary}",
+    *(f"batch={ROWS}", f"data.vocab={VOCAB}", f"data.context={TIME}", "data.rows=64"),
+    *("model.preset=none", "model.vocab=0", f"model.context={TIME}", f"model.layers={LAYERS}"),
+    *("model.heads=8", "model.head_size=128", f"model.width={WIDTH}", f"model.hidden={HIDDEN}"),
+    *("model.remat=none", "model.attention=xla", "model.norm=rms", "model.activation=swiglu"),
+    *("model.bias=false", "model.tied=false", "model.positions={kind: rotary}"),
 ]
 BLOCKS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN)  # elements
 TABLES = 2 * VOCAB * WIDTH  # the embedding and the head

@@ -204,9 +204,8 @@ def test_twelve_mistakes_are_told_together(path: Path, capsys):
     write(path, wrong)
     assert main(["show", str(path), "steps=none"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    places = [
-        line.partition("toy.yaml:")[2].partition(":")[0] for line in lines if "toy.yaml:" in line
-    ]
+    said = [line.partition("toy.yaml:")[2] for line in lines if "toy.yaml:" in line]
+    places = [line.partition(":")[0] for line in said]
     assert [int(place) for place in places] == [2, 3, 5, 6, 9, 10, 11, 12, 12, 14]
     assert any(line.startswith("command line: steps=none") for line in lines)
 

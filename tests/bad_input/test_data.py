@@ -14,12 +14,7 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 import pytest
-from image_files import (
-    alone_here,
-    idx_bytes,
-    write_fashion_mnist,
-    write_records,
-)
+from image_files import alone_here, idx_bytes, write_fashion_mnist, write_records
 
 from jtrain.config.resolve import resolve
 from jtrain.core.placement import Unplaced
@@ -169,9 +164,6 @@ CASES = [
         lambda _: GrainRows(ELEMENTS.map(lambda x: {"x": np.zeros(1 + x // 2)}))[np.arange(4)],
         ("one shape", "element 2 has {'x': (2,)}", "{'x': (1,)}", "dataset.map(crop_or_pad)"),
         lambda _: GrainRows(ELEMENTS.map(lambda x: {"x": np.zeros(1 + x // 2)}).map(lambda e: {"x": e["x"][:1]}))[np.arange(4)]),
-    Case("a set that is missing", lambda _: FashionMnist().build(), ("fashion-mnist was requested",
-        "The search covered", "apt-get install dataset-fashion-mnist"),
-        lambda folder: [write_fashion_mnist(folder / "fashion-mnist"), FashionMnist().build()]),
     Case("a packed file without .gz", lambda folder: read_idx(write(folder / "images",
         gzip.compress(idx_bytes(FLAT)))), ("begins with 00 00", "at byte 0 it has 1f 8b",
         "is named .gz"), lambda folder: read_idx(write(folder / "images.gz",

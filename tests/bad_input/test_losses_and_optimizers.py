@@ -127,10 +127,9 @@ def test_is_refused_with_advice_that_works(case, microbatches):
     ids=repr,
 )
 def test_rows_that_meet_are_not_parted(where, microbatches, said):
+    psum = where.build().psum
     with pytest.raises(LossError) as caught:
-        make_step(
-            squared, SGD, rows_interact="batch", microbatches=microbatches, psum=where.build().psum
-        )
+        make_step(squared, SGD, rows_interact="batch", microbatches=microbatches, psum=psum)
     assert said in str(caught.value)
     assert "microbatches=1" in str(caught.value)
     assert 'rows_interact="slice"' in str(caught.value)

@@ -49,10 +49,6 @@ CASES = [
     # Batches and devices
     typed("batch=18", "batch: 18 rows do not divide into 4 devices x 1 microbatches = 4 parts", "Nearest: 16 or 20 (batch=16)",
           more=MIRRORED, mend="batch=16"),
-    typed("microbatches=8", "16 rows do not divide into 4 devices x 8 microbatches = 32 parts", "Nearest: 32 (batch=32)",
-          more=MIRRORED, mend="batch=32"),
-    typed("parallel={kind: mirrored, devices: 9}", "parallel.devices=9, and each process has 8", "Take parallel.devices=8",
-          "XLA_FLAGS=--xla_force_host_platform_device_count=9", mend="parallel={kind: mirrored, devices: 8}"),
     # Data
     typed("data.classes=2", "2 classes were configured, 0 .. 1", "of `label` is 2", "Set classes=3", mend="data.classes=3"),
     # Losses
@@ -141,29 +137,3 @@ def test_an_exception_of_the_experiment_is_shown_whole(home, capfd):
 
 
 # NaN in the data
-
-HOLE = "corner[3, 1] = np.nan\n    return Arrays("
-
-
-@pytest.mark.thorough
-def test_a_row_that_is_not_finite_costs_its_steps_and_is_warned_of(home, capfd):
-    home("here", CODE.replace("return Arrays(", HOLE))
-    assert main(["run", CONFIG, "steps=26", "log.every=13", "evaluate.every=0"]) == 0
-    out = capfd.readouterr().out
-    assert re.search(r"steps 1 to \d+: \d of \d+ skipped, loss or gradient was not finite", out)
-    assert "was skipped: row 3 of `x` has nan at [1]. Remove such rows, or fill them" in out
-    assert "lower optimizer.lr" not in out
-    found = read_results("runs/quick/metrics.jsonl", "")
-    assert [numbers["skipped"] for numbers in found.values()] == [1, 2]  # once an epoch
-
-
-@pytest.mark.thorough
-def test_data_without_a_finite_row_fails_and_names_array_and_row(home, capfd):
-    home("here", CODE.replace("return Arrays(", "corner[:, 1] = np.nan\n    return Arrays("))
-    assert main(["run", CONFIG, "evaluate.every=0"]) == 70
-    out = capfd.readouterr().out
-    assert "failed at step" in out
-    assert "In the batch of step 1, row 0 of `x` has nan at [1] (row " in out
-    stands = json.loads(Path("runs/quick/run.json").read_text())
-    assert stands["status"] == "failed"
-    assert "row 0 of `x`" in stands["why"]

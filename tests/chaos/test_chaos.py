@@ -9,13 +9,7 @@ import pytest
 from chaos import __main__ as driver
 from chaos import launched
 from chaos.laid import AGAIN, RUN, SEEN, STEPS
-from chaos.layouts import (
-    ALONE,
-    batches,
-    differences,
-    trained,
-    uninterrupted,
-)
+from chaos.layouts import ALONE, batches, differences, trained, uninterrupted
 from chaos.results import Results
 from chaos.rows import ROWS, Row
 from chaos.slurm.packages import NoSlurmError
@@ -24,28 +18,13 @@ from jtrain.checkpoint.inspect import read_arrays
 from jtrain.checkpoint.layout import read_record
 
 SEEDS = {  # `test_the_promise_holds_once` takes the first seed of the rows in QUICK
-    "sigkill": [1, 2],
-    "crash_point": [40, *range(1, 150, 29)],
-    "power_cut": [1, 2],
-    "failing_write": [100, 33, 140, 247],
-    "full_disk_run": [1, 5, 11],
-    "corruption": [1, 2],
-    "no_place": [1, 2, 5],
-    "end_in_a_save": [0, 1, 2, 3],
-    "worker_kill": [1],
-    "worker_exception": [1],
-    "hang": [1],
-    "signal_at_random": [1, 2],
-    "server_worker_kill": [0],
-    "server_kill": [0],
-    "server_run_kill": [0],
-    "injected": [1, 2],
-    "bit_flip": [1, 2],
-    "calm": [1, 2],
-    "layouts": [6],
-    "slurm_kill": [1],
-    "slurm_stop": [1, 2],
-}
+    "sigkill": [1, 2], "crash_point": [40, *range(1, 150, 29)], "power_cut": [1, 2],
+    "failing_write": [100, 33, 140, 247], "full_disk_run": [1, 5, 11], "corruption": [1, 2],
+    "no_place": [1, 2, 5], "end_in_a_save": [0, 1, 2, 3], "worker_kill": [1],
+    "worker_exception": [1], "hang": [1], "signal_at_random": [1, 2], "server_worker_kill": [0],
+    "server_kill": [0], "server_run_kill": [0], "injected": [1, 2], "bit_flip": [1, 2],
+    "calm": [1, 2], "layouts": [6], "slurm_kill": [1], "slurm_stop": [1, 2],
+}  # fmt: skip
 QUICK = ["crash_point", "failing_write", "corruption", "no_place", "injected", "bit_flip", "calm"]
 
 

@@ -22,9 +22,7 @@ class State:
 def make_state(seed: int = 0, width: int = 16) -> State:
     keys = jax.random.split(jax.random.key(seed), 4)
     params = {
-        "blocks": [
-            {"kernel": jax.random.normal(keys[0], (width, width)), "none": jnp.zeros((0, 3))}
-        ],
+        "blocks": [{"kernel": jax.random.normal(keys[0], (width, width)), "no": jnp.zeros((0, 3))}],
         "low": jax.random.normal(keys[1], (width,), jnp.bfloat16),
         "a.b": {"c d": jnp.float32(-0.0)},
     }

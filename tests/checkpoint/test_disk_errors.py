@@ -104,14 +104,11 @@ def test_a_failed_write_is_raised_by_the_next_call(tmp_path: Path):
     ("hurt", "mend", "words"),
     [
         (lambda d: d.chmod(0o555), lambda d: d.chmod(0o755), "Write permission is missing"),
-        (
-            lambda d: _swap(d),
-            lambda d: _swap(d, back=True),
-            "A file is where a directory is needed",
-        ),
+        (lambda d: _swap(d), lambda d: _swap(d, back=True),
+            "A file is where a directory is needed"),
     ],
     ids=["permission", "a file"],
-)
+)  # fmt: skip
 def test_a_refused_save_names_the_cause(hurt, mend, words, tmp_path: Path):
     directory = tmp_path / "checkpoints"
     with CheckpointManager(directory) as checkpoints:

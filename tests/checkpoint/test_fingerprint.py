@@ -68,9 +68,8 @@ def test_is_the_same_under_any_sharding():
     for spec in (("a",), (None, "b"), ("b", "a"), (("a", "b"),)):
         at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
         assert of(jax.device_put(leaf, at)) == of(leaf)
-    there = jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec("a"), memory_kind="pinned_host"
-    )
+    spec = jax.sharding.PartitionSpec("a")
+    there = jax.sharding.NamedSharding(mesh, spec, memory_kind="pinned_host")
     assert of(jax.device_put(leaf, there)) == of(leaf)
 
 
@@ -101,9 +100,8 @@ def test_a_changed_leaf_is_named_though_its_files_are_valid(tmp_path: Path):
         checkpoints.wait()
         about = tmp_path / "2" / "about.json"  # the values on the device were those of step 1
         said = json.loads(about.read_text())
-        said["fingerprints"] = json.loads((tmp_path / "1" / "about.json").read_text())[
-            "fingerprints"
-        ]
+        there = json.loads((tmp_path / "1" / "about.json").read_text())
+        said["fingerprints"] = there["fingerprints"]
         about.write_text(json.dumps(said))
         seal.seal(tmp_path / "2", 2)
         assert layout.find_faults(tmp_path, 2, full=True) == []
@@ -164,9 +162,8 @@ def test_equal_replicas_are_accepted_and_a_leaf_that_differs_is_told_apart_besid
     equal = {f"{i}": array_with_flip(spec, None) for i, spec in enumerate(specs)}
     equal |= {"host": np.arange(3), "single": single}
     begun = fingerprint.start(equal)
-    assert replica_check.check_replicas(replica_check.local_prints(begun), 7) == fingerprint.read(
-        begun
-    )
+    prints = replica_check.local_prints(begun)
+    assert replica_check.check_replicas(prints, 7) == fingerprint.read(begun)
     found = replica_check.local_prints(fingerprint.start({**equal, "w": array_with_flip(P(), 5)}))
     assert {name for name, prints in found.items() if len(prints) > 1} == {"w"}
 

@@ -142,10 +142,7 @@ def test_saves_after_an_interrupt_are_valid_and_so_are_earlier_ones(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("how", "code", "told"),
-    [
-        ("end", 0, ""),
-        ("raise", 1, "RuntimeError: a mistake of somebody's\n"),
-    ],
+    [("end", 0, ""), ("raise", 1, "RuntimeError: a mistake of somebody's\n")],
 )
 def test_a_program_that_ends_during_a_save_waits_for_the_seal(tmp_path, how, code, told):
     command = [sys.executable, str(SCRIPT), str(tmp_path), how]

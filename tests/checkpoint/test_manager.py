@@ -186,9 +186,7 @@ def test_reading_a_directory_changes_nothing(tmp_path: Path):
         ({"x": np.zeros(2)}, {"loss": np.float32(1)}, "float(x) converts an array"),
     ],
 )
-def test_a_state_that_cannot_be_stored_is_refused(
-    checkpoints: CheckpointManager, state, about, advice
-):
+def test_a_state_that_cannot_be_stored_is_refused(checkpoints, state, about, advice):
     with pytest.raises(CheckpointError) as refusal:
         checkpoints.save(1, state, about)
     assert advice in str(refusal.value)
@@ -198,7 +196,7 @@ def test_a_state_that_cannot_be_stored_is_refused(
 SCRIPT = Path(__file__).with_name("one_of_two.py")
 
 
-@pytest.mark.thorough  # tests/train/test_launched_runs.py saves in two processes by default
+@pytest.mark.thorough  # tests/train/test_process_matrix.py saves in two processes by default
 def test_two_processes_save_what_one_restores(tmp_path: Path):
     words = lambda port, index: (tmp_path / "c", port, str(index))
     in_two_processes(SCRIPT, words, patience=300)

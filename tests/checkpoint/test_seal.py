@@ -68,9 +68,7 @@ def test_every_damage_is_detected(kind, damaged: Path):
         assert 2 not in layout.list_steps(damaged) or kind in QUIETLY, f"{damage} is listed"
         shutil.rmtree(damaged / "2")
         shutil.copytree(kept, damaged / "2")
-    assert (
-        layout.find_faults(damaged, 1, full=True) == layout.find_faults(damaged, 2, full=True) == []
-    )
+    assert [layout.find_faults(damaged, step, full=True) for step in (1, 2)] == [[], []]
 
 
 def test_a_flipped_bit_is_refused_with_the_name_of_its_file(damaged: Path, whole):
@@ -262,13 +260,10 @@ def test_resume_sets_invalid_entries_aside(kind, damaged: Path, whole):
 @pytest.mark.parametrize(
     "change",
     [
-        {"leaves": None},
-        {"leaves": {"w": f"float32[{10**30}]"}},
-        {"fingerprints": []},
-        {"best": {"name": "loss", "value": "low"}},
-        {"step": "2"},
+        {"leaves": None}, {"leaves": {"w": f"float32[{10**30}]"}}, {"fingerprints": []},
+        {"best": {"name": "loss", "value": "low"}}, {"step": "2"},
     ],
-)
+)  # fmt: skip
 def test_a_record_with_wrong_types_is_refused_despite_its_seal(change, damaged: Path, whole):
     about = damaged / "2" / "about.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | change))

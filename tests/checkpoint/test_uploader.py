@@ -59,9 +59,7 @@ def read(run: Path) -> int:
     return step
 
 
-def test_copies_are_valid_and_older_ones_are_removed(
-    objects: ObjectStore, saved: Path, tmp_path: Path
-):
+def test_copies_are_valid_and_older_ones_are_removed(objects: ObjectStore, saved: Path, tmp_path):
     uploader = start_uploader(objects, saved)
     for step in (1, 2, 3):
         uploader.copy(step)
@@ -75,9 +73,7 @@ def test_copies_are_valid_and_older_ones_are_removed(
     assert (tmp_path / "back" / "run.json").read_text() == (saved / "run.json").read_text()
 
 
-def test_the_best_whose_copy_failed_is_copied_with_the_next(
-    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_best_whose_copy_failed_is_copied_with_the_next(objects, saved, monkeypatch):
     uploader = start_uploader(objects, saved, keep=1, best=lambda: 2)
     uploader.copy(1)
     with monkeypatch.context() as patch:
@@ -109,9 +105,7 @@ def cut_off(
 
 
 @pytest.mark.thorough
-def test_a_kill_before_any_change_leaves_a_valid_copy(
-    objects: ObjectStore, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_kill_before_any_change_leaves_a_valid_copy(objects, saved, tmp_path, monkeypatch):
     """Copy 3 over a store that has 1 and 2, killed before each change in turn."""
     after, ended = 0, False
     while not ended:
@@ -139,9 +133,7 @@ def test_a_kill_before_any_change_leaves_a_valid_copy(
     assert after > 15
 
 
-def test_a_refused_copy_is_reported_and_copied_later(
-    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch, caplog
-):
+def test_a_refused_copy_is_reported_and_copied_later(objects, saved, monkeypatch, caplog):
     uploader = start_uploader(objects, saved)
     uploader.copy(1)
     with monkeypatch.context() as patch:
@@ -178,9 +170,7 @@ def test_copies_after_a_rollback_point_are_removed(objects: ObjectStore, saved: 
     assert object_store_layout.list_copies(objects) == [1, 2]
 
 
-def test_a_damaged_copy_is_skipped_without_leftovers(
-    objects: ObjectStore, saved: Path, tmp_path: Path
-):
+def test_a_damaged_copy_is_skipped_without_leftovers(objects: ObjectStore, saved: Path, tmp_path):
     uploader = start_uploader(objects, saved)
     uploader.copy(1)
     uploader.copy(2)
@@ -196,9 +186,7 @@ def test_a_damaged_copy_is_skipped_without_leftovers(
 
 
 @pytest.mark.parametrize("outside", ["../../../out", "/tmp/out"])
-def test_an_object_name_that_leads_outside_is_not_written(
-    outside: str, objects: ObjectStore, saved: Path, tmp_path: Path
-):
+def test_an_object_name_that_leads_outside_is_not_written(outside, objects, saved, tmp_path):
     start_uploader(objects, saved).copy(1)
     sizes = {**object_store_layout.object_sizes(objects)[1], outside: 1}
     with pytest.MonkeyPatch.context() as patch:
@@ -213,14 +201,11 @@ def test_an_object_name_that_leads_outside_is_not_written(
     assert not (tmp_path / "checkpoints" / "1").exists()
 
 
-def test_the_seal_is_the_last_object_of_a_copy(
-    objects: ObjectStore, saved: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_seal_is_the_last_object_of_a_copy(objects: ObjectStore, saved: Path, monkeypatch):
     uploader, sent = start_uploader(objects, saved), []
     send = objects.send
-    monkeypatch.setattr(
-        objects, "send", lambda file, name: (sent.append(name), send(file, name))[1]
-    )
+    note = lambda file, name: (sent.append(name), send(file, name))[1]
+    monkeypatch.setattr(objects, "send", note)
     uploader.copy(1)
     assert sent[-1] == f"checkpoints/1/{seal.SEAL}"
     known = json.loads((saved / "checkpoints" / "1" / seal.SEAL).read_text())["files"]

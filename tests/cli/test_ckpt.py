@@ -161,13 +161,6 @@ def test_others_and_init_from_read_an_export(capfd):
     assert [path.name for path in Path("out").iterdir()] == ["all.safetensors"]
 
 
-def test_export_refuses_a_damaged_checkpoint(capfd):
-    damage(30)
-    assert main(["ckpt", "export", "a"]) == 70
-    assert "checkpoint 30 is damaged" in capfd.readouterr().err
-    assert not Path("a-30.safetensors").exists()
-
-
 def test_an_error_is_reported_with_a_command(capfd):
     for words, advice in (
         (("lss", "a"), "did you mean ls?; write jtrain ckpt ls RUN"),

@@ -82,9 +82,7 @@ def test_text_is_prepared_and_reported(folder: Path, capsys):
         (["b.txt", "--out", "x"], "a.txt"),
     ],
 )
-def test_invalid_arguments_of_prepare_are_refused(
-    folder: Path, capsys, words: list[str], says: str
-):
+def test_invalid_arguments_of_prepare_are_refused(folder, capsys, words, says):
     assert main(["data", "prepare", *words]) == 2
     assert says in capsys.readouterr().err
     assert not (folder / "x").exists()

@@ -67,9 +67,7 @@ def check_nothing_lost(home: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("launched", [("launch", "--processes", "1"), ()])
-def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(
-    home: Path, compiled: Path, launched: tuple[str, ...]
-):
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(home, compiled, launched):
     terminal, end = pty.openpty()
     words = [sys.executable, "-c", OF_THE_TERMINAL, sys.executable, "-m", "jtrain"]
 
@@ -117,9 +115,7 @@ def ends_alone(code: int) -> None:
 
 
 @pytest.mark.parametrize(("several", "how"), [(True, AloneError), (False, SystemExit)])
-def test_the_installed_command_ends_by_itself_where_it_is_one_of_several(
-    several: bool, how: type[BaseException], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_installed_command_ends_by_itself_where_it_is_one_of_several(several, how, monkeypatch):
     script = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["jtrain"]
     monkeypatch.setattr(sys, "argv", ["jtrain", "rum"])
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from quick_study import at_home, write_study
 
 from jtrain.cli import main
+from jtrain.config.resolve import resolve
 
 CONFIG = "configs/quick.yaml"
 
@@ -23,9 +23,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
 def commands(out: str) -> list[list[str]]:
     """Return the commands that the summary advises, as words after `jtrain`."""
     lines = [line.removeprefix("next:").strip() for line in out.splitlines()]
-    return [
-        shlex.split(line.partition("   ")[0])[1:] for line in lines if line.startswith("jtrain ")
-    ]
+    typed = [line.partition("   ")[0] for line in lines if line.startswith("jtrain ")]
+    return [shlex.split(words)[1:] for words in typed]
 
 
 @pytest.mark.thorough
@@ -64,29 +63,6 @@ def test_a_stopped_run_exits_with_75_and_prints_how_to_resume(capfd, monkeypatch
     assert "step 40/40" in Path("runs/quick/log.txt").read_text()
 
 
-def advised(err: str, what: str) -> list[str]:
-    return shlex.split(err.partition(what)[2].splitlines()[0])[1:]
-
-
-@pytest.mark.thorough
-def test_the_config_of_a_copied_run_is_refused(capfd):
-    assert main(["run", CONFIG]) == 0
-    was = Path("runs/quick/run.json").read_bytes()
-    shutil.copytree("runs/quick", "runs/copy")
-    capfd.readouterr()
-    assert main(["run", "runs/copy/config.yaml"]) == 2
-    err = capfd.readouterr().err
-    assert "runs/copy/config.yaml belongs to a run named quick, whose directory is runs/qu" in err
-    on = advised(err, "To resume that run: ")
-    assert on == ["run", "runs/copy/config.yaml", "name=copy"]
-    assert main(on) == 0
-    assert "the run had already finished; nothing was trained" in capfd.readouterr().out
-    other = advised(err, "To start another run with its values: ")
-    assert main(other) == 0
-    assert Path("runs/quick-2/metrics.jsonl").exists()
-    assert Path("runs/quick/run.json").read_bytes() == was
-
-
 @pytest.mark.parametrize(
     ("place", "command"),
     [
@@ -105,4 +81,6 @@ def test_the_advice_for_a_copied_run_works_anywhere(place: str, command: str, ca
     assert main(["run", f"{place}/config.yaml"]) == 2
     err = capfd.readouterr().err
     assert f"To resume that run: {command.format(home=home)}\n" in err
+    other = shlex.split(err.partition("To start another run with its values: ")[2])
+    assert resolve(other[2], other[3:]).config.name == "quick-2"
     assert not Path("runs/quick").exists()

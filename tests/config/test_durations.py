@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from quick_study import at_home, config_of, trained, write_study
 
-from jtrain.config.durations import (
-    DurationUnits,
-    convert_durations,
-    find_durations,
-    find_own_steps,
-)
+from jtrain.config.durations import DurationUnits, convert_durations, find_durations, find_own_steps
 from jtrain.config.resolve import resolve
 from jtrain.core.loop import FinishedSteps
 from jtrain.errors import ConfigError
@@ -34,13 +29,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Path):
     ("said", "steps"),
     [
         ("3 epochs", math.ceil(3 * 200 / 16)),  # 200 rows, 16 a step
-        ("500 rows", math.ceil(500 / 16)),
-        ("481 rows", 31),
-        ("10k tokens", math.ceil(10_000 / (16 * 7))),
-        ("40 steps", 40),
-        ("10%", 100),
+        ("500 rows", math.ceil(500 / 16)), ("481 rows", 31),
+        ("10k tokens", math.ceil(10_000 / (16 * 7))), ("40 steps", 40), ("10%", 100),
     ],
-)
+)  # fmt: skip
 def test_comes_to_the_steps_that_are_counted_by_hand(said, steps):
     config = config_of(CONFIG, [f"evaluate.every={said}", "steps=1000"])
     facts = DurationUnits(batch=16, epoch=200, tokens=7)
@@ -70,17 +62,14 @@ def test_a_schedule_is_as_long_as_a_run_of_the_same_words(said):
     """Check that steps and the length that a schedule keeps round up to whole calls."""
     schedule = f"optimizer.schedule={{kind: cosine, steps: {said}, warmup: 1 steps}}"
     config = config_of(CONFIG, [f"steps={said}", schedule])
-    found = convert_durations(
-        config, DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7)
-    )
+    units = DurationUnits(batch=16, epoch=200, steps_per_call=8, seconds=1.7)
+    found = convert_durations(config, units)
     assert found.optimizer.schedule.steps == found.steps
     assert found.optimizer.schedule.warmup == 1
 
 
 @pytest.mark.parametrize("steps", ["2 epochs", "10 seconds"])
-def test_an_experiment_is_built_once_whatever_its_durations_are_in(
-    steps: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_experiment_is_built_once_whatever_its_durations_are_in(steps: str, monkeypatch):
     study = Path("experiments/quick.py")
     code = study.read_text()
     old = "optimizer=self.optimizer.build(self.steps),"
@@ -89,9 +78,8 @@ def test_an_experiment_is_built_once_whatever_its_durations_are_in(
     schedule = "optimizer.schedule={kind: cosine, warmup: 10%}"
     config, builds = config_of(CONFIG, [f"steps={steps}", schedule]), []
     build = type(config).build
-    monkeypatch.setattr(
-        type(config), "build", lambda self, place: builds.append(1) or build(self, place)
-    )
+    counted = lambda self, place: builds.append(1) or build(self, place)
+    monkeypatch.setattr(type(config), "build", counted)
     found = set_up(config).resolved
     found = found.count_again(1.0) if found.lengths.provisional else found
     expected = {"2 epochs": 25, "10 seconds": 10}[steps]

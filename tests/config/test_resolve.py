@@ -1,4 +1,4 @@
-"""A file and what was typed become values, each with where it was said."""
+"""A file, a preset and what was typed become values, each with where it was said."""
 
 import json
 import os
@@ -83,13 +83,10 @@ def test_a_whole_mapping_that_is_typed_replaces_the_file_s(path: Path):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("no", "no"),
-        ("1:30", "1:30"),
-        ("2001-01-01", "2001-01-01"),
-        ("'7'", "7"),
+        ("no", "no"), ("1:30", "1:30"), ("2001-01-01", "2001-01-01"), ("'7'", "7"),
         ('"\\u00e9"', "é"),
     ],
-)
+)  # fmt: skip
 def test_texts_are_texts(path: Path, text: str, value: str):
     assert resolve(path, [f"model.title={text}"]).config.model.title == value
 
@@ -140,15 +137,12 @@ def test_differences_are_told_by_key(path: Path):
     [
         ("optimizer.lerning_rate=3", "did you mean optimizer.lr?"),
         ("optimizer.learning_rate=3", "did you mean optimizer.lr?"),
-        ("batch_size=3", "did you mean batch?"),
-        ("lr=3", "did you mean optimizer.lr?"),
-        ("learning_rate=3", "did you mean optimizer.lr?"),
-        ("width=8", "did you mean model.width?"),
-        ("num_heads=8", "did you mean model.heads?"),
-        ("epochs=5", "write steps='5 epochs'"),
+        ("batch_size=3", "did you mean batch?"), ("lr=3", "did you mean optimizer.lr?"),
+        ("learning_rate=3", "did you mean optimizer.lr?"), ("width=8", "did you mean model.width?"),
+        ("num_heads=8", "did you mean model.heads?"), ("epochs=5", "write steps='5 epochs'"),
         ("save_every=5", "write checkpoint.every"),
     ],
-)
+)  # fmt: skip
 def test_the_words_of_other_libraries_are_known(path: Path, setting: str, meant: str):
     with pytest.raises(ConfigError, match="is no key") as caught:
         resolve(path, [setting])
@@ -238,3 +232,88 @@ def test_the_json_schema_has_the_help_and_lets_a_file_inherit(schema: type):
     assert "required" not in found
     assert {"required": ["base"]} in found["anyOf"]
     assert found["additionalProperties"] is False
+
+
+CODE = """
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from jtrain.config.top import BaseConfig
+from jtrain.config.configclass import configclass
+
+
+@configclass
+class Plain:
+    kind: Literal["plain"] = "plain"
+
+
+@configclass
+class Turned:
+    kind: Literal["turned"] = "turned"
+    base: float = 10.0
+
+
+@configclass
+class Model:
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "small": {"width": 2, "depth": 3, "how": {"kind": "turned", "base": 5.0}},
+        "large": {"width": 200, "depth": 30, "how": {"kind": "plain"}},
+    }
+    preset: Literal["none", "small", "large"] = "none"
+    width: int = Field(default=8, gt=0)
+    depth: int = 8
+    limit: int | None = Field(default=None, gt=0)
+    how: Annotated[Plain | Turned, Field(discriminator="kind")] = Plain()
+
+
+@configclass
+class Config(BaseConfig):
+    model: Model = Model()
+"""
+YAML = "experiment: toy\nsteps: 10\nbatch: 4\ncheckpoint: {every: 5}\n"
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    study = write_study(tmp_path)
+    (tmp_path / "experiments" / "toy.py").write_text(CODE)
+    return study
+
+
+def resolved(study: Path, model: str, *settings: str):
+    study.write_text(f"{YAML}model: {model}\n")
+    return resolve(study, settings)
+
+
+def test_values_said_with_it_win_and_the_others_are_its_own(study: Path):
+    found = resolved(study, "{preset: small, width: 7}")
+    model = found.config.model
+    assert (model.width, model.depth, model.how.base) == (7, 3, 5.0)
+    said = {key: str(origin) for key, origin in found.origins.items()}
+    assert said["model.width"] == f"{study}:5"
+    assert said["model.depth"] == said["model.how.base"] == "preset small"
+    assert said["model.limit"] == "default"
+    assert found.notes == ()
+
+
+def test_one_that_is_typed_goes_over_the_file_and_says_so(study: Path):
+    found = resolved(study, "{width: 7, depth: 3}", "model.preset=small", "model.how.base=2")
+    model = found.config.model
+    assert (model.width, model.depth, model.how.base) == (2, 3, 2.0)
+    assert found.notes == (f"model.width ({study}:5) is left out: preset small was given after it",)
+
+
+def test_another_kind_leaves_out_what_the_preset_said_of_its_own(study: Path):
+    found = resolved(study, "{preset: small}", "model.how.kind=plain")
+    assert (found.config.model.how.kind, found.config.model.depth) == ("plain", 3)
+    assert found.notes == ()
+
+
+def test_what_was_resolved_resolves_to_itself_and_to_another_preset(study: Path):
+    config = resolved(study, "{preset: small, depth: 9}").config
+    study.write_text(dump(config))
+    assert resolve(study).config == config
+    other = resolve(study, ["model.preset=large"]).config.model
+    assert (other.width, other.depth, other.how.kind) == (200, 30, "plain")

@@ -50,14 +50,11 @@ def closed_form() -> tuple[float, dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     ("place", "microbatches"),
     [
-        (("single", 1), 1),
-        (("single", 1), 4),
-        (("fsdp", 8), 1),
-        (("mirrored shard_map", 2), 2),
+        (("single", 1), 1), (("single", 1), 4), (("fsdp", 8), 1), (("mirrored shard_map", 2), 2),
         (("mirrored pmap", 4), 1),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_step_is_that_of_the_closed_form_however_it_is_split(place, microbatches):
     where = strategy(*place)
     state, placed = start(SGD, where), where.place(batch())

@@ -5,16 +5,12 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from comparison import assert_close
 
 from jtrain.core import pytree
 from jtrain.core.mean import Mean, Terms
 from jtrain.core.model import Model
 from jtrain.core.rows import row_keys, with_rows
-from jtrain.core.state import new_state
-from jtrain.core.step import make_step
 from jtrain.errors import LossError
 
 
@@ -24,14 +20,6 @@ def drawn(shape, seed=0):
     mask = random.random(shape) < 0.7
     weights = random.exponential(size=shape).astype(np.float32)
     return values, mask, weights
-
-
-@pytest.mark.thorough
-def test_a_mean_is_the_same_under_any_split():
-    values, mask, weights = map(jnp.asarray, drawn((6, 4)))
-    parts = [Mean.of(*(x[i::3] for x in (values, mask, weights))) for i in range(3)]
-    summed = jax.tree.map(lambda *sums: sum(sums), *parts)
-    assert summed.value() == pytest.approx(Mean.of(values, mask, weights).value(), rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(31,), (32, 32), (8, 4, 8)], ids=str)
@@ -74,9 +62,7 @@ def test_values_mask_and_weights_have_one_shape(values, mask, weights):
 
 
 def test_complex_values_have_no_mean():
-    with pytest.raises(
-        LossError, match=r"complex values. Give real ones: jnp\.abs\(values\) \*\* 2"
-    ):
+    with pytest.raises(LossError, match=r"complex values. Give real ones: jnp\.abs\(values\)"):
         Mean.of(jnp.array([1 + 1j, 2]), jnp.array([True, True]))
     assert Mean.of(jnp.abs(jnp.array([1 + 1j, 2])) ** 2, jnp.array([True, True])).value() == 3
 
@@ -102,16 +88,6 @@ TREE = {
 }
 
 
-def test_a_leaf_is_named_by_its_path():
-    assert list(pytree.named_leaves(TREE)) == ["blocks/0/kernel", "low", "n"]
-    assert pytree.describe(TREE)["blocks/0/kernel"] == "float32[2, 3]"
-
-
-def test_counts_numbers():
-    assert pytree.num_elements(TREE) == 12
-    assert pytree.num_elements({}) == 0
-
-
 def test_the_norm_is_over_all_leaves():
     some = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0, jnp.bfloat16)}
     assert float(pytree.norm(some)) == 5.0
@@ -133,16 +109,6 @@ def test_only_short_floats_are_widened():
     wide = pytree.at_least_f32(TREE)
     assert (wide["low"].dtype, wide["n"].dtype) == (jnp.float32, TREE["n"].dtype)
     assert wide["blocks"][0]["kernel"] is TREE["blocks"][0]["kernel"]
-
-
-@pytest.mark.thorough
-def test_a_row_draws_by_its_place_in_the_whole_batch():
-    key, rows = jax.random.key(5), jnp.arange(8)
-    draw = lambda rows: jax.vmap(jax.random.uniform)(row_keys(key, {"row": rows}))
-    whole = draw(rows)
-    np.testing.assert_array_equal(draw(rows[3:5]), whole[3:5])
-    np.testing.assert_array_equal(draw(rows[::-1]), whole[::-1])
-    assert len(set(whole.tolist())) == 8
 
 
 def test_row_and_mask_are_those_of_a_full_batch_where_there_are_none():
@@ -174,18 +140,3 @@ def test_a_row_draws_the_same_by_every_generator(impl, partitionable, x64):
         np.testing.assert_array_equal(draw(key, some), whole[some])
         other = np.asarray(draw(jax.random.key(6, impl=impl), rows))
         assert len(np.unique([whole, other])) == 48
-
-
-@pytest.mark.thorough
-def test_a_step_that_draws_is_the_same_however_it_is_split():
-    def loss(params, batch, rng):
-        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(row_keys(rng, batch))
-        return Mean.of(jnp.square(noise @ params), batch["mask"])
-
-    ends = []
-    with jax.default_prng_impl("rbg"):
-        for microbatches in (1, 4):
-            state = new_state(jnp.arange(1.0, 4.0), optax.sgd(0.1), jax.random.key(0))
-            step = jax.jit(make_step(loss, optax.sgd(0.1), microbatches=microbatches))
-            ends.append(step(state, {"x": np.zeros(8, np.float32)})[0].params)
-    assert_close(*ends, 1e-6)

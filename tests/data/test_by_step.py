@@ -1,12 +1,24 @@
-"""Batches by the step: every row once an epoch, and each process its own rows."""
+"""Batches by the step: every row once an epoch, each process its own; of loaders, in mixtures."""
 
 import zlib
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
+import grain
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from experiments.mnist1d import FullBatches
-from jtrain.data import Arrays, InOrder, Shuffled
+from jtrain.core.batches import Batches
+from jtrain.data import Arrays, GrainRows, InOrder, LoaderBatches, MixedBatches, Shuffled
+from jtrain.data.batches.mixed import Proportions
+from jtrain.data.text.corpora import MixedCorpus, Mixture
+from jtrain.data.text.prepare import prepare
+from jtrain.data.text.tokenizing import ByteTokens
+from jtrain.errors import DataError
 
 
 def numbered(rows: int) -> Arrays:
@@ -107,9 +119,8 @@ def test_in_order_covers_every_row_once_in_order(rows: int, count: int):
     parts = [whole.shard(index, count) for index in range(count)]
     assert len(whole) == len(parts[0]) == -(-rows // 8)
     assert whole.ragged == (rows % 8 > 0)
-    joined = [
-        int(x) for k in range(len(whole)) for part in parts for x in part[k]["x"][part[k]["mask"]]
-    ]
+    shares = [part[k] for k in range(len(whole)) for part in parts]
+    joined = [int(x) for part in shares for x in part["x"][part["mask"]]]
     assert joined == list(range(rows))
 
 
@@ -123,3 +134,163 @@ def test_each_batch_is_every_row_and_the_same_arrays():
     for name, array in first.items():
         assert later[name] is array
         assert not array.flags.writeable, "or a device could not keep it"
+
+
+IMAGE = np.random.default_rng(0).random((12, 3, 3), np.float32)
+LABEL = np.arange(12, dtype=np.int32)
+
+
+def loaded(open_: Callable[[], Iterable[Any]], size: int) -> LoaderBatches:
+    """Adapt a loader as in docs/images.md."""
+
+    def opened():
+        for image, label in open_():
+            yield {"image": np.asarray(image), "label": np.asarray(label)}
+
+    return LoaderBatches(opened, size=size)
+
+
+def in_memory() -> Iterable[Any]:
+    return ((IMAGE[i : i + 4], LABEL[i : i + 4]) for i in range(0, 12, 4))
+
+
+def test_a_batch_of_a_loader_is_a_function_of_the_step():
+    batches = loaded(in_memory, 4)
+    assert isinstance(batches, Batches)
+    for step in (0, 1, 2, 3, 7, 2):  # in order, over the end, forward, and back
+        rows = np.arange(4) + 4 * (step % 3)
+        np.testing.assert_array_equal(batches[step]["image"], IMAGE[rows], strict=True)
+        np.testing.assert_array_equal(batches[step]["label"], LABEL[rows], strict=True)
+
+
+def test_processes_shard_the_batches_of_a_loader():
+    whole, parts = loaded(in_memory, 4), [loaded(in_memory, 4).shard(i, 2) for i in range(2)]
+    for step in (4, 0):
+        for name, array in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([p[step][name] for p in parts]), array)
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"),
+    [
+        ([], r"gave no batch. Reopen it"),
+        ([{"x": np.arange(4)}, {"x": np.arange(3)}], r"`x` of its batch 1 has 3 rows.*drop_last"),
+    ],
+)
+def test_a_batch_of_another_size_is_refused(batches: list[Any], says: str):
+    with pytest.raises(DataError, match=says):
+        LoaderBatches(lambda: batches, size=4)[2]
+
+
+def test_a_mask_of_the_data_is_not_replaced_by_that_of_the_batch():
+    images = {"image": np.ones((4, 8, 8), np.float32), "mask": np.zeros((4, 8, 8), bool)}
+    source = grain.MapDataset.range(16).map(lambda row: {n: x[0] for n, x in images.items()})
+    source = GrainRows(source)
+    for batches in (
+        Shuffled(source, size=4),
+        MixedBatches({"all": (source, 1)}, size=4),
+        LoaderBatches(lambda: [images], size=4),
+    ):
+        with pytest.raises(DataError, match=r"an array called 'mask'.* such as masks"):
+            batches[0]
+
+
+def test_any_weights_are_exact_to_one_row():
+    for weights in ([0.7, 0.2, 0.1], [0.3, 0.3, 0.3]):
+        assert_shares(weights)
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        weights = rng.integers(1, 60, int(rng.integers(2, 9))) ** int(rng.integers(1, 3))
+        assert_shares(weights.tolist())
+
+
+def assert_shares(weights: list[float]) -> None:
+    found = Proportions(weights)
+    places = np.arange(2 * found.period + 7)
+    source, before = found.at(places)
+    total = sum(Fraction(repr(float(weight))) for weight in weights)
+    for number, weight in enumerate(weights):
+        share = Fraction(repr(float(weight))) / total
+        counts = np.cumsum(source == number)
+        # In integers: |count - share x rows| < 1.
+        off = np.abs(counts * share.denominator - share.numerator * (places + 1))
+        assert off.max() < share.denominator
+        assert before[source == number].tolist() == list(range(counts[-1]))
+
+
+PARTS = {"a": 10, "b": 7, "c": 3}  # rows
+
+
+def mixed(size: int = 8, seed: int = 0) -> MixedBatches:
+    source = lambda name: Arrays(
+        of=np.full(PARTS[name], ord(name)), x=np.arange(PARTS[name], dtype=np.float32)
+    )
+    weights = {"a": 0.5, "b": 0.3, "c": 0.2}
+    parts = {name: (source(name), weight) for name, weight in weights.items()}
+    return MixedBatches(parts, size=size, seed=seed)
+
+
+def test_each_source_goes_through_its_own_epochs():
+    batches = mixed()
+    rows = [
+        (chr(of), int(x))
+        for i in range(100)
+        for b in [batches[i]]
+        for of, x in zip(b["of"], b["x"], strict=True)
+    ]
+    for name, length in PARTS.items():
+        mine = [x for of, x in rows if of == name]
+        epochs = [mine[i : i + length] for i in range(0, len(mine) - length, length)]
+        assert len(epochs) > 10
+        assert all(sorted(epoch) == list(range(length)) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) > 1, "each epoch in another order"
+
+
+def test_a_batch_is_a_function_of_the_seed_and_the_step():
+    forward, jumping = mixed(), mixed()
+    expected = [forward[step]["x"].tolist() for step in range(30)]
+    for step in (29, 3, 3, 17):
+        assert jumping[step]["x"].tolist() == expected[step]
+    assert mixed(seed=1)[0]["x"].tolist() != expected[0]
+    whole = np.concatenate([mixed(size=4)[step]["x"] for step in range(60)])
+    assert whole.tolist() == np.concatenate(expected).tolist(), "independent of the batch size"
+
+
+def test_the_order_of_a_mixture_is_pinned():
+    a, b = Arrays(x=np.arange(97)), Arrays(x=np.arange(1000, 1310))
+    batches, found = MixedBatches({"a": (a, 0.7), "b": (b, 0.3)}, size=64, seed=2), 0
+    for step in [*range(600), 10**6]:
+        found = zlib.crc32(batches[step]["x"].astype("<i8").tobytes(), found)
+    assert found == 0x7B2BDAF2
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"verse": "rose ", "prose": "and so it goes. "}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text * 60, encoding="utf-8")
+        prepare(f"{name}.txt", name, tokenizing=ByteTokens())
+
+
+def mixture(**changed: object) -> Mixture:
+    """Build a mixture from a config."""
+    parts = {"verse": {"path": "verse", "weight": 0.7}, "prose": {"path": "prose", "weight": 0.3}}
+    asked = {"kind": "mixture", "parts": parts, "context": 4, **changed}
+    return TypeAdapter(Mixture).validate_python(asked)
+
+
+def of_verse(corpus: MixedCorpus, tokens: np.ndarray) -> bool:
+    text = corpus.vocabulary.decode(tokens)
+    return text in "rose " * 3
+
+
+@pytest.mark.usefixtures("folders")
+def test_each_batch_has_the_configured_shares():
+    step = 10**6
+    corpus = mixture().build()
+    batches = corpus.shuffled(size=10, seed=0)
+    verse = [of_verse(corpus, row) for row in batches[step]["tokens"]]
+    assert sum(verse) == 7
+    halves = [batches.shard(index, 2)[step]["tokens"] for index in range(2)]
+    np.testing.assert_array_equal(np.concatenate(halves), batches[step]["tokens"])

@@ -22,10 +22,7 @@ from jtrain.data import (
     hold_out,
     make_line_rows,
 )
-from jtrain.data.batches.fingerprint import (
-    digest_batch,
-    fingerprint,
-)
+from jtrain.data.batches.fingerprint import digest_batch, fingerprint
 from jtrain.data.images.augment import Augment, Augmented
 from jtrain.data.text.prepare import prepare
 from jtrain.data.text.tokenizers import ByteTokenizer
@@ -53,9 +50,8 @@ def text(folder: Path, changed: int) -> str:
 def lines(folder: Path, changed: int) -> ShardedStream:
     path = folder / "lines.txt"
     path.write_text(text(folder, changed))
-    return ShardedStream(
-        [path], lambda f: Lines(list(f)), make_line_rows(ByteTokenizer(), 8), size=4
-    )
+    rows = make_line_rows(ByteTokenizer(), 8)
+    return ShardedStream([path], lambda f: Lines(list(f)), rows, size=4)
 
 
 def prepared(folder: Path, changed: int) -> TokenFiles:
@@ -84,16 +80,13 @@ def grain_rows(folder: Path, changed: int) -> GrainRows:
 
 
 SOURCES: dict[str, Build] = {
-    "arrays": rows,
-    "lines": lines,
-    "a folder of tokens": lambda f, c: Windows(prepared(f, c), context=8),
-    "Parquet": parquet,
-    "Grain": grain_rows,
-    "a part": lambda f, c: hold_out(rows(f, c), 0.3)[0],
+    "arrays": rows, "lines": lines,
+    "a folder of tokens": lambda f, c: Windows(prepared(f, c), context=8), "Parquet": parquet,
+    "Grain": grain_rows, "a part": lambda f, c: hold_out(rows(f, c), 0.3)[0],
     "shuffled": lambda f, c: Shuffled(rows(f, c), size=4, seed=1),
     "augmented": lambda f, c: Augmented(Shuffled(rows(f, c), size=4), Augment(flip=0.5)),
     "mixed": lambda f, c: MixedBatches({"a": (rows(f, 0), 1), "b": (rows(f, c), 2)}, size=4),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)

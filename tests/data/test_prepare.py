@@ -96,9 +96,7 @@ prepare(sys.argv[3:], sys.argv[2], **asked, every=0.0, report=tell)
 
 
 @pytest.mark.thorough
-def test_a_killed_call_resumes_and_writes_the_same_bytes(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_killed_call_resumes_and_writes_the_same_bytes(files: list[Path], tmp_path, monkeypatch):
     monkeypatch.setattr("jtrain.data.text.documents.PIECE", 8192)
     asked = {"tokenizing": BytePairTokens(vocab=300), "shard": 20_000}
     learning = len(list(read_pieces(files)))  # calls
@@ -151,9 +149,7 @@ def test_tokens_are_read_from_any_place_over_any_files(files: list[Path], tmp_pa
     assert parts[5:2000].tolist() == flat[5:2000].tolist()
 
 
-def test_a_split_has_every_token_once_and_falls_between_documents(
-    files: list[Path], tmp_path: Path
-):
+def test_a_split_has_every_token_once_and_falls_between_documents(files: list[Path], tmp_path):
     share = 0.3
     prepare(files[3:], tmp_path / "out", tokenizing=ByteTokens())
     read = TokenFiles(tmp_path / "out")

@@ -1,11 +1,17 @@
-"""Rows in files of four kinds: read, written, and their errors."""
+"""Rows in files of five kinds, and of Hugging Face: read, written, and their errors."""
 
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import grain
 import numpy as np
 import pytest
 
+from jtrain.data import GrainRows, Shuffled
+from jtrain.data.sources.foreign import HuggingFace
+from jtrain.data.sources.parquet import ParquetRows
 from jtrain.data.sources.read_rows import SUFFIXES, check_rows, read_rows
 from jtrain.data.sources.write_rows import encode_rows
 from jtrain.errors import DataError
@@ -40,12 +46,7 @@ def test_an_array_without_a_name_is_the_only_one_that_is_wanted():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "a,b\n1,2\n3,4\n",
-        "x.1,label,x.0\n2,9,1\n4,9,3\n",
-        "\ufeffx.0,x.1\r\n1,2\r\n\r\n3,4",
-    ],
+    "text", ["a,b\n1,2\n3,4\n", "x.1,label,x.0\n2,9,1\n4,9,3\n", "\ufeffx.0,x.1\r\n1,2\r\n\r\n3,4"]
 )
 def test_columns_are_found_by_name_or_are_all_columns(text: str):
     Path("rows.csv").write_text(text)
@@ -98,3 +99,150 @@ def test_a_header_of_numbers_is_decided_and_said(first, is_header: bool, caplog)
     assert len(read_rows(path, wanted, header=False)["x"]) == 31
     if len(set(first)) == 8:
         assert read_rows(path, wanted, header=True)["x"].tolist() == rows
+
+
+ROWS = 50
+IMAGES = np.random.default_rng(0).random((ROWS, 2, 3), np.float32)
+COLUMNS = {
+    "image": IMAGES.tolist(),
+    "label": [row % 7 for row in range(ROWS)],
+    "flag": [row % 2 == 0 for row in range(ROWS)],
+    "name": [f"row {row}" for row in range(ROWS)],
+    "ragged": [[1] * (row % 3) for row in range(ROWS)],
+    "holed": [None if row == 9 else 1.5 for row in range(ROWS)],
+}
+NUMBERS = ["image", "label", "flag"]
+
+
+def test_a_missing_package_is_reported_with_its_pip_command(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # simulate a missing package
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(DataError, match=r"needs pyarrow, .*pip install 'jtrain\[parquet\]'"):
+        ParquetRows(str(tmp_path / "a.parquet"))
+
+
+def write_parquet(path: Path, columns: dict, *, group: int = 8) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table(columns), path, row_group_size=group
+    )
+    return path
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> str:
+    """Write the rows to two files, in groups of 8."""
+    for name, part in (("a", slice(0, 30)), ("b", slice(30, None))):
+        columns = {column: values[part] for column, values in COLUMNS.items()}
+        arrow = pytest.importorskip("pyarrow")
+        of = arrow.list_(arrow.list_(arrow.float32()))
+        columns["image"] = arrow.array(columns["image"], of)
+        write_parquet(tmp_path / f"{name}.parquet", columns)
+    return str(tmp_path / "*.parquet")
+
+
+@pytest.fixture
+def dataset():
+    return pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
+
+
+@pytest.mark.slow
+def test_rows_of_parquet_are_those_that_were_written(parquet: str):
+    keep = 1
+    rows = ParquetRows(parquet, columns=NUMBERS, keep=keep)
+    for indices in (np.arange(ROWS), np.random.default_rng(0).integers(0, ROWS, 40)):
+        got = rows[indices]
+        np.testing.assert_array_equal(got["image"], IMAGES[indices], strict=True)
+        np.testing.assert_array_equal(got["label"], np.array(COLUMNS["label"])[indices])
+        np.testing.assert_array_equal(got["flag"], np.array(COLUMNS["flag"])[indices], strict=True)
+    assert len(rows._cache) == 1
+
+
+@pytest.mark.slow
+def test_a_row_of_parquet_has_its_strings(parquet: str):
+    rows = ParquetRows(parquet)
+    assert rows[41] == {name: values[41] for name, values in COLUMNS.items()} | {
+        "image": IMAGES[41].astype(np.float64).tolist()
+    }
+    decoded = grain.MapDataset.source(rows).map(lambda row: {"size": len(row["name"])})
+    assert GrainRows(decoded)[np.array([3, 41])]["size"].tolist() == [5, 6]
+    with pytest.raises(IndexError, match="50 was requested of 50"):
+        rows[50]
+
+
+@pytest.mark.slow
+def test_a_file_of_parquet_that_is_cut_off_is_refused_with_its_end(tmp_path: Path):
+    share = 0.99
+    path = write_parquet(tmp_path / "a.parquet", {"x": list(range(99))})
+    kept = int(path.stat().st_size * share)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=rf"a\.parquet .* ends at byte {kept} without"):
+        ParquetRows(path)
+
+
+@pytest.mark.slow
+def test_rows_of_hugging_face_are_those_that_were_given(dataset):
+    rows = HuggingFace(dataset, columns=NUMBERS)
+    indices = np.random.default_rng(0).integers(0, ROWS, 40)
+    got = rows[indices]
+    np.testing.assert_array_equal(got["image"].astype(np.float32), IMAGES[indices])
+    np.testing.assert_array_equal(got["label"], np.array(COLUMNS["label"])[indices])
+    got["label"][:] = 0
+    assert rows[indices]["label"].any(), "changing a batch does not change the data"
+    assert len(Shuffled(rows, size=16)[0]["flag"]) == 16
+
+
+@pytest.fixture
+def table():
+    """Return a function that makes a data set of columns, with a format."""
+    datasets = pytest.importorskip("datasets")
+
+    def make(columns, kind=None, names=(), options=None, every=False):
+        rows, options = datasets.Dataset.from_dict(columns), options or {}
+        if kind == "custom":
+            return rows.with_transform(**options)
+        return rows.with_format(
+            kind, columns=list(names) or None, output_all_columns=every, **options
+        )
+
+    return make
+
+
+@pytest.mark.slow
+def test_a_transform_makes_the_rows(table):
+    columns = {"x": [1.0, 2.0, 3.0], "text": ["a", "b", "c"]}
+    make = lambda transform: table(columns, "custom", options={"transform": transform})
+    double = lambda rows: {"z": [np.full(2, 2 * x) for x in rows["x"]], "text": rows["text"]}
+    rows = HuggingFace(make(double), columns=["z"])
+    assert rows[np.array([2, 0])]["z"].tolist() == [[6, 6], [2, 2]]
+    for transform, names, says in (
+        (double, ["text"], "'text' should hold numbers and holds str.*columns="),
+        (lambda rows: {"z": rows["x"][1:]}, [], "given 2 rows and returned 1 of 'z'.*dataset.map"),
+    ):
+        with pytest.raises(DataError, match=says):
+            HuggingFace(make(transform), columns=names)[np.array([2, 0])]
+
+
+@pytest.mark.slow
+def test_a_format_decides_the_columns_and_the_dtype(table):
+    columns = {"x": [1.0, 2.0, 3.0], "y": [1, 2, 3]}
+    rows = HuggingFace(table(columns, "numpy", ["x"], {"dtype": np.float16}))
+    assert {name: x.dtype for name, x in rows[np.arange(2)].items()} == {"x": np.float16}
+    assert rows.columns == ["x"]
+    assert HuggingFace(table(columns, "numpy", ["x"], every=True)).columns == ["x", "y"]
+    assert HuggingFace(table(columns, "pandas", ["y"]))[np.array([2])]["y"].tolist() == [3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [[1.0, None, 3.0], [[1, 2], [None, 2], [3, 4]]])
+def test_none_is_found_by_column_and_row_when_it_is_read(table, values):
+    rows = HuggingFace(table({"x": values, "y": [0, 1, 2]}))
+    assert np.array_equal(rows[np.array([2, 0])]["x"], [values[2], values[0]])
+    with pytest.raises(DataError, match="'x' has None in row 1 of the data set") as caught:
+        rows[np.array([2, 1])]
+    advice = re.search(r"filter\((lambda row: .*)\), or", str(caught.value))
+    assert advice is not None
+    complete = list(filter(eval(advice[1]), [{"x": value} for value in values]))
+    assert [row["x"] for row in complete] == [values[0], values[2]]

@@ -41,9 +41,8 @@ def test_records_by_index_are_those_that_grain_streams(tmp_path: Path):
 def test_features_are_those_that_were_written():
     got = read_example(EXAMPLE)
     assert got["image"] == [b"\x89PNG", b""]
-    np.testing.assert_array_equal(
-        got["box"], np.array([0.25, -1.5e30, np.inf], np.float32), strict=True
-    )
+    box = np.array([0.25, -1.5e30, np.inf], np.float32)
+    np.testing.assert_array_equal(got["box"], box, strict=True)
     assert got["label"].tolist() == [0, 1, 127, 128, -1, 2**63 - 1, -(2**63)]
     assert got["caf\u00e9"].tolist() == [7]
 
@@ -74,9 +73,7 @@ def test_a_record_that_is_no_example_is_refused(record: bytes):
         read_example(record)
 
 
-def test_tfrecord_files_without_their_package_say_what_to_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_tfrecord_files_without_their_package_say_what_to_type(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     masked_checksum.cache_clear()
     path = write_records(tmp_path / "a.tfrecord", RECORDS)

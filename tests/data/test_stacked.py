@@ -135,14 +135,7 @@ def read_only_view(step):
     return {"x": view}
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        a_view_of_a_view,
-        a_buffer_of_python,
-        read_only_view,
-    ],
-)
+@pytest.mark.parametrize("read", [a_view_of_a_view, a_buffer_of_python, read_only_view])
 def test_what_a_reader_could_write_again_is_copied(read):
     array = read(0)["x"]
     found = copy_writable({"x": array})["x"]

@@ -61,9 +61,7 @@ def windows_of(path: Path, size: ImageSize, smallest: float = 0.08) -> tuple[np.
 @pytest.mark.parametrize(
     ("suffix", "width", "height"), [("png", 20, 17), ("jpg", 31, 50), ("png", 9, 7)]
 )
-def test_a_window_is_the_triangle_sum_over_the_pixels_of_the_file(
-    tmp_path: Path, suffix: str, width: int, height: int
-):
+def test_a_window_is_the_triangle_sum_over_the_pixels_of_the_file(tmp_path, suffix, width, height):
     path = tmp_path / f"a.{suffix}"
     photograph(width, height).save(path)
     got, exact = windows_of(path, SIZE, smallest=0.3)  # so that none is decoded at a half
@@ -73,9 +71,7 @@ def test_a_window_is_the_triangle_sum_over_the_pixels_of_the_file(
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_windows_at_a_fraction_are_close_to_those_of_a_full_decode(
-    tmp_path: Path, orientation: int
-):
+def test_windows_at_a_fraction_are_close_to_those_of_a_full_decode(tmp_path, orientation: int):
     path = tmp_path / "a.jpg"
     exif = Image.Exif()
     exif[0x0112] = orientation

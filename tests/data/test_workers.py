@@ -1,5 +1,6 @@
-"""Workers: the same batches, errors at their step, and nothing left behind."""
+"""Reads ahead of the loop and workers: the same batches, errors at their step, nothing left."""
 
+import gc
 import multiprocessing
 import os
 import re
@@ -9,11 +10,13 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
 from listening import descendants
+from plain_environ import until
 
 from jtrain.data import Arrays, InOrder, LoaderBatches, ReadAhead, Shuffled
 from jtrain.data.batches.workers import Workers
@@ -51,13 +54,6 @@ def read_all(reader, start: int, stop: int) -> list[dict[str, np.ndarray]]:
         return [reader(step) for step in range(start, stop)]
     finally:
         reader.close()
-
-
-def soon(condition, seconds: float = 60) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return bool(condition())
 
 
 @pytest.fixture(autouse=True)
@@ -150,14 +146,10 @@ def script(tmp_path: Path):
     path.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
 
     def begin(what: str) -> subprocess.Popen[str]:
-        run = subprocess.Popen(
-            [sys.executable, str(path), what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parent.parent)},
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(Path(__file__).parents[1])}
+        command = [sys.executable, str(path), what]
+        run = subprocess.Popen(command, start_new_session=True, env=env, **pipes)
         processes.append(run)
         return run
 
@@ -181,9 +173,8 @@ def test_a_worker_that_dies_is_reported(script):
     kills, leaves, killed = said.splitlines()
     signal_9 = r"was ended by signal 9 \(SIGKILL\)"
     for words, how in ((kills, signal_9), (leaves, "ended with exit code 0"), (killed, signal_9)):
-        assert re.search(
-            rf"one of them, process \d+, {how} before it sent the batch of step \d+", words
-        )
+        ended = rf"one of them, process \d+, {how} before it sent the batch of step \d+"
+        assert re.search(ended, words)
         assert "workers.count=2" in words
         assert "lower workers.count" in words
     assert run.returncode == 0
@@ -207,7 +198,7 @@ def test_nothing_outlives_a_process_that_is_killed(script):
     assert not any("/dev/shm" in text for text in maps), "no shared memory that could be left"
     run.kill()
     run.wait()
-    assert soon(lambda: not any(map(running, left)))
+    until(lambda: not any(map(running, left)))
 
 
 @pytest.mark.thorough
@@ -224,3 +215,88 @@ def test_a_signal_to_all_ends_no_worker(script):
     assert said.split().count("asked") == 1
     assert said.split()[-1] == "30"
     assert (run.returncode, warned) == (0, "")
+
+
+SLOW = 2e-3  # seconds a read, ten times the threshold
+
+
+def slowly(step: int) -> int:
+    time.sleep(SLOW)
+    return step * step
+
+
+def readers() -> int:
+    return sum(thread.name == "read-ahead" for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    gc.collect()
+    until(lambda: readers() == 0)
+
+
+@pytest.mark.parametrize("get", [slowly, lambda step: step * step], ids=["slow", "fast"])
+def test_gives_every_step_once_in_order(get):
+    with ReadAhead(get, start=3, stop=40) as ahead:
+        assert list(ahead) == [step * step for step in range(3, 40)]
+    assert list(ahead) == []
+
+
+def test_fast_reads_stay_on_the_thread_of_the_loop():
+    where = set()
+    # The limit is a full second here, so that a busy machine cannot fail this test.
+    note = lambda step: where.add(threading.get_ident())
+    with ReadAhead(note, start=0, stop=100, slow=1.0) as ahead:
+        list(ahead)
+    assert where == {threading.get_ident()}
+
+
+def test_an_error_is_raised_at_its_step_with_its_traceback():
+    broken = 30
+    error = OSError("the disk is gone")
+
+    def get(step: int) -> int:
+        if step == broken:
+            raise error
+        return slowly(step)
+
+    ahead = ReadAhead(get, start=0, stop=40)
+    for step in range(broken):
+        assert next(ahead) == step * step
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        next(ahead)
+    assert caught.value is error
+    assert "raise error" in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_closing_stops_the_thread_at_once():
+    begun = []
+
+    def get(step: int) -> None:
+        begun.append(step)
+        slowly(step)
+
+    ahead = ReadAhead(get, start=0, stop=None)
+    for _ in range(12):
+        next(ahead)
+    assert readers() == 1
+    ahead.close()
+    before = len(begun)
+    until(lambda: readers() == 0)
+    assert len(begun) == before, "no read begins any more"
+    ahead.close()
+    assert list(ahead) == []
+
+
+@pytest.mark.parametrize("slow", [0.0, 1.0])
+def test_data_that_was_read_to_its_end_does_not_end_the_loop(slow: float):
+    data = iter(range(12))
+    with (
+        ReadAhead(lambda step: next(data), start=0, stop=20, slow=slow) as ahead,
+        pytest.raises(DataError, match=r"after step 12 raised StopIteration.* for fewer steps"),
+    ):
+        for _ in ahead:
+            pass

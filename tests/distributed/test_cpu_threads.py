@@ -26,16 +26,13 @@ def before_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("environ", "devices", "expected"),
     [
-        ({}, 0, None),
-        ({}, 1, None),
-        ({}, 4, "32"),
-        ({}, 16, "64"),
+        ({}, 0, None), ({}, 1, None), ({}, 4, "32"), ({}, 16, "64"),
         ({"JAX_NUM_CPU_DEVICES": "4"}, 0, "32"),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=64 --xla_a=1"}, 0, "256"),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=eight"}, 0, None),
         ({POOL: "3"}, 4, "3"),
     ],
-)
+)  # fmt: skip
 def test_pool_has_threads_for_the_devices(before_devices, monkeypatch, environ, devices, expected):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -58,14 +55,9 @@ def test_pool_of_devices_that_run_is_not_changed(before_devices, monkeypatch):
 
 def test_deadlocked_devices_end_the_process_with_a_sentence(capfd):
     codes, ended = [], threading.Event()
-    watch = DeadlockWatch(
-        "Set NPROC=32.",
-        patience=3,
-        tick=0.001,
-        clock=lambda: 1.0,
-        waits=lambda: True,
-        leave=lambda code: (codes.append(code), ended.set()),
-    )
+    leave = lambda code: (codes.append(code), ended.set())
+    clock = {"patience": 3, "tick": 0.001, "clock": lambda: 1.0}
+    watch = DeadlockWatch("Set NPROC=32.", waits=lambda: True, leave=leave, **clock)
     with watch:
         assert ended.wait(300)
     assert codes == [FAULT]

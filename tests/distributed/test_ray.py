@@ -177,9 +177,7 @@ def ended(code: int) -> RunEndedError:
         (SystemExit(15), 75, "the same command resumes"),
     ],
 )
-def test_the_end_of_a_training_becomes_an_exit_code(
-    failure: BaseException | None, code: int, says: str, fake_ray: type[FakeTrainer], capsys
-):
+def test_the_end_of_a_training_becomes_an_exit_code(failure, code, says, fake_ray, capsys):
     fake_ray.failure = failure
     assert main(["launch", "--engine", "ray", *RUN]) == code
     assert says in capsys.readouterr().err

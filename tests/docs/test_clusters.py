@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from plain_environ import SAID
 from ruamel.yaml import YAML
 
 from jtrain.cli import main
@@ -50,10 +51,7 @@ def test_a_manifest_is_what_its_command_prints(page, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("page", "kind", "processes", "coordinator"),
-    [
-        ("tf_config", "TF_CONFIG", 2, "10.0.0.1:8476"),
-        ("one_machine", "jtrain", 2, "10.0.0.1:8476"),
-    ],
+    [("tf_config", "TF_CONFIG", 2, "10.0.0.1:8476"), ("one_machine", "jtrain", 2, "10.0.0.1:8476")],
 )
 def test_the_variables_of_a_page_are_a_cluster(page, kind, processes, coordinator):
     found = detect(exported(page))
@@ -81,13 +79,7 @@ def test_the_script_of_the_page_takes_its_words(tmp_path):
     lines = [line for block in blocks("tpu_vm", "bash") for line in block.splitlines()]
     (typed,) = (shlex.split(line) for line in lines if line.startswith("scripts/"))
     at = typed.index("run")
-    done = subprocess.run(
-        ["bash", str(PAGES.parents[1] / typed[0]), *typed[1:at], "--dry-run", *typed[at:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = ["bash", str(PAGES.parents[1] / typed[0]), *typed[1:at], "--dry-run", *typed[at:]]
+    done = subprocess.run(command, cwd=tmp_path, **SAID)
     assert done.returncode == 0, done.stderr
     assert " ".join(typed[at:]) in done.stderr

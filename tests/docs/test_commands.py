@@ -101,9 +101,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in ("plays/one.txt", "plays/two.txt", "notes/a.txt", "more.txt"):
         (place / file).parent.mkdir(exist_ok=True)
         (place / file).write_text("Shall I compare thee to a summer's day? Thou art more.\n" * 80)
-    rows = (
-        json.dumps({"field": 1, "text": f"row {i} of the web, and {i + 1}"}) for i in range(200)
-    )
+    rows = (json.dumps({"field": 1, "text": f"row {i} of the web, {i + 1}"}) for i in range(200))
     (place / "web.jsonl").write_text("\n".join(rows))
     (place / "long.txt").write_text("a thousandth of it has to be a row of 1,024 tokens. " * 25_000)
     prepare(str(place / "long.txt"), place / "data" / "web", tokenizing=ByteTokens())

@@ -260,9 +260,8 @@ def test_takes_the_same_steps_as_one_device(name, kind, layout):
 def test_a_row_that_is_hidden_counts_in_no_statistics_or_is_refused(name):
     state, batch = start(name, "batch norm"), batch_of(0)
     if not MEMBERS[name].masked:
-        step = jt.make_step(
-            loss_of(name, "batch norm"), OPTIMIZER, rows_interact="batch", ragged=True
-        )
+        loss = loss_of(name, "batch norm")
+        step = jt.make_step(loss, OPTIMIZER, rows_interact="batch", ragged=True)
         with pytest.raises(LossError, match=r'rows that a mask hides. Leave.*end="drop"'):
             jax.eval_shape(step, state, batch)
         return

@@ -153,13 +153,9 @@ def walk(where: Strategy, model: str, microbatches: int, steps: int, optimizer: 
     make = lambda: new_state(network.init(jax.random.key(0))[0], rule, jax.random.key(1))
     like = jax.eval_shape(make)
     state = jax.jit(make, out_shardings=where.shardings(like, network.dims))()
+    known = {"microbatches": microbatches, "psum": where.psum, "ragged": True}
     step = make_step(
-        loss,
-        rule,
-        microbatches=microbatches,
-        psum=where.psum,
-        ragged=True,
-        sharding=where.gradient_sharding(like.params, network.dims),
+        loss, rule, sharding=where.gradient_sharding(like.params, network.dims), **known
     )
     program = where.compile(step, state, where.place(batch(0)), returns_state=True)
     losses, gradient = [], None

@@ -91,12 +91,7 @@ def test_resolves_to_its_golden_file_and_says_how_to_run_it(name: str):
 
 # One of each kind of experiment; the others are slow.
 TRAINED = {
-    "digits",
-    "fashion_mnist",
-    "gan",
-    "mixtral_8x7b",
-    "policy_gradient",
-    "tiny_shakespeare",
+    *("digits", "fashion_mnist", "gan", "mixtral_8x7b", "policy_gradient", "tiny_shakespeare"),
     "vae",
 }
 

@@ -69,9 +69,8 @@ IMAGE = {"image": (6, 6, 2), "classes": 5, "dropout": 0.2}
 
 MEMBERS = {
     "transformer": Row(Transformer(**SMALL), outputs=(ROWS, 6, 11), **TEXT),
-    "transformer, free head, no bias": Row(
-        Transformer(**SMALL, tied=False, bias=False), outputs=(ROWS, 6, 11), **TEXT
-    ),
+    "transformer, free head, no bias": Row(Transformer(**SMALL, tied=False, bias=False),
+        outputs=(ROWS, 6, 11), **TEXT),
     **{
         f"transformer, {kind} experts": Row(
             Transformer(**SMALL, bias=False, experts={"kind": kind, "count": 3}),
@@ -80,23 +79,17 @@ MEMBERS = {
         )
         for kind in ("dropless", "capacity")
     },
-    "mlp": Row(
-        MLP(inputs=12, widths=(32, 16), classes=5, dropout=0.2),
+    "mlp": Row(MLP(inputs=12, widths=(32, 16), classes=5, dropout=0.2),
         inputs=DRAW.standard_normal((ROWS, 3, 4)).astype(np.float32),
-        targets=DRAW.integers(0, 5, ROWS).astype(np.int32),
-        loss=_class,
-        outputs=(ROWS, 5),
-    ),
+        targets=DRAW.integers(0, 5, ROWS).astype(np.int32), loss=_class, outputs=(ROWS, 5)),
     "cnn": Row(CNN(**IMAGE, channels=(8, 16), widths=(16,)), **IMAGES),
     "resnet": Row(ResNet(**IMAGE, blocks=(1,), width=16, bottleneck=True), **IMAGES),
-    "resnet, group norm, small images": Row(
-        ResNet(**IMAGE, blocks=(1,), width=16, norm="group", groups=4, stem="cifar"), **IMAGES
-    ),
-    "efficientnet lite": Row(
-        EfficientNetLite(**IMAGE, stem=16, widths=(8,) * 7, blocks=(1,) * 7, features=16), **IMAGES
-    ),
+    "resnet, group norm, small images": Row(ResNet(**IMAGE, blocks=(1,), width=16, norm="group",
+        groups=4, stem="cifar"), **IMAGES),
+    "efficientnet lite": Row(EfficientNetLite(**IMAGE, stem=16, widths=(8,) * 7, blocks=(1,) * 7,
+        features=16), **IMAGES),
     "vit": Row(ViT(**IMAGE, patch=3, layers=1, heads=2, width=16), **IMAGES),
-}
+}  # fmt: skip
 
 
 def rows_interact(name: str) -> RowsInteract:
@@ -104,12 +97,9 @@ def rows_interact(name: str) -> RowsInteract:
 
 
 LONG = {
-    "transformer, dropless experts",
-    "transformer, free head, no bias",
-    "transformer, capacity experts",
-    "resnet, group norm, small images",
-    "efficientnet lite",
-}
+    "transformer, dropless experts", "transformer, free head, no bias",
+    "transformer, capacity experts", "resnet, group norm, small images", "efficientnet lite",
+}  # fmt: skip
 
 
 @pytest.fixture(
@@ -208,15 +198,11 @@ def test_every_parameter_gets_a_gradient(row):
 # have their own axis (test_every_axis.py).
 STEPS, OPTIMIZER = 3, optax.sgd(0.1)
 SPLITS = {
-    "transformer": ("fsdp", 2),
-    "transformer, free head, no bias": ("mirrored jit", 2),
-    "mlp": ("mirrored shard_map", 1),
-    "cnn": ("mirrored shard_map", 2),
-    "resnet": ("fsdp", 1),
-    "resnet, group norm, small images": ("single", 2),
-    "efficientnet lite": ("mirrored jit", 1),
+    "transformer": ("fsdp", 2), "transformer, free head, no bias": ("mirrored jit", 2),
+    "mlp": ("mirrored shard_map", 1), "cnn": ("mirrored shard_map", 2), "resnet": ("fsdp", 1),
+    "resnet, group norm, small images": ("single", 2), "efficientnet lite": ("mirrored jit", 1),
     "vit": ("mirrored pmap", 1),
-}
+}  # fmt: skip
 CASES = [
     pytest.param(
         *(name, layout, count),
@@ -251,15 +237,8 @@ def walked(name: str, layout: str, microbatches: int) -> tuple[np.ndarray, Train
     where = strategy(layout, 1 if layout == "single" else 4)
     _, params, extra = ready(MEMBERS[name])
     begin = jax.device_get(jt.new_state(params, OPTIMIZER, jax.random.key(1), extra))
-    step = jt.make_step(
-        loss_of(name, where.placement),
-        OPTIMIZER,
-        microbatches=microbatches,
-        rows_interact=rows_interact(name),
-        psum=where.psum,
-        ragged=True,
-        unroll=True,
-    )
+    how = {"microbatches": microbatches, "rows_interact": rows_interact(name), "psum": where.psum}
+    step = jt.make_step(loss_of(name, where.placement), OPTIMIZER, **how, ragged=True, unroll=True)
     row, every = MEMBERS[name], np.arange(ROWS, dtype=np.int32)
     batch = {"inputs": row.inputs, "targets": row.targets, "row": every}
     batches = [where.place({**batch, "mask": every != i}) for i in range(STEPS)]

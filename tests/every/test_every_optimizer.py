@@ -156,9 +156,8 @@ MEMBERS = {
 }
 # It goes as far as the loss falls, and so by no rate, decay or clip: its own tests are in
 # tests/optim/test_lbfgs.py, and here it has those in which the others take none either.
-SEARCH = {
-    "lbfgs": Row(LBFGS(), lambda *_: np.nan, ("diff_params", "diff_updates", "weights_memory"))
-}
+_parts = ("diff_params", "diff_updates", "weights_memory")
+SEARCH = {"lbfgs": Row(LBFGS(), lambda *_: np.nan, _parts)}
 EVERY = {**MEMBERS, **SEARCH}
 every = pytest.mark.parametrize("row", EVERY.values(), ids=EVERY.keys())
 by_formula = pytest.mark.parametrize("row", MEMBERS.values(), ids=MEMBERS.keys())

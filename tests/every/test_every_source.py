@@ -126,23 +126,9 @@ def shakespeare(_: Path) -> Source:
 
 
 SOURCES = [
-    arrays,
-    token_file,
-    random_tokens,
-    text_files,
-    token_folder,
-    packed_array,
-    packed_folder,
-    grain_dicts,
-    grain_tuples,
-    idx_files,
-    image_folder,
-    cached_in_memory,
-    cached_on_disk,
-    interleaved,
-    digits,
-    tf_records,
-    shakespeare,
+    *(arrays, token_file, random_tokens, text_files, token_folder, packed_array, packed_folder),
+    *(grain_dicts, grain_tuples, idx_files, image_folder, cached_in_memory, cached_on_disk),
+    *(interleaved, digits, tf_records, shakespeare),
 ]
 PINNED = "f9d6cf17893b76d62d7b250247fbe36339c5794d77e571d911dbf0127e5f20a8"
 FIRST = 300  # rows looked at one by one: all, where the source is not large
@@ -164,9 +150,7 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
 
 
 @pytest.mark.thorough
-def test_rows_by_index_are_the_rows_in_sequence_however_often_it_is_built(
-    build: Callable[[], Source],
-):
+def test_rows_by_index_are_the_rows_in_sequence_however_often_it_is_built(build):
     source, expected = build(), in_sequence(build())
     count = len(next(iter(expected.values())))
     assert {(len(rows), rows.dtype.kind in "biuf") for rows in expected.values()} == {(count, True)}

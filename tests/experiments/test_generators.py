@@ -54,9 +54,8 @@ def test_the_bound_is_the_scripts():
     # jtrain.models.layers.linear keeps a map that narrows the other way round.
     layers = [(part["0"]["kernel"], part["1"]["kernel"].T) for part in both]
     biases = [(part["0"]["bias"], part["1"]["bias"]) for part in both]
-    theirs = [
-        pair for ks, bs in zip(layers, biases, strict=True) for pair in zip(ks, bs, strict=True)
-    ]
+    both = zip(layers, biases, strict=True)
+    theirs = [pair for ks, bs in both for pair in zip(ks, bs, strict=True)]
     counts = 16 * batch["image"].reshape(-1, 64)
     with jax.numpy_rank_promotion("allow"):
         wanted = jax.jit(script().bound)(theirs, counts, jax.random.key(9))

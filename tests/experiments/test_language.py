@@ -18,17 +18,9 @@ pytestmark = pytest.mark.thorough
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt2.yaml"
 TOY = (
-    "batch=8",
-    "microbatches=2",
-    "data.context=16",
-    "data.validation=0.2",
-    "model.context=16",
-    "model.layers=1",
-    "model.heads=2",
-    "model.width=32",
-    "model.vocab=0",
-    "optimizer.schedule.warmup=2",
-    "parallel={kind: single}",
+    *("batch=8", "microbatches=2", "data.context=16", "data.validation=0.2", "model.context=16"),
+    *("model.layers=1", "model.heads=2", "model.width=32", "model.vocab=0"),
+    *("optimizer.schedule.warmup=2", "parallel={kind: single}"),
 )
 
 

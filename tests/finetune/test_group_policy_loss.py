@@ -35,13 +35,8 @@ def verify(answers, batch):
 
 
 def settings_of(kind, updates=2):
-    return GroupPolicy(
-        loss=kind,
-        group=GROUP,
-        updates=updates,
-        beta=0.0 if kind == "gspo" else 0.3,
-        temperature=0.8,
-    )
+    beta = 0.0 if kind == "gspo" else 0.3
+    return GroupPolicy(loss=kind, group=GROUP, updates=updates, beta=beta, temperature=0.8)
 
 
 def loss_of(kind, updates=2, place: Placement = Unplaced()):
@@ -141,13 +136,7 @@ def test_an_evaluation_answers_with_the_likeliest_tokens():
     assert jax.tree.structure(extra) == jax.tree.structure(first.extra)
 
 
-@pytest.mark.parametrize(
-    ("kind", "steps"),
-    [
-        ("dr_grpo", 2),
-        ("dapo", 1),
-    ],
-)
+@pytest.mark.parametrize(("kind", "steps"), [("dr_grpo", 2), ("dapo", 1)])
 def test_every_split_gives_one_step(kind, steps):
     """Microbatches and devices have some of the groups; none has a part of one.
 

@@ -19,28 +19,19 @@ from jtrain.errors import ConfigError, LossError
 
 STEPS = range(10, 101, 10)
 HISTORY = {
-    "loss": {step: 10 / step for step in STEPS},
-    "grad_norm": {step: 1.0 for step in STEPS},
+    "loss": {step: 10 / step for step in STEPS}, "grad_norm": {step: 1.0 for step in STEPS},
     "accuracy": {step: step / 100 for step in STEPS},
-    "valid/loss": {step: 12 / step for step in STEPS},
-    "valid/rows": {step: 7 for step in STEPS},
+    "valid/loss": {step: 12 / step for step in STEPS}, "valid/rows": {step: 7 for step in STEPS},
     "valid/<b>": {50: 0.5, 100: np.nan},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(name="fitted")
 def _fitted() -> jt.Fitted:
     params = {f"layer{i}": {"kernel": np.zeros((300, 40)), "bias": np.zeros(40)} for i in range(9)}
-    return jt.Fitted(
-        params=params,
-        extra=(),
-        state=jt.new_state({"w": np.zeros(2)}, optax.identity(), jax.random.key(0)),
-        history=HISTORY,
-        step=100,
-        best=None,
-        why="enough",
-        directory=None,
-    )
+    state = jt.new_state({"w": np.zeros(2)}, optax.identity(), jax.random.key(0))
+    ended = {"step": 100, "best": None, "why": "enough", "directory": None}
+    return jt.Fitted(params=params, extra=(), state=state, history=HISTORY, **ended)
 
 
 def test_is_ten_lines_and_in_a_notebook_the_curves_too(fitted):

@@ -85,10 +85,9 @@ def test_torch_in_the_loss_is_told(torch):
     def loss(params, batch, rng):
         return torch.nn.functional.cross_entropy(batch["x"] @ params["w"], batch["y"])
 
+    zeros = {"w": np.zeros((3, 2), np.float32)}
     with pytest.raises(jt.errors.UserError, match=r"gives torch an array of JAX[\s\S]*optax"):
-        jt.fit(
-            loss, {"w": np.zeros((3, 2), np.float32)}, (X, Y), steps=1, batch=4, parallel="single"
-        )
+        jt.fit(loss, zeros, (X, Y), steps=1, batch=4, parallel="single")
 
 
 class Column:

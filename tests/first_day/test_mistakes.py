@@ -1,5 +1,7 @@
-"""The mistakes of a first day, in scripts and commands: the line, one sentence, one thing to type."""
+"""The mistakes of a first day, anywhere: the line, one sentence, one thing to type, exit code 2."""
 
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +12,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from plain_environ import plain_environ
 from quick_study import CODE, YAML, at_home, write_study
 
 import jtrain as jt
 from jtrain.cli import main
 from jtrain.errors import ConfigError, UserError
+from jtrain.errors.user_code import check_takes, user_code
 from jtrain.models.adapters.nnx import from_nnx
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
@@ -180,12 +184,10 @@ CASES = [
 ]  # fmt: skip
 
 
-LONG = (
-    a_batch_norm_without_extra,
-    a_draw_in_an_evaluation,
-    a_row_that_is_not_finite,
+LONG = {
+    *(a_batch_norm_without_extra, a_draw_in_an_evaluation, a_row_that_is_not_finite),
     a_value_kept_from_a_trace,
-)
+}
 
 
 @pytest.mark.sampled(2)
@@ -243,8 +245,6 @@ COMMANDS = [
     Command("a misspelt option", "no option --fats", "did you mean --fast?", ("run", CONFIG, "--fats")),
     Command("no config", "a config file is missing", "write jtrain run configs/shakespeare.yaml; configs/ has quick",
          ("run",)),
-    Command("two mistakes at once", "steps=many: must be a whole number above 0", "did you mean adam?",
-         ("run", CONFIG, "steps=many", "optimizer.kind=adm")),
     Command("a config that is nearly there", "no such file", "did you mean configs/quick.yaml?",
          ("run", "configs/quik.yaml")),
     Command("a file that is not there", "`build` cannot open rows.npy (no such file or directory)",
@@ -260,9 +260,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("case", COMMANDS, ids=[case.name for case in COMMANDS])
-def test_a_mistake_ends_with_2_and_what_to_type(
-    case: Command, tmp_path, monkeypatch, compiled, capfd
-):
+def test_a_mistake_ends_with_2_and_what_to_type(case, tmp_path, monkeypatch, compiled, capfd):
     assert case.edit[0] in CODE
     code = CODE.replace(*case.edit, 1) if case.edit[0] else CODE
     write_study(tmp_path, code, YAML.replace("adamw", "sgd"))
@@ -305,3 +303,95 @@ def test_an_argument_of_another_library_has_its_name_here():
     for typed, argument in zip(theirs.split(), ours, strict=True):
         with pytest.raises(ConfigError, match=f"Did you mean {argument}\\?$"):
             jt.fit(**{typed: None})  # pyright: ignore
+
+
+SCRIPT = """
+import numpy as np
+import jtrain as jt
+
+x = np.ones((16, 4), np.float32)
+
+
+def loss(params, batch, rng):
+    return jt.Mean.of((batch["image"] @ params["w"]) ** 2, batch["mask"])
+
+
+for wrong in ({"batch_size": 8, "verbos": 0}, {"loss": "mse"}):
+    try:
+        jt.fit(**{"loss": loss, "params": {"w": x[0]}, "data": x, "steps": 1} | wrong)
+    except jt.errors.UserError as error:
+        print(error)
+jt.fit(loss, {"w": x[0]}, x, steps=3)
+print("not here")
+"""
+
+
+def ended(folder: Path, script: str, *options: str, **variables: str):
+    path = folder / "train.py"
+    path.write_text(script)
+    env = plain_environ() | variables
+    command = [sys.executable, "-W", "error", *options, str(path)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+
+
+@pytest.mark.thorough
+def test_a_script_ends_with_2_and_the_users_lines(tmp_path: Path):
+    done = ended(tmp_path, SCRIPT.replace("jt.errors", "__import__('jtrain.errors').errors"))
+    assert done.returncode == 2, done.stderr
+    assert "fit has no arguments batch_size=, verbos=. Did you mean batch=, quiet=?" in done.stdout
+    assert "the loss is a function of (params, batch, rng), and this is a str" in done.stdout
+    assert "jt.classifier(model)" in done.stdout
+    assert "not here" not in done.stdout
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 10, done.stderr
+    shown = [line.split('"')[1] for line in lines if line.startswith("  File ")]
+    assert shown == [str(tmp_path / "train.py")] * 2
+    assert lines[-1].startswith("Write 'x', or give the array that name")
+
+
+@pytest.mark.thorough
+def test_a_platform_that_is_not_there_is_named_with_the_line_to_type(tmp_path: Path):
+    script = "import numpy as np, jtrain as jt\n"
+    script += "jt.predict(lambda p, b: b['x'], {}, np.ones((8, 2), np.float32))\n"
+    done = ended(tmp_path, script, JAX_PLATFORMS="cuda")
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "JAX_PLATFORMS=cuda asks for devices that JAX does not find here" in last
+    assert "export JAX_PLATFORMS=cpu" in last
+    assert "pip install 'jtrain[cuda13]'" in last
+    assert len(done.stderr.splitlines()) <= 6, done.stderr
+
+
+def wrong(batch):
+    with user_code("the loss", batch):
+        return batch["y"]
+
+
+def test_a_notebook_shows_the_users_lines_and_the_message():
+    with pytest.raises(UserError) as caught:
+        wrong({"x": 1})
+    shown = caught.value._render_traceback_()
+    assert "Write 'x'" in shown[-1]
+    assert "test_mistakes.py" in "".join(shown)
+    assert "user_errors" not in "".join(shown)
+    assert "CodeError: the loss asks for 'y', and `batch` has x" in "\n".join(shown)
+
+
+def test_what_is_not_the_users_code_is_left_as_it_is():
+    with pytest.raises(MemoryError), user_code("`build`"):
+        raise MemoryError
+    with pytest.raises(ConnectionError), user_code("`build`"):
+        raise ConnectionError
+    with pytest.raises(OSError, match="device") as disk, user_code("`build`"):
+        raise OSError(5, "device error")
+    assert not isinstance(disk.value, UserError)
+
+
+def test_arguments_with_defaults_and_stars_fit():
+    check_takes(lambda params, batch, rng=None: None, ("params", "batch", "rng"), "the loss")
+    check_takes(lambda *args: None, ("params", "batch", "rng"), "the loss")
+    check_takes(print, ("params", "batch", "rng"), "the loss")
+    with pytest.raises(UserError, match=r"it takes \(params, batch, rng, scale\)"):
+        check_takes(lambda params, batch, rng, scale: None, ("params", "batch", "rng"), "the loss")
+    with pytest.raises(UserError, match=r"and this is a dict. Write: def init\(key\)"):
+        check_takes({}, ("key",), "init")  # pyright: ignore[reportArgumentType]

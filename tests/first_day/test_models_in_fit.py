@@ -46,8 +46,7 @@ def plain(params, batch, rng):
 def of_module(net, batch, rng):
     del rng
     return jt.Mean.of(
-        optax.softmax_cross_entropy_with_integer_labels(net(batch["x"]), batch["y"]),
-        batch["mask"],
+        optax.softmax_cross_entropy_with_integer_labels(net(batch["x"]), batch["y"]), batch["mask"]
     )
 
 

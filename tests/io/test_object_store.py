@@ -96,9 +96,7 @@ def test_a_bucket_that_does_not_exist_is_an_error(address: str):
         ObjectStore("s3://another-bucket/runs").read("run.json")
 
 
-def test_keys_and_region_come_from_the_profile_where_no_variable_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_keys_and_region_come_from_the_profile_where_no_variable_has_them(tmp_path, monkeypatch):
     (tmp_path / "config").write_text("[profile me]\nregion = eu-west-1\n[default]\nregion = x\n")
     (tmp_path / "credentials").write_text(
         "[me]\naws_access_key_id = AK\naws_secret_access_key = a%b=\n"

@@ -13,20 +13,15 @@ WRITES = re.compile(r"[\"'][wa]b?[\"']|O_WRONLY|O_DIRECTORY|os\.devnull")
 KERNEL = "a file of Linux, of /proc or /sys"
 OWN = "a file of the package itself, or of its own cache"
 EXEMPT = {
-    "io/regular_files.py": "the one way",
-    "cli/init.py": OWN,
+    "io/regular_files.py": "the one way", "cli/init.py": OWN,
     "data/batches/row_cache.py": "files that this object has made",
     "data/images/image_dataset.py": "mapped after its header was read in the one way",
-    "data/known_sets.py": OWN,
-    "distributed/accelerators.py": KERNEL,
-    "distributed/heartbeat.py": KERNEL,
-    "distributed/launcher/worker.py": KERNEL,
-    "inspect/report/page.py": OWN,
-    "parallel/program_cache.py": OWN,
-    "train/fit_data.py": "an advice",
-    "train/hooks/speed.py": KERNEL,
+    "data/known_sets.py": OWN, "distributed/accelerators.py": KERNEL,
+    "distributed/heartbeat.py": KERNEL, "distributed/launcher/worker.py": KERNEL,
+    "inspect/report/page.py": OWN, "parallel/program_cache.py": OWN,
+    "train/fit_data.py": "an advice", "train/hooks/speed.py": KERNEL,
     "train/processes.py": "the experiment's own code, which is run",
-}
+}  # fmt: skip
 
 
 def openings(file: Path) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 from full_disk import files_of_at_most
 
 from jtrain.data.sources.files import cache_dir
-from jtrain.errors import CheckpointError
 from jtrain.io.environment import user_cache_dir
 from jtrain.io.jsonl import JsonlWriter, read_rows
 from jtrain.io.regular_files import TooLargeError, open_regular, parse_json, read_bytes, read_json
@@ -36,22 +35,6 @@ def test_rows_that_the_disk_refuses_are_written_later_and_reported_by_sync(tmp_p
     rows.close()
     assert steps(path) == [1, 2, 3, 4]
     assert read_rows(path)[1]["loss"] == 0.1 + 0.2
-
-
-def test_a_resumed_run_drops_a_torn_row_and_the_rows_that_it_writes_again(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
-    rows = JsonlWriter(path, resumed_at=2)
-    rows.append({"step": 3, "loss": float("nan")})
-    rows.close()
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3, "loss": "NaN"}\n'
-
-
-def test_a_damaged_row_before_others_is_an_error(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(CheckpointError, match=rf"row 2 .*remove it: sed -i 2d {path}"):
-        JsonlWriter(path, resumed_at=3)
 
 
 def test_a_regular_file_is_read_and_written_as_by_open(tmp_path: Path):

@@ -171,11 +171,7 @@ def test_the_gradient_is_the_slope_and_hidden_rows_have_none():
     grad, by_scale = jax.jit(jax.grad(mean, (0, 1)))(spoilt, jnp.float32(1.2))
     assert not grad[~SEEN].any()
     slope = lambda f: (f(1e-5) - f(-1e-5)) / 2e-5
-    assert_close(
-        by_scale,
-        slope(lambda e: of_towers(LEFT[SEEN], RIGHT[SEEN], 1.2 + e)[0]),
-        1e-4,
-    )
+    assert_close(by_scale, slope(lambda e: of_towers(LEFT[SEEN], RIGHT[SEEN], 1.2 + e)[0]), 1e-4)
     way = np.float64(RIGHT[SEEN])
     moved = lambda e: of_towers(np.float64(LEFT[SEEN]) + e * way, RIGHT[SEEN], 1.2)[0]
     along = grad[SEEN] * way

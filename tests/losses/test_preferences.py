@@ -107,14 +107,10 @@ WAYS = {"grpo": grpo, "dr_grpo": functools.partial(dr_grpo, tokens=10), "dapo": 
 @pytest.mark.parametrize("kind", WAYS)
 def test_groups_have_the_papers_loss(kind):
     beta = 0.0 if kind == "gspo" else 0.3  # which has no term of a divergence
-    pull = {"reference": spoilt(REFERENCE, REAL), "beta": beta} if beta else {}
-    value, metrics = jax.jit(functools.partial(WAYS[kind], **({"beta": beta} if beta else {})))(
-        spoilt(OWN, REAL),
-        spoilt(OLD, REAL),
-        jnp.asarray(ADVANTAGES),
-        TOKENS,
-        **({"reference": pull["reference"]} if pull else {}),
-    )
+    pull = {"reference": spoilt(REFERENCE, REAL)} if beta else {}
+    loss = functools.partial(WAYS[kind], **({"beta": beta} if beta else {}))
+    given = spoilt(OWN, REAL), spoilt(OLD, REAL), jnp.asarray(ADVANTAGES), TOKENS
+    value, metrics = jax.jit(loss)(*given, **pull)
     assert_close(value.value(), plain_policy(kind, beta), 1e-6)
     assert 0 < metrics["clipped"].value() < 1
     assert ("divergence" in metrics) == bool(beta)

@@ -120,15 +120,12 @@ def test_splash_interpreted_gives_what_xla_does(options):
     ("sizes", "options", "said", "follow"),
     [
         ({"groups": 3}, {}, "4 heads cannot share 3 groups.*Nearest: 2 groups", {"groups": 2}),
-        (
-            {},
-            {"implementation": "splash", "platform": "tpu"},
+        ({}, {"implementation": "splash", "platform": "tpu"},
             r"blocks of 128 positions, and there are 10.*Nearest: a context of 128",
-            {"implementation": "xla"},
-        ),
+            {"implementation": "xla"}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused_with_advice_that_works(sizes, options, said, follow):
     with pytest.raises(ValueError, match=f"(?s){said}"):
         jax.eval_shape(lambda *x: attention(*x, **options), *draw(**sizes))
@@ -192,10 +189,7 @@ def test_two_parts_and_their_gradients_are_the_whole(options, block):
 @pytest.mark.thorough
 def test_keys_that_no_one_sees_weigh_nothing_and_get_nothing(block):
     q, k, v, cotangent = draw_parts()
-    attend, stand = (
-        Causal(),
-        BlockPositions(jnp.int32(-12), None),
-    )  # keys after all queries
+    attend, stand = (Causal(), BlockPositions(jnp.int32(-12), None))  # keys after all queries
     mean, log_sum = attend.part(q, k, v, stand)
     assert jnp.isfinite(mean).all()
     assert (log_sum < -1e29).all()

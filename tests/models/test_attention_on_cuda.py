@@ -117,9 +117,8 @@ PROGRAM = textwrap.dedent(
     def temporaries(size, implementation, segmented=False, **options):
         def loss(q, k, v, ids):
             more = {"segments": ids} if segmented else {}
-            out = attention(
-                q, k, v, implementation=implementation, platform="tpu", **more, **options
-            )
+            how = {"implementation": implementation, "platform": "tpu", **more, **options}
+            out = attention(q, k, v, **how)
             return jnp.square(out.astype(jnp.float32)).sum()
 
         shared = shape(4, 2048, 2, size)

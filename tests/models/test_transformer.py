@@ -18,7 +18,6 @@ from jtrain.core.pytree import named_leaves, num_elements
 from jtrain.core.rows import row_keys
 from jtrain.data.text.token_rows import Packed
 from jtrain.losses.next_token import inputs_and_targets, next_token, segments_of
-from jtrain.models.attention import places_within
 from jtrain.models.layers.block_stack import stack_layers, unstack_layers
 from jtrain.models.presets import LANGUAGE_PRESETS
 from jtrain.models.transformer import Transformer
@@ -61,9 +60,8 @@ def drawn(model, scale=0.3):
     """Make parameters far from their initial values."""
     draw = np.random.default_rng(1)
     shapes, _ = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(
-        lambda x: jnp.asarray(scale * draw.standard_normal(x.shape), jnp.float32), shapes
-    )
+    fill = lambda x: jnp.asarray(scale * draw.standard_normal(x.shape), jnp.float32)
+    return jax.tree.map(fill, shapes)
 
 
 def built():
@@ -100,13 +98,9 @@ def test_what_is_in_half_precision_is_computed_in_whole():
 
 # From the published configurations, biases and norms counted.
 PARAMETERS = {
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "llama2-7b": 6_738_415_616,
-    "llama3-8b": 8_030_261_248,
-    "smollm2-135m": 134_515_008,
-    "mixtral-8x7b": 46_702_792_704,
-}
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248, "smollm2-135m": 134_515_008, "mixtral-8x7b": 46_702_792_704,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LANGUAGE_PRESETS)
@@ -189,14 +183,10 @@ def test_what_is_computed_once_more_is_the_same():
 SIZES = {"vocab": 17, "context": 16, "layers": 2, "heads": 2, "width": 16}
 POSITIONS = {
     "learned": {"positions": {"kind": "learned"}},
-    "rotary, scanned": {
-        "positions": {"kind": "rotary"},
-        "scan": True,
-        "remat": "full",
-        "window": 5,
-    },
+    "rotary, scanned": {"positions": {"kind": "rotary"}, "scan": True, "remat": "full",
+        "window": 5},
     "none": {"positions": {"kind": "none"}, "kv_heads": 1},
-}
+}  # fmt: skip
 LENGTHS = [3, 9, 4, 17, 2, 12, 5]
 
 
@@ -246,10 +236,3 @@ def test_packed_documents_have_the_loss_and_gradient_of_each_alone(kind: str, st
     # Without the segments it is another loss: documents see one another.
     with_all = {k: jnp.asarray(v) for k, v in rows.items() if k != "segments"}
     assert abs(of(params, with_all)[0][0] - expected) > 1e-3
-
-
-@pytest.mark.thorough
-def test_places_begin_anew_with_each_segment():
-    segments = jnp.array([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 4, 1]])
-    places = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 0]]
-    assert places_within(segments).tolist() == places

@@ -63,9 +63,8 @@ def of_parts(params, batch, rng):
 
 def steps(loss, params, optimizer, count=3, scale=None, **options):
     options_of_state = {} if scale is None else {"scale": scale}
-    state = new_state(
-        jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0), **options_of_state
-    )
+    params = jax.tree.map(jnp.asarray, params)
+    state = new_state(params, optimizer, jax.random.key(0), **options_of_state)
     step = jax.jit(make_step(loss, optimizer, **options))
     for _ in range(count):
         state, metrics = step(state, {"x": X, "y": Y})

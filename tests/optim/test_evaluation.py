@@ -109,10 +109,7 @@ def restored(kind: str, *settings: str):
 
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [
-        *(("averaged", layout) for layout in LAYOUTS),
-        ("schedule_free", LAYOUTS[-1]),
-    ],
+    [*(("averaged", layout) for layout in LAYOUTS), ("schedule_free", LAYOUTS[-1])],
     ids=str,
 )
 def test_every_layout_measures_the_mean(kind: str, layout, runs):

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import distance
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 import jtrain as jt
 from jtrain.core.pytree import named_leaves, num_elements
@@ -14,7 +13,6 @@ from jtrain.core.step import make_step
 from jtrain.inspect.plan.collectives import collectives_of
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.optim import AdamW, Muon
-from jtrain.optim.muon import scale_by_orthogonal_momentum
 from jtrain.parallel import Axes, Single
 
 pytestmark = pytest.mark.thorough
@@ -147,30 +145,14 @@ def compiled(where, rule):
 MUON = Muon(lr=0.05, stacks=("stack", "experts"), adamw=())
 
 
-def test_it_is_the_direction_of_optax():
-    nesterov = True
-    ours = scale_by_orthogonal_momentum(momentum=0.9, nesterov=nesterov, iterations=5)
-    matrices = {"a": jnp.zeros((8, 12)), "b": jnp.zeros((12, 8))}
-    dims = dict.fromkeys(matrices, MuonDimensionNumbers())
-    theirs = scale_by_muon(beta=0.9, nesterov=nesterov, weight_dimension_numbers=dims)
-    states = [ours.init(matrices), theirs.init(matrices)]
-    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
-    draw = np.random.default_rng(0)
-    for _ in range(3):
-        grads = jax.tree.map(lambda m: jnp.float32(draw.normal(size=m.shape)), matrices)
-        found = [jax.jit(o.update)(grads, s) for o, s in zip((ours, theirs), states, strict=True)]
-        states = [state for _, state in found]
-        assert distance(found[0][0], found[1][0]) < 1e-5
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "layout",
     [
         pytest.param({"fsdp": 4}, id="fsdp"),
-        pytest.param({"fsdp": 2, "tensor": 2}, id="both", marks=pytest.mark.thorough),
-        pytest.param({"fsdp": 2, "expert": 2}, id="experts", marks=pytest.mark.thorough),
-        pytest.param({"data": 2, "fsdp": 2, "zero": 1}, id="zero 1", marks=pytest.mark.thorough),
+        pytest.param({"fsdp": 2, "tensor": 2}, id="both"),
+        pytest.param({"fsdp": 2, "expert": 2}, id="experts"),
+        pytest.param({"data": 2, "fsdp": 2, "zero": 1}, id="zero 1"),
     ],
 )
 def test_matrices_that_are_split_take_the_step_of_one_device(layout: dict):

@@ -1,14 +1,18 @@
-"""Learning rates over a run: where they start, peak and end, and the whole curves as text."""
+"""Learning rates over a run as text; groups of parameters, found by their names."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from comparison import assert_close
 
+from chaos.numbers import config
 from jtrain.errors import ConfigError
+from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.optim import (
     Constant,
     Cosine,
@@ -17,11 +21,16 @@ from jtrain.optim import (
     Join,
     LinearSchedule,
     OneCycle,
+    ParamGroup,
     Restarts,
     SchedulePiece,
     WarmupStableDecay,
 )
+from jtrain.optim.groups import group_of, matches
 from jtrain.optim.join import Schedule
+from jtrain.optim.transformations import clip_by_norm
+from jtrain.parallel import FSDP
+from jtrain.train.program import set_up
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "learning_rates.txt"
 STEPS = 12
@@ -41,16 +50,11 @@ CURVES = {
     "one cycle": OneCycle(),
     "one cycle, rise 0.5, first 0.5, final 0.1": OneCycle(rise=0.5, first=0.5, final=0.1),
     "restarts, cycles 3": Restarts(cycles=3),
-    "restarts, warmup 3, cycles 2, growth 2, final 0.1": Restarts(
-        warmup=3, cycles=2, growth=2, final=0.1
-    ),
-    "join: 2 at 0.5, then linear": Join(
-        pieces=(
-            SchedulePiece(steps=2, peak=0.5),
-            SchedulePiece(schedule=LinearSchedule(warmup=1, final=0.5)),
-        )
-    ),
-}
+    "restarts, warmup 3, cycles 2, growth 2, final 0.1": Restarts(warmup=3, cycles=2, growth=2,
+        final=0.1),
+    "join: 2 at 0.5, then linear": Join(pieces=(SchedulePiece(steps=2, peak=0.5),
+        SchedulePiece(schedule=LinearSchedule(warmup=1, final=0.5)))),
+}  # fmt: skip
 
 
 def curve(schedule: Schedule, peak: float = 1.0, steps: int = STEPS) -> np.ndarray:
@@ -64,9 +68,8 @@ def test_curves_are_those_of_the_golden_file():
         f"{name:{width}} | {' '.join(f'{rate:.4f}' for rate in curve(schedule))}\n"
         for name, schedule in CURVES.items()
     )
-    found, golden = (
-        [line.split("|") for line in t.splitlines()] for t in (text, GOLDEN.read_text())
-    )
+    split = lambda t: [line.split("|") for line in t.splitlines()]
+    found, golden = split(text), split(GOLDEN.read_text())
     assert [line[0] for line in found] == [line[0] for line in golden], f"the new text:\n{text}"
     for (name, new), (_, old) in zip(found, golden, strict=True):
         message = f"{name}: the new text:\n{text}"
@@ -108,3 +111,58 @@ def test_one_cycle_is_torchs_where_both_have_their_turns():
     assert rates[65] == pytest.approx((1 + 1 / 25e4) / 2, rel=1e-5)
     assert (np.diff(rates[:31]) > 0).all()
     assert (np.diff(rates[30:]) < 0).all()
+
+
+NAMES = ["embed/table", "blocks/0/mlp/kernel", "blocks/0/mlp/bias", "blocks/1/mlp/kernel", "head/w"]
+
+
+def test_a_pattern_finds_its_leaves():
+    for pattern, found in [
+        ("*", NAMES),
+        ("*/embed/*", ["embed/table"]),
+        ("*/kernel", ["blocks/0/mlp/kernel", "blocks/1/mlp/kernel"]),
+        ("blocks/[1-9]/*", ["blocks/1/mlp/kernel"]),
+        ("*/mlp/????", ["blocks/0/mlp/bias"]),
+        ("kernel", []),
+    ]:
+        assert [name for name in NAMES if matches(name, pattern)] == found
+
+
+def test_the_first_group_that_matches_counts():
+    groups = (
+        ParamGroup(match="*/bias", lr_factor=2.0),
+        ParamGroup(match="blocks/*", lr_factor=3.0),
+    )
+    factors = {n: g.lr_factor for n in NAMES if (g := group_of(n, groups))}
+    assert factors == {
+        "blocks/0/mlp/kernel": 3.0,
+        "blocks/0/mlp/bias": 2.0,
+        "blocks/1/mlp/kernel": 3.0,
+    }
+
+
+GRADS: Any = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+
+
+@pytest.mark.parametrize(
+    ("touched", "size"),
+    [
+        (lambda g: dict(g), 10.0),  # as it came: by the norm that was given
+        (lambda g: {**g, "a": g["a"] * 2}, np.hypot(6, 4)),
+        (lambda g: {"b": g["b"]}, 4.0),
+    ],
+)
+def test_the_norm_of_the_step_is_that_of_its_own_gradients_alone(touched, size):
+    given = touched(GRADS)
+    known = {"grad": GRADS, "grad_norm": jnp.float32(10)}  # not the true one, to tell them apart
+    updates: Any = clip_by_norm(1.0).update(given, optax.EmptyState(), None, **known)[0]
+    assert_close(updates["b"], given["b"] / size, 1e-6)
+
+
+@pytest.mark.thorough
+def test_no_collective_is_in_a_branch_on_eight_devices():
+    parts = set_up(config("clips", parallel=FSDP(devices=8, min_size=0)))
+    program = HloProgram(parts.lower_step().compile().as_text())
+    operations = [instruction.operation for instruction, *_ in program.walk()]
+    assert [name for name in operations if "all-" in name], "there is what to send"
+    assert "conditional" not in operations

@@ -182,10 +182,7 @@ def test_backward_they_travel_again_and_their_gradients_behind_them():
     assert permutes(gradient(place, Causal(window=3)), *shapes()) == 2 * arrays * (1 + 2)
 
 
-@pytest.mark.parametrize(
-    ("window", "reach"),
-    [(None, "all"), (1, 0), (5, 1), (6, 2), (14, "all")],
-)
+@pytest.mark.parametrize(("window", "reach"), [(None, "all"), (1, 0), (5, 1), (6, 2), (14, "all")])
 def test_keys_travel_no_farther_than_a_window_reaches(window, reach):
     runs = {"all": [(1, 7)], 0: []}.get(reach, [(1, reach), (-1, reach)])
     assert RingAttention(Causal(window=window), 8, "context").runs(chunk=4) == runs
@@ -199,22 +196,13 @@ def permutes(fn, *args) -> int:
 
 BY_ULYSSES = {"context_by": "ulysses"}
 REFUSED = [
-    (
-        {"context": 4},
-        {"t": 20},
-        r"20 positions do not divide into 8: two chunks.*context=4.*16 or 24.*context of 1, 2",
-    ),
-    (
-        {"context": 4, **BY_ULYSSES},
-        {},
-        r"2 kv_heads do not divide into parallel\.context=4.*context of 1, 2, or.*context_by=ring",
-    ),
-    (
-        {"context": 2, "tensor": 2, **BY_ULYSSES},
-        {},
-        r"2 kv_heads over parallel\.tensor=2 do not.*context of 1, or parallel\.context_by=ring",
-    ),
-]
+    ({"context": 4}, {"t": 20},
+        r"20 positions do not divide into 8: two chunks.*context=4.*16 or 24.*context of 1, 2"),
+    ({"context": 4, **BY_ULYSSES}, {},
+        r"2 kv_heads do not divide into parallel\.context=4.*context of 1, 2, or.*context_by=ring"),
+    ({"context": 2, "tensor": 2, **BY_ULYSSES}, {},
+        r"2 kv_heads over parallel\.tensor=2 do not.*context of 1, or parallel\.context_by=ring"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("axes", "sizes", "words"), REFUSED)

@@ -82,9 +82,8 @@ def test_a_weakly_typed_parameter_is_no_other_array(where):
     make = lambda: new_state(line() | {"offset": jnp.array(0.25)}, ADAMW, jax.random.key(0))
     state = jax.jit(make, out_shardings=where.shardings(jax.eval_shape(make)))()
     batch = where.place(points(16))
-    step = where.compile(
-        make_step(squared, ADAMW, psum=where.psum), state, batch, returns_state=True
-    )
+    step = make_step(squared, ADAMW, psum=where.psum)
+    step = where.compile(step, state, batch, returns_state=True)
     for _ in range(3):
         state, _ = step(state, batch)
     assert int(state.step) == 3

@@ -149,24 +149,16 @@ def test_splits_the_largest_dim_that_divides(shape, spec):
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = [
-    "batch=16",
-    "data.context=32",
-    "model.context=32",
-    "model.layers=2",
-    "model.heads=4",
+    *("batch=16", "data.context=32", "model.context=32", "model.layers=2", "model.heads=4"),
     "model.width=64",
 ]
 CASES = [
     ("quick.yaml", "tensor", "no dim is named heads or kv_heads or hidden or vocab"),
     ("quick.yaml", "context", "no dim is named time"),
-    *(
-        pytest.param("shakespeare.yaml", axis, why, marks=pytest.mark.thorough)
-        for axis, why in {
-            "stage": r"no dim is named layers.*model\.scan=true",
-            "expert": r"no dim is named experts.*model\.experts",
-        }.items()
-    ),
-]
+    *(pytest.param("shakespeare.yaml", axis, why, marks=pytest.mark.thorough) for axis,
+        why in {"stage": r"no dim is named layers.*model\.scan=true",
+        "expert": r"no dim is named experts.*model\.experts"}.items()),
+]  # fmt: skip
 
 
 def told(file: str, home: Path, parallel: str):

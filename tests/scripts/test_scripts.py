@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from plain_environ import SAID
 
 from jtrain.distributed.manifests.machines import TPUS
 
@@ -89,13 +90,7 @@ def test_all_parts_are_rehearsed(tmp_path):
 
 
 def tpu_vm(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(ROOT / "scripts" / "tpu_vm.sh"), *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return subprocess.run(["bash", str(ROOT / "scripts" / "tpu_vm.sh"), *words], **SAID)
 
 
 @pytest.mark.parametrize("kind", ["v5e", "v6e"])

@@ -117,9 +117,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files(directory: Path) -> dict[str, int]:
-    return {
-        str(p): p.lstat().st_mtime_ns for p in directory.rglob("*") if "__pycache__" not in p.parts
-    }
+    found = (p for p in directory.rglob("*") if "__pycache__" not in p.parts)
+    return {str(p): p.lstat().st_mtime_ns for p in found}
 
 
 @pytest.mark.thorough
@@ -214,22 +213,17 @@ def test_each_key_of_text_is_in_the_table_or_names_no_place():
 
 
 HOSTILE_TRACKERS = [
-    "kind: tensorboard, directory: {out}",
-    "kind: tensorboard, directory: ../out",
-    "kind: tensorboard, directory: a/../../out",
-    "kind: tensorboard, directory: link/out",
-    "kind: tensorboard, directory: .git/hooks",
-    "kind: mlflow, uri: 'file:{out}'",
-    "kind: mlflow, uri: 'file://{out}'",
-    "kind: mlflow, uri: 'file:../out'",
-    "kind: mlflow, uri: 'file:%2e%2e/out'",
-    "kind: mlflow, uri: '{out}'",
+    "kind: tensorboard, directory: {out}", "kind: tensorboard, directory: ../out",
+    "kind: tensorboard, directory: a/../../out", "kind: tensorboard, directory: link/out",
+    "kind: tensorboard, directory: .git/hooks", "kind: mlflow, uri: 'file:{out}'",
+    "kind: mlflow, uri: 'file://{out}'", "kind: mlflow, uri: 'file:../out'",
+    "kind: mlflow, uri: 'file:%2e%2e/out'", "kind: mlflow, uri: '{out}'",
     "kind: mlflow, uri: 'sqlite:///../out.db'",
     "kind: mlflow, uri: 'sqlite:///file:out.db?uri=true'",
     "kind: mlflow, uri: 'sqlite+pysqlcipher://:x@/{out}'",
     "kind: mlflow, uri: 'mssql+pyodbc:///?odbc_connect=Driver=/tmp/evil.so'",
     "kind: mlflow, uri: 'postgresql://evil/x?sslkey=/etc/passwd'",
-]
+]  # fmt: skip
 HOSTILE_STORES = [
     "file://{out}", "local://{out}", "file://../out", "ssh://host/x", "ftp://host/x", "http://host/x",
     "s3://bucket/x::file://{out}", "simplecache://x", "github://a:b@c/x", "dask://x", "reference://x",
@@ -239,10 +233,9 @@ ALLOWED = [
     "trackers=[{kind: mlflow, uri: 'file:mlruns'}]",
     "trackers=[{kind: mlflow, uri: 'sqlite:///mlflow.db'}]",
     "trackers=[{kind: mlflow, uri: 'https://user@mlflow.example:5000/x'}]",
-    "trackers=[{kind: mlflow, uri: databricks}]",
-    "checkpoint.store=s3://bucket/runs",
+    "trackers=[{kind: mlflow, uri: databricks}]", "checkpoint.store=s3://bucket/runs",
     "checkpoint.store=file://{here}/copies",
-]
+]  # fmt: skip
 
 
 @pytest.fixture

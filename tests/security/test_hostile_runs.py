@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from audit import watched
+from plain_environ import SAID
 from quick_study import CODE, YAML, at_home, trained, write_study
 
 import jtrain as jt
@@ -28,27 +29,16 @@ from jtrain.train.run_dir import get_environment
 MODULES = ["__init__", "__main__", "sitecustomize", "usercustomize", "conftest", "setup", "numpy", "jax", "jaxlib", "typing", "difflib", "yaml", "orbax", "optax", "experiments/__init__", "experiments/quick", "experiments/fit", "checkpoints/__init__"]  # fmt: skip
 RUN, CONFIG = "runs/quick", "runs/quick/config.yaml"
 WORDS: dict[str, list[str]] = {
-    "doctor": ["--only", "packages"],
-    "init": ["another"],
-    "run": [CONFIG],
-    "eval": [RUN],
-    "predict": [RUN, "rows.npz", "--out", "out.npz"],
-    "sample": [RUN, "--prompt", "a"],
-    "show": [CONFIG],
-    "check": [CONFIG, "--quick"],
+    "doctor": ["--only", "packages"], "init": ["another"], "run": [CONFIG], "eval": [RUN],
+    "predict": [RUN, "rows.npz", "--out", "out.npz"], "sample": [RUN, "--prompt", "a"],
+    "show": [CONFIG], "check": [CONFIG, "--quick"],
     "explain": [CONFIG, "parallel.kind=none"],  # refused once the experiment is imported
-    "plan": [CONFIG, "--devices", "none"],
-    "range": [CONFIG, "parallel.kind=none"],
-    "replay": [RUN, "--step", "9"],
-    "diff": [RUN, RUN],
-    "ckpt": ["ls", RUN],
-    "export": [RUN, "--to", "safetensors", "--out", "out"],
-    "data": ["show", CONFIG],
-    "sweep": [CONFIG, "seed=1", "parallel.kind=none"],
-    "work": [RUN],
-    "launch": ["--processes", "0", "run", CONFIG],
-    "report": [RUN],
-}
+    "plan": [CONFIG, "--devices", "none"], "range": [CONFIG, "parallel.kind=none"],
+    "replay": [RUN, "--step", "9"], "diff": [RUN, RUN], "ckpt": ["ls", RUN],
+    "export": [RUN, "--to", "safetensors", "--out", "out"], "data": ["show", CONFIG],
+    "sweep": [CONFIG, "seed=1", "parallel.kind=none"], "work": [RUN],
+    "launch": ["--processes", "0", "run", CONFIG], "report": [RUN],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +97,7 @@ def test_the_experiment_of_a_run_is_the_users_own(where: str, home: Path, monkey
 
 
 @pytest.mark.thorough
-def test_a_foreign_run_finds_the_experiment_of_the_current_directory(
-    home: Path, tmp_path: Path, monkeypatch
-):
+def test_a_foreign_run_finds_the_experiment_of_the_current_directory(home, tmp_path, monkeypatch):
     """A run beside which a stranger's `experiments` lies too."""
     shutil.copytree(home / RUN, tmp_path / "theirs")
     shutil.copytree(home / RUN / "experiments", tmp_path / "experiments")
@@ -123,9 +111,8 @@ def test_a_foreign_run_finds_the_experiment_of_the_current_directory(
         resolve(config)
     advice = str(caught.value).partition("If you trust it: ")[2].splitlines()[0]
     subprocess.run(advice, shell=True, check=True)
-    assert Path("experiments/quick.py").read_text() == (
-        (tmp_path / "experiments/quick.py").read_text()
-    )
+    theirs = (tmp_path / "experiments/quick.py").read_text()
+    assert Path("experiments/quick.py").read_text() == theirs
 
 
 def test_a_study_below_a_folder_runs_has_its_own_experiments(tmp_path: Path, monkeypatch):
@@ -145,14 +132,7 @@ CHILD = ["-P", "-c", "from jtrain.distributed.compiler_flags import check_known 
 def test_within_a_run_nothing_beside_is_imported(words: list[str], home: Path):
     """Neither here nor in the processes that a command starts."""
     env = {**os.environ, "PYTHONPATH": str(Path(jt.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=home / RUN,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = subprocess.run([sys.executable, *words], cwd=home / RUN, env=env, **SAID)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in {0, 2, 70}
 
@@ -179,9 +159,7 @@ def escaping(home: Path, tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path / "home")
     run = Path(RUN)
     facts = json.loads((run / "run.json").read_text())
-    texts = {
-        key: f"{ESCAPES}{key}" for key in ("status", "why", "data", "tokenizer", "git", "argv")
-    }
+    texts = {k: f"{ESCAPES}{k}" for k in ("status", "why", "data", "tokenizer", "git", "argv")}
     devices = {"devices": [ESCAPES], "packages": {ESCAPES: ESCAPES}}
     (run / "run.json").write_text(json.dumps(facts | texts | devices))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -190,9 +168,8 @@ def escaping(home: Path, tmp_path: Path, monkeypatch) -> Path:
         (run / name).write_text("".join(json.dumps(x | row) + "\n" for x in rows) + ESCAPES)
     for step in (run / "checkpoints").glob("[0-9]"):
         about = step / "about.json"
-        about.write_text(
-            about.read_text().replace('"step"', json.dumps(ESCAPES) + ': 1, "step"', 1)
-        )
+        said = about.read_text().replace('"step"', json.dumps(ESCAPES) + ': 1, "step"', 1)
+        about.write_text(said)
     (run / "checkpoints" / f"3{ESCAPES}").mkdir()
     (run / "log.txt").write_text(ESCAPES)
     config = (run / "config.yaml").read_text()
@@ -232,18 +209,13 @@ FILES = ["config.yaml", "run.json", "metrics.jsonl", "speed.jsonl", "steps.jsonl
 EVERYBODYS = ("config.yaml", "run.json", "checkpoints/2")
 FOLDERS = ["checkpoints", "checkpoints/2", "checkpoints/2/state", "pictures"]
 READERS = [
-    ["report", "runs/quick"],
-    ["ckpt", "verify", "quick"],
-    ["diff", "runs/quick", "runs/other"],
-    ["eval", "quick"],
-    ["replay", "quick"],
-    ["ckpt", "ls", "quick"],
-    ["ckpt", "show", "quick", "--step", "2"],
-    ["ckpt", "diff", "quick", "other"],
+    ["report", "runs/quick"], ["ckpt", "verify", "quick"], ["diff", "runs/quick", "runs/other"],
+    ["eval", "quick"], ["replay", "quick"], ["ckpt", "ls", "quick"],
+    ["ckpt", "show", "quick", "--step", "2"], ["ckpt", "diff", "quick", "other"],
     ["ckpt", "export", "quick", "--step", "2", "--out", "out.safetensors"],
     ["ckpt", "rm", "quick", "--damaged"],
     ["run", "configs/quick.yaml", "steps=1", "name=new", "init_from.path=runs/quick"],
-]
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -284,9 +256,7 @@ def cases() -> Iterator[object]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "readers"), list(cases()))
-def test_no_reader_of_a_run_follows_its_links(
-    name: str, readers: list[list[str]], outside: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_no_reader_of_a_run_follows_its_links(name, readers, outside, capfd):
     link(name, outside)
     for words in readers:
         check_reader(words, outside, capfd)
@@ -323,14 +293,11 @@ def test_the_report_names_the_skipped_file(outside: Path, capsys: pytest.Capture
         link(name, outside)
     assert main(["report", "quick"]) == 0
     for text in (capsys.readouterr().err, Path("runs/quick/report.html").read_text()):
-        assert [
-            name for name in names if not re.search(rf"{name}:?[^\n]* is a link to ", text)
-        ] == []
+        missing = [n for n in names if not re.search(rf"{n}:?[^\n]* is a link to ", text)]
+        assert missing == []
 
 
-def test_a_linked_step_is_damaged_and_is_not_read(
-    outside: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_linked_step_is_damaged_and_is_not_read(outside: Path, capsys):
     link("checkpoints/2", outside)
     assert layout.list_steps(Path("runs/quick/checkpoints")) == [1]
     assert main(["ckpt", "verify", "quick"]) == 70
@@ -339,9 +306,7 @@ def test_a_linked_step_is_damaged_and_is_not_read(
     assert "is a link to" in capsys.readouterr().err
 
 
-def test_linked_checkpoints_are_read_only_by_their_real_path(
-    outside: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_linked_checkpoints_are_read_only_by_their_real_path(outside: Path, capsys):
     link("checkpoints", outside)
     assert main(["ckpt", "ls", "quick"]) == 2
     assert "name their real path; otherwise remove the link: rm " in capsys.readouterr().err

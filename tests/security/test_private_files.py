@@ -15,11 +15,7 @@ from quick_study import at_home, trained, write_study
 
 from jtrain.cli import main
 from jtrain.errors import ConfigError
-from jtrain.io.regular_files import (
-    atomic_write,
-    check_no_links,
-    create_new,
-)
+from jtrain.io.regular_files import atomic_write, check_no_links, create_new
 from jtrain.server.process import FILE, announced
 from jtrain.train.runtime import enable_compilation_cache
 
@@ -109,10 +105,7 @@ UNTRUSTED = {
     "a link as a program": lambda cache: (cache / "jit_step-1-cache").symlink_to("/etc/passwd"),
     "open to all": lambda cache: cache.chmod(0o777),
     "all open above": lambda cache: cache.parent.parent.chmod(0o777),
-    "a program open to all": lambda cache: (
-        program_in(cache).chmod(0o666),
-        cache.chmod(0o755),
-    ),
+    "a program open to all": lambda cache: (program_in(cache).chmod(0o666), cache.chmod(0o755)),
     "a link to another's": replace_by_link,
 }
 
@@ -124,9 +117,7 @@ def program_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", UNTRUSTED)
-def test_a_compile_cache_that_others_can_write_is_not_used(
-    how: str, caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-):
+def test_a_compile_cache_that_others_can_write_is_not_used(how, caches, caplog):
     usual, other = caches
     usual.mkdir(0o700, parents=True)
     usual.parent.chmod(0o700)
@@ -147,9 +138,7 @@ def test_a_compile_cache_that_others_can_write_is_not_used(
     assert caplog.text == ""
 
 
-def test_without_a_private_directory_the_compile_cache_is_off(
-    caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-):
+def test_without_a_private_directory_the_compile_cache_is_off(caches: tuple[Path, Path], caplog):
     for cache in caches:
         cache.mkdir(parents=True)
         cache.chmod(0o777)
@@ -159,9 +148,7 @@ def test_without_a_private_directory_the_compile_cache_is_off(
     assert "each run compiles again" in caplog.text
 
 
-def test_a_compile_cache_of_the_user_becomes_private_silently(
-    caches: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-):
+def test_a_compile_cache_of_the_user_becomes_private_silently(caches: tuple[Path, Path], caplog):
     usual, _ = caches
     usual.mkdir(parents=True, mode=0o755)
     program_in(usual)

@@ -88,27 +88,17 @@ LEAKS = [*SHAPES, *NAMED, *PLACES]
 
 # Texts that must not change.
 KEPT = [
-    "num_tokens: 1000",
-    "use_cls_token: true",
-    "key_dim: 64",
-    "pad_token: <pad>",
-    "label_key: labels/fine",
-    "'key': 'params/blocks/3/mixture/router'",
-    "fold_in(key, step)",
-    "KeyError: 'loss'",
-    "tokens by byte-bpe 3f2a9c7d0e1b4a5f",
-    "key=jax.random.key(0)",
-    "optimizer.lr=1e-3",
-    "toy.yaml:3: secret: is no key; the keys are experiment, steps",
-    "bid_token=yes",
-    "sha256:" + "0123456789abcdef" * 4,
+    "num_tokens: 1000", "use_cls_token: true", "key_dim: 64", "pad_token: <pad>",
+    "label_key: labels/fine", "'key': 'params/blocks/3/mixture/router'", "fold_in(key, step)",
+    "KeyError: 'loss'", "tokens by byte-bpe 3f2a9c7d0e1b4a5f", "key=jax.random.key(0)",
+    "optimizer.lr=1e-3", "toy.yaml:3: secret: is no key; the keys are experiment, steps",
+    "bid_token=yes", "sha256:" + "0123456789abcdef" * 4,
     "step   400/2000  loss   2.1432  valid   2.2011  lr 9.80e-04   52.1k tokens/s",
     "s3://bucket/runs/2026-11-22T04-59-00Z/checkpoints/400",
     "https://docs.jax.dev/en/latest/301/vjp-objects.html#key=3",
-    "ssh://git@host.example.org/jtrain.git",
-    "--xla_force_host_platform_device_count=8",
+    "ssh://git@host.example.org/jtrain.git", "--xla_force_host_platform_device_count=8",
     "the password is asked for at the prompt",
-]
+]  # fmt: skip
 
 
 def test_secrets_in_the_files_of_a_run_are_hidden(tmp_path: Path):

@@ -45,11 +45,7 @@ def test_one_worker_takes_the_steps_of_one_device(study):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "mode",
-    [
-        "{kind: ssp, bound: 1}",
-        "{kind: async, staleness: {kind: compensate}}",
-    ],
+    "mode", ["{kind: ssp, bound: 1}", "{kind: async, staleness: {kind: compensate}}"]
 )
 def test_several_workers_take_each_step_once_and_learn(study, mode):
     got = Losses()

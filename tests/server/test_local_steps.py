@@ -17,10 +17,7 @@ CADENCE = ("evaluate.every=0", "checkpoint.every=0")
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        "{kind: local_sgd, inner_steps: 1}",
-        "{kind: diloco, inner_steps: 1, lr: 1.0, momentum: 0.0}",
-    ],
+    ["{kind: local_sgd, inner_steps: 1}", "{kind: diloco, inner_steps: 1, lr: 1.0, momentum: 0.0}"],
 )
 def test_one_inner_step_of_sgd_is_data_parallel(study, mode):
     one = train_on_one_device(study, SGD, "steps=5")

@@ -28,62 +28,37 @@ def plan(study, mode, *settings, workers=2, shards=1) -> Plan:
 STREAMING = "{kind: streaming_diloco, inner_steps: 6, fragments: 3, overlap: %d}"
 NO_SAVE = "checkpoint.every=0"
 CASES = {
-    "rows that do not divide": (
-        ("{kind: sync}", "parallel.workers=3"),
+    "rows that do not divide": (("{kind: sync}", "parallel.workers=3"),
         "16 rows do not divide into 3 workers.*batch=15",
-        [("{kind: sync}", "parallel.workers=3", "batch=15")],
-    ),
-    "an optimizer that evaluates the loss": (
-        ("{kind: async}", "optimizer={kind: lbfgs}"),
+        [("{kind: sync}", "parallel.workers=3", "batch=15")]),
+    "an optimizer that evaluates the loss": (("{kind: async}", "optimizer={kind: lbfgs}"),
         r"parallel\.mode\.kind=local_sgd",
-        [("{kind: local_sgd, inner_steps: 1}", "optimizer={kind: lbfgs}")],
-    ),
-    "a check that needs every state": (
-        ("{kind: sync}", "checks.recompute=4"),
-        "Set checks.recompute=0",
-        [("{kind: sync}", "checks.recompute=0")],
-    ),
-    "a guard that needs every state": (
-        ("{kind: sync}", "guard.kind=stop"),
-        "Set guard.kind=skip",
-        [("{kind: sync}", "guard.kind=skip")],
-    ),
-    "a cadence that cuts a round": (
-        ("{kind: diloco, inner_steps: 4}", NO_SAVE, "evaluate.every=6"),
-        "evaluate.every=8",
-        [("{kind: diloco, inner_steps: 4}", NO_SAVE, "evaluate.every=8")],
-    ),
-    "a scale of its own for each worker": (
-        ("{kind: diloco, inner_steps: 4}", NO_SAVE, "precision.kind=f16"),
-        "precision.kind=bf16 or f32",
-        [("{kind: diloco, inner_steps: 4}", NO_SAVE, "precision.kind=f32")],
-    ),
-    "an average of its own for each worker": (
-        ("{kind: diloco, inner_steps: 4}", NO_SAVE, "optimizer.ema=0.9"),
-        "Set optimizer.ema=0",
-        [("{kind: diloco, inner_steps: 4}", NO_SAVE, "optimizer.ema=0")],
-    ),
-    "fragments that overlap": (
-        (STREAMING % 2, NO_SAVE),
-        r"Set parallel\.mode\.overlap=1\.",
-        [(STREAMING % 1, NO_SAVE)],
-    ),
-    "rounded pushes where the mode is exact": (
-        ("{kind: sync}", "parallel.compress={kind: int8}"),
+        [("{kind: local_sgd, inner_steps: 1}", "optimizer={kind: lbfgs}")]),
+    "a check that needs every state": (("{kind: sync}", "checks.recompute=4"),
+        "Set checks.recompute=0", [("{kind: sync}", "checks.recompute=0")]),
+    "a guard that needs every state": (("{kind: sync}", "guard.kind=stop"), "Set guard.kind=skip",
+        [("{kind: sync}", "guard.kind=skip")]),
+    "a cadence that cuts a round": (("{kind: diloco, inner_steps: 4}", NO_SAVE, "evaluate.every=6"),
+        "evaluate.every=8", [("{kind: diloco, inner_steps: 4}", NO_SAVE, "evaluate.every=8")]),
+    "a scale of its own for each worker": (("{kind: diloco, inner_steps: 4}", NO_SAVE,
+        "precision.kind=f16"), "precision.kind=bf16 or f32",
+        [("{kind: diloco, inner_steps: 4}", NO_SAVE, "precision.kind=f32")]),
+    "an average of its own for each worker": (("{kind: diloco, inner_steps: 4}", NO_SAVE,
+        "optimizer.ema=0.9"), "Set optimizer.ema=0",
+        [("{kind: diloco, inner_steps: 4}", NO_SAVE, "optimizer.ema=0")]),
+    "fragments that overlap": ((STREAMING % 2, NO_SAVE), r"Set parallel\.mode\.overlap=1\.",
+        [(STREAMING % 1, NO_SAVE)]),
+    "rounded pushes where the mode is exact": (("{kind: sync}", "parallel.compress={kind: int8}"),
         "takes the steps of one device.*parallel.compress.kind=none, or parallel.mode.kind=async",
-        [("{kind: sync}",), ("{kind: async}", "parallel.compress={kind: int8}")],
-    ),
-    "changes where others push between two pulls": (
-        ("{kind: async}", "parallel.pulls=int8"),
+        [("{kind: sync}",), ("{kind: async}", "parallel.compress={kind: int8}")]),
+    "changes where others push between two pulls": (("{kind: async}", "parallel.pulls=int8"),
         "others push between two of its pulls.*parallel.pulls=bf16, or .*=streaming_diloco",
-        [("{kind: async}", "parallel.pulls=bf16"), (STREAMING % 1, NO_SAVE, "parallel.pulls=int8")],
-    ),
-    "feedback with compensation": (
-        ("{kind: async, staleness: {kind: compensate}}", "parallel.compress={kind: int8}"),
-        r"compress.kind=bf16, or .*staleness.kind=scale",
-        [("{kind: async, staleness: {kind: scale}}", "parallel.compress={kind: int8}")],
-    ),
-}
+        [("{kind: async}", "parallel.pulls=bf16"),
+        (STREAMING % 1, NO_SAVE, "parallel.pulls=int8")]),
+    "feedback with compensation": (("{kind: async, staleness: {kind: compensate}}",
+        "parallel.compress={kind: int8}"), r"compress.kind=bf16, or .*staleness.kind=scale",
+        [("{kind: async, staleness: {kind: scale}}", "parallel.compress={kind: int8}")]),
+}  # fmt: skip
 
 
 @pytest.mark.thorough

@@ -30,11 +30,7 @@ def tf_config(kind: str, index: int, cluster=None) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("task", "expected"),
-    [
-        (("chief", 0), ("run", 0)),
-        (("ps", 1), ("shard", 1)),
-        (("worker", 1), ("worker", 1)),
-    ],
+    [(("chief", 0), ("run", 0)), (("ps", 1), ("shard", 1)), (("worker", 1), ("worker", 1))],
 )
 def test_tasks_of_tf_config_have_their_parts(task, expected):
     server = Server(engine="cluster", workers=2, shards=2)
@@ -66,9 +62,8 @@ class Tasks:
 
     def __init__(self, name: str, mode: str, *settings: str, workers: int = 2):
         tasks = {"chief": 1, "ps": 2, "worker": workers}
-        cluster = {
-            kind: [f"127.0.0.1:{free_port()}" for _ in range(n)] for kind, n in tasks.items()
-        }
+        address = lambda: f"127.0.0.1:{free_port()}"
+        cluster = {kind: [address() for _ in range(n)] for kind, n in tasks.items()}
         server = f"parallel={{kind: server, engine: cluster, workers: 2, shards: 2, mode: {mode}}}"
         command = [sys.executable, "-m", "jtrain", "run", "configs/quick.yaml", f"name={name}"]
         self.processes = {}

@@ -162,18 +162,16 @@ def test_a_port_in_use_is_refused_with_what_to_type(listener):
 
 
 STRANGERS = {
-    "half a header": frame(b"")[:9],
-    "half of its JSON": frame(b"[" * 100)[:-50],
+    "half a header": frame(b"")[:9], "half of its JSON": frame(b"[" * 100)[:-50],
     "more JSON than is allowed": frame(b"[" * (wire.MOST_JSON + 1)),
     "arrays": frame(b'["hello", {}, [["int8", [8]]]]', size=8) + bytes(8),
     "a dim of 2**63 - 1": frame(b'["hello", {}, [["int8", [0, 9223372036854775807]]]]'),
     "a negative dim": frame(b'["hello", {}, [["int8", [-1, 0]]]]'),
-    "a deep frame": frame(b"[" * 100_000),
-    "no UTF-8": frame(b'["\xff", {}, []]'),
+    "a deep frame": frame(b"[" * 100_000), "no UTF-8": frame(b'["\xff", {}, []]'),
     "a token of null": frame(b'["hello", {"token": null}, []]'),
     "a token that is no text": frame(b'["hello", {"token": "\\ud800"}, []]'),
     "a request": frame(b'["pull", {"worker": 0}, []]'),
-}
+}  # fmt: skip
 
 
 def test_a_crowd_that_says_nothing_does_not_hold_up_a_server(monkeypatch):
@@ -226,11 +224,7 @@ def test_a_buffer_is_used_again_when_no_array_lies_in_it():
 
 
 @pytest.mark.parametrize(
-    "hold",
-    [
-        lambda buffer: buffer.view(np.float32).reshape(-1, 64)[3:4],
-        jnp.from_dlpack,
-    ],
+    "hold", [lambda buffer: buffer.view(np.float32).reshape(-1, 64)[3:4], jnp.from_dlpack]
 )
 def test_a_buffer_that_anything_lies_in_is_left_alone(hold):
     pool = BufferPool()

@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparison import distance
 from plain_environ import until
-from test_server_processes import processes, rows, start, state_of, wait_for_step
+from test_server_processes import rows, start, wait_for_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 SLOW = "0.03,0.03"  # seconds of a step, so that the run lasts until others have started
-DILOCO = "{kind: diloco, inner_steps: 10}"
 
 
 def work(run: str, *options: str) -> subprocess.Popen:
@@ -64,21 +62,3 @@ def test_a_worker_joins_is_asked_to_leave_and_another_is_killed(monkeypatch):
     steps = [row["step"] for row in rows("run") if "loss" in row]
     assert steps == list(range(1, 3001)), "each step once"
     assert not Path("runs/run/.server.json").exists()
-
-
-def test_another_worker_takes_the_shares_of_one_that_leaves(monkeypatch):
-    """The state is that of an undisturbed run, to the bit."""
-    values = "steps=1500", "evaluate.every=0", "checkpoint.every=500", "log.every=1"
-    calm = start("calm", DILOCO, *values)
-    assert calm.wait(timeout=250) == 0, Path("calm.txt").read_text()
-    monkeypatch.setenv("JTRAIN_SERVER_SLOW", SLOW)
-    run = start("run", DILOCO, *values)
-    wait_for_step("run", 20, run)
-    guests = []
-    for pid in processes("run", "worker"):
-        os.kill(pid, signal.SIGTERM)
-        guests.append(work("run"))
-        until(lambda pid=guests[-1].pid: joined("run", pid), run)
-    assert run.wait(timeout=250) == 0, Path("run.txt").read_text()
-    assert [guest.wait(timeout=200) for guest in guests] == [0, 0], Path("work.txt").read_text()
-    assert distance(state_of("run"), state_of("calm")) == 0

@@ -25,19 +25,13 @@ def test_the_last_key_changes_fastest_and_single_values_are_fixed():
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("1,2", ["1", "2"]),
-        ("[8,16]", ["[8,16]"]),
-        ("[8,16],[32]", ["[8,16]", "[32]"]),
+        ("1,2", ["1", "2"]), ("[8,16]", ["[8,16]"]), ("[8,16],[32]", ["[8,16]", "[32]"]),
         ("{kind: sgd, lr: 1},{kind: adamw}", ["{kind: sgd, lr: 1}", "{kind: adamw}"]),
-        ("'a,b',c", ["'a,b'", "c"]),
-        ('"]",[1]', ['"]"', "[1]"]),
-        ("0..3", ["0", "1", "2", "3"]),
-        ("0..10..5,64", ["0", "5", "10", "64"]),
-        ("-2..0", ["-2", "-1", "0"]),
-        ("../text,a..b/c", ["../text", "a..b/c"]),
-        ("true, false", ["true", "false"]),
+        ("'a,b',c", ["'a,b'", "c"]), ('"]",[1]', ['"]"', "[1]"]), ("0..3", ["0", "1", "2", "3"]),
+        ("0..10..5,64", ["0", "5", "10", "64"]), ("-2..0", ["-2", "-1", "0"]),
+        ("../text,a..b/c", ["../text", "a..b/c"]), ("true, false", ["true", "false"]),
     ],
-)
+)  # fmt: skip
 def test_values(text, values):
     found = parse_grid([f"key={text}"])
     assert (found.axes.get("key") or [found.fixed[0].partition("=")[2]]) == values

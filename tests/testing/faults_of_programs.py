@@ -169,13 +169,9 @@ LATE = labelled(0, 1, 2, 3, 0, 1, 4, 3)
 RANGE = "index out of range"
 PROGRAMS = {
     "the batch is changed": Planted(changes_its_batch, "changes its arguments", "batch['x']"),
-    "a reshape for 8 rows": Planted(
-        fixed_reshape, "fixed number of rows", "faults_of_programs.py:"
-    ),
+    "a reshape for 8": Planted(fixed_reshape, "fixed number of rows", "faults_of_programs.py:"),
     "a mean of means": Planted(mean_of_means, "mean of means"),
-    "a mean of tokens, weighted by rows": Planted(
-        mean_of_tokens_by_rows, "mean of means", "", LONG
-    ),
+    "tokens, weighted by rows": Planted(mean_of_tokens_by_rows, "mean of means", "", LONG),
     "a sum as a plain scalar": Planted(scalar_sum, "sum as a mean", "mean over"),
     "a coefficient of the rows": Planted(coefficient_of_labels, "coefficient of rows"),
     "a label too large": Planted(entropy, RANGE, "'label'", LATE),
@@ -185,42 +181,8 @@ PROGRAMS = {
 }
 
 
-def as_a_number(params, batch, rng):
-    scale = float(errors(params, batch).mean())
-    return good(params, batch | {"x": batch["x"] / scale}, rng)
-
-
-def asks_a_value(params, batch, rng):
-    if errors(params, batch).sum() > 3:
-        return good(params, batch, rng)
-    return good(params, batch | {"x": batch["x"] / 2}, rng)
-
-
-def as_numpy(params, batch, rng):
-    return Mean.of(jnp.asarray(np.abs(np.asarray(errors(params, batch)))), batch["mask"])
-
-
 def over_an_axis(params, batch, rng):
     return jax.lax.pmean(errors(params, batch).mean(), "data")
-
-
-def another_name(params, batch, rng):
-    return Mean.of(jnp.square(batch["inputs"] @ params["slope"]), batch["mask"])
-
-
-def other_shapes(params, batch, rng):
-    return Mean.of(params["slope"] @ batch["x"] - batch["y"], batch["mask"])
-
-
-# Losses that cannot be traced, with words of the error.
-UNTRACEABLE = {
-    "float() of an array": (as_a_number, "Python number (float"),
-    "if of an array": (asks_a_value, "jnp.where(condition, a, b)"),
-    "numpy of an array": (as_numpy, "jnp.asarray(...) in the place of np.asarray(...)"),
-    "a sum over an axis of the devices": (over_an_axis, "Leave that to the step"),
-    "another name of a leaf": (another_name, "asks for 'inputs', and `batch` has x ("),
-    "shapes that do not fit": (other_shapes, "(3,)"),
-}
 
 
 def normalized(params, batch, mask):
@@ -266,23 +228,13 @@ def any_above_0(params, extra, batch, rng):
 
 BATCH = {"rows_interact": "batch"}
 PLACES = {
-    "batch norm over hidden rows": Planted(
-        batch_norm_over_hidden_rows,
-        "hidden rows in a statistic",
-        "a statistic over rows that includes them",
-        BATCH,
-    ),
+    "batch norm over hidden rows": Planted(batch_norm_over_hidden_rows,
+        "hidden rows in a statistic", "a statistic over rows that includes them", BATCH),
     "weights from the position": Planted(weighted_by_position, "position", "`batch['row']`"),
     "another program under jit": Planted(tracing, "another program under jit", "when it is traced"),
-    "the number of devices": Planted(
-        scaled_by_devices, "numbers of the host", "jax.device_count()"
-    ),
+    "devices": Planted(scaled_by_devices, "numbers of the host", "jax.device_count()"),
     "rows in groups of four": Planted(groups_of_four, "rows dropped", "leaves out row"),
     "numbers of other rows": Planted(weighted_by_the_last_row, "row numbers", "`batch['row']`"),
-    "whether any row is positive": Planted(
-        any_above_0,
-        "function of a sum",
-        "the leaf 'above' of extra",
-        {"extra": {"above": jnp.float32(0)}},
-    ),
-}
+    "whether any row is positive": Planted(any_above_0, "function of a sum",
+        "the leaf 'above' of extra", {"extra": {"above": jnp.float32(0)}}),
+}  # fmt: skip

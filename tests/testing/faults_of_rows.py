@@ -6,18 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from planted import (
-    CLASSES,
-    CLASSIFIER,
-    Planted,
-    counted,
-    errors,
-    good,
-    height,
-    logits,
-    nats,
-    total,
-)
+from planted import CLASSES, CLASSIFIER, Planted, counted, errors, good, height, logits, nats, total
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
@@ -205,11 +194,8 @@ def f1(params, batch):
 
 STATISTIC, FUNCTION = "batch statistic", "function of a sum"
 NEIGHBOURS = {
-    "linen's BatchNorm, undeclared": of_model(
-        from_linen(Normed(), jnp.zeros((8, 3)), jnp.zeros(8, bool)),
-        STATISTIC,
-        'rows_interact="batch"',
-    ),
+    "linen's BatchNorm, undeclared": of_model(from_linen(Normed(), jnp.zeros((8, 3)),
+        jnp.zeros(8, bool)), STATISTIC, 'rows_interact="batch"'),
     "centring in training alone": Planted(centred_in_training, STATISTIC, "faults_of_rows.py:"),
     "softmax over rows": Planted(softmax_over_rows, STATISTIC, "", CLASSIFIER),
     "a contrastive loss": Planted(contrastive, STATISTIC, "", CLASSIFIER),
@@ -222,7 +208,7 @@ NEIGHBOURS = {
     "a loop on the sum": Planted(until_small, "branch on the batch"),
     "a gradient of unit norm": Planted(gradient_of_unit_norm, "gradient", "custom_vjp"),
     "F1 of a batch": Planted(metric(f1), FUNCTION, "the metric 'of'"),
-}
+}  # fmt: skip
 
 
 def scaled(draw):
@@ -293,26 +279,18 @@ def by_number_of_rows(rng, batch):
 
 
 DRAWS = {
-    "numpy's draws scale": Planted(
-        scaled(lambda rng, batch: np.float32(np.random.uniform(0.5, 1))),
-        "draws of the host",
-        "numpy",
-    ),
+    "numpy's draws scale": Planted(scaled(lambda rng, batch: np.float32(np.random.uniform(0.5, 1))),
+        "draws of the host", "numpy"),
     "Python's random": Planted(scaled(by_python), "draws of the host", "random"),
     "a generator with state": Planted(scaled(by_generator), "not a function"),
-    "noise by position": Planted(
-        scaled(lambda rng, batch: uniform(rng, batch["x"].shape)), "key of the position"
-    ),
+    "noise by position": Planted(scaled(lambda rng, batch: uniform(rng, batch["x"].shape)),
+        "key of the position"),
     "mixup": Planted(mixed_up, "rows mixed by a draw", 'rows_interact="batch"'),
     "rows swapped by a coin": Planted(half_is_swapped, "rows mixed by a draw"),
-    "keys of the neighbours": Planted(
-        scaled(lambda rng, batch: of_keys(jnp.roll(row_keys(rng, batch), 1), batch)),
-        "key of other rows",
-    ),
-    "a key from the number of rows": Planted(
-        scaled(by_number_of_rows), "key of the number of rows"
-    ),
-}
+    "keys of the neighbours": Planted(scaled(lambda rng, batch: of_keys(jnp.roll(row_keys(rng,
+        batch), 1), batch)), "key of other rows"),
+    "a key from their number": Planted(scaled(by_number_of_rows), "key of the number of rows"),
+}  # fmt: skip
 NAMED = {
     "one mask by the first row": Planted(scaled(by_first_row), "one draw for the batch"),
     "one number by the smallest row": Planted(scaled(by_smallest_row), "one draw for the batch"),

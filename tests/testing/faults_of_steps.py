@@ -120,15 +120,9 @@ def _make(  # noqa: C901, PLR0915  a typical step, with every fault
             )
             opt_state = opt_state._replace(inner=(opt_state.inner[0], stale))
         last = changes[-1] if wrong == "last statistics" else total(changes)
-        after = TrainState(
-            step=state.step + 1,
-            skipped=state.skipped,
-            scale=state.scale,
-            params=params,
-            extra=update_extra(state.extra, last),
-            opt_state=opt_state,
-            seed=state.seed,
-        )
+        kept = {"skipped": state.skipped, "scale": state.scale, "seed": state.seed}
+        made = {"params": params, "extra": update_extra(state.extra, last), "opt_state": opt_state}
+        after = TrainState(step=state.step + 1, **made, **kept)
         return after, {**summed_metrics, "loss": Mean(value, jnp.float32(1))}
 
     return step
@@ -226,67 +220,37 @@ def _step(name, cause, message, **more):
 PLAIN = _over(lambda inner: inner)
 FAULTS = {
     "mean of means in a step": _step("mean of means", "mean of means", "2 microbatches' own means"),
-    "clip before the reduction": _step(
-        "clip", "clip before the sum", "clipping, acts on each microbatch", optimizer=CLIPPED
-    ),
-    "weight decay for each microbatch": _step(
-        "decay", "decay per part", "weight decay is applied again", optimizer=DECAYED
-    ),
-    "update before the sum": _step(
-        "update first", "optimizer per part", "called 2 times in a step", optimizer=optax.adam(0.1)
-    ),
-    "stale EMA": _step(
-        "stale",
-        "stale average",
-        "averages the parameters from before the update",
-        optimizer=averaged(SGD),
-    ),
+    "clip before the reduction": _step("clip", "clip before the sum",
+        "clipping, acts on each microbatch", optimizer=CLIPPED),
+    "weight decay for each microbatch": _step("decay", "decay per part",
+        "weight decay is applied again", optimizer=DECAYED),
+    "update before the sum": _step("update first", "optimizer per part", "called 2 times in a step",
+        optimizer=optax.adam(0.1)),
+    "stale EMA": _step("stale", "stale average", "averages the parameters from before the update",
+        optimizer=averaged(SGD)),
     "loss scale not divided": _step("loss scale", "loss scale", "is 2^10 times"),
-    "auxiliary loss for each microbatch": _step(
-        "auxiliary", "term by parts", "once per microbatch the mean of term 1", loss=with_term
-    ),
-    "key folded with the microbatch": _step(
-        "key of the microbatch", "key of the part", "the number of a microbatch", loss=dropout
-    ),
+    "auxiliary loss for each microbatch": _step("auxiliary", "term by parts",
+        "once per microbatch the mean of term 1", loss=with_term),
+    "key folded with the microbatch": _step("key of the microbatch", "key of the part",
+        "the number of a microbatch", loss=dropout),
     "last microbatch overwrites": _step("overwritten", "missing sum", "of the last microbatch"),
     "gradient divided by the padded rows": _step("padded size", "padded size", "5/8"),
-    "metric as a mean of means in a step": _step(
-        "metric", "metric: mean of means", "the metric 'off'", loss=with_metric
-    ),
-    "running statistics of the last microbatch": _step(
-        "last statistics",
-        "statistics of one part",
-        "the last microbatch alone",
-        loss=with_statistics,
-        extra={"mean": jnp.float32(0.5)},
-    ),
-    "dropout from the device's index": _step(
-        "key of the device",
-        "key of the part",
-        "axis_index",
-        loss=dropout,
-        wrong=PLAIN,
-        right=PLAIN,
-    ),
-    "the sign before the sum": _step(
-        "sign", "function before the sum", "acts on each microbatch before they are summed"
-    ),
-    "gradients summed in bfloat16": _step(
-        "bfloat16", "rounding", "a sum over microbatches or devices in 16 bits"
-    ),
-    "a device without rows divides by zero": _step(
-        "own count", "empty slice", "divides by its own count of 0", wrong=PLAIN, right=PLAIN
-    ),
-    "missing psum": _fault(
-        "missing sum",
-        "a psum is missing",
-        wrong=_over(missing_sum),
-        right=PLAIN,
-    ),
-    "double psum": _step(
-        "double sum", "double sum", "4 times that of one device", wrong=PLAIN, right=PLAIN
-    ),
-    "every device has the rows of the first": _fault(
-        "missing sum", "first device alone", wrong=_over(first_rows), right=PLAIN
-    ),
-}
+    "metric as a mean of means in a step": _step("metric", "metric: mean of means",
+        "the metric 'off'", loss=with_metric),
+    "running statistics of the last microbatch": _step("last statistics", "statistics of one part",
+        "the last microbatch alone", loss=with_statistics, extra={"mean": jnp.float32(0.5)}),
+    "dropout from the device's index": _step("key of the device", "key of the part", "axis_index",
+        loss=dropout, wrong=PLAIN, right=PLAIN),
+    "the sign before the sum": _step("sign", "function before the sum",
+        "acts on each microbatch before they are summed"),
+    "gradients summed in bfloat16": _step("bfloat16", "rounding",
+        "a sum over microbatches or devices in 16 bits"),
+    "a device without rows divides by zero": _step("own count", "empty slice",
+        "divides by its own count of 0", wrong=PLAIN, right=PLAIN),
+    "missing psum": _fault("missing sum", "a psum is missing", wrong=_over(missing_sum),
+        right=PLAIN),
+    "double psum": _step("double sum", "double sum", "4 times that of one device", wrong=PLAIN,
+        right=PLAIN),
+    "every device has the rows of the first": _fault("missing sum", "first device alone",
+        wrong=_over(first_rows), right=PLAIN),
+}  # fmt: skip

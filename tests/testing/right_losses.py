@@ -6,17 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from faults_of_rows import contrastive, mixed_up, of_keys, scaled, uniform
-from planted import (
-    CLASSIFIER,
-    classes,
-    counted,
-    errors,
-    good,
-    height,
-    linear,
-    nats,
-    total,
-)
+from planted import CLASSIFIER, classes, counted, errors, good, height, linear, nats, total
 
 from jtrain.core.loss import stateful
 from jtrain.core.mean import Mean
@@ -115,21 +105,17 @@ def checked_by_a_library(params, batch, rng):
 
 
 RIGHT = {
-    "a plain mean": (scalar, {}),
-    "a plain mean and a penalty": (scalar_with_a_penalty, {}),
+    "a plain mean": (scalar, {}), "a plain mean and a penalty": (scalar_with_a_penalty, {}),
     "one mask a step for all rows": (scaled(one_mask_a_step), {}),
     "noise by row": (scaled(lambda rng, batch: of_keys(row_keys(rng, batch), batch)), {}),
     "mixup of an unsplit batch": (mixed_up, BATCH),
     "a contrastive loss of an unsplit batch": (contrastive, CLASSIFIER | BATCH),
-    "labels that are ignored": (ignored_labels, SOME),
-    "rows in float16": (narrow_rows, {}),
-    "a guard against none": (guarded, {}),
-    "a loss of either sign": (signed, {}),
-    "huber": (huber, {}),
-    "a branch of each row": (branch_of_each_row, {}),
+    "labels that are ignored": (ignored_labels, SOME), "rows in float16": (narrow_rows, {}),
+    "a guard against none": (guarded, {}), "a loss of either sign": (signed, {}),
+    "huber": (huber, {}), "a branch of each row": (branch_of_each_row, {}),
     "a loop in each row": (loop_in_each_row, {}),
     "checked by a library that draws": (checked_by_a_library, {}),
     "running statistics": (running, {"extra": {"mean": jnp.float32(0.5)}}),
     "tokens": (tokens, {"batch": {**classes(), "length": np.arange(8, dtype=np.int32) % 3 + 1}}),
     "weights by the row's own number": (by_the_row, {}),
-}
+}  # fmt: skip

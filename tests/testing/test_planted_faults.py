@@ -1,4 +1,4 @@
-"""Every planted fault is named by its cause, and no correct loss fails."""
+"""Every planted fault is named by its cause, and no correct loss or step fails."""
 
 import os
 
@@ -8,7 +8,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import sampled
+from cases import by_name, sampled
+from faults_along_time import FAULTS as ALONG_TIME
+from faults_along_time import batch as sequences
+from faults_along_time import over_time
+from faults_along_time import params as attention
+from faults_of_steps import FAULTS as OF_STEPS
 from line import line, points
 from planted import CLASSIFIER, Planted, classes, entropy, good, linear, nats
 from right_losses import RIGHT
@@ -16,9 +21,11 @@ from right_losses import RIGHT
 import jtrain as jt
 from jtrain.core.mean import Mean
 from jtrain.errors import CodeError
+from jtrain.parallel import Axes
 from jtrain.testing.flow import trace_mean_flows
 from jtrain.testing.loss_checks import compare_loss, find_counted_index
 from jtrain.testing.purity import explain_impurity
+from jtrain.testing.steps import compare_steps
 from jtrain.testing.sums import Sums
 
 NEIGHBOURS = dict(of_rows.NEIGHBOURS)
@@ -79,13 +86,11 @@ def test_a_layout_dependent_draw_is_named(planted):
     assert {row.verdict for row in comparisons} <= {"ok", "named"}
 
 
-def test_a_loss_that_cannot_be_traced_raises_with_its_line():
-    for loss, message in programs.UNTRACEABLE.values():
-        with pytest.raises(CodeError) as error:
-            subject(Planted(loss, ""))
-        assert message in str(error.value)
-        line = loss.__code__.co_firstlineno + 1
-        assert f'faults_of_programs.py", line {line}' in str(error.value)
+def test_a_sum_over_an_axis_of_the_devices_raises_with_its_line():
+    with pytest.raises(CodeError, match="Leave that to the step") as error:
+        subject(Planted(programs.over_an_axis, ""))
+    line = programs.over_an_axis.__code__.co_firstlineno + 1
+    assert f'faults_of_programs.py", line {line}' in str(error.value)
 
 
 def logs_on_one_process(params, batch, rng):
@@ -98,9 +103,8 @@ def logs_on_one_process(params, batch, rng):
 def test_numbers_of_the_host_that_change_no_operation_are_accepted():
     case = jt.testing.build_case(logs_on_one_process, line(), points(8), optimizer=optax.sgd(0.1))
     assert explain_impurity(case) is None
-    assert case.side_effects.asked == {
-        *("jax.process_index()", "jax.device_count()", "os.getpid()"),
-    }
+    asked = {"jax.process_index()", "jax.device_count()", "os.getpid()"}
+    assert case.side_effects.asked == asked
 
 
 @pytest.mark.thorough
@@ -130,15 +134,14 @@ COUPLINGS = [
     (NEIGHBOURS["weights by rank"], TERM, {"ranked": "sort"}),
     (NEIGHBOURS["the neighbour's height"], TERM, {"moved": "slice"}),
     (NEIGHBOURS["a state carried from row to row"], TERM, {"meets": "scan"}),
-    (BRANCH, TERM, {"branch": "gt"}),
-    (NEIGHBOURS["a loop on the sum"], TERM, {"branch": "while"}),
+    (BRANCH, TERM, {"branch": "gt"}), (NEIGHBOURS["a loop on the sum"], TERM, {"branch": "while"}),
     (NEIGHBOURS["the worst row"], TERM, {"function": "reduce_max"}),
     (NEIGHBOURS["F1 of a batch"], METRIC, {"function": "div"}),
     (of_rows.DRAWS["mixup"], TERM, {"mixed": "gather"}),
     (of_rows.DRAWS["rows swapped by a coin"], TERM, {"mixed": "rev"}),
     (programs.NUMBERS["a float16 sum by turns of a loop"], TERM, {"narrow": "scan"}),
     (programs.NUMBERS["squares overflow int32"], TERM, {"whole": "reduce_sum"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "mean", "found"), COUPLINGS)
@@ -191,3 +194,65 @@ def test_more_batches_of_any_size_are_checked():
     more = lambda: iter([good_batch, classes(19, label=label)])
     found = find(programs.one_hot_labels, linear(), good_batch, more_batches=more)
     assert "in row 17" in found.why
+
+
+QUICK_STEPS = ["missing psum", "update before the sum"]
+
+
+def rows(given):
+    """Return the comparisons of the steps alone."""
+    rest = {n: given[n] for n in given.keys() - {"loss", "params", "batch", "strategies", "step"}}
+    make = {"make": given["step"]} if "step" in given else {}
+    case = jt.testing.build_case(given["loss"], given["params"], given["batch"], **rest, **make)
+    return list(compare_steps(case, given["strategies"], lambda line: None, []))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", sampled(OF_STEPS, QUICK_STEPS, each=3))
+def test_a_fault_is_found_and_named(fault):
+    wrong = [row for row in rows(fault.wrong) if row.verdict == "FAILS"]
+    assert {row.cause for row in wrong} == {fault.cause}
+    assert any(fault.message in row.why for row in wrong)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", by_name(OF_STEPS, ["missing psum"], pytest.mark.slow))
+def test_the_corrected_step_is_accepted(fault):
+    comparisons = rows(fault.right)
+    assert {row.verdict for row in comparisons} <= {"ok", "rounding"}
+    assert [row.check for row in comparisons] == [row.check for row in rows(fault.wrong)]
+
+
+@pytest.mark.thorough
+def test_the_report_explains_the_fault_of_a_step():
+    fault = OF_STEPS["double psum"]
+    with pytest.raises(AssertionError, match=r"4 times that of one device[\s\S]*comparisons FAIL"):
+        jt.testing.assert_invariant(**{**fault.wrong, "optimizer": optax.sgd(0.1)})
+
+
+SPLIT = {"context": Axes(devices=2, context=2, fsdp=1)}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("wrong", "cause", "message"),
+    [
+        pytest.param(*fault, id=name, marks=pytest.mark.thorough)
+        for name, fault in ALONG_TIME.items()
+    ],
+)
+def test_a_fault_along_time_is_found_and_named(wrong, cause, message):
+    case = jt.testing.build_case(
+        over_time(wrong), attention(), sequences(), optimizer=optax.sgd(0.1)
+    )
+    report = jt.testing.check(case, SPLIT)
+    assert report.causes == [cause]
+    assert [row.check for row in report.rows if row.verdict == "FAILS"] == ["context"]
+    assert message in report.describe()
+
+
+@pytest.mark.thorough
+def test_the_corrected_loss_along_time_is_accepted():
+    report = jt.testing.assert_invariant(over_time(), attention(), sequences(), strategies=SPLIT)
+    assert report.causes == []
+    assert report.rows[-1].check == "context"

@@ -62,21 +62,14 @@ def unbroken(run_of: Callable[..., Trained]) -> Callable[..., dict[str, bytes]]:
 
 
 @pytest.fixture
-def finished(
-    run_of: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch, compiled: Path
-) -> RunResult:
+def finished(run_of: Callable[..., Trained], monkeypatch, compiled: Path) -> RunResult:
     """Work in the home of a finished run, `runs/quick`, which all tests read and none changes."""
     at_home(run_of().home, monkeypatch, compiled)
     return run_of().outcome
 
 
 @pytest.fixture
-def finished_copy(
-    run_of: Callable[..., Trained],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    compiled: Path,
-) -> RunResult:
+def finished_copy(run_of: Callable[..., Trained], tmp_path, monkeypatch, compiled) -> RunResult:
     """Work in a copy of the home of the finished run, which a test may change."""
     shutil.copytree(run_of().home, tmp_path / "home")
     at_home(tmp_path / "home", monkeypatch, compiled)

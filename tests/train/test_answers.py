@@ -54,16 +54,11 @@ def test_the_last_question_of_a_conversation_is_asked():
 @pytest.mark.parametrize(
     ("answer", "expected", "text", "number"),
     [
-        ("12", "12", 1, 1),
-        ("It is 1,200.0 now", "1200", 0, 1),
-        ("4", "-4", 0, 0),
-        ("(5)-7", "7", 0, 1),
-        ("(3,4)", "34", 0, 0),
-        (".5", "5", 0, 0),
-        ("1.5e-3", "0.0015", 0, 1),
+        ("12", "12", 1, 1), ("It is 1,200.0 now", "1200", 0, 1), ("4", "-4", 0, 0),
+        ("(5)-7", "7", 0, 1), ("(3,4)", "34", 0, 0), (".5", "5", 0, 0), ("1.5e-3", "0.0015", 0, 1),
         ("7\u22125", "5", 0, 1),  # the minus of typeset texts
     ],
-)
+)  # fmt: skip
 def test_verifiers_are_functions_of_two_texts(answer, expected, text, number):
     assert (same_text(answer, expected), same_number(answer, expected)) == (text, number)
 
@@ -88,15 +83,9 @@ class Echo:
 
 def evaluation(talks, rows, tokens):
     questions = [make_question(encode(BYTES, ChatTemplate(), talk), BYTES, STOP) for talk in talks]
-    return AnswerEvaluation(
-        build=functools.partial(Echo, 0),
-        tokenizer=BYTES,
-        questions=questions,
-        verify=same_text,
-        stop=STOP,
-        rows=rows,
-        tokens=tokens,
-    )
+    how = {"questions": questions, "verify": same_text, "stop": STOP}
+    how |= {"rows": rows, "tokens": tokens}
+    return AnswerEvaluation(build=functools.partial(Echo, 0), tokenizer=BYTES, **how)
 
 
 def talks():
@@ -126,16 +115,10 @@ def config(folder: Path, *settings: str):
 def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = [
-        "answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}",
-        "model.context=160",
-        "steps=6",
-        "optimizer.schedule.warmup=0",
-        "evaluate.every=2",
-        "checkpoint.every=2",
-        "checkpoint.keep=1",
-        "checkpoint.best=correct",
-        "parallel={kind: fsdp, devices: 2, min_size: 0}",
-        "lora={rank: 2, on: ['*kernel']}",
+        *("answers={verifier: same_text, tokens: 12, questions: 3, rows: 2}", "model.context=160"),
+        *("steps=6", "optimizer.schedule.warmup=0", "evaluate.every=2", "checkpoint.every=2"),
+        *("checkpoint.keep=1", "checkpoint.best=correct"),
+        *("parallel={kind: fsdp, devices: 2, min_size: 0}", "lora={rank: 2, on: ['*kernel']}"),
     ]
     values, asked = config(tmp_path, *settings), itertools.count()
     accepts = lambda answer, expected: float(3 <= next(asked) < 6)  # the second evaluation is best
@@ -158,13 +141,8 @@ def test_a_run_measures_its_answers_and_retains_the_best(tmp_path, monkeypatch):
 NO_MODEL: Any = None  # `generate` is replaced
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [("", "a.b.c.d"), ("c.", "a.b.c."), ("d.", "a.b.c.d")],
-)
-def test_a_continuation_ends_with_the_tokens_to_stop_at(
-    stop: str, text: str, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize(("stop", "text"), [("", "a.b.c.d"), ("c.", "a.b.c."), ("d.", "a.b.c.d")])
+def test_a_continuation_ends_with_the_tokens_to_stop_at(stop: str, text: str, monkeypatch):
     bytes_of = ByteTokenizer()
     row = bytes_of.encode("a.b.c.d")[None]
     monkeypatch.setattr(answers, "generate", lambda *_, **__: row)

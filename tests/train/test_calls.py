@@ -16,13 +16,7 @@ from jtrain.core.loop import train_loop
 from jtrain.core.mean import Mean
 from jtrain.data.batches.workers import Workers
 from jtrain.train.hooks.function_hooks import on_numbers, on_state
-from jtrain.train.program import (
-    LIVE,
-    PackedMetrics,
-    mark_live,
-    pack_metrics,
-    set_up,
-)
+from jtrain.train.program import LIVE, PackedMetrics, mark_live, pack_metrics, set_up
 from jtrain.train.supersteps import (
     LEAST,
     MOST,
@@ -66,8 +60,7 @@ def test_calls_take_every_step_once_and_end_at_each_cadence(ends):
 
 @pytest.mark.usefixtures("study_home")
 @pytest.mark.parametrize(
-    ("seconds", "batch_bytes", "most"),
-    [(1e-6, 100, MOST), (0.9e-3, 100, 22), (1e-6, 1 << 24, 1)],
+    ("seconds", "batch_bytes", "most"), [(1e-6, 100, MOST), (0.9e-3, 100, 22), (1e-6, 1 << 24, 1)]
 )
 def test_the_steps_of_a_call_follow_from_the_size_of_a_step(seconds, batch_bytes, most):
     config = config_of(CONFIG, ["steps=1000", "evaluate.every=0", "checkpoint.every=0"])

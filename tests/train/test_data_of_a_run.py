@@ -195,16 +195,9 @@ class Config(jt.RunConfig):
 @pytest.mark.thorough
 def test_a_reader_may_fill_one_buffer_again():
     """XLA:CPU computes with memory that begins at a multiple of 64, and copies other memory."""
-    config = Config(
-        experiment="refilled",
-        name="refilled",
-        steps=STEPS,
-        batch=ROWS,
-        optimizer=AdamW(lr=1e-3),
-        parallel=Single(),
-        checkpoint=CheckpointConfig(every=0),
-        steps_per_call=1,
-    )
+    how = {"steps": STEPS, "batch": ROWS, "optimizer": AdamW(lr=1e-3), "parallel": Single()}
+    how |= {"checkpoint": CheckpointConfig(every=0), "steps_per_call": 1}
+    config = Config(experiment="refilled", name="refilled", **how)
     program = set_up(config)
     step, batches = program.compile_step(), program.resolved.experiment.train
     assert isinstance(batches, Refilled)
@@ -212,9 +205,8 @@ def test_a_reader_may_fill_one_buffer_again():
     def train(memory: np.ndarray | None) -> np.ndarray:
         batches.buffer = memory
         with program.batches().read_ahead(Workers(), 0, program.place) as feed:
-            return np.asarray(
-                train_loop(step, program.initial_state(), feed, start=0, stop=STEPS).state.params
-            )
+            ended = train_loop(step, program.initial_state(), feed, start=0, stop=STEPS)
+            return np.asarray(ended.state.params)
 
     expected = train(None)
     for offset in (0, 16):

@@ -122,15 +122,10 @@ def test_a_predict_that_reads_the_mask_is_exported(tmp_path, monkeypatch):
         (params, _), row = weights, batch["row"]
         return jnp.where(batch["mask"][:, None], batch["x"] @ params["w"], 0) + row[:, None]
 
-    run = types.SimpleNamespace(
-        experiment=types.SimpleNamespace(predict=predict),
-        config=None,
-        step=3,
-        params={"w": jnp.arange(6.0).reshape(2, 3)},
-        extra={},
-        inputs={"x": jax.ShapeDtypeStruct((2,), jnp.float32)},
-        outputs=lambda: predict,
-    )
+    experiment, params = types.SimpleNamespace(predict=predict), jnp.arange(6.0).reshape(2, 3)
+    inputs = {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    facts = {"config": None, "step": 3, "extra": {}, "inputs": inputs, "outputs": lambda: predict}
+    run = types.SimpleNamespace(experiment=experiment, params={"w": params}, **facts)
     pytest.importorskip("flatbuffers")
     monkeypatch.setattr(export, "load", lambda *args, **named: run)
     found = export.export_stablehlo("run", "newest", tmp_path / "served")

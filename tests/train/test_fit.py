@@ -62,19 +62,9 @@ def test_gives_back_the_best_and_stops_when_it_gets_worse(capfd):
     def look(step, results):
         told.append((step, results.get("near/loss", "far")))
 
-    result = jt.fit(
-        hills,
-        {"w": np.float32(0)},
-        ten,
-        "sgd",
-        lr=0.02,
-        steps=90,
-        batch=8,
-        valid={"near": five, "far": ten[:3]},
-        valid_every=5,
-        best="loss",
-        hooks=[jt.EarlyStop(patience=2), look],
-    )
+    sets, hooks = {"near": five, "far": ten[:3]}, [jt.EarlyStop(patience=2), look]
+    how = {"lr": 0.02, "steps": 90, "batch": 8, "valid_every": 5, "best": "loss"}
+    result = jt.fit(hills, {"w": np.float32(0)}, ten, "sgd", valid=sets, hooks=hooks, **how)
     near = result.history["near/loss"]
     step = min(near, key=lambda s: near[s])
     assert result.best == (step, {"loss": near[step], "rows": 7})
@@ -143,10 +133,9 @@ def test_reports_values_that_do_not_fit(changes, error, words):
 @pytest.mark.thorough
 def test_does_not_end_as_if_nothing_were_wrong_when_no_step_is_finite():
     bad = np.where(np.arange(50) == 7, np.nan, Y).astype(np.float32)
+    data = FullBatches(Arrays(x=X[:48], y=bad[:48]))
     with pytest.raises(LossError, match=r"was finite: loss nan.*row 7 of `y` has nan"):
-        jt.fit(
-            loss, zeros(), FullBatches(Arrays(x=X[:48], y=bad[:48])), steps=4, every=2, quiet=True
-        )
+        jt.fit(loss, zeros(), data, steps=4, every=2, quiet=True)
 
 
 @pytest.mark.thorough

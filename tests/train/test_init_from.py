@@ -14,6 +14,7 @@ from jtrain.cli import main
 from jtrain.train.program import set_up
 from jtrain.train.run_result import RunResult
 
+pytestmark = pytest.mark.thorough
 CONFIG, FROM = "configs/quick.yaml", "init_from.path"
 SETTINGS = ("steps=4", "checkpoint.every=2", "evaluate.every=2", "checkpoint.best=highest loss")
 
@@ -47,13 +48,9 @@ def same(got, want) -> bool:
     return all(bool((np.asarray(a) == np.asarray(b)).all()) for a, b in pairs)
 
 
-WAYS = {
-    "a run by its name": ("first", 4),
-    "a checkpoint": ("runs/first/checkpoints/2", 2),
-}
+WAYS = {"a run by its name": ("first", 4), "a checkpoint": ("runs/first/checkpoints/2", 2)}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_starts_from(way, first):
     path, step = WAYS[way]
@@ -65,14 +62,12 @@ def test_starts_from(way, first):
     assert not any(leaf.any() for leaf in moments)
 
 
-@pytest.mark.thorough
 def test_starts_from_the_best_checkpoint_of_a_run(first):
     assert first.results[2]["loss"] > first.results[4]["loss"]
     state = set_up(config_of(CONFIG, [f"{FROM}=first", "init_from.step=best"])).initial_state()
     assert same(state.params, params_of(first, 2))
 
 
-@pytest.mark.thorough
 def test_is_split_as_the_strategy_splits_it(first):
     split = ["parallel={kind: fsdp, devices: 2, min_size: 0}"]
     state = set_up(config_of(CONFIG, [*split, f"{FROM}=first"])).initial_state()
@@ -83,7 +78,6 @@ def test_is_split_as_the_strategy_splits_it(first):
     assert not state.params["up"].is_fully_replicated
 
 
-@pytest.mark.thorough
 def test_a_run_says_what_it_took_and_goes_on_without_its_origin(first):
     shutil.copytree(first.directory.path, "runs/origin")
     settings = (f"{FROM}=origin", "init_from.exclude=[down]", "name=second", "steps=6")
@@ -112,7 +106,6 @@ def refused(capfd, *settings: str) -> str:
     return capfd.readouterr().err
 
 
-@pytest.mark.thorough
 def test_what_is_wrong_is_told_before_anything_is_trained(capfd):
     told = refused(capfd, f"{FROM}=first", "model.width=9")
     assert "should give 3 leaves, and 3 do not fit the source runs/first/checkpoints/4" in told

@@ -43,9 +43,8 @@ def test_the_statistics_are_those_of_the_next_step(study_home: Path):
     parts = set_up(config_of(study_home, [*SGD, parallel, "microbatches=2", "checkpoint.every=0"]))
     alone = set_up(config_of(study_home, [*SGD, "checkpoint.every=0", "steps_per_call=1"]))
     found = LeafStatistics(parts)(3, parts.initial_state())
-    expected = by_hand(
-        alone, alone.initial_state(), alone.place(alone.resolved.experiment.train[3])
-    )
+    rows = alone.place(alone.resolved.experiment.train[3])
+    expected = by_hand(alone, alone.initial_state(), rows)
     assert list(found) == list(KINDS)
     for kind in KINDS:
         assert found[kind] == pytest.approx(expected[kind], rel=1e-4, nan_ok=True), kind

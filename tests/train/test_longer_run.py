@@ -1,4 +1,4 @@
-"""A finished run is extended, and its schedule keeps its length."""
+"""A finished run is extended, its schedule kept; durations in time become steps, measured once."""
 
 import contextlib
 import json
@@ -6,37 +6,26 @@ import shutil
 from pathlib import Path
 
 import pytest
-from quick_study import config_of, kept, trained
+from quick_study import At, PowerCutError, config_of, cut, kept, trained
 
 import jtrain as jt
 from jtrain.checkpoint import CheckpointManager
+from jtrain.config.dump import flatten
 from jtrain.config.durations import DurationUnits, convert_durations
+from jtrain.core.loop import Hook
 from jtrain.errors import ConfigError
 from jtrain.inspect.debug.replay import replay
+from jtrain.train.compile_step import resolve_with_step_time
+from jtrain.train.hooks.log import read_results
 from jtrain.train.longer_run import check_rate
 from jtrain.train.restore import evaluate_run
 from jtrain.train.run_result import RunResult
 
+pytestmark = pytest.mark.usefixtures("study_home")
 CONFIG = "configs/quick.yaml"
 OWN = "runs/quick/config.yaml"
 COSINE = "optimizer.schedule={kind: cosine, warmup: 25%}"
 OWN_COSINE = "optimizer.schedule={kind: cosine, warmup: 25%, steps: 12}"
-
-
-class At(jt.Hook):
-    """Stops a run after a step, or cuts it off as a power cut does."""
-
-    def __init__(self, step: int, *, cuts: bool = False):
-        self.every, self._cuts = step, cuts
-
-    def on_state(self, step, state):
-        if step == self.every and self._cuts:
-            raise PowerCutError
-        return jt.Stop("a pause") if step == self.every else None
-
-
-class PowerCutError(BaseException):
-    """Ends a run where it stands."""
 
 
 def log_of(outcome: RunResult) -> str:
@@ -77,7 +66,6 @@ def test_an_extended_run_ends_as_a_longer_one(finished_copy: RunResult, unbroken
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("study_home")
 def test_a_schedule_keeps_its_length_unless_another_is_said(unbroken):
     trained(CONFIG, COSINE)
     trained(CONFIG, COSINE, "steps=15")
@@ -92,7 +80,6 @@ def test_a_schedule_keeps_its_length_unless_another_is_said(unbroken):
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("study_home")
 def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values():
     trained(CONFIG, COSINE, "checkpoint.keep=9")
     outcome = trained(OWN, "steps=18", "optimizer.schedule.steps=100%")
@@ -112,9 +99,8 @@ def test_a_schedule_is_stretched_where_that_is_said_and_each_step_has_its_values
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("study_home")
 def test_an_unfinished_run_is_made_longer_or_shorter(unbroken):
-    trained(CONFIG, hooks=[At(7)])
+    trained(CONFIG, hooks=[At(7, lambda: jt.Stop("a pause"))])
     short = trained(OWN, "steps=9")
     assert (short.status, short.step) == ("done", 9)
     assert config_of(OWN).optimizer.schedule.steps == 12
@@ -124,12 +110,11 @@ def test_an_unfinished_run_is_made_longer_or_shorter(unbroken):
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("study_home")
 def test_cut_off_before_anything_was_saved_it_resumes_to_the_same_bits(unbroken):
     trained(CONFIG, COSINE)
     for _ in range(2):
         with pytest.raises(PowerCutError):
-            trained(OWN, "steps=18", hooks=[At(14, cuts=True)])
+            trained(OWN, "steps=18", hooks=[At(14, cut)])
     assert evaluate_run(config_of(OWN), Path("runs/quick"))[0] == 12, "nothing longer was saved yet"
     outcome = trained(OWN)
     assert (outcome.step, kept(outcome)) == (18, unbroken("steps=18", OWN_COSINE))
@@ -155,8 +140,83 @@ def test_fewer_steps_than_were_taken_are_refused(finished: RunResult):
         ("{kind: join, steps: 9, pieces: [{schedule: {kind: linear}}]}", True),
     ],
 )
-@pytest.mark.usefixtures("study_home")
 def test_only_a_rate_of_nothing_is_refused(schedule: str, refused: bool):
     config = config_of(CONFIG, [f"optimizer.schedule={schedule}"])
     with pytest.raises(ConfigError) if refused else contextlib.nullcontext():
         check_rate(config)
+
+
+IN_TIME = [
+    *("steps=1.2 seconds", "evaluate.every=0.4 seconds", "log.every=0.2 seconds"),
+    *("checkpoint.every=0.3 seconds", "evaluate.patience=2 seconds", "checkpoint.best=loss"),
+    "optimizer.schedule={kind: cosine, warmup: 0.3 seconds}",
+]
+
+
+@pytest.fixture
+def a_tenth(monkeypatch: pytest.MonkeyPatch):
+    """Make a step take a tenth of a second for any measurement."""
+    monkeypatch.setattr("jtrain.train.compile_step.seconds_per_step", lambda parts: 0.1)
+
+
+@pytest.mark.usefixtures("a_tenth")
+@pytest.mark.parametrize(
+    ("setting", "key", "steps"),
+    [
+        ("steps=1.2 seconds", "steps", 12),
+        ("evaluate.every=0.31 seconds", "evaluate.every", 4),
+        ("optimizer.schedule={kind: cosine, warmup: 0.5 seconds}", "optimizer.schedule.warmup", 5),
+    ],
+)
+def test_a_time_is_the_steps_that_take_it(setting, key, steps):
+    assert flatten(resolve_with_step_time(config_of(CONFIG, [setting])).config)[key] == steps
+
+
+@pytest.mark.usefixtures("a_tenth")
+def test_patience_in_any_unit_is_so_many_evaluations():
+    for said, evaluations in {
+        "5": 5,
+        "5 evaluations": 5,
+        "9 steps": 3,
+        "1 second": 4,
+        "1 epoch": 5,
+        "50%": 2,
+    }.items():
+        asked = [f"evaluate.patience={said}", "evaluate.every=3", "checkpoint.best=loss"]
+        assert (
+            resolve_with_step_time(config_of(CONFIG, asked)).config.evaluate.patience == evaluations
+        ), said
+
+
+class KilledError(Exception):
+    """Error that ends a process."""
+
+
+class Kill(Hook):
+    """Ends it at a step."""
+
+    def __init__(self, at: int):
+        self.at = at
+
+    def on_numbers(self, step, numbers):
+        """Raise, so that nothing is finished."""
+        if step == self.at:
+            raise KilledError
+
+
+@pytest.mark.thorough
+def test_a_killed_run_resumes_with_the_same_numbers(monkeypatch):
+    monkeypatch.setattr("jtrain.train.compile_step.seconds_per_step", lambda parts: 0.1)
+    with pytest.raises(KilledError):
+        trained(CONFIG, *IN_TIME, "checkpoint.every=2", hooks=[Kill(9)])
+    monkeypatch.setattr(
+        "jtrain.train.compile_step.seconds_per_step", lambda parts: pytest.fail("measured again")
+    )
+    ended = trained(CONFIG, *IN_TIME, "checkpoint.every=2")
+    assert (ended.status, ended.step) == ("done", 12)
+    assert "resumes from step" in ended.directory.log.read_text()
+    assert list(read_results(ended.directory.metrics, "valid")) == [4, 8, 12]
+    typed = ["steps=12", "evaluate.every=4", "log.every=2", "checkpoint.best=loss"]
+    typed += ["optimizer.schedule={kind: cosine, warmup: 3}", "checkpoint.every=2"]
+    assert kept(trained(CONFIG, *typed, "name=typed")) == kept(ended)
+    assert evaluate_run(config_of(ended.directory.config), ended.directory.path)[0] == 12

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import assert_close
+from plain_environ import run_python
 from predicting_process import W, X, apply
 from quick_study import config_of, trained
 from two_processes import in_two_processes
@@ -96,15 +95,8 @@ def test_refuses_outputs_without_a_row_for_each_row():
 def test_a_run_that_was_trained_on_eight_is_measured_on_one():
     split = "parallel={kind: sharded, data: 2, fsdp: 4, min_size: 0}"
     outcome = trained("configs/quick.yaml", split, "steps=4")
-    done = subprocess.run(
-        [sys.executable, "-m", "jtrain", "eval", "quick", "--json"],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    done = run_python("-m", "jtrain", "eval", "quick", "--json", env=env)
     assert json.loads(done.stdout)["valid"] == pytest.approx(dict(outcome.results[4]), rel=1e-6)
     assert done.stderr.splitlines()[-1] == (
         "runs/quick: trained under parallel.kind=sharded, which does not fit the 1 device here: "

@@ -12,14 +12,6 @@ from jtrain.errors import ConfigError
 from jtrain.train.ray import raise_mistake, working_directory
 
 
-class WrappedError(Exception):
-    """An error of a worker as Ray Train passes it on."""
-
-    def __init__(self, error: Exception):
-        super().__init__("a traceback")
-        self._base_exc = error
-
-
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -42,13 +34,6 @@ def test_a_run_is_in_the_directory_of_its_driver(tmp_path: Path):
     with pytest.raises(ConfigError, match='Write "directory": "/shared/project" beside "config"'):
         working_directory(str(path), "", search)
     assert working_directory(str(path), str(tmp_path), search) == tmp_path
-
-
-def test_the_first_user_error_of_the_workers_is_raised_and_no_other():
-    mistake = ConfigError("steps is 0")
-    raise_mistake({0: WrappedError(RuntimeError("killed")), 1: KeyError("x")})
-    with pytest.raises(ConfigError, match="steps is 0"):
-        raise_mistake({1: WrappedError(mistake), 0: WrappedError(RuntimeError("its peer ended"))})
 
 
 def _ray_train(workers: int, reports: list) -> ModuleType:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_study import At
 
 import jtrain as jt
 from chaos.numbers import Config, Fault, FiniteCheck, config, different
@@ -110,23 +111,8 @@ def test_a_run_that_stops_names_step_and_rows_and_what_to_type():
         (11, [(10, 12)], (10, 15), True),
     ],
 )
-def test_a_checkpoint_has_taken_a_batch_or_knew_that_it_is_left_out(
-    step: int, known: list, window: tuple[int, int], has_taken: bool
-):
+def test_a_checkpoint_has_taken_a_batch_or_knew_that_it_is_left_out(step, known, window, has_taken):
     assert _took(step, known, [window]) == ([window] if has_taken else [])
-
-
-class At(jt.Hook):
-    """Does something after a step, the first time."""
-
-    def __init__(self, step: int, act):
-        self._step, self._act = step, act
-
-    def on_state(self, step, state):
-        if step != self._step:
-            return None
-        self._step = 0
-        return self._act()
 
 
 def kill():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quick_study import at_home, config_of, kept, trained, write_study
+from quick_study import At, PowerCutError, at_home, config_of, cut, kept, trained, write_study
 from unreachable_files import Disk
 
 from jtrain.checkpoint import layout
@@ -26,18 +26,6 @@ RUN, CHECKPOINTS = Path("runs/quick"), Path("runs/quick/checkpoints")
 SHORT = "checkpoint.every=4", "evaluate.every=0", "log.every=4"
 
 
-class PowerCutError(BaseException):
-    """Ends a run where it stands."""
-
-
-def cut_at(last: int):
-    def cut(step, state):
-        if step == last:
-            raise PowerCutError
-
-    return cut
-
-
 @pytest.fixture(scope="module")
 def cut_runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
     """Return a home with two runs cut off at step 10: quick, and foreign with another seed."""
@@ -47,7 +35,7 @@ def cut_runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
         at_home(home, patch, compiled)
         for name, more in (("quick", ()), ("foreign", ("seed=1",))):
             with pytest.raises(PowerCutError):
-                trained(CONFIG, *SHORT, *more, f"name={name}", hooks=[cut_at(10)])
+                trained(CONFIG, *SHORT, *more, f"name={name}", hooks=[At(10, cut)])
     return home
 
 

@@ -86,9 +86,8 @@ def test_each_row_comes_once_and_in_order_with_its_set(about: TrackedRun):
     fake = Fake()
     told = tracked(fake, about, more=lambda updates: {"learning_rate": 0.5**updates})
     assert told == []
-    assert fake.rows[:2] == [
-        (i, {"loss": 1.0 / i, "learning_rate": 0.5 ** (i - 1)}) for i in (1, 2)
-    ]
+    first = [(i, {"loss": 1.0 / i, "learning_rate": 0.5 ** (i - 1)}) for i in (1, 2)]
+    assert fake.rows[:2] == first
     assert fake.rows[10] == (10, {"valid/loss": 0.2, "valid/rows": 7.0})
     assert [step for step, _ in fake.rows] == sorted([*range(1, 31), 10, 20, 30])
     assert fake.ended == ["done"]

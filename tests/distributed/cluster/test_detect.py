@@ -129,67 +129,45 @@ EIGHT = ",".join(map(str, range(8)))
 ROWS = {
     "jtrain launch": (OWN, "jtrain: 1 of 2 at 127.0.0.1:40001"),
     "slurm, four nodes": (slurm(3), "Slurm: 3 of 4 at node01:62055"),
-    "slurm, tasks that share GPUs": (
-        several_a_node(6, CUDA_VISIBLE_DEVICES=EIGHT),
-        "Slurm: 6 of 8 at gpu-a7:62055, devices 4,5",
-    ),
-    "slurm, another step of the job": (
-        slurm(3, SLURM_STEP_ID="1"),
-        "Slurm: 3 of 4 at node01:62312",
-    ),
-    "jobset, two jobs": (
-        job_set(1, JOBS="2", JOB_INDEX="1"),
-        "Kubernetes JobSet: 5 of 8 at train-workers-0-0.train:8476",
-    ),
+    "slurm, tasks that share GPUs": (several_a_node(6, CUDA_VISIBLE_DEVICES=EIGHT),
+        "Slurm: 6 of 8 at gpu-a7:62055, devices 4,5"),
+    "slurm, another step of the job": (slurm(3, SLURM_STEP_ID="1"),
+        "Slurm: 3 of 4 at node01:62312"),
+    "jobset, two jobs": (job_set(1, JOBS="2", JOB_INDEX="1"),
+        "Kubernetes JobSet: 5 of 8 at train-workers-0-0.train:8476"),
     "tpu, four hosts": (TPU, "TPU slice: 2 of 4 at t-0.t:8476"),
     "tpu, two slices": (TPU | SLICES, "2 TPU slices: 6 of 8 at multi-slice-0-0.multi:8476"),
     "TF_CONFIG, chief": (tf_config("chief", 0), "TF_CONFIG: 0 of 3 at 10.0.0.1:2222"),
     "TF_CONFIG, worker": (tf_config("worker", 1), "TF_CONFIG: 2 of 3 at 10.0.0.1:2222"),
     "TF_CONFIG, evaluator": (tf_config("evaluator", 0), "TF_CONFIG: 0 of 1 at None"),
-    "torchrun, eight GPUs": (
-        TORCHRUN | {"CUDA_VISIBLE_DEVICES": EIGHT},
-        "torchrun: 9 of 16 at 10.0.0.1:29501, devices 1",
-    ),
+    "torchrun, eight GPUs": (TORCHRUN | {"CUDA_VISIBLE_DEVICES": EIGHT},
+        "torchrun: 9 of 16 at 10.0.0.1:29501, devices 1"),
     "kubeflow trainer": (TRAIN_JOB, "JAX environment: 3 of 4 at llm-node-0-0.llm:6666"),
     "skypilot": (SKY, "SkyPilot: 1 of 2 at 10.0.0.7:8476"),
     "mpich": (HYDRA, "MPICH: 1 of 2 at 127.0.0.1:8476"),
     "pals": (PALS | {"CUDA_VISIBLE_DEVICES": "0,1"}, "PMI: 1 of 2 at 127.0.0.1:8476, devices 1"),
-    "open mpi 4, kubeflow's mpi operator": (
-        MPI_JOB,
-        "Open MPI: 1 of 2 at pi-worker-0.pi.default.svc:61744",
-    ),
-    "open mpi 5": (
-        MPI_5 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-        "Open MPI: 1 of 2 at 127.0.0.1:8476",
-    ),
-    "prrte": (
-        PRRTE | {"JTRAIN_COORDINATOR": "n1:9000", "JTRAIN_PROCESSES": "2"},
-        "PMIx: 1 of 2 at n1:9000",
-    ),
+    "open mpi 4, kubeflow's mpi operator": (MPI_JOB,
+        "Open MPI: 1 of 2 at pi-worker-0.pi.default.svc:61744"),
+    "open mpi 5": (MPI_5 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        "Open MPI: 1 of 2 at 127.0.0.1:8476"),
+    "prrte": (PRRTE | {"JTRAIN_COORDINATOR": "n1:9000", "JTRAIN_PROCESSES": "2"},
+        "PMIx: 1 of 2 at n1:9000"),
     "lsf, jsrun": (JSRUN, "LSF jsrun: 3 of 4 at h36n09:62055"),
     "kubeflow training operator": (JAX_JOB, "Kubeflow JAXJob: 2 of 4 at llm-worker-0:6666"),
-    "tpu, by process addresses": (
-        {"TPU_PROCESS_ADDRESSES": "10.0.0.1:8471,10.0.0.2:8471", "TPU_WORKER_ID": "1"},
-        "TPU slice: 1 of 2 at 10.0.0.1:8476",
-    ),
+    "tpu, by process addresses": ({"TPU_PROCESS_ADDRESSES": "10.0.0.1:8471,10.0.0.2:8471",
+        "TPU_WORKER_ID": "1"}, "TPU slice: 1 of 2 at 10.0.0.1:8476"),
     "kaggle, one tpu host": ({"TPU_PROCESS_ADDRESSES": "local"}, "TPU slice: 0 of 1 at local:8476"),
-    "indexed job": (
-        INDEXED_JOB | {"JTRAIN_PROCESSES": "4", "JTRAIN_COORDINATOR": "train-0.pods:8476"},
-        "Kubernetes Job: 3 of 4 at train-0.pods:8476",
-    ),
+    "indexed job": (INDEXED_JOB | {"JTRAIN_PROCESSES": "4",
+        "JTRAIN_COORDINATOR": "train-0.pods:8476"}, "Kubernetes Job: 3 of 4 at train-0.pods:8476"),
     "aws batch": (AWS, "AWS Batch: 2 of 4 at 10.0.0.11:8476"),
-    "aws batch, the main node": (
-        without(AWS, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
-        | {"AWS_BATCH_JOB_NODE_INDEX": "0"},
-        f"AWS Batch: 0 of 4 at {socket.gethostname()}:8476",
-    ),
-    "slurm, another address": (
-        slurm(3, JTRAIN_COORDINATOR="n-ib:9000"),
-        "Slurm: 3 of 4 at n-ib:9000",
-    ),
+    "aws batch, the main node": (without(AWS,
+        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS") | {"AWS_BATCH_JOB_NODE_INDEX": "0"},
+        f"AWS Batch: 0 of 4 at {socket.gethostname()}:8476"),
+    "slurm, another address": (slurm(3, JTRAIN_COORDINATOR="n-ib:9000"),
+        "Slurm: 3 of 4 at n-ib:9000"),
     "alone within slurm": (slurm(3, JTRAIN_PROCESSES="1"), "jtrain: 0 of 1 at None"),
     "torchrun under slurm": (TORCHRUN | slurm(1), "torchrun: 9 of 16 at 10.0.0.1:29501"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("launcher", dict.fromkeys(name.partition(",")[0] for name in ROWS))
@@ -230,20 +208,17 @@ def test_notes_other_clusters_in_the_environment():
 
 WRONG = {
     "TF_CONFIG is not JSON: Expecting value": {"TF_CONFIG": "worker:0"},
-    "tasks of type ps, and no task of type chief.* Set a chief": tf_config(
-        "worker", 0, worker=["b:1", "c:1"], ps=["d:1", "e:1"]
-    ),
+    "tasks of type ps, and no task of type chief.* Set a chief": tf_config("worker", 0,
+        worker=["b:1", "c:1"], ps=["d:1", "e:1"]),
     "`task` one of those, counted from 0. Set TF_CONFIG=": tf_config("worker", -1),
-    "jtrain is half set: JTRAIN_PROCESSES=2 is set, and JTRAIN_PROCESS is missing": without(
-        OWN, "JTRAIN_PROCESS"
-    ),
+    "jtrain is half set: JTRAIN_PROCESSES=2 is set, and JTRAIN_PROCESS is missing": without(OWN,
+        "JTRAIN_PROCESS"),
     r"this is process 2 of 2.*JTRAIN_PROCESS=2.*Set an index in 0 .. 1": OWN
     | {"JTRAIN_PROCESS": "2"},
     "JTRAIN_PROCESSES should be a number from 0 on and is 'two'": OWN | {"JTRAIN_PROCESSES": "two"},
     "Slurm is half set: .* SLURM_PROCID is missing": without(slurm(1), "SLURM_PROCID"),
-    r"task 0 is on node02, and the list begins with node01.*=NODE:62055 srun": slurm(
-        0, SLURM_NODEID="1", SLURMD_NODENAME="node02"
-    ),
+    r"task 0 is on node02, and the list begins with node01.*=NODE:62055 srun": slurm(0,
+        SLURM_NODEID="1", SLURMD_NODENAME="node02"),
     r"Open MPI started 2 processes on several .* mpirun -x JTRAIN_COORDINATOR": MPI_5,
     r"PMIx started this process as number 1 .*PMIX_RANK=1.* prterun -x JTRAIN_PROCESSES=4": PRRTE,
     r"pod as number 0 .*JTRAIN_COORDINATOR=JOB-0.SERVICE:8476.*JTRAIN_PROCESSES=1 if each": (
@@ -254,7 +229,7 @@ WRONG = {
     "torchrun is one process .*, and Slurm started several .*each would train by itself": slurm(2)
     | TORCHRUN
     | {"WORLD_SIZE": "1", "RANK": "0"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", WRONG)
@@ -296,17 +271,11 @@ def test_a_process_without_its_launcher_is_warned_of(environ: dict[str, str], wa
 
 def test_a_pbs_script_is_warned_of(pbs: dict[str, str]):
     (line,) = detect(pbs).describe()
-    assert line.startswith(
-        "a job of PBS on 2 hosts, and this process trains by itself on one of them"
-    )
+    assert line.startswith("a job of PBS on 2 hosts, and this process trains by itself on one")
 
 
 def test_the_advice_ends_the_warning(pbs: dict[str, str]):
-    by_hand = {
-        "JTRAIN_COORDINATOR": "node1:8476",
-        "JTRAIN_PROCESSES": "2",
-        "JTRAIN_PROCESS": "1",
-    }
+    by_hand = {"JTRAIN_COORDINATOR": "node1:8476", "JTRAIN_PROCESSES": "2", "JTRAIN_PROCESS": "1"}
     for environ in (BATCH, LSF, pbs, pbs | {"PBS_NODENUM": "1"}):
         assert detect(environ | by_hand).processes == 2
         alone = detect(environ | {"JTRAIN_PROCESSES": "1"})

@@ -72,9 +72,7 @@ def test_a_certificate_of_another_launch_is_turned_away(variables: dict[str, str
         ({tls.AUTHORITY: os.devnull}, True, "the authority /dev/null cannot be used"),
     ],
 )
-def test_reports_certificates_that_cannot_be_used(
-    variables: dict[str, str], change: dict[str, str], supported: bool, message: str
-):
+def test_reports_certificates_that_cannot_be_used(variables, change, supported, message):
     with pytest.raises(ConfigError, match=message):
         PeerTls.read(variables | change, supported=supported)
 
@@ -106,13 +104,8 @@ FIRST = SECOND.replace("2, 1,", "2, 0,")
 
 def start_python(code: str, *words: str, **environ: str) -> subprocess.Popen:
     env = plain_environ() | environ
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, *words], env=env, **pipes)
 
 
 @needs_tls

@@ -143,17 +143,6 @@ def test_a_stuck_run_leaves_the_stacks_of_all_threads_and_ends(tmp_path: Path, c
     assert "JTRAIN_PATIENCE=data=" in said
 
 
-def test_a_beating_run_is_not_stuck(tmp_path: Path):
-    codes, pulse = [], Heartbeat()
-    patience = Patience.parse("0.5")
-    with Watchdog(tmp_path, 0, patience=patience, pulse=pulse, tick=0.02, leave=codes.append):
-        for step in range(40):
-            pulse.beat("hooks", step)
-            time.sleep(0.03)
-    assert codes == []
-    assert not (tmp_path / "stacks-0.txt").exists()
-
-
 @pytest.mark.thorough
 def test_a_stopped_run_is_not_stuck(tmp_path: Path):
     code = (

@@ -149,8 +149,7 @@ def test_a_second_signal_ends_all_and_one_that_repeats_the_first_does_not(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "number",
-    by_name(["SIGKILL", "SIGQUIT", "SIGHUP"], ["SIGKILL"], pytest.mark.thorough),
+    "number", by_name(["SIGKILL", "SIGQUIT", "SIGHUP"], ["SIGKILL"], pytest.mark.thorough)
 )
 def test_the_workers_end_with_the_launcher_and_nothing_is_left(tmp_path: Path, number: str):
     pids, temporary = tmp_path / "pids", tmp_path / "temporary"

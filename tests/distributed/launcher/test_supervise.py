@@ -114,9 +114,7 @@ HANGS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", HANGS)
-def test_a_stuck_process_is_named_with_the_stacks_of_all(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capfd, how: str
-):
+def test_a_stuck_process_is_named_with_the_stacks_of_all(here: Path, monkeypatch, capfd, how: str):
     monkeypatch.setattr(process_group, "DUMP", 20.0)
     os.mkfifo(here / "pipe")
     run = here / "runs" / "try"
@@ -130,9 +128,7 @@ def test_a_stuck_process_is_named_with_the_stacks_of_all(
     assert launch(watched(code), processes=2, restarts=1, patience=patience) == 0
     assert time.monotonic() - began < 300
     said = capfd.readouterr().err
-    assert re.search(
-        r"jtrain launch: process 1 has been .*; process 0 has been in step 21, for", said
-    )
+    assert re.search(r"launch: process 1 has been .*; process 0 has been in step 21, for", said)
     assert "s, of 1.0 s allowed" in said
     assert "Restarted (1 of 1) from the beginning: no checkpoint was sealed yet.\n" in said
     assert ("stopped by a signal" in said) == (how == "is stopped")

@@ -42,9 +42,7 @@ def write_code(home: Path, before: str, after: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def slurm(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SlurmCluster]:
+def slurm(pytestconfig, tmp_path_factory) -> Iterator[SlurmCluster]:
     """A controller and two nodes; the packages stay in pytest's cache, or in PACKAGES_FOLDER."""
     assert pytestconfig.cache is not None
     cached = os.environ.get(PACKAGES_FOLDER) or pytestconfig.cache.mkdir("slurm")
@@ -87,20 +85,14 @@ def detected(said: str) -> list[dict]:
 
 STEPS = {
     "two nodes": (["--nodes=2", "--ntasks-per-node=1"], f"srun {DETECT}", 2, "node1"),
-    "components of a step": (
-        ["--nodes=2", "--ntasks-per-node=2"],
-        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}",
-        3,
-        "node1",
-    ),
-}
+    "components of a step": (["--nodes=2", "--ntasks-per-node=2"],
+        f"srun -n1 -w node1 {DETECT} : -n2 -w node2 {DETECT}", 3, "node1"),
+}  # fmt: skip
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
-def test_every_task_of_a_step_finds_its_index_and_the_first_node(
-    script: Script, case: tuple[list[str], str, int, str]
-):
+def test_every_task_of_a_step_finds_its_index_and_the_first_node(script, case):
     options, step, processes, first = case
     code, said = script(f"echo job $SLURM_JOB_ID\n{step}", *options)
     assert code == 0, said
@@ -150,9 +142,7 @@ def has_steps(home: Path) -> bool:
 
 
 @pytest.mark.thorough
-def test_two_tasks_train_as_one_run_and_save_when_they_are_asked_to_end(
-    slurm: SlurmCluster, home: Path
-):
+def test_two_tasks_train_as_one_run_and_save_when_they_are_asked_to_end(slurm, home):
     lines = f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {RUN} steps=100000\necho code $?"
     number = submit(slurm, home, lines, *TWO)
     until(slurm, number, lambda: has_steps(home))
@@ -193,9 +183,7 @@ def command() -> str:
 
 
 @pytest.mark.slow
-def test_the_job_ends_with_the_task_of_the_run_and_another_job_resumes_it(
-    slurm: SlurmCluster, home: Path
-):
+def test_the_job_ends_with_the_task_of_the_run_and_another_job_resumes_it(slurm, home):
     lines = f"#!/bin/bash\n{command()} steps=100000 evaluate.every=0 checkpoint.every=20"
     number = submit(slurm, home, lines, *FOUR)
     checkpoints = home / "runs" / "hurt" / "checkpoints"

@@ -1,16 +1,25 @@
-"""What a folder of a published model may have wrong, and the entries of its config."""
+"""What a folder of a published model may have wrong, and the memory that reading takes."""
 
 import functools
+import json
+import os
 import re
+import subprocess
+import sys
+import weakref
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import published_models as published
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jtrain.errors import CheckpointError
 from jtrain.models.pretrained.families import FAMILIES, build_model, family_name
 from jtrain.models.pretrained.source import PretrainedWeights
+from jtrain.models.pretrained.tensors_table import put_slices, release_host_memory
 from jtrain.models.transformer import Transformer
 
 
@@ -57,11 +66,7 @@ def test_names_without_the_prefix_fit(golden, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        ("hidden_act", "relu"),
-        ("rope_parameters", {"rope_type": "yarn"}),
-    ],
+    ("entry", "value"), [("hidden_act", "relu"), ("rope_parameters", {"rope_type": "yarn"})]
 )
 def test_a_function_that_is_not_computed_is_refused(golden, tmp_path, entry, value):
     golden = {**golden, "config": {**golden["config"], entry: value}}
@@ -152,3 +157,59 @@ def test_entries_have_the_priority_and_the_defaults_of_transformers():
     assert build("qwen3", {}, "head_dim").head_size == 128
     scaled = {"rope_scaling": {"factor": 4.0}}  # over the object of the layers without a window
     assert build("gemma3", scaled).positions.scaling.factor == 4.0
+
+
+ROOT = Path(__file__).parents[3]
+DEVICES = 4
+MESH = jax.make_mesh((DEVICES,), ("fsdp",), devices=jax.devices()[:DEVICES])
+
+
+def test_one_slice_is_on_the_host_beside_that_of_the_transfer_before():
+    hosts: list[weakref.ref] = []
+
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        assert sum(host() is not None for host in hosts) <= 1
+        rows = len(range(16)[index[0]])
+        numbers = np.empty(rows * 1000 + 1, np.float32)
+        hosts.append(weakref.ref(numbers))
+        part = numbers[1:].reshape(rows, 1000)  # JAX copies what is not aligned to 64 bytes
+        part[...] = index[0].start
+        return part
+
+    found = put_slices((16, 1000), NamedSharding(MESH, PartitionSpec("fsdp")), read)
+    assert len(hosts) == DEVICES
+    release_host_memory()
+    assert all(host() is None for host in hosts)
+    expected = np.repeat(np.arange(0, 16, 4, dtype=np.float32), 4)
+    np.testing.assert_array_equal(np.asarray(found[:, 7]), expected, strict=True)
+
+
+def test_replicas_are_read_once():
+    calls, mesh = [], jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    def read(index):
+        calls.append(index)
+        return array[index].copy()
+
+    sharding = NamedSharding(mesh, PartitionSpec(None, "b"))
+    found = put_slices(array.shape, sharding, read)
+    assert len(calls) == 2
+    assert found.sharding == sharding
+    np.testing.assert_array_equal(np.asarray(found), array, strict=True)
+    for shard in found.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), array[shard.index], strict=True)
+
+
+@pytest.mark.thorough
+def test_resident_memory_beyond_the_arrays_is_at_most_a_tensor():
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    script = str(ROOT / "benchmarks" / "reading_weights.py")
+    command = [sys.executable, script, "--layers", "2", "--rounds", "1", "--json"]
+    run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    [found] = json.loads(run.stdout)
+    assert found["largest"] == pytest.approx(131.072)
+    assert found["peak"] < found["largest"]
+    assert found["end"] < found["largest"] / 4

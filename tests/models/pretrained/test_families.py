@@ -63,9 +63,8 @@ def tied_with_a_head(name: str, folder: Path, head: str = "lm_head.weight") -> P
     golden["config"].pop("tie_word_embeddings", None)
     if FAMILIES[golden["config"]["model_type"]].read(golden["config"])["tied"] is False:
         golden["config"]["tie_word_embeddings"] = True  # the default of some families
-    embedding = next(
-        n for n in golden["tensors"] if n.endswith(("embed_tokens.weight", "wte.weight"))
-    )
+    ends = ("embed_tokens.weight", "wte.weight")
+    embedding = next(n for n in golden["tensors"] if n.endswith(ends))
     drawn = published.draw(head or embedding, tuple(golden["tensors"][embedding]))
     return published.write_model(folder, golden, **{"lm_head.weight": drawn})
 
@@ -159,12 +158,9 @@ def test_a_model_of_no_family_is_refused_with_the_nearest():
 
 
 MODELS = {
-    "llama31": "AutoModelForCausalLM",
-    "gpt2": "AutoModelForCausalLM",
-    "bert": "AutoModel",
-    "vit": "AutoModelForImageClassification",
-    "resnet": "AutoModelForImageClassification",
-}
+    "llama31": "AutoModelForCausalLM", "gpt2": "AutoModelForCausalLM", "bert": "AutoModel",
+    "vit": "AutoModelForImageClassification", "resnet": "AutoModelForImageClassification",
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -149,9 +149,8 @@ def test_gives_the_logits_of_timm(name):
     x = np.random.default_rng(0).standard_normal((2, *values.image)).astype(np.float32)
     with torch.no_grad():
         want = net(torch.tensor(x).permute(0, 3, 1, 2)).numpy()
-    params, extra = params_from_timm(
-        values, {n: array.numpy() for n, array in net.state_dict().items()}
-    )
+    arrays = {n: array.numpy() for n, array in net.state_dict().items()}
+    params, extra = params_from_timm(values, arrays)
     got, _ = jax.jit(values.build().apply, static_argnames="train")(params, extra, x)
     assert np.abs(want).max() > 0.1
     assert_close(got, want, 1e-4)

@@ -18,12 +18,7 @@ from jtrain.config.top import LogConfig
 from jtrain.core.loop import FinishedSteps, Rollback
 from jtrain.core.mean import Mean
 from jtrain.errors import DeviceError
-from jtrain.train.hooks.bad_step_log import (
-    BadStep,
-    BadStepLog,
-    RollbackDecision,
-    read_decisions,
-)
+from jtrain.train.hooks.bad_step_log import BadStep, BadStepLog, RollbackDecision, read_decisions
 from jtrain.train.hooks.bad_steps import BadSteps
 from jtrain.train.hooks.guards import RunningMean
 from jtrain.train.hooks.recompute_check import RecomputeCheck
@@ -141,6 +136,7 @@ def test_data_that_is_not_finite_is_named_and_ends_a_run_that_it_costs_a_tenth_o
     assert found[0] == 20
     assert found[1].why.startswith("5 of 20 steps were skipped because the data is not finite: ")
     assert "step 3 was skipped: row 7 of `x` has nan" in caplog.text
+    assert "fill them: x = np.nan_to_num(x)" in caplog.text
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 7, 11, 15, 19]
 
@@ -166,9 +162,7 @@ def test_a_bad_step_is_named_once(tmp_path, numbers, words):
     assert bad_steps.bad
     assert bad_steps.bad.step == 7
     assert bad_steps.state()["steps"] == 6
-    assert walk(bad_steps, 8, 9, at=(8,), skipped=1)[1] is asked, (
-        "what comes after is of no account"
-    )
+    assert walk(bad_steps, 8, 9, at=(8,), skipped=1)[1] is asked, "what comes after is nothing"
 
 
 def test_the_means_are_those_of_the_closed_form_and_resume_to_the_bit():

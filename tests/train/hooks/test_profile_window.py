@@ -10,11 +10,7 @@ from quick_study import write_study
 import jtrain as jt
 from jtrain.cli import main
 from jtrain.core.loop import train_loop
-from jtrain.inspect.profile import (
-    Profile,
-    format_profile,
-    load_profile,
-)
+from jtrain.inspect.profile import Profile, format_profile, load_profile
 from jtrain.train.hooks.function_hooks import on_numbers
 from jtrain.train.hooks.profile_window import ProfileWindow, StepWindow
 
@@ -51,11 +47,7 @@ def test_a_run_writes_a_trace_and_reads_it_back(study, capsys):
 
 @pytest.mark.parametrize(
     ("window", "advice"),
-    [
-        ("10:5", "--profile 10:15"),
-        ("ten", "--profile 10:15"),
-        ("10:15", "--profile 7:12"),
-    ],
+    [("10:5", "--profile 10:15"), ("ten", "--profile 10:15"), ("10:15", "--profile 7:12")],
 )
 def test_windows_that_do_not_fit_say_which_does(study, capsys, window, advice):
     assert main(["run", str(study), "--profile", window]) == 2

@@ -111,13 +111,9 @@ def test_the_lines_are_in_columns(caplog):
     clock = lambda: now[0]
     waited = lambda: now[0] / 4
     speed = Speed(None, every=50, stop=1000, rows=8, tokens=512, clock=clock, waited=waited)
-    log = LogHook(
-        every=50,
-        stop=1000,
-        speed=speed,
-        valid=lambda: losses[-1] if losses else None,
-        learning_rate=lambda updates: 1.1e-3 - 2e-6 * updates,
-    )
+    newest = lambda: losses[-1] if losses else None
+    rate = lambda updates: 1.1e-3 - 2e-6 * updates
+    log = LogHook(every=50, stop=1000, speed=speed, valid=newest, learning_rate=rate)
     for step, loss, skipped in ((50, 4.1234, 0), (100, 2.5, 0), (150, float("nan"), 3)):
         now[0] += 2.5
         speed.on_steps(FinishedSteps(range(step - 49, step + 1), {}, [(step, now[0])]))

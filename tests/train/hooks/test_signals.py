@@ -68,51 +68,6 @@ def test_in_another_thread_it_does_nothing():
     assert ended[1] == before
 
 
-SLOW = CODE.replace(
-    "    return Arrays(",
-    """    class Slow(Arrays):
-        def __getitem__(self, indices):
-            import time
-
-            time.sleep(0.1)
-            return super().__getitem__(indices)
-
-    return Slow(""",
-)
-
-
-@pytest.mark.thorough
-def test_signals_close_together_are_one_and_the_checkpoint_is_kept(tmp_path: Path, compiled: Path):
-    """As `timeout` sends them: to its child, and then to the group of both."""
-    write_study(tmp_path, SLOW)
-    run = [*("timeout", "500"), *(sys.executable, "-W", "error", "-m", "jtrain", "run")]
-    with Channel() as channel:
-        process = subprocess.Popen(
-            [*run, "configs/quick.yaml", "evaluate.every=6", "checkpoint.every=0", "steps=90"],
-            cwd=tmp_path,
-            env=plain_environ() | channel.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
-            pass_fds=channel.files,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            while read_beat(channel.files.pulse).step < 7:
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.01)
-            process.send_signal(signal.SIGTERM)
-            said, _ = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 75, said
-    found = json.loads((tmp_path / "runs/quick/run.json").read_text())
-    assert found["status"] == "stopped"
-    assert (tmp_path / f"runs/quick/checkpoints/{found['step']}/seal.json").exists()
-    assert said.count("SIGTERM: stopping after this step. From 2 s on a second signal stops") == 1
-    assert f"stopped at step {found['step']}: " in said
-    assert "ended at once" not in said
-
-
 # A run that has steps to lose, and whose main thread is in C.
 STUCK = """
 import ctypes, signal, sys

@@ -107,15 +107,8 @@ def test_a_step_is_timed_when_it_is_done():
     compiled = jax.jit(step)
     feed = [{"x": jax.device_put(np.float32(i))} for i in range(24)]
     speed = Speed(None, every=4, stop=24, rows=1)
-    train_loop(
-        compiled,
-        jax.device_put(np.float32(0)),
-        feed,
-        start=0,
-        stop=24,
-        hooks=[speed],
-        recorders=[speed],
-    )
+    zero, watch = jax.device_put(np.float32(0)), {"hooks": [speed], "recorders": [speed]}
+    train_loop(compiled, zero, feed, start=0, stop=24, **watch)
     assert speed.pace is not None
     assert speed.pace.p50 is not None
     took = statistics.median(end - before for before, end in itertools.pairwise(ended))

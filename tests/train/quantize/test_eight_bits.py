@@ -8,12 +8,7 @@ from comparison import assert_close
 from numpy.testing import assert_array_equal as assert_equal
 
 from jtrain.train import eight_bit_products
-from jtrain.train.eight_bit_products import (
-    Contraction,
-    fp8_product,
-    int8_product,
-    quantize_fp8,
-)
+from jtrain.train.eight_bit_products import Contraction, fp8_product, int8_product, quantize_fp8
 
 # bits of the fraction, exponent of the smallest normal number, largest number
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
