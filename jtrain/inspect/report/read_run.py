@@ -1,7 +1,7 @@
 """The runs that a command line names, and the readable contents of a run's directory."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -188,14 +188,10 @@ def read_run(path: Path) -> RunStory:
     )
 
 
-def to_number(value: Any) -> float | None:
-    """Convert a value of a row to a number, including NaN and infinity; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+def finite_number(value: Any) -> float | None:
+    """Return a value of a row as a number; None if it is no finite one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 def _rows(path: Path, troubles: list[str]) -> tuple[Row, ...]:
@@ -315,9 +311,3 @@ def _pictures(folder: Path, troubles: list[str]) -> tuple[RunPicture, ...]:
             else:
                 troubles.append(f"pictures/{file.name} is not a PNG")
     return tuple(sorted(pictures, key=lambda picture: (picture.name, picture.step)))
-
-
-def is_finite_number(value: Any) -> bool:
-    """Return whether a value of a row is a finite number."""
-    found = to_number(value)
-    return found is not None and math.isfinite(found)
