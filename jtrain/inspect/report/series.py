@@ -67,15 +67,16 @@ def _best(story: RunStory, metrics: Mapping[str, Points], first: str) -> dict[st
     return None if step is None else {"name": name, "value": values[step], "step": step}
 
 
-def metric_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
+def metric_charts(stories: Sequence[RunStory]) -> Charts:
     """Return the charts of metrics: `loss` with `valid/loss` first.
 
     A chart of one run has all sets of a metric. Several runs share a chart for each set.
     """
     found: Charts = {}
-    for name, story in zip(names, stories, strict=True):
+    for story in stories:
         for key, points in _curves(story).items():
-            title, line = (key.rpartition("/")[2], key) if len(names) == 1 else (key, name)
+            one = len(stories) == 1
+            title, line = (key.rpartition("/")[2], key) if one else (key, story.name)
             found.setdefault(title, {})[line] = thin(points)
     for name in [name for name in found if name.rpartition("/")[2] == "rows"]:
         del found[name]  # the number of evaluated rows, the same at every step
@@ -87,27 +88,27 @@ def metric_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
     return {title: found[title] for title in order if any(found[title].values())}
 
 
-def speed_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
+def speed_charts(stories: Sequence[RunStory]) -> Charts:
     """Return the charts of throughput and of the share of time spent waiting for data."""
     rate = next((r for r in RATES if any(r in row for s in stories for row in s.speed)), RATES[-1])
     titles = {rate: rate.replace("_", " "), "waiting": "share of time waiting for data"}
     found: Charts = {}
-    for name, story in zip(names, stories, strict=True):
+    for story in stories:
         for key, points in _scalars(story.speed).items():
             if key in titles:
-                found.setdefault(titles[key], {})[name] = thin(points)
+                found.setdefault(titles[key], {})[story.name] = thin(points)
     return found
 
 
-def leaf_charts(stories: Sequence[RunStory], names: Sequence[str]) -> Charts:
+def leaf_charts(stories: Sequence[RunStory]) -> Charts:
     """Return a chart for each leaf: norm and maximum of its gradient, and its update ratio."""
     found: Charts = {}
-    for name, story in zip(names, stories, strict=True):
+    for story in stories:
         for kind in LEAF_KINDS:
             known = [row for row in story.leaves if isinstance(row.get(kind), dict)]
             rows = [{**row[kind], "step": row["step"]} for row in known]
             for leaf, points in _scalars(rows).items():
-                found.setdefault(f"{kind} of {leaf}", {})[name] = thin(points)
+                found.setdefault(f"{kind} of {leaf}", {})[story.name] = thin(points)
     return found
 
 
