@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from jtrain.checkpoint import CheckpointManager
+from jtrain.checkpoint.inspect import num_bytes
 from jtrain.config.dump import plain_values
 from jtrain.core.batches import Batches
 from jtrain.core.pytree import named_leaves, num_elements
@@ -110,7 +110,7 @@ def dry_run(config: RunConfig, *, log: Callable[[str], None]) -> None:
         with _stage("saves", log) as details:
             checkpoints.save(half, state, {"config": plain_values(config)})
             checkpoints.wait()
-            details.append(format_bytes(_bytes(directory)))
+            details.append(format_bytes(num_bytes(directory)))
         with _stage("restores", log) as details:
             restored = checkpoints.restore(half, program.resolved.abstract_state)
             _check_same(state, restored, "a restored state")
@@ -142,13 +142,8 @@ def _stage(name: str, log: Callable[[str], None]) -> Iterator[list[str]]:
 
 def _shorten(resolved: Resolved) -> Resolved:
     """Return the run with evaluation on the first batches only."""
-    first = lambda rows: FirstBatches(rows, min(len(rows), BATCHES))
-    valid: Any = resolved.experiment.valid
-    if isinstance(valid, Mapping):
-        valid = {name: first(rows) for name, rows in valid.items()}
-    elif valid is not None:
-        valid = first(valid)
-    experiment = dataclasses.replace(resolved.experiment, valid=valid)
+    sets = {name: FirstBatches(x, min(len(x), BATCHES)) for name, x in resolved.sets.items()}
+    experiment = dataclasses.replace(resolved.experiment, valid=sets or None)
     return dataclasses.replace(resolved, experiment=experiment)
 
 
@@ -180,13 +175,7 @@ def _shapes(batch: Batch) -> str:
     return ", ".join(arrays)
 
 
-def _bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-SMALL, DOWN = 0.05, 0.7  # fractions of the first loss
-
-
+SMALL, DOWN = 0.05, 0.3  # of the first loss: what is left of it, and by how much it falls
 _SLOW_CAUSES = """\
   - too few steps: raise steps=... or optimizer.lr
   - the loss has a floor: label smoothing, a KL or z-loss term, noise in the targets
@@ -224,9 +213,7 @@ class OverfitResult:
     @property
     def down(self) -> bool:
         """True if the loss fell by at least 30 %."""
-        if self.first <= 0:
-            return self.last < self.first - 0.3 * abs(self.first)
-        return self.last <= DOWN * self.first
+        return self.last < self.first - DOWN * abs(self.first)
 
     def describe(self) -> str:
         """Return the result as text, with likely causes of a failure."""

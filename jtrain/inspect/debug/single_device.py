@@ -101,14 +101,10 @@ def compute_loss(program: Program, state: TrainState, batch: Batch, rng: Key | N
 
 
 def read_full_batch(program: Program, step: int) -> dict[str, jax.Array]:
-    """Return the full batch of step `step`, counted from 1."""
-    return to_device(_all_rows(program)[step - 1])
-
-
-def _all_rows(program: Program) -> SkipBatches:
-    """Return the batch of each step with the rows of all processes."""
+    """Return the batch of step `step`, counted from 1, with the rows of all processes."""
     resolved = program.resolved
-    return SkipBatches(resolved.experiment.train, resolved.config.guard.without)
+    batches = SkipBatches(resolved.experiment.train, resolved.config.guard.without)
+    return to_device(batches[step - 1])
 
 
 def to_device(batch: Batch) -> dict[str, jax.Array]:
