@@ -64,7 +64,6 @@ def compare_runs(one: Path, other: Path) -> RunDifference:
         CheckpointError: if a common checkpoint cannot be read.
     """
     run_dirs, stories = (RunDir(one), RunDir(other)), (read_run(one), read_run(other))
-    facts = [{name: story.facts.get(name) for name in FACTS} for story in stories]
     records = [read_step_records(each.steps) for each in run_dirs]
     batch, readers = _first_other_batch(records, [story.facts for story in stories])
     saved = [set(layout.list_steps(each.checkpoints, each.owner())) for each in run_dirs]
@@ -79,7 +78,7 @@ def compare_runs(one: Path, other: Path) -> RunDifference:
     values = diff_configs(*(story.config for story in stories))
     return RunDifference(
         values=[change for change in values if change.key != "name"],
-        facts=diff_configs(*facts),
+        facts=diff_environments(*(story.facts for story in stories)),
         compared=len({step for step, _ in tables[0].keys() & tables[1].keys()}),
         batch=batch,
         readers=readers,
@@ -89,6 +88,11 @@ def compare_runs(one: Path, other: Path) -> RunDifference:
         checkpoint=first,
         leaves=leaves,
     )
+
+
+def diff_environments(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
+    """Return the differences of what two runs ran on, by their run.json."""
+    return diff_configs(*({name: facts.get(name) for name in FACTS} for facts in (one, other)))
 
 
 def _first_other_batch(

@@ -19,7 +19,7 @@ from jtrain.data.batches.fingerprint import digest_batch
 from jtrain.data.batches.stream import count_readers
 from jtrain.distributed.multihost import broadcast_from_first
 from jtrain.errors import ConfigError, DamagedError
-from jtrain.inspect.debug.compare import FACTS
+from jtrain.inspect.debug.compare import diff_environments
 from jtrain.inspect.debug.single_device import (
     StepReport,
     dissect,
@@ -161,15 +161,11 @@ def _environment_changes(
     Args:
         others: the number of processes of each step that another number of processes ran.
     """
-    config, recorded, now = (
-        program.resolved.config,
-        run_dir.facts(),
-        get_environment(program.resolved.devices),
-    )
-    count = jax.process_count()
+    config, count = program.resolved.config, jax.process_count()
     changed = [f"processes: {others[step]} then, {count} now"] if step in others else []
-    facts = [{name: each.get(name) for name in FACTS} for each in (recorded, now)]
-    found = [each for each in diff_configs(*facts) if each.before not in (None, ABSENT)]
+    now = get_environment(program.resolved.devices)
+    found = diff_environments(run_dir.facts(), now)
+    found = [each for each in found if each.before not in (None, ABSENT)]
     if stored := load_stored(run_dir, type(config)):
         layouts = [{"parallel": to_plain(each.parallel)} for each in (stored, config)]
         found += diff_configs(*layouts)
