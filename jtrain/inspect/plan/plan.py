@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jtrain.inspect.plan.collectives import (
     NOT_UNDERSTOOD,
     Collective,
+    collective_table,
     collectives_of,
     reason,
     sum_by_axes,
@@ -111,37 +112,6 @@ class Plan:
             "seconds": round(self.seconds, 1),
             "cached": self.cached,
         }
-
-
-class CollectiveRow(NamedTuple):
-    """Collectives of one kind over the same axes."""
-
-    axes: tuple[str, ...]
-    kind: str
-    times: int
-    """Executions in a step."""
-    sent: int
-    """Bytes that each device sends."""
-    overlapped: int
-    """Bytes of `sent` in collectives that run beside computation."""
-
-
-def collective_table(found: Sequence[Collective]) -> list[CollectiveRow]:
-    """Return a row for each kind of collective and its axes, most bytes first."""
-    groups: dict[tuple, list[Collective]] = {}
-    for each in found:
-        groups.setdefault((each.axes, each.kind), []).append(each)
-    rows = [
-        CollectiveRow(
-            axes,
-            kind,
-            sum(each.times for each in group),
-            sum(each.sent for each in group),
-            sum(each.sent for each in group if each.overlapped),
-        )
-        for (axes, kind), group in groups.items()
-    ]
-    return sorted(rows, key=lambda row: -row.sent)
 
 
 def make_plan(config: RunConfig, topology: Topology, dump: Path | None = None) -> Plan:

@@ -120,7 +120,7 @@ class Estimates:
         The config's own is first; of the others those with the least traffic.
         """
         needs = self._needs(current(self.config)._replace(microbatches=microbatches))
-        own = self.config.parallel
+        own: Any = self.config.parallel
         divides = self.config.batch % (own.build(self.devices).shares * microbatches) == 0
         found, known = [own] if divides else [], self._axes(own)
         for layout in Auto().layouts(self.devices, needs):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from small_plans import small
 
-from jtrain.inspect.plan.collectives import Collective, collectives_of
+from jtrain.inspect.plan.collectives import Collective, collective_table, collectives_of
 from jtrain.inspect.plan.compile import compile_step
 from jtrain.inspect.plan.hlo import HloProgram
 from jtrain.inspect.plan.op_costs import op_cost, op_flops, unknown_kernels
-from jtrain.inspect.plan.plan import collective_table, make_plan
+from jtrain.inspect.plan.plan import make_plan
 from jtrain.inspect.plan.roofline import Estimate, chip_speeds
 from jtrain.inspect.plan.schedule import Simulation, Speeds, Timeline, mark_overlapped
 from jtrain.inspect.plan.topology import find_topology
