@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jtrain.cli import main
+from jtrain.cli.report import find_runs
 from jtrain.errors import ConfigError
 from jtrain.inspect.report import read_run, render_page
-from jtrain.inspect.report.read_run import find_runs
 from jtrain.inspect.report.series import metric_charts, newest_matrices, summarize_run, thin
 from jtrain.io.png import encode_png
 
