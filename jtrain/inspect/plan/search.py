@@ -252,9 +252,14 @@ def search(
     """
     config = with_chosen_layout(config, topology)
     estimates, result = Estimates(config, topology), SearchResult([])
+    refused: dict[Any, UserError] = {}  # layouts with microbatches that the model does not allow
 
     def compile_candidate(candidate: Candidate) -> None:
-        plan = make_plan(candidate.apply(config), topology)
+        try:
+            plan = make_plan(candidate.apply(config), topology)
+        except UserError as error:
+            refused[candidate[:2]] = error
+            raise
         row = SearchRow(candidate, plan)
         result.rows.append(row)
         report(
@@ -271,12 +276,14 @@ def search(
             try:
                 if topology.limit and error * estimates.memory(candidate) > topology.limit:
                     result.too_large += 1
+                elif candidate[:2] in refused:
+                    raise refused[candidate[:2]]
                 elif len(result.rows) < compiles and not any(
                     row.settles(candidate) for row in result.rows
                 ):
                     compile_candidate(candidate)
-            except UserError as refused:
-                why = str(refused).partition(". ")[0]
+            except UserError as refusal:
+                why = str(refusal).partition(". ")[0]
                 result.unsuited[why] = result.unsuited.get(why, 0) + 1
     except KeyboardInterrupt:
         result.stopped = True
